@@ -1,0 +1,1 @@
+"""What the learner, the actors and the rewarders share: messages, protocol, settings, errors."""

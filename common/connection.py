@@ -1,0 +1,187 @@
+"""The only module that imports redis: one server, commands that survive its absence.
+
+redis-py's own retries are off, because it would repeat what must not be repeated. Everything sent
+through here may be sent again after a lost reply: the protocol's functions find nothing left to do,
+and a read whose reply was lost leaves entries that the lease brings back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from importlib.resources import files
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from common.errors import ConfigError, RunNotReady, RunTaken, ServerUnavailable
+from common.log import get_logger
+
+LIBRARY = "penstock_1"
+BLOCK_MS = 1000
+"""Longest blocking read; far below the socket's time-out."""
+
+_SOCKET_TIMEOUT_S = 10.0
+_RETRY_EVERY_S = 0.2
+_REPORT_EVERY_S = 10.0
+_OLDEST = (7, 0)
+
+log = get_logger(__name__)
+
+
+class Connection:
+    """A queue server that may go away and come back.
+
+    `restarts` counts how often another server process answered than before: after kill -9 it may have
+    lost acknowledged writes, so whoever relies on them looks again (PROTOCOL: a server that comes back
+    is not trusted).
+    """
+
+    def __init__(self, url: str, connect_timeout_s: float, server_timeout_s: float) -> None:
+        self.address = _without_password(url)
+        self.restarts = 0
+        self._server_timeout_s = server_timeout_s
+        self._new_socket = threading.Event()
+        self._stopping: threading.Event | None = None
+        try:
+            self._client = redis.Redis.from_url(
+                url,
+                socket_timeout=_SOCKET_TIMEOUT_S,
+                socket_connect_timeout=min(connect_timeout_s, _SOCKET_TIMEOUT_S),
+                retry=Retry(NoBackoff(), 0),
+                redis_connect_func=self._on_connect,
+            )
+        except ValueError as error:
+            raise ConfigError(f"REDIS_URL {self.address!r}: {error}") from error
+        self._server_id = ""
+        info = self._retrying(lambda: self._client.info("server"), connect_timeout_s, first=True)
+        self._server_id = info["run_id"]
+        self._new_socket.clear()
+        self._check_version(info)
+        self._check_eviction()
+
+    def _on_connect(self, connection: Any) -> None:
+        connection.on_connect()
+        self._new_socket.set()
+
+    def execute(self, *command: Any) -> Any:
+        """Send one command that may be repeated; waits for a lost server."""
+        return self._retrying(
+            lambda: self._client.execute_command(*command), self._server_timeout_s
+        )
+
+    def call(self, function: str, keys: list[str], args: list[Any]) -> Any:
+        """Call one of the protocol's functions."""
+        return self.execute("FCALL", f"{LIBRARY}_{function}", len(keys), *keys, *args)
+
+    def load_functions(self) -> None:
+        """Put the protocol's functions on the server; only the learner does."""
+        source = files("common").joinpath("functions.lua").read_text()
+        self.execute("FUNCTION", "LOAD", "REPLACE", source)
+
+    def info(self) -> dict[str, Any]:
+        """The server's INFO."""
+        return self._retrying(self._client.info, self._server_timeout_s)
+
+    def uptime_ms(self) -> int:
+        """How long the server has been up, to the second."""
+        info = self._retrying(lambda: self._client.info("server"), self._server_timeout_s)
+        return 1000 * int(info["uptime_in_seconds"])
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._client.close()
+
+    def _retrying(self, send: Any, timeout_s: float, first: bool = False) -> Any:
+        lost_at: float | None = None
+        reported_at = 0.0
+        while True:
+            try:
+                reply = send()
+                if self._new_socket.is_set() and not first:
+                    self._notice_restart()
+                if lost_at is not None:
+                    log.info(
+                        "queue server answers again", waited_s=round(time.monotonic() - lost_at, 1)
+                    )
+                return reply
+            except redis.exceptions.AuthenticationError as error:
+                raise ConfigError(f"queue server {self.address}: {error}; see REDIS_URL") from error
+            except redis.exceptions.BusyLoadingError as error:
+                cause: Exception = error
+            except redis.exceptions.ResponseError as error:
+                _raise_translated(error, self.address)
+                cause = error
+            except (
+                redis.exceptions.ConnectionError,
+                redis.exceptions.TimeoutError,
+                OSError,
+            ) as error:
+                cause = error
+            now = time.monotonic()
+            lost_at = now if lost_at is None else lost_at
+            if now - lost_at >= timeout_s:
+                raise ServerUnavailable(
+                    f"the queue server at {self.address} did not answer for {timeout_s:g} s ({cause}); "
+                    "start it, or set REDIS_URL to one that runs"
+                ) from cause
+            if now - reported_at >= _REPORT_EVERY_S and not first:
+                left_s = round(timeout_s - (now - lost_at))
+                log.warning(
+                    "waiting for the queue server",
+                    address=self.address,
+                    gives_up_in_s=left_s,
+                    cause=str(cause),
+                )
+                reported_at = now
+            time.sleep(_RETRY_EVERY_S)
+
+    def _notice_restart(self) -> None:
+        self._new_socket.clear()
+        server_id = self._client.info("server")["run_id"]
+        if server_id != self._server_id:
+            self._server_id = server_id
+            self.restarts += 1
+            log.warning("the queue server was restarted", address=self.address)
+
+    def _check_version(self, info: dict[str, Any]) -> None:
+        found = str(info["redis_version"])
+        if tuple(int(part) for part in found.split(".")[:2]) < _OLDEST:
+            raise ConfigError(
+                f"the queue server at {self.address} is version {found}; penstock needs Redis or Valkey "
+                f"{_OLDEST[0]}.{_OLDEST[1]} or newer"
+            )
+
+    def _check_eviction(self) -> None:
+        policy = self._client.info("memory").get("maxmemory_policy", "noeviction")
+        if policy != "noeviction":
+            raise ConfigError(
+                f"the queue server at {self.address} may evict keys (maxmemory-policy {policy}) and so "
+                "lose work: set maxmemory-policy noeviction"
+            )
+
+
+def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> None:
+    """Raise what the reply means; return where waiting can help (the server is out of memory)."""
+    text = str(error)
+    if text.startswith("FENCED"):
+        raise RunTaken(
+            f"{text.removeprefix('FENCED ')}: this learner was superseded and stops"
+        ) from error
+    if text.startswith("FOREIGN"):
+        raise ConfigError(
+            f"{text.removeprefix('FOREIGN ')} ({address}): choose another RUN_NAME, use another server, "
+            "or discard what it holds with `queues discard`"
+        ) from error
+    if text.startswith(("NOTREADY", "NOGROUP")) or "Function not found" in text:
+        raise RunNotReady(f"the learner has not set the run up on {address} (yet)") from error
+    if text.startswith("OOM") or "OOM " in text:
+        return
+    raise error
+
+
+def _without_password(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else url

@@ -1,0 +1,79 @@
+"""One tree of errors, and the exit code each one ends a process with.
+
+    PenstockError                1   anything below, unless it says otherwise
+    ├── ConfigError             78   settings, server or contract that cannot work; never restarted
+    │   └── ContractMismatch    78   this process disagrees with what the learner published
+    ├── DataError               65   a data set that cannot be read; never restarted
+    ├── RunTaken                73   another learner holds the run, or has taken it over; never restarted
+    ├── ServerUnavailable       69   the queue server did not answer within its deadline
+    ├── RunNotReady             75   the run's functions or streams are not there (yet)
+    ├── DeadlineExceeded        75   a named wait ran out
+    ├── MalformedMessage        76   bytes that are not what the wire schema says
+    └── EngineFailed            70   the inference engine broke
+
+The numbers are those of sysexits.h. A process that was told to stop exits with 0.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Base of every error a user can meet; its text says what was found and what to do."""
+
+    exit_code = 1
+
+
+class ConfigError(PenstockError):
+    """Settings, a server or a contract that cannot work however often it is tried."""
+
+    exit_code = 78
+
+
+class ContractMismatch(ConfigError):
+    """What this process has differs from what the learner published for the run."""
+
+
+class DataError(PenstockError):
+    """A data set that cannot be read: a missing column, an unreadable line."""
+
+    exit_code = 65
+
+
+class RunTaken(PenstockError):
+    """Another learner holds the run's folder, or a newer incarnation fenced this one off."""
+
+    exit_code = 73
+
+
+class ServerUnavailable(PenstockError):
+    """The queue server did not answer within its deadline."""
+
+    exit_code = 69
+
+
+class RunNotReady(PenstockError):
+    """The learner has not set the run up on this server, or the server was emptied."""
+
+    exit_code = 75
+
+
+class DeadlineExceeded(PenstockError):
+    """A named wait ran out; the text says who waited for what."""
+
+    exit_code = 75
+
+
+class MalformedMessage(PenstockError):
+    """Bytes that are not a message of this wire schema."""
+
+    exit_code = 76
+
+
+class EngineFailed(PenstockError):
+    """The inference engine broke and cannot go on."""
+
+    exit_code = 70
+
+
+NEVER_RESTARTED = frozenset({ConfigError.exit_code, DataError.exit_code, RunTaken.exit_code})
+"""Exit codes after which starting the process again cannot help."""

@@ -1,0 +1,288 @@
+"""The protocol's verbs, typed: what workers do with a stream, what only the learner does.
+
+The functions themselves run on the server (functions.lua). A worker's life of an entry:
+
+    take or reclaim -> renew while working -> handoff, or fail (try again), or bury (give up)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from common.codec import decode, encode
+from common.connection import BLOCK_MS, Connection
+from common.errors import DeadlineExceeded
+from common.keys import GROUP, Keys
+from common.messages import EndState, Purpose, Verdict, Version, Weights
+
+BEGINNING = "0-0"
+"""The position before a stream's first entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Work taken from a stream; `attempts` failed before, `doomed` is to be buried at once."""
+
+    id: str
+    ticket: str
+    payload: bytes
+    attempts: int = 0
+    doomed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an open ticket lies at the instant of an audit; idle_ms since its lease was renewed."""
+
+    ticket: str
+    stream: str
+    entry: str
+    first_version: str
+    attempts: int
+    consumer: str
+    idle_ms: int
+    exists: bool
+
+
+class WorkStream:
+    """One stream of work, as one consumer sees it."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        keys: Keys,
+        stream: str,
+        consumer: str,
+        lease_s: float,
+        max_attempts: int,
+    ) -> None:
+        self.stream = stream
+        self.consumer = consumer
+        self.max_attempts = max_attempts
+        self._connection = connection
+        self._keys = keys
+        self._lease_ms = int(lease_s * 1000)
+
+    def take(self, count: int, block_ms: int = 0) -> list[Entry]:
+        """Up to `count` entries nobody has taken yet; waits up to `block_ms` for the first."""
+        block = ("BLOCK", min(block_ms, BLOCK_MS)) if block_ms > 0 else ()
+        reply = self._connection.execute(
+            "XREADGROUP", "GROUP", GROUP, self.consumer, "COUNT", count, *block,
+            "STREAMS", self.stream, ">",
+        )  # fmt: skip
+        entries = _read_entries(reply)
+        if not entries:
+            return []
+        counts = self._connection.execute(
+            "HMGET", self._keys.attempts, *(entry.ticket for entry in entries)
+        )
+        return [
+            Entry(entry.id, entry.ticket, entry.payload, int(count or 0))
+            for entry, count in zip(entries, counts, strict=True)
+        ]
+
+    def reclaim(self, count: int) -> list[Entry]:
+        """Up to `count` entries whose lease ran out; each counts as a failed attempt."""
+        reply = self._connection.call(
+            "reclaim",
+            [self._keys.fence, self._keys.attempts, self._keys.alone, self.stream],
+            [self.consumer, self._lease_ms, count, self.max_attempts, self._connection.uptime_ms()],
+        )
+        return [
+            Entry(_text(entry), _text(ticket), payload, int(attempts), bool(doomed))
+            for entry, ticket, payload, attempts, doomed in reply
+        ]
+
+    def runs_alone(self, entry: Entry) -> bool:
+        """Whether this is the ticket's last attempt, to be made without company."""
+        return entry.attempts >= self.max_attempts - 1 and entry.attempts > 0
+
+    def mark_alone(self, entry: Entry) -> None:
+        """Record that the ticket runs without company: if its lease is lost now, it is the cause."""
+        self._connection.execute("SADD", self._keys.alone, entry.ticket)
+
+    def renew(self, entries: Iterable[str]) -> list[bool]:
+        """Extend the leases; False for an entry that is no longer this consumer's."""
+        reply = self._connection.call(
+            "renew", [self._keys.fence, self.stream], [self.consumer, *entries]
+        )
+        return [bool(owned) for owned in reply]
+
+    def handoff(self, entry: Entry, destination: str, payload: bytes) -> bool:
+        """Replace the entry by `payload` on the next stream; False if somebody else was first."""
+        reply = self._connection.call(
+            "handoff",
+            [
+                self._keys.fence, self._keys.open, self.stream, destination, self._keys.attempts,
+                self._keys.alone,
+            ],
+            [entry.id, entry.ticket, payload],
+        )  # fmt: skip
+        return bool(reply)
+
+    def fail(self, entry: Entry, purpose: Purpose, reason: str) -> bool:
+        """Count a failed attempt and put the entry back, or bury it after the last; True if buried."""
+        attempts = self._connection.call(
+            "fail",
+            [self._keys.fence, self._keys.open, self._keys.attempts, self.stream],
+            [entry.id, entry.ticket, self.max_attempts],
+        )
+        return attempts >= self.max_attempts and self.bury(entry, purpose, reason)
+
+    def bury(self, entry: Entry, purpose: Purpose, reason: str) -> bool:
+        """End the ticket as dead: payload and reason to `dead`, a verdict to the learner."""
+        verdict = encode(Verdict(entry.ticket, "dead", reason))
+        reply = self._connection.call(
+            "bury",
+            [
+                self._keys.fence, self._keys.open, self.stream, self._keys.outcomes_for(purpose),
+                self._keys.dead,
+            ],
+            [entry.id, entry.ticket, verdict, reason],
+        )  # fmt: skip
+        return bool(reply)
+
+    def leave(self) -> None:
+        """Remove this consumer, unless it still owns work."""
+        self._connection.call("remove_consumer", [self.stream], [self.consumer])
+
+
+class LearnerQueue:
+    """What only the learner does; every call is refused once a newer incarnation took over."""
+
+    def __init__(self, connection: Connection, keys: Keys, incarnation: int) -> None:
+        self.keys = keys
+        self._connection = connection
+        self._incarnation = incarnation
+
+    def claim(self, nonce: str, holder: str) -> None:
+        """Load the functions, make the streams and fence off older incarnations."""
+        self._connection.load_functions()
+        self._connection.call(
+            "claim", [self.keys.fence, *self.keys.work_streams], [nonce, self._incarnation, holder]
+        )
+
+    def issue(self, purpose: Purpose, tickets: list[tuple[str, Version, bytes]]) -> list[Version]:
+        """Put tickets on their stream unless they are alive; returns the versions of first issue."""
+        args = [part for name, version, data in tickets for part in (name, str(version), data)]
+        reply = self._fenced(
+            "issue", [self.keys.open, self.keys.ledger, self.keys.tickets_for(purpose)], args
+        )
+        return [Version.parse(_text(version)) for version in reply]
+
+    def outcomes(self, purpose: Purpose, after: str, count: int) -> list[Entry]:
+        """What came back after a position of the stream, in the stream's order."""
+        reply = self._fenced("outcomes", [self.keys.outcomes_for(purpose)], [after, count])
+        return [Entry(_text(entry), _text(ticket), payload) for entry, ticket, payload in reply]
+
+    def close(
+        self, purpose: Purpose, ends: Mapping[str, EndState], entries: Iterable[str] = ()
+    ) -> int:
+        """End tickets, wherever their entries lie, and delete entries; returns how many were open."""
+        flat = [part for ticket, state in ends.items() for part in (ticket, state)]
+        return self._fenced(
+            "close",
+            [
+                self.keys.open, self.keys.attempts, self.keys.alone, self.keys.ledger,
+                self.keys.outcomes_for(purpose),
+            ],
+            [len(ends), *flat, *entries],
+        )  # fmt: skip
+
+    def publish_contract(self, contract: bytes) -> None:
+        """Say what must agree across the run's processes."""
+        self._fenced("put", [self.keys.contract], [contract])
+
+    def announce(self, weights: Weights) -> None:
+        """Name the version that actors are to take."""
+        self._fenced("put", [self.keys.weights], [encode(weights)])
+
+    def set_state(self, state: str) -> None:
+        """Say whether the run is "running" or "ended"."""
+        self._fenced("put", [self.keys.state], [state])
+
+    def set_totals(self, totals: Mapping[str, int]) -> None:
+        """Overwrite the ledger's counters with the learner's own."""
+        flat = [part for name, count in totals.items() for part in (name, count)]
+        self._fenced("set_totals", [self.keys.ledger], flat)
+
+    def _fenced(self, function: str, keys: list[str], args: list[Any]) -> Any:
+        return self._connection.call(function, [self.keys.fence, *keys], [self._incarnation, *args])
+
+
+class RunView:
+    """What every process may read of a run."""
+
+    def __init__(self, connection: Connection, keys: Keys) -> None:
+        self.keys = keys
+        self._connection = connection
+
+    def contract(self) -> bytes | None:
+        """The published contract, or None before the learner set the run up."""
+        return self._connection.execute("GET", self.keys.contract)
+
+    def weights(self) -> Weights | None:
+        """The announced version, or None before the first."""
+        data = self._connection.execute("GET", self.keys.weights)
+        return None if data is None else decode(data, Weights)
+
+    def ended(self) -> bool:
+        """Whether the run is over and workers may leave."""
+        return self._connection.execute("GET", self.keys.state) == b"ended"
+
+    def incarnation(self) -> int:
+        """The learner's present incarnation on this server; 0 before the first."""
+        return int(self._connection.execute("HGET", self.keys.fence, "incarnation") or 0)
+
+    def audit(self) -> tuple[dict[str, int], list[Place]]:
+        """Totals and open tickets in one instant; raises RunNotReady."""
+        totals, places = self._connection.call(
+            "audit",
+            [self.keys.open, self.keys.ledger, self.keys.attempts, *self.keys.work_streams],
+            [],
+        )
+        counts = dict(zip(totals[::2], totals[1::2], strict=True))
+        return (
+            {_text(name): int(count) for name, count in counts.items()},
+            [
+                Place(
+                    *(_text(part) for part in place[:4]), int(place[4]), _text(place[5]),
+                    int(place[6]), bool(place[7]),
+                )
+                for place in places
+            ],
+        )  # fmt: skip
+
+
+def wait_for_contract(view: RunView, timeout_s: float) -> bytes:
+    """The run's contract; raises DeadlineExceeded when no learner published one in time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        contract = view.contract()
+        if contract is not None:
+            return contract
+        if time.monotonic() > deadline:
+            raise DeadlineExceeded(
+                f"no learner set up the run within {timeout_s:g} s: start `learner` with the same "
+                "RUN_NAME and REDIS_URL, or raise RUN_JOIN_TIMEOUT_S"
+            )
+        time.sleep(0.2)
+
+
+def _read_entries(reply: Any) -> list[Entry]:
+    streams = reply.items() if isinstance(reply, dict) else (reply or [])
+    entries = []
+    for _, items in streams:
+        for entry, fields in items:
+            if fields is None:  # deleted between delivery and reading
+                continue
+            pairs = fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2]))
+            entries.append(Entry(_text(entry), _text(pairs[b"t"]), pairs[b"d"]))
+    return entries
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,100 @@
+"""The skeleton of every role: settings, logs, orderly shutdown, exit codes.
+
+    main -> load settings (nothing heavy imported) -> run(settings, stopping) -> exit code
+
+SIGINT and SIGTERM set `stopping`: the loop finishes what it holds and returns. A second signal ends
+the process at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common.command import Command, environment_of, load
+from common.connection import Connection
+from common.errors import ConfigError, PenstockError
+from common.guard import guard_children
+from common.log import configure_logs, get_logger
+from common.settings import RunSettings
+
+log = get_logger(__name__)
+
+URL_FILE = "queue/url"
+"""Where the started queue server's address lies in the run's folder."""
+
+
+def run_role(
+    kind: type[Command],
+    role: str,
+    run: Callable[[Any, threading.Event], None],
+    describe: Callable[[Any], dict[str, Any]] | None = None,
+) -> int:
+    """Run a role until it ends or is told to stop; returns the exit code.
+
+    `describe` adds what --dry-run prints beside the resolved settings.
+    """
+    try:
+        settings = load(kind, role)
+        configure_logs(role, settings.run.log_format)
+        if settings.dry_run:
+            print_settings(settings, describe(settings) if describe else {})
+            return 0
+        guard_children()
+        run(settings, stop_on_signals())
+    except PenstockError as error:
+        print(f"{role}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
+
+
+def stop_on_signals() -> threading.Event:
+    """An event that the first SIGINT or SIGTERM sets; the second one kills."""
+    stopping = threading.Event()
+
+    def stop(number: int, _frame: Any) -> None:
+        if stopping.is_set():
+            os._exit(128 + number)
+        stopping.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    return stopping
+
+
+def print_settings(settings: Any, extra: dict[str, Any]) -> None:
+    """Print the resolved settings as an environment, then what was derived from them."""
+    for name, value in environment_of(settings).items():
+        print(f"{name}={value}")
+    for name, value in extra.items():
+        print(f"# {name}: {value}")
+
+
+def connect(redis_url: str, run: RunSettings) -> Connection:
+    """Connect to REDIS_URL or to the server that `penstock up` started for the run."""
+    return Connection(
+        redis_url or started_server(run.folder), run.connect_timeout_s, run.server_timeout_s
+    )
+
+
+def started_server(folder: Path) -> str:
+    """Address of the server that was started for the run; raises ConfigError."""
+    path = folder / URL_FILE
+    if not path.is_file():
+        raise ConfigError(
+            f"no queue server is known: REDIS_URL is not set and {path} does not exist; set REDIS_URL, "
+            "or start everything with `penstock up`"
+        )
+    return path.read_text().strip()
+
+
+def consumer_name(role: str) -> str:
+    """A name no other process start has: role, host, process id and a random part."""
+    return f"{role}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
