@@ -14,13 +14,23 @@ from __future__ import annotations
 import types
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgpack
 import numpy as np
 
 from common.errors import MalformedMessage
-from common.messages import SCHEMA
+from common.messages import SCHEMA, Outcome, ScoredGroup, Verdict
 
 Message = TypeVar("Message")
 PlainData = Any
@@ -47,6 +57,11 @@ def decode(data: bytes, *expected: type[Message]) -> Message:
             return _from_wire(kind, body, name)
     names = " or ".join(kind.__name__ for kind in expected)
     raise MalformedMessage(f"expected a {names}, found {_brief(name)}")
+
+
+def decode_outcome(data: bytes) -> Outcome:
+    """Unpack what came back for a ticket; raises MalformedMessage."""
+    return cast(Outcome, decode(data, ScoredGroup, Verdict))  # type: ignore[type-var]
 
 
 def pack(value: PlainData) -> bytes:
@@ -100,7 +115,7 @@ def _from_wire(kind: Any, value: PlainData, where: str) -> Any:
             _from_wire(key_kind, key, where): _from_wire(item_kind, item, f"{where}.{key}")
             for key, item in value.items()
         }
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         return _dataclass(kind, value, where)
     if kind is float:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -68,9 +68,7 @@ class Connection:
 
     def execute(self, *command: Any) -> Any:
         """Send one command that may be repeated; waits for a lost server."""
-        return self._retrying(
-            lambda: self._client.execute_command(*command), self._server_timeout_s
-        )
+        return self._retrying(lambda: self._client.execute_command(*command), self._server_timeout_s)
 
     def call(self, function: str, keys: list[str], args: list[Any]) -> Any:
         """Call one of the protocol's functions."""
@@ -103,9 +101,7 @@ class Connection:
                 if self._new_socket.is_set() and not first:
                     self._notice_restart()
                 if lost_at is not None:
-                    log.info(
-                        "queue server answers again", waited_s=round(time.monotonic() - lost_at, 1)
-                    )
+                    log.info("queue server answers again", waited_s=round(time.monotonic() - lost_at, 1))
                 return reply
             except redis.exceptions.AuthenticationError as error:
                 raise ConfigError(f"queue server {self.address}: {error}; see REDIS_URL") from error

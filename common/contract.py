@@ -45,9 +45,7 @@ def hash_tokenizer(folder: Path) -> str:
     """SHA-256 over a model folder's tokenizer and chat template files; raises ConfigError."""
     digest = hashlib.sha256()
     if not (folder / TOKENIZER_FILES[0]).is_file():
-        raise ConfigError(
-            f"{folder} has no {TOKENIZER_FILES[0]}: expected a Hugging Face model folder"
-        )
+        raise ConfigError(f"{folder} has no {TOKENIZER_FILES[0]}: expected a Hugging Face model folder")
     for name in TOKENIZER_FILES:
         path = folder / name
         digest.update(name.encode() + (path.read_bytes() if path.is_file() else b""))
@@ -59,7 +57,7 @@ def check_tokenizer(contract: Contract) -> Path:
     folder = Path(contract.model)
     if not folder.is_dir():
         raise ContractMismatch(
-            f"the contract names the model folder {folder}, which does not exist here: share it or copy it"
+            f"the contract names the model folder {folder}, which is not here: share it or copy it"
         )
     found = hash_tokenizer(folder)
     if found != contract.tokenizer_hash:

@@ -8,10 +8,11 @@
     ├── ServerUnavailable       69   the queue server did not answer within its deadline
     ├── RunNotReady             75   the run's functions or streams are not there (yet)
     ├── DeadlineExceeded        75   a named wait ran out
+    ├── NoSignal                79   too many groups in a row had nothing to learn from; never restarted
     ├── MalformedMessage        76   bytes that are not what the wire schema says
     └── EngineFailed            70   the inference engine broke
 
-The numbers are those of sysexits.h. A process that was told to stop exits with 0.
+The numbers are those of sysexits.h, and 79. A process that was told to stop exits with 0.
 """
 
 from __future__ import annotations
@@ -63,6 +64,12 @@ class DeadlineExceeded(PenstockError):
     exit_code = 75
 
 
+class NoSignal(PenstockError):
+    """Too many groups in a row had nothing to learn from."""
+
+    exit_code = 79
+
+
 class MalformedMessage(PenstockError):
     """Bytes that are not a message of this wire schema."""
 
@@ -75,5 +82,5 @@ class EngineFailed(PenstockError):
     exit_code = 70
 
 
-NEVER_RESTARTED = frozenset({ConfigError.exit_code, DataError.exit_code, RunTaken.exit_code})
+NEVER_RESTARTED = frozenset(kind.exit_code for kind in (ConfigError, DataError, RunTaken, NoSignal))
 """Exit codes after which starting the process again cannot help."""

@@ -7,6 +7,7 @@ the role is gone for whatever reason (its end of the pipe closes), kills what is
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import subprocess
@@ -30,16 +31,12 @@ def _watch(pid: int) -> None:
     seen: set[psutil.Process] = set()
     gone = False
     while not gone:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             seen |= set(psutil.Process(pid).children(recursive=True))
-        except psutil.NoSuchProcess:
-            pass
         gone = bool(select.select([sys.stdin], [], [], _LOOK_EVERY_S)[0])
     for process in seen - {psutil.Process()}:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()  # psutil refuses a process id that was given to another process since
-        except psutil.NoSuchProcess:
-            pass
 
 
 if __name__ == "__main__":

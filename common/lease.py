@@ -85,7 +85,5 @@ class LeaseKeeper:
         stalled_s = time.monotonic() - since
         if stalled_s < self._stall_timeout_s:
             return False
-        log.error(
-            "no progress: leases are let go", stalled_s=round(stalled_s), entries=len(self._held)
-        )
+        log.error("no progress: leases are let go", stalled_s=round(stalled_s), entries=len(self._held))
         return True

@@ -20,9 +20,7 @@ def configure_logs(role: str, form: Literal["text", "json"]) -> None:
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(
-                fmt="%H:%M:%S" if form == "text" else "iso", utc=False
-            ),
+            structlog.processors.TimeStamper(fmt="%H:%M:%S" if form == "text" else "iso", utc=False),
             structlog.processors.format_exc_info,
             renderer,
         ],

@@ -178,9 +178,7 @@ class LearnerQueue:
         reply = self._fenced("outcomes", [self.keys.outcomes_for(purpose)], [after, count])
         return [Entry(_text(entry), _text(ticket), payload) for entry, ticket, payload in reply]
 
-    def close(
-        self, purpose: Purpose, ends: Mapping[str, EndState], entries: Iterable[str] = ()
-    ) -> int:
+    def close(self, purpose: Purpose, ends: Mapping[str, EndState], entries: Iterable[str] = ()) -> int:
         """End tickets, wherever their entries lie, and delete entries; returns how many were open."""
         flat = [part for ticket, state in ends.items() for part in (ticket, state)]
         return self._fenced(
@@ -247,14 +245,8 @@ class RunView:
         counts = dict(zip(totals[::2], totals[1::2], strict=True))
         return (
             {_text(name): int(count) for name, count in counts.items()},
-            [
-                Place(
-                    *(_text(part) for part in place[:4]), int(place[4]), _text(place[5]),
-                    int(place[6]), bool(place[7]),
-                )
-                for place in places
-            ],
-        )  # fmt: skip
+            [_read_place(place) for place in places],
+        )
 
 
 def wait_for_contract(view: RunView, timeout_s: float) -> bytes:
@@ -279,9 +271,25 @@ def _read_entries(reply: Any) -> list[Entry]:
         for entry, fields in items:
             if fields is None:  # deleted between delivery and reading
                 continue
-            pairs = fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2]))
+            pairs = (
+                fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
+            )
             entries.append(Entry(_text(entry), _text(pairs[b"t"]), pairs[b"d"]))
     return entries
+
+
+def _read_place(place: list[Any]) -> Place:
+    ticket, stream, entry, version, attempts, consumer, idle_ms, exists = place
+    return Place(
+        _text(ticket),
+        _text(stream),
+        _text(entry),
+        _text(version),
+        int(attempts),
+        _text(consumer),
+        int(idle_ms),
+        bool(exists),
+    )
 
 
 def _text(value: bytes | str) -> str:

@@ -16,9 +16,7 @@ from pydantic_settings import NoDecode
 
 def _split_commas(value: Any) -> Any:
     return (
-        [item.strip() for item in value.split(",") if item.strip()]
-        if isinstance(value, str)
-        else value
+        [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
     )
 
 
@@ -37,9 +35,7 @@ class RunSettings(Section):
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="the run's name")
     dir: Path = Field(Path("runs"), description="folder that holds the runs' folders")
-    lease_s: float = Field(
-        30.0, gt=0, description="work not renewed for so long is given to others"
-    )
+    lease_s: float = Field(30.0, gt=0, description="work not renewed for so long is given to others")
     max_attempts: int = Field(3, ge=1, description="failed attempts after which a ticket is dead")
     connect_timeout_s: float = Field(10.0, gt=0, description="wait for the queue server at start")
     server_timeout_s: float = Field(60.0, gt=0, description="wait for a lost queue server")
@@ -84,7 +80,8 @@ class LearnerSettings(Section):
     min_p: float = Field(0.0, ge=0, le=1, description="above 0 the importance ratio is biased")
 
     groups_per_step: int = Field(8, ge=1, description="prompts per batch")
-    max_steps: int = Field(100, ge=0, description="Updates to make")
+    max_steps: int = Field(0, ge=0, description="Updates to make; 0: by num_train_epochs")
+    num_train_epochs: float = Field(1.0, gt=0, description="passes over the questions")
     max_staleness: int = Field(1, ge=0, description="versions a trained token may lag")
     max_resample_times: int = Field(
         3, ge=0, description="extra rounds of groups for one batch before it is taken smaller"

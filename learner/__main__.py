@@ -1,0 +1,31 @@
+"""`learner`: settings first, so that a mistake is told before anything heavy is imported."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+from common.command import LearnerCommand
+from common.role import run_role
+
+
+def _run(command: LearnerCommand, stopping: threading.Event) -> None:
+    from learner.loop import run
+
+    run(command, stopping)
+
+
+def _describe(command: LearnerCommand) -> dict[str, Any]:
+    from learner.plan import describe
+
+    return describe(command.learner)
+
+
+def main() -> None:
+    """Run the learner; exits with the code of `common.errors`."""
+    sys.exit(run_role(LearnerCommand, "learner", _run, _describe))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Checkpoints: written aside, synced, hashed, renamed; a damaged one is noticed and passed over.
+
+checkpoints/{incarnation:06d}-{step:08d}/
+    model/          the policy as a Hugging Face folder
+    trainer/        weights, optimizer and scheduler for resuming
+    state.json      step, the ledger's table, the journal's position
+    manifest.json   SHA-256 of every file above
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from common.files import hash_file, whole_folder
+from common.log import get_logger
+from learner.claim import Claim, read_claims
+from learner.journal import Position
+from learner.policy import Policy
+
+log = get_logger(__name__)
+
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A whole checkpoint: where it lies and what a resume goes on from."""
+
+    folder: Path
+    step: int
+    position: Position
+    ledger: dict[str, Any]
+
+    @property
+    def model(self) -> Path:
+        """The policy as a Hugging Face folder."""
+        return self.folder / "model"
+
+
+def save_checkpoint(
+    run_folder: Path,
+    policy: Policy,
+    step: int,
+    position: Position,
+    ledger: dict[str, Any],
+    keep: int,
+) -> Checkpoint:
+    """Write the checkpoint of a step, then delete all but the newest `keep`."""
+    folder = checkpoints_folder(run_folder) / f"{position.incarnation:06d}-{step:08d}"
+    with whole_folder(folder) as aside:
+        policy.export(aside / "model")
+        policy.save(aside / "trainer")
+        state = {"step": step, "position": asdict(position), "ledger": ledger}
+        (aside / "state.json").write_text(json.dumps(state))
+        hashes = {str(path.relative_to(aside)): hash_file(path) for path in _files(aside)}
+        (aside / _MANIFEST).write_text(json.dumps(hashes, indent=1))
+    for old in _newest_first(run_folder)[keep:]:
+        shutil.rmtree(old)
+    return _read(folder)
+
+
+def newest_checkpoint(run_folder: Path, claim: Claim) -> Checkpoint | None:
+    """The newest whole checkpoint on the claim's own chain, or None."""
+    ends = {found.parent: found.parent_length for found in read_claims(run_folder).values()}
+    ends[claim.parent] = claim.parent_length
+    for folder in _newest_first(run_folder):
+        problem = _find_damage(folder)
+        if problem:
+            log.error("a checkpoint is damaged; the one before it is used", folder=str(folder),
+                      problem=problem)  # fmt: skip
+            continue
+        checkpoint = _read(folder)
+        position = checkpoint.position
+        if position.offset <= ends.get(position.incarnation, -1):
+            return checkpoint
+        log.warning("a checkpoint of a superseded learner is passed over", folder=str(folder))
+    return None
+
+
+def checkpoints_folder(run_folder: Path) -> Path:
+    """Where a run's checkpoints lie."""
+    return run_folder / "checkpoints"
+
+
+def _newest_first(run_folder: Path) -> list[Path]:
+    return sorted(checkpoints_folder(run_folder).glob("[0-9]*-[0-9]*"), reverse=True)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _find_damage(folder: Path) -> str:
+    try:
+        hashes = json.loads((folder / _MANIFEST).read_text())
+        _read(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"unreadable: {error}"
+    for name, expected in hashes.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if hash_file(path) != expected:
+            return f"{name} differs from its hash"
+    return ""
+
+
+def _read(folder: Path) -> Checkpoint:
+    state = json.loads((folder / "state.json").read_text())
+    return Checkpoint(folder, state["step"], Position(**state["position"]), state["ledger"])

@@ -1,0 +1,117 @@
+"""One learner at a time, and who came after whom.
+
+A start of the learner takes the lock on the run's folder, then claims the next incarnation with a
+file that says from where it goes on. A resume follows this chain of claims, never the highest step:
+what an old incarnation appends after it was superseded is not part of the run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from common.errors import RunTaken
+from common.files import sync_folder, write_whole
+from learner.journal import Position, read_segment, segment_path, valid_length
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Incarnation `incarnation` goes on after `parent_length` bytes of its parent's journal."""
+
+    incarnation: int
+    parent: int
+    parent_length: int
+    holder: str
+
+
+@contextmanager
+def lock_run(folder: Path) -> Iterator[None]:
+    """Hold the run's folder; raises RunTaken naming the process that does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder / "learner.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.read(handle, 200).decode()
+        os.close(handle)
+        raise RunTaken(
+            f"another learner holds the run's folder {folder}: {holder}; stop it, or choose another "
+            "RUN_NAME"
+        ) from error
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, holder_name().encode(), 0)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def holder_name() -> str:
+    """This process, for people."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def read_nonce(folder: Path) -> str:
+    """The number that ties the folder to its run in Redis; made at the first start."""
+    path = folder / "nonce"
+    if not path.is_file():
+        write_whole(path, uuid.uuid4().hex.encode())
+    return path.read_text()
+
+
+def claim_incarnation(folder: Path, redis_incarnation: int) -> Claim:
+    """Take the number after the largest that folder and Redis know; raises RunTaken in a race."""
+    claims = read_claims(folder)
+    parent = max(claims, default=0)
+    claim = Claim(
+        incarnation=max(parent, redis_incarnation) + 1,
+        parent=parent,
+        parent_length=valid_length(segment_path(folder, parent)) if parent else 0,
+        holder=holder_name(),
+    )
+    path = folder / "claims" / f"{claim.incarnation:06d}.json"
+    aside = path.with_suffix(f".{os.getpid()}")
+    write_whole(aside, json.dumps(asdict(claim)).encode())
+    try:
+        os.link(aside, path)  # unlike a rename, refuses to replace another learner's claim
+    except FileExistsError as error:
+        raise RunTaken(f"another learner claimed incarnation {claim.incarnation} first") from error
+    finally:
+        aside.unlink()
+    sync_folder(path.parent)
+    return claim
+
+
+def read_claims(folder: Path) -> dict[int, Claim]:
+    """The claims made so far, by incarnation."""
+    claims_folder = folder / "claims"
+    claims_folder.mkdir(parents=True, exist_ok=True)
+    found = (Claim(**json.loads(path.read_text())) for path in claims_folder.glob("*.json"))
+    return {claim.incarnation: claim for claim in found}
+
+
+def read_chain(
+    folder: Path, newest: Claim, start: Position | None = None
+) -> Iterator[tuple[Position, dict]]:
+    """The records that `newest` goes on from, in order, each with the position after it."""
+    claims = read_claims(folder)
+    chain = []
+    incarnation, length = newest.parent, newest.parent_length
+    while incarnation:
+        chain.append((incarnation, length))
+        claim = claims[incarnation]
+        incarnation, length = claim.parent, claim.parent_length
+    for incarnation, length in reversed(chain):
+        if start is not None and incarnation < start.incarnation:
+            continue
+        first = start.offset if start is not None and incarnation == start.incarnation else 0
+        for offset, record in read_segment(segment_path(folder, incarnation), first, length):
+            yield Position(incarnation, offset), record

@@ -1,0 +1,125 @@
+"""Held-out questions, asked through the same actors and rewarders, never trained on.
+
+Eval tickets pin the version they score: actors answer them with exactly that version. The evaluation
+runs beside the next batch; the next version is announced only when it is done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from common.codec import decode_outcome, encode
+from common.errors import MalformedMessage
+from common.messages import Verdict, Version
+from common.protocol import BEGINNING, LearnerQueue
+from learner.books import Books
+from learner.ledger import eval_ticket
+from learner.tickets import TicketSource
+
+_READ = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of one held-out question; no rewards when its ticket died."""
+
+    index: int
+    completion: str
+    length: int
+    finish_reason: str
+    rewards: dict[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """All answers of a version, in the questions' order."""
+
+    version: Version
+    answers: tuple[Answer, ...]
+
+    def mean(self, reward: str) -> float | None:
+        """Mean of a reward over the answers it applies to."""
+        values = [answer.rewards.get(reward) for answer in self.answers]
+        known = [value for value in values if value is not None]
+        return sum(known) / len(known) if known else None
+
+
+class Evaluator:
+    """Runs at most one evaluation at a time."""
+
+    def __init__(self, books: Books, queue: LearnerQueue, source: TicketSource) -> None:
+        self._books = books
+        self._queue = queue
+        self._source = source
+        self._version: Version | None = None
+        self._answers: dict[int, Answer] = {}
+        self._position = BEGINNING
+
+    @property
+    def running(self) -> bool:
+        """Whether answers are still to come."""
+        return self._version is not None
+
+    def start(self, version: Version) -> None:
+        """Ask all held-out questions of the announced version."""
+        self._version, self._answers = version, {}
+        for index in range(len(self._source.eval_questions)):
+            self._books.ledger.opened(eval_ticket(version, index), version)
+        # Written down first: after a crash the resumed learner knows which tickets to withdraw.
+        self._books.record(
+            "evaluation", version=str(version), questions=len(self._source.eval_questions)
+        )
+        self.issue_missing()
+
+    def issue_missing(self) -> None:
+        """Put the questions still to be answered on their stream, unless they are on their way."""
+        self._position = BEGINNING
+        if self._version is None:
+            return
+        tickets = [
+            self._source.evaluation(self._version, index)
+            for index in range(len(self._source.eval_questions))
+            if index not in self._answers
+        ]
+        self._queue.issue("eval", [(ticket.id, ticket.version, encode(ticket)) for ticket in tickets])
+
+    def poll(self) -> tuple[bool, Evaluated | None]:
+        """Take what came back: whether anything did, and the result once it is whole."""
+        if self._version is None:
+            return False, None
+        entries = self._queue.outcomes("eval", self._position, _READ)
+        for entry in entries:
+            self._position = entry.id
+            self._books.saw(entry)
+            if entry.ticket in self._books.ledger.open:
+                self._take(entry.ticket, entry.payload)
+        if len(self._answers) < len(self._source.eval_questions):
+            return bool(entries), None
+        return True, self._finish(self._version)
+
+    def _take(self, ticket: str, payload: bytes) -> None:
+        index = int(ticket.rpartition(":")[2])
+        try:
+            outcome = decode_outcome(payload)
+        except MalformedMessage as error:
+            outcome = Verdict(ticket, "dead", f"malformed outcome: {error}")
+        if isinstance(outcome, Verdict):
+            self._answers[index] = Answer(index, "", 0, "dead")
+            self._books.ledger.close(ticket, "dead", outcome.reason)
+            return
+        rollout = outcome.group.rollouts[0]
+        rewards = {name: values[0] for name, values in outcome.rewards.items()}
+        self._answers[index] = Answer(
+            index, outcome.texts[0], len(rollout.token_ids), rollout.finish_reason, rewards
+        )
+        self._books.ledger.close(ticket, "evaluated", str(self._version))
+
+    def _finish(self, version: Version) -> Evaluated:
+        answers = tuple(self._answers[index] for index in sorted(self._answers))
+        self._version = None
+        self._books.record(
+            "evaluated",
+            version=str(version),
+            results=[[answer.index, answer.completion, answer.rewards] for answer in answers],
+        )
+        return Evaluated(version, answers)

@@ -1,0 +1,200 @@
+"""The learner's side of the streams: tickets out under the credit rule, groups in, versions out.
+
+Redis holds only work in flight. Whatever it lost is put back from the books by `join`: at the start,
+and whenever another server process answers than before.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+
+from common.codec import encode
+from common.connection import Connection
+from common.errors import DeadlineExceeded
+from common.log import get_logger
+from common.messages import ScoredGroup, Version, Weights
+from common.protocol import BEGINNING, LearnerQueue, Place, RunView
+from common.settings import RunSettings
+from learner.books import Books
+from learner.claim import holder_name
+from learner.evaluation import Evaluated, Evaluator
+from learner.intake import Intake
+from learner.plan import Plan
+
+log = get_logger(__name__)
+
+_READ = 64
+_POLL_S = 0.01
+_REPORT_EVERY_S = 30.0
+
+
+class Flow:
+    """Keeps tickets going out and groups coming in."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        queue: LearnerQueue,
+        books: Books,
+        plan: Plan,
+        run: RunSettings,
+        nonce: str,
+        stopping: threading.Event,
+    ) -> None:
+        self.intake = Intake(books.ledger, plan.source.settings, plan.contract.hash)
+        self.evaluated: list[Evaluated] = []
+        self._evaluator = Evaluator(books, queue, plan.source)
+        self._connection = connection
+        self._queue = queue
+        self._view = RunView(connection, queue.keys)
+        self._books = books
+        self._plan = plan
+        self._run = run
+        self._nonce = nonce
+        self._stopping = stopping
+        self._weights: Weights | None = None
+        self._position = BEGINNING
+        self._restarts = connection.restarts
+        self._heard_at = self._reported_at = time.monotonic()
+
+    def join(self) -> None:
+        """Set the run up on the server and put back what it lacks; may be repeated at any time."""
+        self._restarts = self._connection.restarts
+        self._queue.claim(self._nonce, holder_name())
+        self._queue.publish_contract(encode(self._plan.contract))
+        self._queue.set_state("running")
+        _, places = self._view.audit()
+        self._adopt(places)
+        self._withdraw(places)
+        self._reissue()
+        self._evaluator.issue_missing()
+        self._queue.set_totals(self._books.ledger.snapshot()["totals"])
+        self._position = BEGINNING
+        if self._weights is not None:
+            self._queue.announce(self._weights)
+
+    def _adopt(self, places: list[Place]) -> None:
+        """Enter tickets that were issued after the journal's last record, and the gaps between."""
+        ledger = self._books.ledger
+        ahead = {
+            int(place.ticket.partition(":")[2]): Version.parse(place.first_version)
+            for place in places
+            if place.ticket.startswith("train:") and not ledger.was_issued(place.ticket)
+        }
+        oldest = min(ahead.values(), default=Version(0, 0))
+        while ahead and ledger.next_number <= max(ahead):
+            ledger.opened(ledger.next_train_ticket(), ahead.get(ledger.next_number - 1, oldest))
+
+    def _withdraw(self, places: list[Place]) -> None:
+        """Take from the server what the books know as ended (it lost the acknowledgement)."""
+        ledger = self._books.ledger
+        ended = [place.ticket for place in places if place.ticket not in ledger.open]
+        self._queue.close("train", {name: "stale" for name in ended if name.startswith("train:")})
+        self._queue.close("eval", {name: "stale" for name in ended if name.startswith("eval:")})
+
+    def _reissue(self) -> None:
+        """Issue every open ticket again whose group is not here; a no-op for those alive."""
+        self._issue(
+            [
+                ticket
+                for ticket in self._books.ledger.open
+                if ticket.startswith("train:") and not self.intake.holds(ticket)
+            ]
+        )
+
+    def _issue(self, tickets: list[str]) -> None:
+        ledger, source = self._books.ledger, self._plan.source
+        version = self._weights.version if self._weights else Version(0, 0)
+        batch = [
+            (name, first, encode(source.train(name, first)))
+            for name, first in ((name, ledger.open.get(name, version)) for name in tickets)
+        ]
+        if batch:
+            firsts = self._queue.issue("train", batch)
+            for name, first in zip(tickets, firsts, strict=True):
+                ledger.opened(name, first)
+
+    def issue_tickets(self, step: int) -> None:
+        """Issue new tickets as far as the credit and the rest of the run allow."""
+        ledger, settings = self._books.ledger, self._plan.source.settings
+        wanted = min(settings.credit, (self._plan.steps - step) * settings.groups_per_step)
+        free = wanted - ledger.train_open
+        self._issue([ledger.next_train_ticket() for _ in range(free)])
+
+    def take_groups(self, step: int) -> list[ScoredGroup] | None:
+        """Wait for the next batch's groups: fresh, with signal, in order.
+
+        Unblocked by outcomes from the rewarders. Returns None when the learner is told to stop;
+        raises DeadlineExceeded when nothing came back for RUN_PROGRESS_TIMEOUT_S, NoSignal when too
+        much came back that nothing can be learned from.
+        """
+        self._heard_at = self._reported_at = time.monotonic()
+        while not self._stopping.is_set():
+            self._advance(step)
+            groups = self.intake.form(step)
+            if groups is not None:
+                return groups
+        return None
+
+    def _advance(self, step: int) -> None:
+        """One round: repair after a server restart, issue, read, evaluate; sleeps if nothing came."""
+        if self._connection.restarts != self._restarts:
+            self.join()
+        self.issue_tickets(step)
+        entries = self._queue.outcomes("train", self._position, _READ)
+        for entry in entries:
+            self._position = entry.id
+            self._books.saw(entry)
+            self.intake.fold(entry, step)
+        answered, result = self._evaluator.poll()
+        if result is not None:
+            self.evaluated.append(result)
+        if entries or answered:
+            self._heard_at = self._reported_at = time.monotonic()
+        else:
+            self._check_deadline()
+            time.sleep(_POLL_S)
+
+    def publish(self, weights: Weights, step: int, evaluate: bool) -> None:
+        """Announce a version, once the evaluation of the one before is done; maybe evaluate it."""
+        self.finish_evaluation(step)
+        self._weights = weights
+        self._queue.announce(weights)
+        if evaluate:
+            self._evaluator.start(weights.version)
+
+    def finish_evaluation(self, step: int) -> None:
+        """Wait for the running evaluation, if there is one; same deadline as `take_groups`."""
+        self._heard_at = self._reported_at = time.monotonic()
+        while self._evaluator.running and not self._stopping.is_set():
+            self._advance(step)
+
+    def end(self) -> None:
+        """Close what is left over as unused and let the workers go."""
+        ledger = self._books.ledger
+        for ticket in list(ledger.open):
+            ledger.close(ticket, "unused", "the run ended")
+        self._books.record("end")
+        self._queue.set_state("ended")
+
+    def _check_deadline(self) -> None:
+        now = time.monotonic()
+        waited_s = now - self._heard_at
+        if waited_s > self._run.progress_timeout_s:
+            raise DeadlineExceeded(
+                f"nothing came back for {waited_s:.0f} s (RUN_PROGRESS_TIMEOUT_S): {self._missing()}"
+            )
+        if now - self._reported_at > _REPORT_EVERY_S:
+            self._reported_at = now
+            log.warning("waiting", waited_s=round(waited_s), what=self._missing())
+
+    def _missing(self) -> str:
+        """Which processes hold how many of the tickets that are waited for."""
+        _, places = self._view.audit()
+        held = Counter((place.stream.rpartition(":")[2], place.consumer or "nobody") for place in places)
+        return (
+            "; ".join(f"{n} in {stream} held by {who}" for (stream, who), n in held.items())
+            or "no ticket is out"
+        )

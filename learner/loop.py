@@ -1,0 +1,198 @@
+"""The learner's loop, and how it starts, resumes and ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.command import LearnerCommand
+from common.connection import Connection
+from common.keys import Keys
+from common.log import get_logger
+from common.messages import ScoredGroup, Version
+from common.protocol import LearnerQueue, RunView
+from common.role import connect
+from learner.batch import build_batch
+from learner.books import Books
+from learner.checkpoint import save_checkpoint
+from learner.claim import Claim, claim_incarnation, holder_name, lock_run, read_nonce
+from learner.flow import Flow
+from learner.journal import Journal
+from learner.ledger import Ledger
+from learner.plan import Plan, make_plan
+from learner.policy import Policy
+from learner.publish import write_version
+from learner.record import Recorder, group_metrics, update_metrics
+from learner.resume import encode_groups, relive
+
+log = get_logger(__name__)
+
+
+def run(command: LearnerCommand, stopping: threading.Event) -> None:
+    """Train until the plan's steps are made or `stopping` is set; resumes what is in the folder."""
+    folder = command.run.folder
+    with lock_run(folder):
+        plan = make_plan(command.learner)
+        connection = connect(command.redis_url, command.run)
+        nonce = read_nonce(folder)
+        keys = Keys(command.run.name)
+        claim = claim_incarnation(folder, RunView(connection, keys).incarnation())
+        queue = LearnerQueue(connection, keys, claim.incarnation)
+        queue.claim(nonce, holder_name())
+        policy = Policy(plan.model_folder, command.learner, plan.steps)
+        try:
+            learner = Learner(command, plan, claim, policy)
+            learner.start(connection, queue, nonce, stopping)
+            learner.train(stopping)
+        finally:
+            policy.close()
+            connection.close()
+
+
+class Learner:
+    """One incarnation of the learner."""
+
+    def __init__(self, command: LearnerCommand, plan: Plan, claim: Claim, policy: Policy) -> None:
+        self._settings = command.learner
+        self._command = command
+        self._folder: Path = command.run.folder
+        self._plan = plan
+        self._claim = claim
+        self._policy = policy
+        self._recorder = Recorder(self._folder, command.learner.report_to, command.run.name)
+
+    def start(
+        self,
+        connection: Connection,
+        queue: LearnerQueue,
+        nonce: str,
+        stopping: threading.Event,
+    ) -> None:
+        """Relive the past, join the streams, publish the version the run stands at."""
+        ledger = Ledger()
+        past = relive(self._folder, self._claim, self._policy, ledger, self._plan, self._recorder)
+        self._step = self._saved = past.step
+        self._parent = ""
+        self._books = Books(ledger, Journal(self._folder, self._claim.incarnation), queue)
+        self._flow = Flow(connection, queue, self._books, self._plan, self._command.run, nonce, stopping)
+        for ticket in ledger.eval_open():
+            ledger.close(ticket, "stale", "the learner that asked was restarted")
+        self._books.record("header", **self._header())
+        self._flow.join()
+        self._publish()
+
+    def _header(self) -> dict:
+        return {
+            "incarnation": self._claim.incarnation,
+            "step": self._step,
+            "contract": self._plan.contract.hash,
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "settings": self._settings.model_dump(mode="json"),
+        }
+
+    def train(self, stopping: threading.Event) -> None:
+        """Take groups, journal them, acknowledge, update, publish; until the steps are made."""
+        log.info("training", step=self._step, steps=self._plan.steps, credit=self._settings.credit)
+        while self._step < self._plan.steps:
+            started = time.monotonic()
+            groups = self._flow.take_groups(self._step)
+            if groups is None:
+                break
+            metrics = self._journal(groups, time.monotonic() - started)
+            batch = build_batch(
+                groups, self._plan.reward_weights, self._step, self._settings.max_staleness
+            )
+            update = self._policy.update(batch)
+            self._step += 1
+            self._publish()
+            step_s = time.monotonic() - started
+            metrics |= update_metrics(update)
+            metrics |= {
+                "perf/step_s": step_s,
+                "perf/tokens_per_s": batch.completion_tokens / step_s,
+            }
+            self._record(groups, metrics)
+            if self._step - self._saved >= self._settings.save_steps:
+                self._checkpoint()
+        self._finish(stopping)
+
+    def _journal(self, groups: list[ScoredGroup], wait_s: float) -> dict[str, Any]:
+        """Write the batch down and acknowledge it: from here on it is certain to be trained."""
+        metrics = group_metrics(groups, self._flow.intake.take_arrivals(), self._plan.reward_weights)
+        metrics["perf/rollout_wait_s"] = wait_s
+        step = self._step + 1
+        for group in groups:
+            self._books.ledger.close(group.group.ticket.id, "trained", f"step {step}")
+        self._books.record(
+            "batch",
+            step=step,
+            version=f"{self._claim.incarnation}.{self._step}",
+            groups=encode_groups(groups),
+            metrics=metrics,
+        )
+        return metrics
+
+    def _publish(self) -> None:
+        """Write the present weights as a version and announce it, evaluating it if it is due."""
+        version = Version(self._claim.incarnation, self._step)
+        weights = write_version(self._folder, self._policy, version, self._parent)
+        self._parent = weights.hash
+        self._flow.publish(weights, self._step, self._evaluation_due())
+        self._note_evaluations()
+
+    def _evaluation_due(self) -> bool:
+        every = self._settings.eval_steps
+        due = self._step in (0, self._plan.steps) or (every and self._step % every == 0)
+        has_questions = bool(self._plan.source.eval_questions)
+        return bool(due) and has_questions and self._step not in self._recorder.evaluated_steps()
+
+    def _note_evaluations(self) -> None:
+        columns = [question.columns for question in self._plan.source.eval_questions]
+        while self._flow.evaluated:
+            result = self._flow.evaluated.pop(0)
+            means = {name: result.mean(name) for name in self._plan.reward_weights}
+            self._recorder.evaluation(result, columns)
+            log.info("evaluation", step=result.version.step, questions=len(columns), **means)
+
+    def _record(self, groups: list[ScoredGroup], metrics: dict[str, Any]) -> None:
+        self._recorder.metrics(self._step, metrics)
+        if self._settings.log_completions:
+            self._recorder.completions(self._step, groups)
+        log.info(
+            f"step {self._step}/{self._plan.steps}",
+            reward=round(metrics["reward"], 3),
+            staleness=round(metrics.get("sample/staleness_mean", 0.0), 2),
+            tokens_per_s=round(metrics["perf/tokens_per_s"]),
+            wait_s=round(metrics["perf/rollout_wait_s"], 2),
+            groups_in_flight=self._books.ledger.train_open,
+        )
+
+    def _checkpoint(self) -> None:
+        checkpoint = save_checkpoint(
+            self._folder,
+            self._policy,
+            self._step,
+            self._books.position,
+            self._books.recorded,
+            self._settings.save_total_limit,
+        )
+        self._saved = self._step
+        log.info("checkpoint", step=self._step, folder=str(checkpoint.folder))
+
+    def _finish(self, stopping: threading.Event) -> None:
+        """End the run if its steps are made; leave it ready to be resumed if not."""
+        self._flow.finish_evaluation(self._step)
+        self._note_evaluations()
+        complete = self._step == self._plan.steps and not stopping.is_set()
+        if complete:
+            self._flow.end()
+        if complete or self._saved != self._step:
+            self._checkpoint()
+        self._recorder.close()
+        log.info("the run is complete" if complete else "stopped; start again to resume",
+                 step=self._step)  # fmt: skip

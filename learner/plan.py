@@ -1,0 +1,100 @@
+"""What a run will do, worked out from the settings before anything is started."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from common.contract import Contract, hash_tokenizer
+from common.errors import ConfigError
+from common.settings import LearnerSettings
+from learner.dataset import Question, load_questions
+from learner.tickets import TicketSource
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The model to start from, the contract, the questions and the number of Updates."""
+
+    model_folder: Path
+    contract: Contract
+    source: TicketSource
+    steps: int
+    reward_weights: dict[str, float]
+
+
+def make_plan(settings: LearnerSettings) -> Plan:
+    """Resolve model, data and contract; raises ConfigError or DataError."""
+    model_folder = resolve_model(settings.model)
+    if not settings.dataset:
+        raise ConfigError("LEARNER_DATASET is not set: name a JSONL file or a hub id")
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    questions, mapping = load_questions(settings.dataset, settings.dataset_split, settings, tokenizer)
+    eval_questions: list[Question] = []
+    if settings.eval_dataset:
+        eval_questions, _ = load_questions(
+            settings.eval_dataset, settings.eval_split, settings, tokenizer, settings.eval_samples
+        )
+    weights = settings.reward_weights or [1.0] * len(settings.rewards)
+    contract = Contract(
+        model=str(model_folder),
+        tokenizer_hash=hash_tokenizer(model_folder),
+        dtype=settings.dtype,
+        tokens_per_sequence=settings.max_prompt_length + settings.max_completion_length,
+        rewards=tuple(settings.rewards),
+        reward_weights=tuple(weights),
+        filter_zero_std=settings.filter_zero_std,
+        solution_column=mapping.solution,
+        groups_per_step=settings.groups_per_step,
+        credit=settings.credit,
+    )
+    return Plan(
+        model_folder=model_folder,
+        contract=contract,
+        source=TicketSource(questions, eval_questions, settings, contract.hash),
+        steps=count_steps(settings, len(questions)),
+        reward_weights=dict(zip(settings.rewards, weights, strict=True)),
+    )
+
+
+def count_steps(settings: LearnerSettings, questions: int) -> int:
+    """Updates of the run: max_steps, or as many as the epochs fill."""
+    by_epochs = math.ceil(questions * settings.num_train_epochs / settings.groups_per_step)
+    return settings.max_steps or by_epochs
+
+
+def resolve_model(name: str) -> Path:
+    """A local folder as it is, a hub id downloaded; raises ConfigError."""
+    if not name:
+        raise ConfigError("LEARNER_MODEL is not set: name a Hugging Face model folder or a hub id")
+    folder = Path(name)
+    if folder.is_dir():
+        return folder.absolute()
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ConfigError(
+            f"LEARNER_MODEL={name}: neither a folder here nor a model that can be downloaded: {error}"
+        ) from error
+
+
+def describe(settings: LearnerSettings) -> dict[str, Any]:
+    """What --dry-run says beside the settings; reads the data set, loads no model."""
+    plan = make_plan(settings)
+    groups = plan.steps * settings.groups_per_step
+    return {
+        "questions": len(plan.source.questions),
+        "held-out questions": len(plan.source.eval_questions),
+        "steps": plan.steps,
+        "groups": groups,
+        "completions": groups * settings.num_generations,
+        "tickets outstanding at most": settings.credit,
+        "contract": plan.contract.hash,
+    }

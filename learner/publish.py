@@ -1,0 +1,27 @@
+"""Publishing a version of the weights: a new folder each time, hashed, renamed, then announced.
+
+A path is never written twice: an engine that reads it can never see half a version.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from common.files import hash_file, whole_folder
+from common.messages import Version, Weights
+from learner.policy import Policy
+
+KEEP = 4
+"""Version folders kept: an actor may still be reading the one before the announced one."""
+
+
+def write_version(run_folder: Path, policy: Policy, version: Version, parent: str) -> Weights:
+    """Export the policy as this version; returns what is to be announced."""
+    versions = (run_folder / "versions").absolute()
+    folder = versions / f"{version.incarnation:06d}-{version.step:08d}"
+    with whole_folder(folder) as aside:
+        policy.export(aside)
+    for old in sorted(versions.glob("[0-9]*-[0-9]*"), reverse=True)[KEEP:]:
+        shutil.rmtree(old)
+    return Weights(version, str(folder), hash_file(folder / "model.safetensors"), parent)

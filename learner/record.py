@@ -1,0 +1,170 @@
+"""What a run leaves to read: metrics.jsonl by TRL's names, completions.jsonl, evaluations.jsonl, W&B."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.log import get_logger
+from common.messages import ScoredGroup
+from learner.advantages import total_rewards
+from learner.evaluation import Evaluated
+from learner.intake import Arrivals
+from learner.policy import TokenRecord, Update
+
+log = get_logger(__name__)
+
+
+def update_metrics(update: Update) -> dict[str, Any]:
+    """Metrics of an Update, over its trained tokens."""
+    tokens = update.tokens
+    metrics = {
+        "loss": update.loss,
+        "grad_norm": update.grad_norm,
+        "learning_rate": update.learning_rate,
+        "num_tokens": len(tokens.ratio),
+    }
+    if len(tokens.ratio) == 0:
+        return metrics
+    low, high = tokens.clipped_low.mean(), tokens.clipped_high.mean()
+    return metrics | {
+        "entropy": float(tokens.entropy.mean()),
+        "clip_ratio/low_mean": float(low),
+        "clip_ratio/high_mean": float(high),
+        "clip_ratio/region_mean": float(low + high),
+        "sampling/importance_sampling_ratio/min": float(tokens.ratio.min()),
+        "sampling/importance_sampling_ratio/mean": float(tokens.ratio.mean()),
+        "sampling/importance_sampling_ratio/max": float(tokens.ratio.max()),
+        "sample/staleness_mean": float(tokens.staleness.mean()),
+        "sample/staleness_max": int(tokens.staleness.max()),
+        **agreement(tokens),
+    }
+
+
+def agreement(tokens: TokenRecord) -> dict[str, float]:
+    """How far trainer and engine differ, over the tokens that both computed with equal weights."""
+    fresh = tokens.staleness == 0
+    if not fresh.any():
+        return {}
+    difference = np.abs(tokens.logprobs[fresh] - tokens.behaviour[fresh])
+    return {
+        "sampling/sampling_logp_difference/mean": float(difference.mean()),
+        "sampling/sampling_logp_difference/max": float(difference.max()),
+    }
+
+
+def group_metrics(
+    groups: Sequence[ScoredGroup], arrivals: Arrivals, weights: dict[str, float]
+) -> dict[str, Any]:
+    """Metrics of the rewards and lengths of all that came back, filtered groups included."""
+    rewards = [group.rewards for group in groups]
+    rewards += [verdict.rewards for verdict in arrivals.filtered if verdict.rewards]
+    totals = [total_rewards(found, weights) for found in rewards]
+    lengths = [len(r.token_ids) for group in groups for r in group.group.rollouts]
+    clipped = [r.finish_reason == "length" for group in groups for r in group.group.rollouts]
+    all_lengths = lengths + [n for verdict in arrivals.filtered for n in verdict.lengths]
+    metrics: dict[str, Any] = {
+        "reward": float(np.mean([np.nanmean(total) for total in totals])),
+        "reward_std": float(np.mean([np.nanstd(total, ddof=1) for total in totals])),
+        "frac_reward_zero_std": float(np.mean([np.nanstd(total) < 1e-6 for total in totals])),
+        "completions/mean_length": float(np.mean(all_lengths)),
+        "completions/min_length": int(min(all_lengths)),
+        "completions/max_length": int(max(all_lengths)),
+        "completions/clipped_ratio": float(np.mean(clipped)),
+        "groups/filtered": len(arrivals.filtered),
+        "groups/dead": arrivals.dead,
+        "groups/stale": arrivals.stale,
+    }
+    for name in weights:
+        values = [v for found in rewards for v in found.get(name, ()) if v is not None]
+        if values:
+            metrics[f"rewards/{name}/mean"] = float(np.mean(values))
+            metrics[f"rewards/{name}/std"] = float(np.std(values))
+    return metrics
+
+
+class Recorder:
+    """Appends to the run's files."""
+
+    def __init__(self, folder: Path, report_to: Sequence[str], run: str) -> None:
+        self._folder = folder
+        self._wandb = _start_wandb(folder, run) if "wandb" in report_to else None
+
+    def cut_after(self, step: int) -> None:
+        """Drop what a learner that resumes at `step` will write again."""
+        for name in ("metrics.jsonl", "completions.jsonl"):
+            rows = [row for row in self._rows(name) if row["step"] <= step]
+            (self._folder / name).write_text("".join(_line(row) for row in rows))
+
+    def evaluated_steps(self) -> set[int]:
+        """Steps whose version was evaluated."""
+        return {row["step"] for row in self._rows("evaluations.jsonl")}
+
+    def metrics(self, step: int, metrics: dict[str, Any]) -> None:
+        """One line per step."""
+        self._append("metrics.jsonl", {"step": step, **metrics})
+        if self._wandb is not None:
+            self._wandb.log(metrics, step=step)
+
+    def completions(self, step: int, groups: Sequence[ScoredGroup]) -> None:
+        """One line per completion that was trained on, with its rewards and versions."""
+        for scored in groups:
+            ticket = scored.group.ticket
+            for index, rollout in enumerate(scored.group.rollouts):
+                self._append(
+                    "completions.jsonl",
+                    {
+                        "step": step,
+                        "ticket": ticket.id,
+                        "index": index,
+                        "completion": scored.texts[index],
+                        "rewards": {name: values[index] for name, values in scored.rewards.items()},
+                        "finish_reason": rollout.finish_reason,
+                        "length": len(rollout.token_ids),
+                        "versions": [
+                            [str(span.version), span.start, span.end] for span in rollout.spans
+                        ],
+                        "columns": ticket.columns,
+                    },
+                )
+
+    def evaluation(self, result: Evaluated, columns: Sequence[dict[str, Any]]) -> None:
+        """One line per held-out answer."""
+        head = {"step": result.version.step, "version": str(result.version)}
+        rows = [head | asdict(answer) | {"columns": columns[answer.index]} for answer in result.answers]
+        self._append("evaluations.jsonl", *rows)
+
+    def close(self) -> None:
+        """End the trackers' run."""
+        if self._wandb is not None:
+            self._wandb.finish()
+
+    def _append(self, name: str, *rows: dict[str, Any]) -> None:
+        with (self._folder / name).open("a", encoding="utf-8") as file:
+            file.write("".join(_line(row) for row in rows))
+
+    def _rows(self, name: str) -> list[dict[str, Any]]:
+        """The whole rows of a file; a kill may have torn the last one."""
+        path = self._folder / name
+        rows = []
+        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return rows
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False, default=str) + "\n"
+
+
+def _start_wandb(folder: Path, run: str) -> Any:
+    import wandb
+
+    return wandb.init(dir=str(folder), name=run, resume="allow", id=run)

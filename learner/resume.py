@@ -1,0 +1,67 @@
+"""Going on from what is on disk: the newest whole checkpoint, then the journal's tail.
+
+The tail is retrained by the same functions as a live step, so on one machine with one thread count
+a run that was killed and resumed has the same weights, bit for bit, as one that was not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.codec import decode, encode
+from common.log import get_logger
+from common.messages import ScoredGroup
+from learner.batch import build_batch
+from learner.checkpoint import newest_checkpoint
+from learner.claim import Claim, read_chain
+from learner.ledger import Ledger
+from learner.plan import Plan
+from learner.policy import Policy
+from learner.record import Recorder, update_metrics
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Where the run stands: Updates made, and of these retrained now."""
+
+    step: int
+    retrained: int
+
+
+def relive(
+    folder: Path, claim: Claim, policy: Policy, ledger: Ledger, plan: Plan, recorder: Recorder
+) -> Past:
+    """Bring policy and ledger to where the journal ends; nothing is published meanwhile."""
+    checkpoint = newest_checkpoint(folder, claim)
+    step = checkpoint.step if checkpoint else 0
+    if checkpoint:
+        policy.load(checkpoint.folder / "trainer")
+        ledger.restore(checkpoint.ledger)
+        log.info("resuming from a checkpoint", step=step, folder=str(checkpoint.folder))
+    recorder.cut_after(step)
+    retrained = 0
+    for _, record in read_chain(folder, claim, checkpoint.position if checkpoint else None):
+        if record["kind"] == "batch" and record["step"] > step:
+            groups = decode_groups(record["groups"])
+            batch = build_batch(groups, plan.reward_weights, step, plan.source.settings.max_staleness)
+            update = policy.update(batch)
+            step = record["step"]
+            retrained += 1
+            recorder.completions(step, groups)
+            recorder.metrics(step, record["metrics"] | update_metrics(update))
+            log.info("retrained from the journal", step=step)
+        ledger.restore(record["ledger"])
+    return Past(step, retrained)
+
+
+def encode_groups(groups: list[ScoredGroup]) -> list[bytes]:
+    """A batch's groups as the journal holds them."""
+    return [encode(group) for group in groups]
+
+
+def decode_groups(groups: list[bytes]) -> list[ScoredGroup]:
+    """What `encode_groups` wrote."""
+    return [decode(group, ScoredGroup) for group in groups]

@@ -1,0 +1,81 @@
+"""From questions to tickets: what a ticket holds follows from the run's seed and its number alone."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from common.messages import Sampling, Ticket, Version
+from common.settings import LearnerSettings
+from learner.dataset import Question
+from learner.ledger import eval_ticket
+
+
+@dataclass(frozen=True, slots=True)
+class TicketSource:
+    """Makes tickets; making one again gives the same one, at whatever version."""
+
+    questions: list[Question]
+    eval_questions: list[Question]
+    settings: LearnerSettings
+    contract: str
+
+    def train(self, ticket: str, version: Version) -> Ticket:
+        """The training ticket with this id; epoch e visits the questions in a seeded order."""
+        number = int(ticket.partition(":")[2])
+        epoch, index = divmod(number, len(self.questions))
+        question = self.questions[_order(self.settings.seed, epoch, len(self.questions))[index]]
+        settings = self.settings
+        return Ticket(
+            id=ticket,
+            purpose="train",
+            prompt_ids=question.prompt_ids,
+            num_generations=settings.num_generations,
+            sampling=Sampling(
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                top_k=settings.top_k,
+                min_p=settings.min_p,
+                max_tokens=settings.max_completion_length,
+                seed=_sampling_seed(settings.seed, ticket),
+            ),
+            version=version,
+            min_step=version.step if settings.max_staleness == 0 else 0,
+            contract=self.contract,
+            columns=question.columns,
+        )
+
+    def evaluation(self, version: Version, index: int) -> Ticket:
+        """The ticket that asks held-out question `index` of a version, greedily."""
+        question = self.eval_questions[index]
+        return Ticket(
+            id=eval_ticket(version, index),
+            purpose="eval",
+            prompt_ids=question.prompt_ids,
+            num_generations=1,
+            sampling=Sampling(
+                temperature=0.0,
+                top_p=1.0,
+                top_k=0,
+                min_p=0.0,
+                max_tokens=self.settings.max_completion_length,
+                seed=0,
+            ),
+            version=version,
+            min_step=version.step,
+            contract=self.contract,
+            columns=question.columns,
+        )
+
+
+@lru_cache(maxsize=2)
+def _order(seed: int, epoch: int, size: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch]).permutation(size)
+
+
+def _sampling_seed(seed: int, ticket: str) -> int:
+    digest = hashlib.sha256(f"{seed}:{ticket}".encode()).digest()
+    return int.from_bytes(digest[:4], "little") >> 1
