@@ -1,0 +1,173 @@
+"""The demo's base model: a tiny Llama that has half learned the task.
+
+Pre-training stops on the steep part of its learning curve, where the skill is there but the model
+is not sure of it: that is what reinforcement learning can build on. The criterion is an accuracy
+measured on a validation slice of the pre-training pairs, so the held-out questions stay unseen and
+the speed of the machine changes nothing. The learning rate is still high at that point, hence the
+accuracy swings by several points within a few steps: it is measured often, and has to lie in a band
+and not merely above a threshold.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from common.errors import PenstockError
+from deploy.demo.task import Problem, TaskFiles, operand_pair, read_problems
+from deploy.demo.tiny_llama import make_model, make_tokenizer, save_checkpoint
+
+LOWEST_ACCURACY = 0.36
+HIGHEST_ACCURACY = 0.44
+VALIDATION_PAIRS = 250
+BATCH_SIZE = 256
+LEARNING_RATE = 1e-3
+WARMUP_STEPS = 50
+MAX_STEPS = 1200
+STEPS_PER_MEASURE = 3
+STEPS_PER_REPORT = 30
+
+_IGNORED = -100
+
+
+class BaseModelError(PenstockError):
+    """Pre-training ended without reaching the accuracy that the demo starts from."""
+
+
+@dataclass(frozen=True)
+class BaseModelReport:
+    """What pre-training came to; accuracies are shares of 1 under greedy decoding."""
+
+    folder: Path
+    parameters: int
+    steps: int
+    seconds: float
+    validation_accuracy: float
+    heldout_accuracy: float
+
+
+@dataclass(frozen=True)
+class _Examples:
+    """Padded token ids (N, T), and the same ids as labels with all but answer and eos ignored."""
+
+    input_ids: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    def pick(self, rows: Tensor) -> _Examples:
+        return _Examples(self.input_ids[rows], self.labels[rows])
+
+
+def make_base_model(
+    folder: Path, task: TaskFiles, seed: int, report: Callable[[str], None]
+) -> BaseModelReport:
+    """Pre-train the base model on `task.pretrain` and save it as a Hugging Face checkpoint.
+
+    Takes 40 seconds of one core; the same seed makes the same model on the same machine. `report`
+    receives a line of progress every STEPS_PER_REPORT steps. Raises BaseModelError when no measure
+    within MAX_STEPS lies between LOWEST_ACCURACY and HIGHEST_ACCURACY.
+    """
+    started_s = time.monotonic()
+    tokenizer = make_tokenizer()
+    train, validation = _split_by_pair(read_problems(task.pretrain), seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = make_model(tokenizer)
+        steps, accuracy = _pretrain(
+            model, _encode(train, tokenizer), _encode(validation, tokenizer), report
+        )
+    save_checkpoint(model, tokenizer, folder)
+    return BaseModelReport(
+        folder=folder,
+        parameters=model.num_parameters(),
+        steps=steps,
+        seconds=time.monotonic() - started_s,
+        validation_accuracy=accuracy,
+        heldout_accuracy=_measure_accuracy(model, _encode(read_problems(task.heldout), tokenizer)),
+    )
+
+
+def _split_by_pair(problems: Sequence[Problem], seed: int) -> tuple[list[Problem], list[Problem]]:
+    """Set the problems of VALIDATION_PAIRS operand pairs aside."""
+    pairs = sorted({operand_pair(problem.question) for problem in problems})
+    validation_pairs = set(random.Random(seed).sample(pairs, VALIDATION_PAIRS))
+    train: list[Problem] = []
+    validation: list[Problem] = []
+    for problem in problems:
+        aside = operand_pair(problem.question) in validation_pairs
+        (validation if aside else train).append(problem)
+    return train, validation
+
+
+def _encode(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerFast) -> _Examples:
+    prompts = [tokenizer.encode(problem.question) for problem in problems]
+    answers = [[*tokenizer.encode(p.answer), tokenizer.eos_token_id] for p in problems]
+    rows = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+    labels = [
+        [_IGNORED] * len(prompt) + answer for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+    return _Examples(_pad(rows, tokenizer.pad_token_id), _pad(labels, _IGNORED))
+
+
+def _pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])
+
+
+def _pretrain(
+    model: LlamaForCausalLM, train: _Examples, validation: _Examples, report: Callable[[str], None]
+) -> tuple[int, float]:
+    """Train until the accuracy lies in the band; return the steps taken and that accuracy."""
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.1
+    )
+    warmup = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS)
+    )
+    accuracy = 0.0
+    for step in range(1, MAX_STEPS + 1):
+        batch = train.pick(torch.randint(len(train), (BATCH_SIZE,)))
+        loss = _answer_loss(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        warmup.step()
+        if step % STEPS_PER_MEASURE == 0:
+            accuracy = _measure_accuracy(model, validation)
+        if step % STEPS_PER_REPORT == 0:
+            report(f"step {step}: loss {loss.item():.2f}, validation accuracy {accuracy:.0%}")
+        if LOWEST_ACCURACY <= accuracy <= HIGHEST_ACCURACY:
+            return step, accuracy
+    raise BaseModelError(
+        f"expected a validation accuracy between {LOWEST_ACCURACY:.0%} and {HIGHEST_ACCURACY:.0%} "
+        f"within {MAX_STEPS} steps, found {accuracy:.0%} at the last: try another seed"
+    )
+
+
+def _answer_loss(model: LlamaForCausalLM, batch: _Examples) -> Tensor:
+    logits = model(input_ids=batch.input_ids[:, :-1]).logits
+    return cross_entropy(logits.flatten(0, 1), batch.labels[:, 1:].flatten(), ignore_index=_IGNORED)
+
+
+@torch.no_grad()
+def _measure_accuracy(model: LlamaForCausalLM, examples: _Examples) -> float:
+    """Return the share of questions that greedy decoding answers exactly.
+
+    Teacher forcing measures the same: the right answer is the greedy one exactly when each of its
+    tokens is the likeliest after those before it.
+    """
+    predicted = model(input_ids=examples.input_ids[:, :-1]).logits.argmax(dim=-1)
+    expected = examples.labels[:, 1:]
+    right = (predicted == expected) | (expected == _IGNORED)
+    return float(right.all(dim=1).float().mean())

@@ -1,0 +1,139 @@
+"""The demo's task: sums of two-digit numbers, such as `37+45=`, in three splits.
+
+A split owns *operand pairs*: the sum of 37 and 45 occurs in one split only, whatever the order of
+the operands. Held-out accuracy therefore measures the skill and not the memory of a sum.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+from pathlib import Path
+
+from common.errors import DataError
+
+OPERANDS = range(10, 100)
+HELDOUT_PAIRS = 600
+TRAIN_PAIRS = 1500
+
+_QUESTION = re.compile(r"(\d+)\+(\d+)=")
+
+Pair = tuple[int, int]
+
+
+class TaskError(DataError):
+    """A task file holds a wrong label, an unreadable question or another split's operand pair."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One question and its only right answer, for example `37+45=` and `82`."""
+
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class TaskFiles:
+    """The three splits as JSON lines with the string columns `question` and `answer`."""
+
+    pretrain: Path
+    train: Path
+    heldout: Path
+
+
+def write_task(folder: Path, seed: int) -> TaskFiles:
+    """Write pretrain.jsonl, train.jsonl and heldout.jsonl into `folder`, and check them.
+
+    The same seed writes the same bytes. Pre-training and training hold every question of their
+    pairs; the held-out split holds one question per pair, so that its questions are independent.
+    """
+    rng = random.Random(seed)
+    pairs = list(combinations_with_replacement(OPERANDS, 2))
+    rng.shuffle(pairs)
+    heldout_pairs = pairs[:HELDOUT_PAIRS]
+    train_pairs = pairs[HELDOUT_PAIRS : HELDOUT_PAIRS + TRAIN_PAIRS]
+    pretrain_pairs = pairs[HELDOUT_PAIRS + TRAIN_PAIRS :]
+
+    folder.mkdir(parents=True, exist_ok=True)
+    files = TaskFiles(
+        pretrain=folder / "pretrain.jsonl",
+        train=folder / "train.jsonl",
+        heldout=folder / "heldout.jsonl",
+    )
+    _write_problems(files.pretrain, _shuffled(_all_problems(pretrain_pairs), rng))
+    _write_problems(files.train, _shuffled(_all_problems(train_pairs), rng))
+    _write_problems(files.heldout, [rng.choice(problems_of(pair)) for pair in heldout_pairs])
+    check_task(files)
+    return files
+
+
+def check_task(files: TaskFiles) -> None:
+    """Raise TaskError unless every label is right and no operand pair occurs in two splits."""
+    owner: dict[Pair, Path] = {}
+    for path in (files.pretrain, files.train, files.heldout):
+        problems = read_problems(path)
+        if not problems:
+            raise TaskError(f"{path} holds no problem: write the task again")
+        pairs = {_checked_pair(problem, path) for problem in problems}
+        for pair in pairs & owner.keys():
+            raise TaskError(
+                f"the operands {pair[0]} and {pair[1]} occur in {owner[pair].name} and in "
+                f"{path.name}: every pair belongs to one split, write the task again"
+            )
+        owner.update(dict.fromkeys(pairs, path))
+
+
+def read_problems(path: Path) -> list[Problem]:
+    """Read the problems of one split, in the order of the file."""
+    with path.open(encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    return [Problem(question=row["question"], answer=row["answer"]) for row in rows]
+
+
+def operand_pair(question: str) -> Pair:
+    """Return the operands of a question, the smaller one first."""
+    low, high = sorted(_operands(question))
+    return low, high
+
+
+def problems_of(pair: Pair) -> list[Problem]:
+    """Return every question about one pair: the sum in both orders, once if both are the same."""
+    low, high = sorted(pair)
+    answer = str(low + high)
+    orders = [(low, high)] if low == high else [(low, high), (high, low)]
+    return [Problem(f"{left}+{right}=", answer) for left, right in orders]
+
+
+def _all_problems(pairs: Iterable[Pair]) -> list[Problem]:
+    return [problem for pair in pairs for problem in problems_of(pair)]
+
+
+def _shuffled(problems: list[Problem], rng: random.Random) -> list[Problem]:
+    return rng.sample(problems, len(problems))
+
+
+def _write_problems(path: Path, problems: Sequence[Problem]) -> None:
+    rows = ({"question": problem.question, "answer": problem.answer} for problem in problems)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def _checked_pair(problem: Problem, path: Path) -> Pair:
+    expected = str(sum(_operands(problem.question)))
+    if problem.answer != expected:
+        raise TaskError(
+            f"{path}: {problem.question} is labelled {problem.answer!r}, expected {expected!r}: "
+            "write the task again"
+        )
+    return operand_pair(problem.question)
+
+
+def _operands(question: str) -> Pair:
+    match = _QUESTION.fullmatch(question)
+    if match is None:
+        raise TaskError(f"cannot read the question {question!r}: expected the form 37+45=")
+    return int(match[1]), int(match[2])

@@ -1,0 +1,71 @@
+"""The demo's model and tokenizer: a Llama of one million parameters that reads characters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+CONTEXT_TOKENS = 64
+
+_SPECIAL_TOKENS = {
+    "pad_token": "<pad>",
+    "bos_token": "<bos>",
+    "eos_token": "<eos>",
+    "unk_token": "<unk>",
+}
+_CHARACTERS = "0123456789+-="
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Make a tokenizer of single characters; encoding adds no special token.
+
+    Example: `37+45=` becomes six tokens, and the two tokens of `82` decode to `82`.
+    """
+    tokens = [*_SPECIAL_TOKENS.values(), *_CHARACTERS]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=_SPECIAL_TOKENS["unk_token"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        model_max_length=CONTEXT_TOKENS,
+        **_SPECIAL_TOKENS,
+    )
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """Make a model with random weights in fp32, drawn from torch's global generator.
+
+    The head size of 32 is the smallest that vLLM's attention runs on a CPU.
+    """
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=128,
+            intermediate_size=512,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            head_dim=32,
+            max_position_embeddings=CONTEXT_TOKENS,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    )
+
+
+def save_checkpoint(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path
+) -> None:
+    """Save weights, configurations and tokenizer for `from_pretrained(folder)` and for vLLM."""
+    model.generation_config = GenerationConfig(
+        pad_token_id=model.config.pad_token_id,
+        bos_token_id=model.config.bos_token_id,
+        eos_token_id=model.config.eos_token_id,
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

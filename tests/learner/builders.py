@@ -1,0 +1,64 @@
+"""Groups, outcomes and a plan for the learner's tests; no model is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from common.codec import encode
+from common.contract import Contract
+from common.messages import Group, Rollout, ScoredGroup, Span, Ticket, Verdict, Version
+from common.protocol import Entry
+from common.settings import LearnerSettings
+from learner.dataset import Question
+from learner.plan import Plan
+from learner.tickets import TicketSource
+
+CONTRACT = Contract("model", "hash", "float32", 40, ("accuracy",), (1.0,), True, "answer", 2, 4)
+
+
+def make_settings(**changes: object) -> LearnerSettings:
+    base = {"num_generations": 2, "groups_per_step": 2, "max_staleness": 1, "max_completion_length": 8}
+    return LearnerSettings(**(base | changes))
+
+
+def make_plan(settings: LearnerSettings, steps: int = 3, eval_questions: int = 0) -> Plan:
+    questions = [
+        Question(np.array([3, 4 + number], dtype="<i4"), {"answer": str(number)})
+        for number in range(10)
+    ]
+    source = TicketSource(questions, questions[:eval_questions], settings, CONTRACT.hash)
+    return Plan(Path("model"), CONTRACT, source, steps, {"accuracy": 1.0})
+
+
+def make_group(
+    ticket: Ticket, spans: list[tuple[int, int]] | None = None, rewards: tuple = (1.0, 0.0)
+) -> ScoredGroup:
+    """A group for a ticket; `spans` are (step, tokens) of each rollout."""
+    spans = spans or [(ticket.version.step, 3)]
+    edges = np.cumsum([0] + [tokens for _, tokens in spans])
+    length = int(edges[-1])
+    rollout = Rollout(
+        token_ids=np.arange(3, 3 + length, dtype="<i4"),
+        logprobs=np.full(length, -1.0, dtype="<f4"),
+        mask=np.ones(length, dtype="|b1"),
+        spans=tuple(
+            Span(Version(1, step), int(edges[i]), int(edges[i + 1])) for i, (step, _) in enumerate(spans)
+        ),
+        finish_reason="stop",
+    )
+    size = ticket.num_generations
+    group = Group(ticket, (rollout,) * size, "actor")
+    return ScoredGroup(group, {"accuracy": rewards}, ("x",) * size, "rewarder")
+
+
+def make_outcome(plan: Plan, ticket: str, step: int = 0, **options: object) -> Entry:
+    """The entry of a scored group for a ticket sampled at a step."""
+    made = plan.source.train(ticket, Version(1, step))
+    return Entry(f"{ticket.partition(':')[2]}-1", ticket, encode(make_group(made, **options)))
+
+
+def make_verdict(ticket: str, state: str = "filtered") -> Entry:
+    verdict = Verdict(ticket, state, "no spread", {"accuracy": (0.0, 0.0)}, (3, 3))
+    return Entry("9-9", ticket, encode(verdict))

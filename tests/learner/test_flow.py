@@ -1,0 +1,220 @@
+"""The learner's side of the streams, on a real queue server."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from common.codec import decode, encode
+from common.connection import Connection
+from common.errors import ConfigError, DeadlineExceeded, RunTaken
+from common.keys import Keys
+from common.messages import Group, ScoredGroup, Ticket, Verdict, Version, Weights
+from common.protocol import LearnerQueue, RunView, WorkStream
+from common.settings import RunSettings
+from learner.books import Books
+from learner.claim import claim_incarnation, read_chain
+from learner.flow import Flow
+from learner.journal import Journal
+from learner.ledger import Ledger
+from tests.learner.builders import make_group, make_plan, make_settings
+
+
+class Bench:
+    """A learner without a policy, and a worker that answers its tickets."""
+
+    def __init__(self, folder, connection: Connection, keys: Keys, **settings):
+        self.folder, self.connection, self.keys = folder, connection, keys
+        self.stopping = threading.Event()
+        self.plan = make_plan(make_settings(**settings), steps=4, eval_questions=2)
+        self.claim = claim_incarnation(folder, RunView(connection, keys).incarnation())
+        self.queue = LearnerQueue(connection, keys, self.claim.incarnation)
+        self.ledger = Ledger()
+        for _, record in read_chain(folder, self.claim):
+            self.ledger.restore(record["ledger"])
+        self.books = Books(self.ledger, Journal(folder, self.claim.incarnation), self.queue)
+        run = RunSettings(name="x", progress_timeout_s=0.3)
+        self.flow = Flow(connection, self.queue, self.books, self.plan, run, "nonce", self.stopping)
+        self.flow.join()
+
+    def publish(self, step, evaluate=False):
+        weights = Weights(Version(self.claim.incarnation, step), "folder", "hash", "")
+        self.flow.publish(weights, step, evaluate)
+
+    def work(self, stream="tickets", limit=100):
+        """Answer what lies on a ticket stream: a group per ticket, straight to the learner."""
+        work = WorkStream(self.connection, self.keys, getattr(self.keys, stream), "w", 30.0, 3)
+        for entry in work.take(limit):
+            ticket = decode(entry.payload, Ticket)
+            rewards = (1.0,) if ticket.purpose == "eval" else (1.0, 0.0)
+            scored = make_group(ticket, rewards=rewards)
+            work.handoff(entry, self.keys.outcomes_for(ticket.purpose), encode(scored))
+
+    def train(self, step):
+        groups = self.flow.take_groups(step)
+        names = [group.group.ticket.id for group in groups]
+        for name in names:
+            self.ledger.close(name, "trained", f"step {step + 1}")
+        self.books.record("batch", step=step + 1, groups=[encode(group) for group in groups])
+        return names
+
+    def balance(self):
+        totals, places = RunView(self.connection, self.keys).audit()
+        assert all(place.exists for place in places)
+        assert totals["issued"] == sum(totals.values()) - totals["issued"] + len(places)
+        return totals, sorted(place.ticket for place in places)
+
+
+@pytest.fixture
+def bench(tmp_path, connection, keys):
+    return Bench(tmp_path, connection, keys)
+
+
+def test_credit_bounds_what_is_out_and_returns_with_the_batch(bench):
+    bench.publish(0)
+    bench.flow.issue_tickets(0)
+    assert bench.ledger.train_open == 4  # (max_staleness + 1) x groups_per_step
+    bench.work()
+    assert len(bench.train(0)) == 2
+    bench.flow.issue_tickets(1)
+    assert bench.ledger.train_open == 4
+    bench.balance()
+
+
+def test_the_last_steps_issue_no_more_than_they_need(bench):
+    bench.publish(3)
+    bench.flow.issue_tickets(3)
+    assert bench.ledger.train_open == 2
+
+
+def test_what_was_trained_is_gone_from_the_server_and_the_rest_waits(bench):
+    bench.publish(0)
+    bench.flow.issue_tickets(0)
+    bench.work()
+    trained = bench.train(0)
+    totals, open_tickets = bench.balance()
+    assert totals["trained"] == 2
+    assert not set(trained) & set(open_tickets)
+
+
+def test_a_resumed_learner_goes_on_with_the_tickets_that_are_out(tmp_path, connection, keys):
+    first = Bench(tmp_path, connection, keys)
+    first.publish(0)
+    first.flow.issue_tickets(0)
+    first.work()
+    trained = first.train(0)
+    first.flow.issue_tickets(1)  # issued after the journal's last record
+    second = Bench(tmp_path, connection, keys)
+    assert second.ledger.open.keys() == first.ledger.open.keys()
+    second.publish(1)
+    again = second.train(1)
+    assert not set(again) & set(trained)
+    second.balance()
+
+
+def test_after_the_server_lost_everything_each_open_ticket_is_issued_again_as_itself(
+    tmp_path, connection, keys
+):
+    first = Bench(tmp_path, connection, keys)
+    first.publish(0)
+    first.flow.issue_tickets(0)
+    first.work()
+    trained = first.train(0)
+    connection.execute("DEL", *keys.all)
+    second = Bench(tmp_path, connection, keys)
+    second.publish(1)
+    totals, open_tickets = second.balance()
+    assert open_tickets == sorted({"train:0", "train:1", "train:2", "train:3"} - set(trained))
+    assert (totals["issued"], totals["trained"]) == (4, 2)
+    second.work()
+    assert not set(second.train(1)) & set(trained)
+
+
+def test_a_lost_acknowledgement_is_made_good_and_trains_nothing_twice(tmp_path, connection, keys):
+    first = Bench(tmp_path, connection, keys)
+    first.publish(0)
+    first.flow.issue_tickets(0)
+    first.work()
+    lost = {name: connection.execute("HGET", keys.open, name) for name in ("train:0", "train:1")}
+    trained = first.train(0)
+    for name, place in lost.items():  # as if the server had lost its last writes
+        connection.execute("HSET", keys.open, name, place)
+    first.flow.join()
+    totals, open_tickets = first.balance()
+    assert not set(trained) & set(open_tickets)
+    assert totals["trained"] == 2
+
+
+def test_an_older_incarnation_is_refused(tmp_path, connection, keys):
+    first = Bench(tmp_path, connection, keys)
+    Bench(tmp_path, connection, keys)
+    with pytest.raises(RunTaken, match="incarnation 2"):
+        first.publish(0)
+
+
+def test_a_run_of_the_same_name_from_another_folder_is_refused(bench):
+    stranger = LearnerQueue(bench.connection, bench.keys, 99)
+    with pytest.raises(ConfigError, match="another folder"):
+        stranger.claim("another nonce", "me")
+
+
+def test_held_out_questions_are_answered_and_never_trained(bench):
+    bench.publish(0, evaluate=True)
+    bench.work("eval_tickets")
+    bench.flow.finish_evaluation(0)
+    (result,) = bench.flow.evaluated
+    assert result.mean("accuracy") == 1.0
+    assert [answer.index for answer in result.answers] == [0, 1]
+    totals, _ = bench.balance()
+    assert totals["evaluated"] == 2
+
+
+def test_a_dead_question_is_counted_and_the_evaluation_ends(bench):
+    bench.publish(0, evaluate=True)
+    work = WorkStream(bench.connection, bench.keys, bench.keys.eval_tickets, "w", 30.0, 3)
+    for entry in work.take(1):
+        work.bury(entry, "eval", "broken")
+    bench.work("eval_tickets")
+    bench.flow.finish_evaluation(0)
+    (result,) = bench.flow.evaluated
+    assert [answer.finish_reason for answer in result.answers] == ["dead", "stop"]
+
+
+def test_what_is_left_at_the_end_is_unused_and_nothing_is_in_flight(bench):
+    bench.publish(0)
+    bench.flow.issue_tickets(0)
+    bench.work(limit=1)
+    bench.flow.end()
+    totals, open_tickets = bench.balance()
+    assert (totals["unused"], open_tickets) == (4, [])
+    assert RunView(bench.connection, bench.keys).ended()
+
+
+def test_a_wait_in_vain_ends_with_who_holds_what(bench):
+    bench.publish(0)
+    with pytest.raises(DeadlineExceeded, match="4 in tickets held by nobody"):
+        bench.flow.take_groups(0)
+
+
+def test_a_verdict_without_payload_counts_and_frees_its_credit(bench):
+    bench.publish(0)
+    bench.flow.issue_tickets(0)
+    work = WorkStream(bench.connection, bench.keys, bench.keys.tickets, "w", 30.0, 3)
+    filtered, *_ = work.take(1)
+    verdict = Verdict(filtered.ticket, "filtered", "no spread", {"accuracy": (0.0, 0.0)}, (1, 1))
+    work.handoff(filtered, bench.keys.scored, encode(verdict))
+    bench.work()
+    assert filtered.ticket not in bench.train(0)
+    assert bench.flow.intake.take_arrivals().filtered == [verdict]
+    assert bench.balance()[0]["filtered"] == 1
+
+
+def test_groups_ride_with_their_columns(bench):
+    bench.publish(0)
+    bench.flow.issue_tickets(0)
+    bench.work()
+    groups = bench.flow.take_groups(0)
+    assert all(isinstance(group, ScoredGroup) for group in groups)
+    assert all(isinstance(group.group, Group) for group in groups)
+    assert all("answer" in group.group.ticket.columns for group in groups)

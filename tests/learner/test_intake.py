@@ -1,0 +1,163 @@
+"""The fold from outcomes to batches, and the pace that bounds the lag."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from common.errors import NoSignal
+from common.messages import Version
+from common.protocol import Entry
+from learner.intake import Intake
+from learner.ledger import Ledger
+from tests.learner.builders import CONTRACT, make_outcome, make_plan, make_settings, make_verdict
+
+
+class Desk:
+    """An intake with its ledger, and tickets issued at will."""
+
+    def __init__(self, **settings):
+        self.settings = make_settings(**settings)
+        self.plan = make_plan(self.settings)
+        self.ledger = Ledger()
+        self.intake = Intake(self.ledger, self.settings, CONTRACT.hash)
+
+    def issue(self, count, step=0):
+        for _ in range(count):
+            self.ledger.opened(self.ledger.next_train_ticket(), Version(1, step))
+
+    def arrive(self, *numbers, step=0, at=None, **options):
+        for number in numbers:
+            outcome = make_outcome(self.plan, f"train:{number}", step, **options)
+            self.intake.fold(outcome, step if at is None else at)
+
+    def form(self, step=0):
+        groups = self.intake.form(step)
+        if groups is None:
+            return None
+        names = [group.group.ticket.id for group in groups]
+        for name in names:
+            self.ledger.close(name, "trained")
+        return names
+
+
+def test_groups_join_in_the_order_they_arrived():
+    desk = Desk()
+    desk.issue(4)
+    desk.arrive(2)
+    assert desk.form() is None
+    desk.arrive(0, 1)
+    assert desk.form() == ["train:2", "train:0"]
+
+
+def test_a_duplicate_of_a_held_or_closed_ticket_changes_nothing():
+    desk = Desk()
+    desk.issue(4)
+    desk.arrive(0, 0, 0)
+    assert desk.form() is None
+    desk.arrive(1)
+    assert desk.form() == ["train:0", "train:1"]
+    desk.arrive(0, 1)
+    assert desk.form() is None
+    assert desk.ledger.totals["trained"] == 2
+
+
+def test_a_filtered_verdict_returns_its_credit_at_once():
+    desk = Desk()
+    desk.issue(4)
+    desk.intake.fold(make_verdict("train:3"), 0)
+    assert desk.ledger.train_open == 3
+    assert desk.ledger.take_unrecorded() == {"train:3": ["filtered", "no spread"]}
+
+
+def test_malformed_bytes_end_their_ticket_as_dead():
+    desk = Desk()
+    desk.issue(1)
+    desk.intake.fold(Entry("1-1", "train:0", b"\xc1nonsense"), 0)
+    assert desk.ledger.totals["dead"] == 1
+
+
+def test_a_group_of_another_contract_is_stale():
+    desk = Desk()
+    desk.issue(1)
+    desk.intake = Intake(desk.ledger, desk.settings, "another")
+    desk.arrive(0)
+    assert desk.ledger.totals["stale"] == 1
+
+
+def test_a_group_of_a_version_this_lineage_never_reached_is_stale():
+    desk = Desk()
+    desk.issue(1)
+    desk.arrive(0, step=5, at=3)
+    assert desk.ledger.totals["stale"] == 1
+
+
+def test_a_group_whose_tokens_are_all_over_the_bound_is_stale():
+    desk = Desk(max_staleness=1)
+    desk.issue(3, step=3)
+    desk.arrive(0, step=3, spans=[(1, 4)])
+    desk.arrive(1, step=3, spans=[(1, 2), (2, 2)])  # its younger half may still be trained
+    desk.arrive(2, step=3, spans=[(3, 2)])
+    assert desk.form(step=3) == ["train:1", "train:2"]
+    assert desk.ledger.totals["stale"] == 1
+
+
+def test_an_overtaken_ticket_is_waited_for_rather_than_trained_too_late():
+    desk = Desk(max_staleness=1)
+    desk.issue(2, step=0)
+    desk.issue(2, step=1)
+    desk.arrive(2, 3, step=1)
+    assert desk.form(step=1) is None  # 0 and 1 are due now: taking 2 and 3 would make them too old
+    desk.arrive(0, 1, step=0)
+    assert desk.form(step=1) == ["train:0", "train:1"]
+    assert desk.form(step=2) == ["train:2", "train:3"]
+
+
+def test_every_arrival_order_keeps_every_group_within_the_bound():
+    """Credit alone would let an overtaken ticket be trained at lag 2 with a bound of 1."""
+    for order in itertools.permutations(range(4)):
+        desk = Desk(max_staleness=1)
+        first_version: dict[str, int] = {}
+
+        def refill(desk=desk, seen=first_version):
+            free = min(desk.settings.credit, 8) - desk.ledger.train_open
+            start = desk.ledger.next_number
+            desk.issue(free, step)
+            seen.update({f"train:{start + i}": step for i in range(free)})
+
+        step, waiting = 0, []
+        refill()
+        for _ in range(60):
+            waiting = waiting or [
+                sorted(int(t[6:]) for t in desk.ledger.open if not desk.intake.holds(t))[i]
+                for i in order
+                if i < sum(not desk.intake.holds(t) for t in desk.ledger.open)
+            ]
+            number = waiting.pop(0)
+            if f"train:{number}" in desk.ledger.open:
+                desk.arrive(number, step=first_version[f"train:{number}"], at=step)
+            formed = desk.form(step)
+            if formed:
+                assert all(step - first_version[name] <= 1 for name in formed), (order, step)
+                step += 1
+                refill()
+        assert step > 5, order  # and it never gets stuck
+
+
+def test_a_smaller_batch_is_taken_after_max_resample_times_without_signal():
+    desk = Desk(max_resample_times=1)
+    desk.issue(4)
+    desk.arrive(0)
+    for number in (1, 2, 3):
+        desk.intake.fold(make_verdict(f"train:{number}"), 0)
+    assert desk.form() == ["train:0"]
+
+
+def test_no_signal_at_all_ends_the_run_with_that_sentence():
+    desk = Desk(max_resample_times=1)
+    desk.issue(4)
+    for number in (1, 2, 3):
+        desk.intake.fold(make_verdict(f"train:{number}"), 0)
+    with pytest.raises(NoSignal, match="3 groups in a row had nothing to learn from"):
+        desk.form()

@@ -1,0 +1,93 @@
+"""The journal, the claims and what a resume reads of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from common.errors import RunTaken
+from learner.claim import claim_incarnation, lock_run, read_chain
+from learner.journal import Journal, Position, read_segment, segment_path, valid_length
+
+
+def steps(run_folder, claim, start=None):
+    return [record["step"] for _, record in read_chain(run_folder, claim, start)]
+
+
+def test_records_come_back_in_order_with_the_position_after_each(tmp_path):
+    journal = Journal(tmp_path, 1)
+    positions = [journal.append("batch", step=step, groups=[b"x" * step]) for step in (1, 2, 3)]
+    found = list(read_segment(segment_path(tmp_path, 1)))
+    assert [record["groups"] for _, record in found] == [[b"x"], [b"xx"], [b"xxx"]]
+    assert [offset for offset, _ in found] == [position.offset for position in positions]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip"])
+def test_a_torn_or_flipped_last_record_is_cut(tmp_path, damage):
+    journal = Journal(tmp_path, 1)
+    whole = journal.append("batch", step=1)
+    journal.append("batch", step=2)
+    path = segment_path(tmp_path, 1)
+    data = bytearray(path.read_bytes())
+    if damage == "cut":
+        data = data[:-1]
+    else:
+        data[-1] ^= 1
+    path.write_bytes(bytes(data))
+    assert valid_length(path) == whole.offset
+
+
+def test_every_truncation_leaves_only_whole_records(tmp_path):
+    journal = Journal(tmp_path, 1)
+    ends = [journal.append("batch", step=step).offset for step in (1, 2)]
+    path = segment_path(tmp_path, 1)
+    data = path.read_bytes()
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        assert valid_length(path) == max((end for end in ends if end <= length), default=0)
+
+
+def test_what_a_superseded_learner_appends_is_not_part_of_the_run(tmp_path):
+    first = claim_incarnation(tmp_path, 0)
+    journal = Journal(tmp_path, first.incarnation)
+    journal.append("batch", step=1)
+    second = claim_incarnation(tmp_path, 0)
+    journal.append("batch", step=2)  # the zombie
+    Journal(tmp_path, second.incarnation).append("batch", step=7)
+    third = claim_incarnation(tmp_path, 0)
+    assert steps(tmp_path, third) == [1, 7]
+
+
+def test_a_resume_reads_from_the_checkpoints_position(tmp_path):
+    first = claim_incarnation(tmp_path, 0)
+    journal = Journal(tmp_path, first.incarnation)
+    positions = [journal.append("batch", step=step) for step in (1, 2)]
+    second = claim_incarnation(tmp_path, 0)
+    Journal(tmp_path, second.incarnation).append("batch", step=3)
+    third = claim_incarnation(tmp_path, 0)
+    assert steps(tmp_path, third, positions[0]) == [2, 3]
+    assert steps(tmp_path, third, Position(2, 0)) == [3]
+
+
+def test_an_incarnation_is_above_all_that_folder_and_redis_know(tmp_path):
+    assert claim_incarnation(tmp_path, 0).incarnation == 1
+    later = claim_incarnation(tmp_path, 6)
+    assert (later.incarnation, later.parent) == (7, 1)
+
+
+def test_a_second_learner_is_refused_and_the_first_one_named(tmp_path):
+    with lock_run(tmp_path), pytest.raises(RunTaken, match=f"process {os.getpid()}"), lock_run(tmp_path):
+        pass
+
+
+def test_a_killed_learner_leaves_the_folder_free(tmp_path):
+    code = (
+        "import os, sys; from pathlib import Path; from learner.claim import lock_run\n"
+        "with lock_run(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    with lock_run(tmp_path):
+        pass
