@@ -39,12 +39,18 @@ class Connection:
     is not trusted).
     """
 
-    def __init__(self, url: str, connect_timeout_s: float, server_timeout_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        connect_timeout_s: float,
+        server_timeout_s: float,
+        stopping: threading.Event | None = None,
+    ) -> None:
         self.address = _without_password(url)
         self.restarts = 0
         self._server_timeout_s = server_timeout_s
         self._new_socket = threading.Event()
-        self._stopping: threading.Event | None = None
+        self._stopping = stopping or threading.Event()
         try:
             self._client = redis.Redis.from_url(
                 url,
@@ -123,6 +129,8 @@ class Connection:
                     f"the queue server at {self.address} did not answer for {timeout_s:g} s ({cause}); "
                     "start it, or set REDIS_URL to one that runs"
                 ) from cause
+            if self._stopping.is_set():
+                raise ServerUnavailable(f"told to stop while {self.address} was away") from cause
             if now - reported_at >= _REPORT_EVERY_S and not first:
                 left_s = round(timeout_s - (now - lost_at))
                 log.warning(
@@ -173,7 +181,9 @@ def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> No
         ) from error
     if text.startswith(("NOTREADY", "NOGROUP")) or "Function not found" in text:
         raise RunNotReady(f"the learner has not set the run up on {address} (yet)") from error
-    if text.startswith("OOM") or "OOM " in text:
+    if isinstance(error, redis.exceptions.NoPermissionError):
+        raise ConfigError(f"the queue server {address} refuses this user: {error}") from error
+    if isinstance(error, redis.exceptions.OutOfMemoryError) or text.startswith("MISCONF"):
         return
     raise error
 

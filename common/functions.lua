@@ -98,11 +98,11 @@ local function move(keys, entry, ticket, payload)
   local open, src, dst = keys[2], keys[3], keys[4]
   if not is_pending(src, entry) then return 0 end
   local place = redis.call('HGET', open, ticket)
-  if not place then
+  local stream, current, version = split_place(place or '')
+  if stream ~= src or current ~= entry then
     remove(src, entry)
     return 0
   end
-  local _, _, version = split_place(place)
   local moved = redis.call('XADD', dst, '*', 't', ticket, 'd', payload)
   redis.call('HSET', open, ticket, place_of(dst, moved, version))
   remove(src, entry)
@@ -127,9 +127,11 @@ local function bury(keys, args)
   local refused = ready(keys[1])
   if refused then return refused end
   local found = redis.call('XRANGE', keys[3], args[1], args[1])
-  if #found == 0 or not is_pending(keys[3], args[1]) then return 0 end
-  redis.call('XADD', keys[5], '*', 't', args[2], 'd', field_of(found[1], 'd'), 'reason', args[4])
-  return move(keys, args[1], args[2], args[3])
+  local moved = move(keys, args[1], args[2], args[3])
+  if moved == 1 then
+    redis.call('XADD', keys[5], '*', 't', args[2], 'd', field_of(found[1], 'd'), 'reason', args[4])
+  end
+  return moved
 end
 
 -- keys: fence, open, attempts, src; args: entry, ticket, max_attempts
@@ -184,7 +186,7 @@ local function reclaim(keys, args)
       local doomed = redis.call('SISMEMBER', keys[3], ticket)
       local attempts = redis.call('HINCRBY', keys[2], ticket, 1)
       if attempts >= most and doomed == 0 then
-        attempts = most - 1
+        attempts = math.max(most - 1, 1)
         redis.call('HSET', keys[2], ticket, attempts)
       end
       table.insert(taken, {pending[1], ticket, field_of(found[1], 'd'), attempts, doomed})

@@ -115,8 +115,7 @@ def read_status(connection: Connection, run: str) -> RunStatus:
         dead=int(connection.execute("XLEN", keys.dead)),
         ledger=totals,
         streams=tuple(
-            _read_stream(connection, key, now_ms)
-            for key in (*keys.work_streams, *keys.outcome_streams)
+            _read_stream(connection, key, now_ms) for key in (*keys.work_streams, *keys.outcome_streams)
         ),
     )
 

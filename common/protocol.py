@@ -7,6 +7,7 @@ The functions themselves run on the server (functions.lua). A worker's life of a
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from common.messages import EndState, Purpose, Verdict, Version, Weights
 
 BEGINNING = "0-0"
 """The position before a stream's first entry."""
+
+_LOOK_EVERY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,10 +252,13 @@ class RunView:
         )
 
 
-def wait_for_contract(view: RunView, timeout_s: float) -> bytes:
-    """The run's contract; raises DeadlineExceeded when no learner published one in time."""
+def wait_for_contract(view: RunView, timeout_s: float, stopping: threading.Event) -> bytes | None:
+    """The run's contract; None if told to stop first.
+
+    Raises DeadlineExceeded when no learner published one in time.
+    """
     deadline = time.monotonic() + timeout_s
-    while True:
+    while not stopping.is_set():
         contract = view.contract()
         if contract is not None:
             return contract
@@ -261,7 +267,8 @@ def wait_for_contract(view: RunView, timeout_s: float) -> bytes:
                 f"no learner set up the run within {timeout_s:g} s: start `learner` with the same "
                 "RUN_NAME and REDIS_URL, or raise RUN_JOIN_TIMEOUT_S"
             )
-        time.sleep(0.2)
+        stopping.wait(_LOOK_EVERY_S)
+    return None
 
 
 def _read_entries(reply: Any) -> list[Entry]:

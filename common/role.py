@@ -77,11 +77,13 @@ def print_settings(settings: Any, extra: dict[str, Any]) -> None:
         print(f"# {name}: {value}")
 
 
-def connect(redis_url: str, run: RunSettings) -> Connection:
-    """Connect to REDIS_URL or to the server that `penstock up` started for the run."""
-    return Connection(
-        redis_url or started_server(run.folder), run.connect_timeout_s, run.server_timeout_s
-    )
+def connect(redis_url: str, run: RunSettings, stopping: threading.Event) -> Connection:
+    """Connect to REDIS_URL or to the server that `penstock up` started for the run.
+
+    A lost server is waited for until RUN_SERVER_TIMEOUT_S is over or `stopping` is set.
+    """
+    url = redis_url or started_server(run.folder)
+    return Connection(url, run.connect_timeout_s, run.server_timeout_s, stopping)
 
 
 def started_server(folder: Path) -> str:

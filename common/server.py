@@ -193,9 +193,7 @@ def _is_free(port: int) -> bool:
 
 
 def _version(path: str) -> tuple[int, ...]:
-    answer = subprocess.run(
-        [path, "--version"], capture_output=True, text=True, timeout=10, check=False
-    )
+    answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
     found = re.search(r"v=(\d+)\.(\d+)", answer.stdout)
     return tuple(int(part) for part in found.groups()) if found else (0, 0)
 

@@ -149,4 +149,8 @@ class RewarderSettings(Section):
 
     workers: int = Field(2, ge=1, description="killable scoring processes")
     timeout_s: float = Field(30.0, gt=0, description="limit for one reward of one group")
-    memory_gib: float = Field(4.0, gt=0, description="address space of a scoring process")
+    memory_gib: float = Field(
+        4.0,
+        gt=0,
+        description="address space of a scoring process; a quarter of it in use ends the scoring",
+    )

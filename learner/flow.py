@@ -171,12 +171,15 @@ class Flow:
         while self._evaluator.running and not self._stopping.is_set():
             self._advance(step)
 
-    def end(self) -> None:
-        """Close what is left over as unused and let the workers go."""
+    def close_rest(self) -> None:
+        """Close what is left over as unused: the run's last record."""
         ledger = self._books.ledger
         for ticket in list(ledger.open):
             ledger.close(ticket, "unused", "the run ended")
         self._books.record("end")
+
+    def release_workers(self) -> None:
+        """Let actors and rewarders leave; they look for this."""
         self._queue.set_state("ended")
 
     def _check_deadline(self) -> None:

@@ -37,7 +37,7 @@ def run(command: LearnerCommand, stopping: threading.Event) -> None:
     folder = command.run.folder
     with lock_run(folder):
         plan = make_plan(command.learner)
-        connection = connect(command.redis_url, command.run)
+        connection = connect(command.redis_url, command.run, stopping)
         nonce = read_nonce(folder)
         keys = Keys(command.run.name)
         claim = claim_incarnation(folder, RunView(connection, keys).incarnation())
@@ -190,9 +190,11 @@ class Learner:
         self._note_evaluations()
         complete = self._step == self._plan.steps and not stopping.is_set()
         if complete:
-            self._flow.end()
+            self._flow.close_rest()
         if complete or self._saved != self._step:
             self._checkpoint()
+        if complete:
+            self._flow.release_workers()
         self._recorder.close()
         log.info("the run is complete" if complete else "stopped; start again to resume",
                  step=self._step)  # fmt: skip

@@ -21,10 +21,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, get_scheduler
+from transformers.utils.logging import disable_progress_bar
 
 from common.settings import LearnerSettings
 from learner.batch import Batch, TrainSequence, micro_batches
 from learner.loss import policy_loss, token_logprobs
+
+disable_progress_bar()
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _TAG = "trainer"

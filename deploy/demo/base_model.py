@@ -113,9 +113,7 @@ def _encode(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerFast) -> 
     prompts = [tokenizer.encode(problem.question) for problem in problems]
     answers = [[*tokenizer.encode(p.answer), tokenizer.eos_token_id] for p in problems]
     rows = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
-    labels = [
-        [_IGNORED] * len(prompt) + answer for prompt, answer in zip(prompts, answers, strict=True)
-    ]
+    labels = [[_IGNORED] * len(prompt) + answer for prompt, answer in zip(prompts, answers, strict=True)]
     return _Examples(_pad(rows, tokenizer.pad_token_id), _pad(labels, _IGNORED))
 
 

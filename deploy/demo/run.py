@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import TextIO
 
 from common.errors import PenstockError
 from deploy.child import Report
@@ -113,7 +114,7 @@ class _Progress:
 
     _SHOWN = ("step ", "evaluation", "waiting", "the run is complete", "error")
 
-    def __init__(self, file) -> None:  # noqa: ANN001  (an open text file)
+    def __init__(self, file: TextIO) -> None:
         self._file = file
 
     def __call__(self, report: Report) -> None:

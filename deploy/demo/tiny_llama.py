@@ -58,9 +58,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     )
 
 
-def save_checkpoint(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path
-) -> None:
+def save_checkpoint(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Save weights, configurations and tokenizer for `from_pretrained(folder)` and for vLLM."""
     model.generation_config = GenerationConfig(
         pad_token_id=model.config.pad_token_id,

@@ -80,7 +80,8 @@ class Site:
         threading.Thread(target=self._collect, daemon=True).start()
 
     def _collect(self) -> None:
-        assert self.process is not None and self.process.stdout is not None
+        assert self.process is not None
+        assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line.rstrip())
 

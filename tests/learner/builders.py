@@ -25,8 +25,7 @@ def make_settings(**changes: object) -> LearnerSettings:
 
 def make_plan(settings: LearnerSettings, steps: int = 3, eval_questions: int = 0) -> Plan:
     questions = [
-        Question(np.array([3, 4 + number], dtype="<i4"), {"answer": str(number)})
-        for number in range(10)
+        Question(np.array([3, 4 + number], dtype="<i4"), {"answer": str(number)}) for number in range(10)
     ]
     source = TicketSource(questions, questions[:eval_questions], settings, CONTRACT.hash)
     return Plan(Path("model"), CONTRACT, source, steps, {"accuracy": 1.0})

@@ -1,0 +1,40 @@
+"""Procfiles: which processes a run has, one `name: command` per line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from common.errors import ConfigError
+
+SHIPPED = Path(__file__).with_name("Procfile")
+"""Used where the working directory has no Procfile of its own."""
+
+_LINE = re.compile(r"(?P<name>[A-Za-z0-9_-]+)\s*:\s*(?P<command>\S.*)")
+
+
+def read_procfile(path: Path | None) -> dict[str, str]:
+    """Commands by name, of this file or the default one; raises ConfigError."""
+    if path is None:
+        here = Path("Procfile")
+        path = here if here.is_file() else SHIPPED
+    if not path.is_file():
+        raise ConfigError(f"--procfile {path}: no such file")
+    return parse(path.read_text(), str(path))
+
+
+def parse(text: str, source: str) -> dict[str, str]:
+    """Commands by name, in their order; raises ConfigError naming the line."""
+    commands: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        found = _LINE.fullmatch(line.strip())
+        if found is None:
+            raise ConfigError(f"{source}, line {number}: expected `name: command`, found {line!r}")
+        if found["name"] in commands:
+            raise ConfigError(f"{source}, line {number}: {found['name']} is there twice")
+        commands[found["name"]] = found["command"]
+    if not commands:
+        raise ConfigError(f"{source} names no process: expected lines `name: command`")
+    return commands

@@ -1,0 +1,191 @@
+"""Keeps a run's processes alive, and ends the run in order.
+
+    running    what dies is started again after a back-off
+    leaving    the learner has finished: actors and rewarders see it and leave by themselves
+    stopping   SIGTERM, then SIGKILL, stage by stage: learner, then the workers, the server last
+
+What ends a run: the learner's exit with 0, an exit code after which a restart cannot help, an
+essential service that fails again and again, or `stop()`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from common.errors import NEVER_RESTARTED
+from deploy.child import Child, Report, Service, describe_end
+
+LEARNER = "learner"
+LEARNER_STAGE, WORKER_STAGE, SERVER_STAGE = 0, 1, 2
+_COMMAND_NOT_FOUND = frozenset({126, 127})
+_POLL_S = 0.05
+_REPORT_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Times in seconds, and how often in a row an essential service may fail."""
+
+    first_backoff_s: float = 1.0
+    longest_backoff_s: float = 30.0
+    settled_s: float = 60.0
+    leave_s: float = 60.0
+    terminate_s: float = 30.0
+    failures: int = 5
+
+
+class Supervisor:
+    """Runs services, each `counts[name]` times (once if not named), until the run is over.
+
+    `report` is called from several threads, with every line of output and everything that happens.
+
+    Example:
+        Supervisor([Service("learner", ("learner",), stage=0)], dict(os.environ), print).run()
+    """
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        environment: Mapping[str, str],
+        report: Callable[[Report], None],
+        counts: Mapping[str, int] | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.children = [
+            Child(service, number, report)
+            for service in services
+            for number in range(1, (counts or {}).get(service.name, 1) + 1)
+        ]
+        self._environment = environment
+        self._report = report
+        self._limits = limits or Limits()
+        self._has_learner = any(service.name == LEARNER for service in services)
+        self._phase: Literal["running", "leaving", "stopping"] = "running"
+        self._stops = 0
+        self._learner_code = 0
+        self._failed_code: int | None = None
+        self._blocked_since: float | None = None
+
+    def stop(self) -> None:
+        """Have `run` end in order; a second time: at once. Safe in signal handlers and threads."""
+        self._stops += 1
+
+    def run(self) -> int:
+        """Run until the run is over; the learner's exit code, or the one that ended the run."""
+        try:
+            while self._phase == "running" and not self._stops:
+                self._tick()
+            if self._phase == "leaving":
+                self._let_roles_leave()
+            self._stop_in_order()
+        finally:
+            for child in self.children:
+                child.kill()
+        return self._learner_code if self._failed_code is None else self._failed_code
+
+    def _tick(self) -> None:
+        for child in self.children:
+            code = child.reap()
+            if code is not None:
+                self._react(child, code)
+        self._start_due()
+        time.sleep(_POLL_S)
+
+    def _react(self, child: Child, code: int) -> None:
+        how = describe_end(code)
+        learner = child.service.name == LEARNER
+        if learner:
+            self._learner_code = _exit_status(code)
+        if not child.wanted:
+            self._say(child, how)
+        elif code == 0 and (learner or not self._has_learner):
+            child.wanted = False
+            self._say(child, how)
+            if learner or not any(other.wanted for other in self._roles()):
+                self._phase = "leaving"
+        elif code in NEVER_RESTARTED | _COMMAND_NOT_FOUND:
+            self._fail(child, code, f"{how}: starting it again cannot help")
+        else:
+            self._plan_restart(child, code, how)
+
+    def _plan_restart(self, child: Child, code: int, how: str) -> None:
+        settled = child.lived_s >= self._limits.settled_s
+        child.failures = 1 if settled else child.failures + 1
+        if child.service.essential and child.failures > self._limits.failures:
+            self._fail(child, code, f"{how}, {child.failures} times in a row")
+            return
+        doublings = min(child.failures - 1, 30)
+        wait_s = min(self._limits.first_backoff_s * 2**doublings, self._limits.longest_backoff_s)
+        child.due_at = time.monotonic() + wait_s
+        self._say(child, f"{how} after {child.lived_s:.1f} s; starts again in {wait_s:g} s")
+
+    def _fail(self, child: Child, code: int, text: str) -> None:
+        child.wanted = False
+        self._say(child, f"{text}; the run stops")
+        if self._phase == "running":
+            self._failed_code = _exit_status(code)
+            self._phase = "stopping"
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        for position, child in enumerate(self.children):
+            if child.wanted and not child.running and now >= child.due_at:
+                child.start(self._environment)
+            later_is_due = any(
+                other.wanted and not other.running for other in self.children[position + 1 :]
+            )
+            if child.service.ready is not None and later_is_due and not child.service.ready():
+                self._report_blocked(child, now)
+                return
+        self._blocked_since = None
+
+    def _report_blocked(self, child: Child, now: float) -> None:
+        if self._blocked_since is None:
+            self._blocked_since = now
+        elif now - self._blocked_since >= _REPORT_EVERY_S:
+            self._say(child, "is not ready yet; the others wait for it", kind="run")
+            self._blocked_since = now
+
+    def _let_roles_leave(self) -> None:
+        roles = self._roles()
+        for child in roles:
+            child.wanted = False
+        self._wait_for(roles, self._limits.leave_s, lambda: self._stops > 0)
+
+    def _stop_in_order(self) -> None:
+        self._phase = "stopping"
+        for child in self._roles():
+            child.wanted = False
+        for stage in sorted({child.service.stage for child in self.children}):
+            members = [child for child in self.children if child.service.stage == stage]
+            for child in members:
+                child.wanted = False
+                child.terminate()
+            if not self._wait_for(members, self._limits.terminate_s, lambda: self._stops > 1):
+                for child in members:
+                    child.kill()
+                self._wait_for(members, self._limits.terminate_s, lambda: False)
+
+    def _wait_for(self, children: Sequence[Child], timeout_s: float, hurry: Callable[[], bool]) -> bool:
+        """Tick until these have ended; False when time is up or there is no patience left."""
+        deadline = time.monotonic() + timeout_s
+        while any(child.running for child in children):
+            if time.monotonic() > deadline or hurry():
+                return False
+            self._tick()
+        return True
+
+    def _roles(self) -> list[Child]:
+        """All but the server, which serves the others until they are gone."""
+        return [child for child in self.children if child.service.stage != SERVER_STAGE]
+
+    def _say(self, child: Child, text: str, kind: Literal["started", "ended", "run"] = "ended") -> None:
+        self._report(Report(child.name, kind, text))
+
+
+def _exit_status(code: int) -> int:
+    """As a shell reports it: 128 + the number of a signal."""
+    return code if code >= 0 else 128 - code

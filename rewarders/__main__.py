@@ -1,0 +1,25 @@
+"""The `rewarder` command. Nothing heavy is imported before the settings are known to be right."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from common.command import RewarderCommand
+from common.role import run_role
+
+
+def main() -> None:
+    """Score the completions of a run until it ends."""
+    sys.exit(run_role(RewarderCommand, "rewarder", _run))
+
+
+def _run(settings: RewarderCommand, stopping: threading.Event) -> None:
+    from rewarders.loop import run
+    from rewarders.rewards import REWARDS
+
+    run(settings, stopping, REWARDS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Valid messages to take apart, and a run on a real server to play through."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from common.connection import Connection
+from common.keys import Keys
+from common.messages import (
+    Group,
+    Rollout,
+    Sampling,
+    ScoredGroup,
+    Span,
+    Ticket,
+    Verdict,
+    Version,
+    Weights,
+)
+from common.protocol import LearnerQueue, RunView, WorkStream
+
+V0 = Version(1, 0)
+
+
+def make_ticket(number: int = 7, num_generations: int = 2) -> Ticket:
+    return Ticket(
+        id=f"train:{number}",
+        purpose="train",
+        prompt_ids=np.array([5, 6, 7], dtype="<i4"),
+        num_generations=num_generations,
+        sampling=Sampling(1.0, 1.0, 0, 0.0, 16, 42),
+        version=V0,
+        min_step=0,
+        contract="abc",
+        columns={"solution": "12", "level": 3, "tags": ["a", None]},
+    )
+
+
+def make_rollout(length: int = 3) -> Rollout:
+    return Rollout(
+        token_ids=np.arange(length, dtype="<i4"),
+        logprobs=np.full(length, -0.5, dtype="<f4"),
+        mask=np.ones(length, dtype="|b1"),
+        spans=(Span(V0, 0, 1), Span(Version(1, 1), 1, length)),
+        finish_reason="stop",
+    )
+
+
+def make_group() -> Group:
+    return Group(make_ticket(), (make_rollout(3), make_rollout(5)), "actor-1")
+
+
+def make_scored() -> ScoredGroup:
+    return ScoredGroup(make_group(), {"accuracy": (1.0, None)}, ("12", "13"), "rewarder-1")
+
+
+def make_messages() -> list[object]:
+    """One of each kind."""
+    return [
+        make_ticket(),
+        make_group(),
+        make_scored(),
+        Verdict("train:7", "filtered", "all rewards equal", {"accuracy": (1.0, 1.0)}, (3, 5)),
+        Weights(Version(2, 9), "/weights/2.9", "ff" * 32, "00" * 32),
+    ]
+
+
+class Run:
+    """A run of its own on a server: what the learner, workers and the monitor see of it."""
+
+    LEASE_S = 0.2
+
+    def __init__(self, connection: Connection, keys: Keys, incarnation: int = 1) -> None:
+        self.connection = connection
+        self.keys = keys
+        self.learner = LearnerQueue(connection, keys, incarnation)
+        self.view = RunView(connection, keys)
+        self.learner.claim("nonce", "test")
+
+    def issue(self, *numbers: int, version: Version = V0, payload: bytes = b"ask") -> list[Version]:
+        return self.learner.issue("train", [(f"train:{n}", version, payload) for n in numbers])
+
+    def actor(
+        self,
+        name: str = "actor",
+        lease_s: float = LEASE_S,
+        max_attempts: int = 3,
+        connection: Connection | None = None,
+    ) -> WorkStream:
+        return WorkStream(
+            connection or self.connection, self.keys, self.keys.tickets, name, lease_s, max_attempts
+        )
+
+    def rewarder(self, name: str = "rewarder", connection: Connection | None = None) -> WorkStream:
+        return WorkStream(
+            connection or self.connection, self.keys, self.keys.rollouts, name, self.LEASE_S, 3
+        )
+
+    def entries(self, stream: str) -> list[tuple[bytes, bytes]]:
+        """(ticket, payload) of each entry of a stream, in order."""
+        found = self.connection.execute("XRANGE", stream, "-", "+")
+        return [(fields[b"t"], fields[b"d"]) for _, fields in found]
+
+    def contents(self) -> dict[str, object]:
+        """All the run holds, without entry ids: equal for equal histories.
+
+        Attempts are left out where nobody works any more: a last failure may be counted twice.
+        """
+        totals, places = self.view.audit()
+        attempts = {
+            place.ticket: place.attempts for place in places if place.stream in self.keys.work_streams
+        }
+        streams = (*self.keys.work_streams, *self.keys.outcome_streams, self.keys.dead)
+        return {
+            "totals": totals,
+            "open": sorted(
+                (place.ticket, place.stream, place.first_version, place.consumer) for place in places
+            ),
+            "attempts": attempts,
+            "streams": [self.entries(stream) for stream in streams],
+            "exist": all(place.exists for place in places),
+        }

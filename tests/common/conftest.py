@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+import pytest
+
+from common.connection import Connection
+from common.keys import Keys
+from tests.common.builders import Run
+
+
+@pytest.fixture
+def run(connection: Connection, keys: Keys) -> Run:
+    """A run that its learner has set up."""
+    return Run(connection, keys)

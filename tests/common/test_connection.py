@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from common.connection import Connection
+from common.errors import ConfigError, RunNotReady, ServerUnavailable
+from common.server import LocalServer
+from tests.helpers import wait_until, wait_until_written
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_an_unreachable_server_is_named_and_the_password_is_not() -> None:
+    url = f"redis://:secret@127.0.0.1:{closed_port()}/0"
+    with pytest.raises(ServerUnavailable, match="set REDIS_URL") as caught:
+        Connection(url, connect_timeout_s=0.3, server_timeout_s=60)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_url_that_is_none_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match="REDIS_URL"):
+        Connection("localhost", 0.3, 0.3)
+
+
+def test_a_server_that_may_evict_is_refused(private_server: LocalServer) -> None:
+    connection = Connection(private_server.url, 10, 10)
+    connection.execute("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    with pytest.raises(ConfigError, match="maxmemory-policy allkeys-lru"):
+        Connection(private_server.url, 10, 10)
+
+
+def test_a_killed_server_is_waited_for_and_its_restart_is_noticed(
+    private_server: LocalServer,
+) -> None:
+    connection = Connection(private_server.url, 10, server_timeout_s=20)
+    connection.execute("SET", "key", "value")
+    wait_until_written(connection)
+    private_server.kill()
+    found: list[bytes] = []
+    waiting = threading.Thread(target=lambda: found.append(connection.execute("GET", "key")))
+    waiting.start()
+    private_server.start()
+    waiting.join(timeout=20)
+    assert found == [b"value"]
+    assert connection.restarts == 1
+
+
+def test_a_lost_connection_to_the_same_server_is_no_restart(private_server: LocalServer) -> None:
+    connection = Connection(private_server.url, 10, 10)
+    other = Connection(private_server.url, 10, 10)
+    other.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    assert connection.execute("PING") in (b"PONG", True)
+    assert connection.restarts == 0
+
+
+def test_each_restart_is_counted(private_server: LocalServer) -> None:
+    connection = Connection(private_server.url, 10, 20)
+    for count in (1, 2):
+        private_server.kill()
+        private_server.start()
+        connection.execute("SET", "key", count)
+        assert connection.restarts == count
+
+
+def test_a_server_lost_for_longer_than_the_deadline_is_given_up(
+    private_server: LocalServer,
+) -> None:
+    connection = Connection(private_server.url, 10, server_timeout_s=0.3)
+    private_server.kill()
+    with pytest.raises(ServerUnavailable, match=r"did not answer for 0\.3 s"):
+        connection.execute("PING")
+
+
+def test_a_call_without_the_functions_says_the_run_is_not_set_up(
+    private_server: LocalServer,
+) -> None:
+    connection = Connection(private_server.url, 10, 10)
+    with pytest.raises(RunNotReady, match="not set the run up"):
+        connection.call("renew", ["a", "b"], ["consumer"])
+
+
+def test_a_blocked_read_ends_by_itself(connection: Connection) -> None:
+    reply = wait_until(
+        lambda: connection.execute("XREAD", "BLOCK", 50, "STREAMS", "nothing", "0") in (None, {}, []),
+        "an empty read",
+    )
+    assert reply

@@ -1,0 +1,129 @@
+"""What happens when a command was carried out and nobody heard of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from common import connection as connection_module
+from common.connection import Connection
+from common.errors import PenstockError
+from common.keys import Keys
+from common.messages import Weights
+from common.protocol import BEGINNING, LearnerQueue, WorkStream
+from common.server import LocalServer
+from tests.common.builders import V0, Run
+from tests.helpers import LossyProxy, wait_until
+
+
+@pytest.fixture
+def proxy(queue_server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[LossyProxy]:
+    monkeypatch.setattr(connection_module, "_RETRY_EVERY_S", 0.01)
+    with LossyProxy(queue_server.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def lossy_run(proxy: LossyProxy, keys: Keys) -> Iterator[Run]:
+    """A run whose network loses what the proxy is told to."""
+    connection = Connection(proxy.url, 10, 10)
+    yield Run(connection, keys)
+    connection.close()
+
+
+def play(run: Run, lose: Callable[[str], None]) -> list[object]:
+    """A history with every verb in it, each announced to `lose` before it is called."""
+    lose("claim")
+    LearnerQueue(run.connection, run.keys, 1).claim("nonce", "again")
+    lose("issue")
+    said: list[object] = [run.issue(1, 2, 3, 4)]
+    lose("put")
+    run.learner.announce(Weights(V0, "path", "hash", ""))
+    actor = run.actor(max_attempts=2, lease_s=5.0)
+    taken = actor.take(4)
+    lose("renew")
+    said.append(actor.renew([entry.id for entry in taken]))
+    for entry in taken[:2]:
+        lose("handoff")
+        actor.handoff(entry, run.keys.rollouts, b"group")
+    lose("fail")
+    actor.fail(taken[2], "train", "no luck")
+    lose("bury")
+    actor.bury(taken[3], "train", "hopeless")
+    (again,) = actor.take(4)
+    said.append(again.attempts)
+    lose("fail")
+    actor.fail(again, "train", "no luck")
+    scorer = run.rewarder()
+    for entry in scorer.take(2):
+        lose("handoff")
+        scorer.handoff(entry, run.keys.scored, b"scored")
+    lose("outcomes")
+    found = run.learner.outcomes("train", BEGINNING, 10)
+    said.append([entry.ticket for entry in found])
+    lose("close")
+    run.learner.close("train", {"train:1": "trained", "train:4": "dead"}, [found[0].id])
+    lose("set_totals")
+    run.learner.set_totals({"issued": 4, "trained": 1, "dead": 1})
+    lose("audit")
+    return [*said, run.contents()]
+
+
+def test_a_history_in_which_every_reply_is_lost_once_ends_as_without_losses(
+    lossy_run: Run, proxy: LossyProxy, connection: Connection, run_name: str
+) -> None:
+    asked = 0
+
+    def lose(verb: str) -> None:
+        nonlocal asked
+        asked += 1
+        proxy.lose_reply_to(f"penstock_1_{verb}".encode())
+
+    calm = play(Run(connection, Keys(run_name + "-calm")), lambda _: None)
+    found = play(lossy_run, lose)
+    assert proxy.lost == asked
+    assert str(found) == str(calm).replace(run_name + "-calm", run_name)
+
+
+def test_entries_whose_delivery_was_lost_come_back_through_the_lease(
+    lossy_run: Run, proxy: LossyProxy
+) -> None:
+    lossy_run.issue(1)
+    worker = lossy_run.actor()
+    proxy.lose_reply_to(b"XREADGROUP")
+    assert worker.take(1) == []
+    assert proxy.lost == 1
+    (entry,) = wait_until(lambda: worker.reclaim(1), "the lease of the lost delivery to run out")
+    assert entry.ticket == "train:1"
+
+
+def test_entries_whose_takeover_was_lost_come_back_through_the_lease(
+    lossy_run: Run, proxy: LossyProxy
+) -> None:
+    lossy_run.issue(1)
+    lossy_run.actor("dead").take(1)
+    other = lossy_run.actor("other")
+    proxy.lose_reply_to(b"penstock_1_reclaim")
+
+    def take_over() -> bool:
+        return bool(other.reclaim(1)) and proxy.lost == 1
+
+    wait_until(take_over, "the ticket to be taken over again")
+
+
+def test_the_naive_way_does_lose_and_double_on_this_network(lossy_run: Run, proxy: LossyProxy) -> None:
+    """The suite would notice: XADD then XACK, each repeated until answered, trains twice."""
+    lossy_run.issue(1)
+    worker = lossy_run.actor()
+    (entry,) = worker.take(1)
+    naive_handoff(lossy_run, worker, entry.id, lambda: proxy.lose_reply_to(b"XADD"))
+    assert len(lossy_run.entries(lossy_run.keys.rollouts)) == 2
+
+
+def naive_handoff(run: Run, worker: WorkStream, entry: str, before: Callable[[], None]) -> None:
+    before()
+    with contextlib.suppress(PenstockError):
+        run.connection.execute("XADD", run.keys.rollouts, "*", "t", "train:1", "d", "group")
+        run.connection.execute("XACK", worker.stream, "workers", entry)

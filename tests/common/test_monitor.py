@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from common.codec import encode
+from common.connection import Connection
+from common.contract import Contract
+from common.errors import RunNotReady
+from common.messages import Version, Weights
+from common.monitor import read_audit, read_dead, read_status
+from common.queues import run as queues
+from common.server import LocalServer
+from tests.common.builders import Run
+from tests.common.test_connection import closed_port
+
+
+def contract() -> Contract:
+    return Contract("model", "hash", "float32", 64, ("accuracy",), (1.0,), True, "solution", 2, 8)
+
+
+@pytest.fixture
+def busy(run: Run, monkeypatch: pytest.MonkeyPatch, queue_server: LocalServer) -> Run:
+    """Five tickets: one closed, one scored, one on its way, one held, one not taken yet."""
+    monkeypatch.setenv("REDIS_URL", queue_server.url)
+    run.learner.publish_contract(encode(contract()))
+    run.learner.announce(Weights(Version(1, 3), "path", "hash", ""))
+    run.learner.set_state("running")
+    run.issue(1, 2, 3, 4, 5)
+    first, second, third, _ = run.actor("actor-1").take(4)
+    for entry in (first, second, third):
+        run.actor().handoff(entry, run.keys.rollouts, b"group")
+    run.rewarder().handoff(run.rewarder().take(1)[0], run.keys.scored, b"scored")
+    run.learner.close("train", {"train:2": "stale"})
+    return run
+
+
+def test_the_status_counts_what_lies_where(busy: Run, run_name: str) -> None:
+    status = read_status(busy.connection, run_name)
+    streams = {stream.name: stream for stream in status.streams}
+    assert (status.state, status.incarnation, status.version) == ("running", 1, "1.3")
+    assert (status.credit, status.outstanding, status.open, status.dead) == (8, 4, 4, 0)
+    assert status.ledger == {"issued": 5, "stale": 1}
+    tickets = streams["tickets"]
+    assert (tickets.depth, tickets.pending, tickets.undelivered) == (2, 1, 1)
+    assert [(one.name, one.held) for one in tickets.consumers] == [("actor-1", 1)]
+    assert (streams["rollouts"].depth, streams["scored"].depth) == (1, 1)
+    assert tickets.oldest_s is not None
+    assert streams["evaluated"].oldest_s is None
+
+
+def test_the_audit_names_each_ticket_in_flight(busy: Run, run_name: str) -> None:
+    audit = read_audit(busy.connection, run_name)
+    found = {one.ticket: (one.stream, one.holder, one.attempt) for one in audit.in_flight}
+    assert found == {
+        "train:1": ("scored", "", 1),
+        "train:3": ("rollouts", "", 1),
+        "train:4": ("tickets", "actor-1", 1),
+        "train:5": ("tickets", "", 1),
+    }
+    assert audit.faults == ()
+
+
+def test_the_audit_says_which_ticket_lost_its_entry(busy: Run, run_name: str) -> None:
+    busy.connection.execute("XTRIM", busy.keys.scored, "MAXLEN", 0)
+    (fault,) = read_audit(busy.connection, run_name).faults
+    assert fault.startswith("ticket train:1 is open, but its entry")
+
+
+@pytest.mark.parametrize(("amount", "sentence"), [(2, "2 missing"), (-1, "1 too many")])
+def test_the_audit_says_how_many_tickets_are_off(
+    busy: Run, run_name: str, amount: int, sentence: str
+) -> None:
+    busy.connection.execute("HINCRBY", busy.keys.ledger, "issued", amount)
+    (fault,) = read_audit(busy.connection, run_name).faults
+    assert fault.endswith(sentence)
+
+
+def test_a_run_that_is_not_there_is_named(connection: Connection) -> None:
+    with pytest.raises(RunNotReady, match="no run named nobody"):
+        read_status(connection, "nobody")
+
+
+def test_dead_tickets_are_listed_with_their_reason(run: Run, run_name: str) -> None:
+    run.issue(1)
+    worker = run.actor()
+    worker.bury(worker.take(1)[0], "train", "killed three engines")
+    assert read_dead(run.connection, run_name, 10) == [("train:1", "killed three engines")]
+
+
+def test_queues_audit_exits_with_0_while_the_books_balance_and_1_otherwise(
+    busy: Run, run_name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert queues(["audit", "--run.name", run_name]) == 0
+    assert "balances: 5 = 1 ended + 4 in flight" in capsys.readouterr().out
+    busy.connection.execute("HINCRBY", busy.keys.ledger, "stale", 1)
+    assert queues(["audit", "--run.name", run_name]) == 1
+    assert "1 too many" in capsys.readouterr().out
+
+
+def test_queues_prints_json_for_scripts(
+    busy: Run, run_name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert queues(["status", "--json", "--run.name", run_name]) == 0
+    assert json.loads(capsys.readouterr().out)["open"] == 4
+    assert queues(["audit", "--run.name", run_name, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["faults"] == []
+
+
+def test_queues_status_takes_the_runs_name_from_the_environment(
+    busy: Run, run_name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RUN_NAME", run_name)
+    assert queues(["status"]) == 0
+    out = capsys.readouterr().out
+    assert f"run {run_name} on" in out
+    assert "actor-1: holds 1" in out
+
+
+def test_queues_discard_deletes_only_when_told_yes_and_only_this_run(
+    busy: Run, run_name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = Run(busy.connection, type(busy.keys)(f"{run_name}-other"))
+    other.issue(1)
+    assert queues(["discard", "--run.name", run_name]) == 78
+    assert busy.view.incarnation() == 1
+    assert queues(["discard", "--yes", "--run.name", run_name]) == 0
+    assert busy.connection.execute("EXISTS", *busy.keys.all) == 0
+    assert len(other.entries(other.keys.tickets)) == 1
+    assert "--yes" in capsys.readouterr().err
+
+
+def test_queues_without_a_server_exits_with_69(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REDIS_URL", f"redis://127.0.0.1:{closed_port()}")
+    assert queues(["status", "--run.connect-timeout-s", "0.2"]) == 69
+    assert "did not answer for 0.2 s" in capsys.readouterr().err
+
+
+def test_queues_names_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert queues([]) == 0
+    assert "audit" in capsys.readouterr().out
+    assert queues(["audti"]) == 78
+    assert "expected one of status, audit" in capsys.readouterr().err

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from common import server as server_module
+from common.connection import Connection
+from common.errors import ConfigError
+from common.role import URL_FILE, started_server
+from common.server import LocalServer, find_binary, prepare
+from tests.helpers import wait_until_written
+
+
+def test_a_started_server_is_found_through_the_run_folder(tmp_path: Path) -> None:
+    with LocalServer(tmp_path) as server:
+        assert started_server(tmp_path) == server.url
+        assert Connection(server.url, 5, 5).uptime_ms() >= 0
+
+
+def test_address_and_password_stay_when_the_server_is_started_again(tmp_path: Path) -> None:
+    first = prepare(tmp_path)
+    assert prepare(tmp_path) == first
+
+
+def test_only_the_owner_may_read_the_password(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    for name in (URL_FILE, "queue/server.conf"):
+        assert stat.S_IMODE(os.stat(tmp_path / name).st_mode) == 0o600
+
+
+def test_what_was_written_survives_kill_9(private_server: LocalServer) -> None:
+    connection = Connection(private_server.url, 10, 10)
+    connection.execute("SET", "key", "value")
+    wait_until_written(connection)
+    private_server.kill()
+    private_server.start()
+    assert connection.execute("GET", "key") == b"value"
+
+
+def test_a_torn_tail_of_the_append_only_file_loads(private_server: LocalServer, tmp_path: Path) -> None:
+    connection = Connection(private_server.url, 10, 10)
+    connection.execute("SET", "first", "1")
+    connection.execute("SET", "second", "2")
+    wait_until_written(connection)
+    private_server.kill()
+    (log,) = (tmp_path / "private/queue/appendonlydir").glob("*.incr.aof")
+    log.write_bytes(log.read_bytes()[:-3])
+    private_server.start()
+    assert connection.execute("MGET", "first", "second") == [b"1", None]
+
+
+def test_a_wrong_password_is_a_configuration_error(queue_server: LocalServer) -> None:
+    url = queue_server.url.replace("redis://:", "redis://:wrong")
+    with pytest.raises(ConfigError, match="REDIS_URL"):
+        Connection(url, 5, 5)
+
+
+def test_a_second_server_in_the_same_folder_is_refused(
+    private_server: LocalServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_LEAVE_TIMEOUT_S", 0.0)
+    with pytest.raises(ConfigError, match="already runs"):
+        prepare(tmp_path / "private")
+
+
+def test_a_port_that_a_stranger_took_is_given_up(tmp_path: Path) -> None:
+    with LocalServer(tmp_path / "stranger") as stranger:
+        address = stranger.url.rpartition("@")[2]
+        prepare(tmp_path)
+        (tmp_path / URL_FILE).write_text(f"redis://:password@{address}\n")
+        assert not prepare(tmp_path).url.endswith(address)
+
+
+def test_without_any_server_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(server_module, "_bundled_binary", lambda: None)
+    with pytest.raises(ConfigError, match=r"penstock\[queue\]"):
+        find_binary()
+
+
+def test_a_server_that_is_too_old_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "redis-server"
+    old.write_text("#!/bin/sh\necho 'Redis server v=6.2.7 sha=0'\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(server_module, "_bundled_binary", lambda: None)
+    with pytest.raises(ConfigError, match=r"version 6\.2"):
+        find_binary()

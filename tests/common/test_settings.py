@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.command import (
+    ActorCommand,
+    CommandSettings,
+    LearnerCommand,
+    RewarderCommand,
+    RunCommand,
+    check_names,
+    load,
+    variables,
+)
+from common.errors import ConfigError
+from common.role import run_role
+
+ROLES = {"LEARNER": LearnerCommand, "ACTOR": ActorCommand, "REWARDER": RewarderCommand}
+
+
+def test_a_variable_sets_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEARNER_MAX_STEPS", "7")
+    monkeypatch.setenv("RUN_LEASE_S", "2.5")
+    settings = load(LearnerCommand, "learner", [])
+    assert (settings.learner.max_steps, settings.run.lease_s) == (7, 2.5)
+
+
+def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "recipe.env"
+    file.write_text("LEARNER_MAX_STEPS=1\nLEARNER_SEED=1\nLEARNER_BETA1_IS_NOT_READ_HERE=\n")
+    with pytest.raises(ConfigError, match="LEARNER_BETA1_IS_NOT_READ_HERE"):
+        load(LearnerCommand, "learner", ["--env-file", str(file)])
+    file.write_text("LEARNER_MAX_STEPS=1\nLEARNER_SEED=1\nLEARNER_EPSILON=0.1\n")
+    monkeypatch.setenv("LEARNER_MAX_STEPS", "2")
+    monkeypatch.setenv("LEARNER_SEED", "2")
+    found = load(LearnerCommand, "learner", [f"--env-file={file}", "--learner.max-steps", "3"]).learner
+    assert (found.max_steps, found.seed, found.epsilon) == (3, 2, 0.1)
+
+
+def test_lists_are_written_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEARNER_REWARDS", "accuracy, format")
+    monkeypatch.setenv("LEARNER_REWARD_WEIGHTS", "1,0.5")
+    found = load(LearnerCommand, "learner", []).learner
+    assert (found.rewards, found.reward_weights) == (["accuracy", "format"], [1.0, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "nearest"),
+    [
+        ("LEARNER_MAX_STALENES", "LEARNER_MAX_STALENESS"),
+        ("ACTOR_MAX_NUM_SEQ", "ACTOR_MAX_NUM_SEQS"),
+        ("RUN_LEASE", "RUN_LEASE_S"),
+    ],
+)
+def test_an_unknown_variable_is_an_error_that_suggests_the_nearest(
+    monkeypatch: pytest.MonkeyPatch, wrong: str, nearest: str
+) -> None:
+    monkeypatch.setenv(wrong, "1")
+    with pytest.raises(ConfigError, match=rf"unknown variable {wrong}: did you mean {nearest}\?"):
+        load(RunCommand, "queues", [])
+
+
+def test_names_that_kubernetes_injects_pass() -> None:
+    check_names(
+        dict.fromkeys(
+            [
+                "LEARNER_PORT",
+                "LEARNER_SERVICE_HOST",
+                "LEARNER_SERVICE_PORT",
+                "LEARNER_SERVICE_PORT_HTTP",
+                "ACTOR_PORT_8000_TCP_ADDR",
+                "LEARNERS_OF_THE_WORLD",
+                "RUN",
+            ]
+        )
+    )
+
+
+@pytest.mark.parametrize("prefix", ROLES)
+def test_every_variable_is_also_a_flag(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ending:
+        load(ROLES[prefix], prefix.lower(), ["--help"])
+    assert ending.value.code == 0
+    flags = set(re.findall(r"--[a-z0-9.-]+", capsys.readouterr().out))
+    for name in variables():
+        section, _, field = name.partition("_")
+        if section in (prefix, "RUN"):
+            assert f"--{section.lower()}.{field.lower().replace('_', '-')}" in flags
+    assert "--redis-url" in flags
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "words"),
+    [
+        (LearnerCommand, ["--learner.max-steps", "many"], "LEARNER_MAX_STEPS: .*found 'many'"),
+        (LearnerCommand, ["--learner.reward-weights", "1,2"], "2 weights for 1 rewards"),
+        (LearnerCommand, ["--learner.loss-type", "ppo"], "LEARNER_LOSS_TYPE"),
+        (RunCommand, ["--run.name", "a b"], "RUN_NAME"),
+        (RunCommand, ["--run.nam", "a"], "--help"),
+        (RunCommand, ["--env-file"], "needs the name"),
+        (RunCommand, ["--env-file", "/nowhere.env"], "no such file"),
+    ],
+)
+def test_a_wrong_setting_is_named(kind: type[CommandSettings], arguments: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(kind, "command", arguments)
+
+
+def test_a_dry_run_prints_the_environment_that_gives_the_same_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["learner", "--learner.max-steps", "9", "--dry-run"])
+    assert run_role(LearnerCommand, "learner", pytest.fail) == 0  # type: ignore[arg-type]
+    printed = dict(line.split("=", 1) for line in capsys.readouterr().out.splitlines() if "=" in line)
+    assert printed["LEARNER_MAX_STEPS"] == "9"
+    for name, value in printed.items():
+        monkeypatch.setenv(name, value)
+    again = load(LearnerCommand, "learner", [])
+    assert again.learner.max_steps == 9
+    assert again.learner == load(LearnerCommand, "learner", ["--learner.max-steps", "9"]).learner
+
+
+def test_a_mistake_ends_a_role_with_78(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["actor", "--actor.dtype", "int3"])
+    assert run_role(ActorCommand, "actor", pytest.fail) == 78  # type: ignore[arg-type]
+    assert "actor: ConfigError: ACTOR_DTYPE" in capsys.readouterr().err

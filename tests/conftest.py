@@ -1,0 +1,63 @@
+"""Fixtures of all tests: a real queue server, a connection to it, the keys of a new run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+from hypothesis import settings
+
+from common.connection import Connection
+from common.guard import guard_children
+from common.keys import Keys
+from common.server import LocalServer
+
+settings.register_profile("penstock", deadline=None, max_examples=60)
+settings.load_profile("penstock")
+
+_RUNS = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def forget_log_settings() -> Iterator[None]:
+    """A command run inside a test points the logs at a stream that the test closes."""
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture(scope="session")
+def queue_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    """One server for the whole session; tests keep apart by the names of their runs."""
+    guard_children()  # a killed test session leaves no server behind
+    with LocalServer(tmp_path_factory.mktemp("run")) as server:
+        yield server
+
+
+@pytest.fixture
+def private_server(tmp_path: Path) -> Iterator[LocalServer]:
+    """A server of the test's own, to be killed with .kill() and brought back with .start()."""
+    with LocalServer(tmp_path / "private") as server:
+        yield server
+
+
+@pytest.fixture
+def connection(queue_server: LocalServer) -> Iterator[Connection]:
+    """A connection to the session's server."""
+    connection = Connection(queue_server.url, connect_timeout_s=10, server_timeout_s=10)
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def run_name() -> str:
+    """The name of a run nobody else has on the session's server."""
+    return f"test-{next(_RUNS)}"
+
+
+@pytest.fixture
+def keys(run_name: str) -> Keys:
+    """The keys of a run of the test's own."""
+    return Keys(run_name)

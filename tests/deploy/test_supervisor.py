@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+from common.connection import Connection
+from common.role import started_server
+from common.server import LocalServer
+from deploy.child import Report, Service
+from deploy.supervisor import (
+    LEARNER_STAGE,
+    SERVER_STAGE,
+    WORKER_STAGE,
+    Limits,
+    Supervisor,
+)
+from deploy.up import queue_service, role_services, run_up
+from tests.helpers import wait_until, wait_until_written
+
+LIMITS = Limits(
+    first_backoff_s=0.05, longest_backoff_s=0.2, settled_s=60, leave_s=5, terminate_s=5, failures=5
+)
+FOREVER = "while :; do sleep 0.05; done"
+STAYS = f"sh -c 'trap \"echo left; exit 0\" TERM; echo here; {FOREVER}'"
+STUBBORN = f"sh -c 'trap \"\" TERM; echo here; {FOREVER}'"
+
+
+def when(flag: Path, then: str) -> str:
+    """A command that does `then` once the test has made the file."""
+    return f"sh -c 'until [ -e {flag} ]; do sleep 0.02; done; {then}'"
+
+
+class Shift:
+    """A supervisor at work in a thread of its own, and what it reported."""
+
+    def __init__(
+        self,
+        services: list[Service],
+        counts: Mapping[str, int] | None = None,
+        limits: Limits = LIMITS,
+    ) -> None:
+        self.reports: list[Report] = []
+        self.supervisor = Supervisor(services, dict(os.environ), self.reports.append, counts, limits)
+        self.code: int | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.code = self.supervisor.run()
+
+    def said(self, child: str, words: str) -> list[Report]:
+        return [one for one in self.reports if one.child == child and words in one.text]
+
+    def wait_for(self, child: str, words: str, times: int = 1) -> Report:
+        return wait_until(
+            lambda: len(self.said(child, words)) >= times and self.said(child, words)[-1],
+            f"{child} to say {words!r} {times} times, not {self.reports}",
+        )
+
+    def pid(self, child: str) -> int:
+        (found,) = (one.pid for one in self.supervisor.children if one.name == child)
+        assert found is not None
+        return found
+
+    def position(self, child: str, words: str) -> int:
+        return self.reports.index(self.said(child, words)[0])
+
+    def end(self) -> int | None:
+        self._thread.join(timeout=20)
+        assert not self._thread.is_alive(), self.reports
+        return self.code
+
+    def stop(self) -> int | None:
+        self.supervisor.stop()
+        return self.end()
+
+
+@pytest.fixture
+def shifts() -> Iterator[list[Shift]]:
+    """Put every shift here: it is ended with the test."""
+    begun: list[Shift] = []
+    yield begun
+    for shift in begun:
+        shift.supervisor.stop()
+        shift.stop()
+
+
+def begin(shifts: list[Shift], commands: dict[str, str], **more: object) -> Shift:
+    shift = Shift(role_services(commands), **more)  # type: ignore[arg-type]
+    shifts.append(shift)
+    return shift
+
+
+def test_what_dies_is_started_again_with_growing_back_off(shifts: list[Shift]) -> None:
+    shift = begin(shifts, {"learner": STAYS, "actor": "sh -c 'exit 70'"})
+    for wait_s in ("0.05", "0.1", "0.2"):
+        shift.wait_for("actor.1", f"starts again in {wait_s} s")
+    assert "ended with exit code 70" in shift.said("actor.1", "starts again")[0].text
+    shift.wait_for("actor.1", "starts again in 0.2 s", times=2)
+    assert shift.stop() == 0
+
+
+def test_a_child_that_lived_long_enough_starts_with_the_first_back_off_again(
+    shifts: list[Shift],
+) -> None:
+    limits = Limits(first_backoff_s=0.05, settled_s=0.0, leave_s=5, terminate_s=5)
+    shift = begin(shifts, {"learner": STAYS, "actor": "sh -c 'exit 1'"}, limits=limits)
+    shift.wait_for("actor.1", "starts again in 0.05 s", times=4)
+
+
+def test_a_killed_child_is_named_with_its_signal_and_comes_back(shifts: list[Shift]) -> None:
+    shift = begin(shifts, {"learner": STAYS, "actor": STAYS}, counts={"actor": 2})
+    shift.wait_for("actor.2", "here")
+    os.kill(shift.pid("actor.2"), signal.SIGKILL)
+    shift.wait_for("actor.2", "was killed by SIGKILL")
+    shift.wait_for("actor.2", "here", times=2)
+    assert len(shift.said("actor.1", "here")) <= 1
+
+
+def test_what_a_dead_child_left_behind_is_killed(shifts: list[Shift]) -> None:
+    parent = "sh -c 'sleep 1000 & echo orphan $!; wait'"
+    shift = begin(shifts, {"learner": STAYS, "actor": parent})
+    orphan = int(shift.wait_for("actor.1", "orphan").text.split()[1])
+    os.kill(shift.pid("actor.1"), signal.SIGKILL)
+    wait_until(lambda: not is_alive(orphan), "the orphan to be killed")
+
+
+@pytest.mark.parametrize("code", [78, 65, 73, 127])
+def test_an_exit_code_that_a_restart_cannot_mend_ends_the_run_with_it(
+    shifts: list[Shift], tmp_path: Path, code: int
+) -> None:
+    flag = tmp_path / "flag"
+    shift = begin(shifts, {"learner": STAYS, "rewarder": STAYS, "actor": when(flag, f"exit {code}")})
+    shift.wait_for("learner.1", "here")
+    shift.wait_for("rewarder.1", "here")
+    flag.touch()
+    assert shift.end() == code
+    assert len(shift.said("actor.1", "started")) == 1
+    assert shift.said("learner.1", "left")
+    shift.wait_for("rewarder.1", "ended with exit code 0")
+
+
+def test_a_learner_that_fails_again_and_again_ends_the_run_with_its_code(
+    shifts: list[Shift],
+) -> None:
+    shift = begin(shifts, {"learner": "sh -c 'exit 70'", "actor": STAYS})
+    assert shift.end() == 70
+    assert len(shift.said("learner.1", "started")) == LIMITS.failures + 1
+    assert shift.said("learner.1", "6 times in a row; the run stops")
+
+
+def test_when_the_learner_has_finished_the_others_leave_by_themselves(
+    shifts: list[Shift], tmp_path: Path
+) -> None:
+    ended = tmp_path / "ended"
+    worker = f"sh -c 'until [ -e {ended} ]; do sleep 0.02; done; sleep 0.2; echo saw it'"
+    shift = begin(shifts, {"learner": f"touch {ended}", "actor": worker, "rewarder": worker})
+    assert shift.end() == 0
+    for name in ("actor.1", "rewarder.1"):
+        shift.wait_for(name, "saw it")
+        assert shift.said(name, "ended with exit code 0")
+
+
+def test_workers_that_do_not_leave_are_told_to_and_then_killed(
+    shifts: list[Shift], tmp_path: Path
+) -> None:
+    limits = Limits(first_backoff_s=0.05, leave_s=0.2, terminate_s=3)
+    flag = tmp_path / "flag"
+    commands = {"actor": STAYS, "rewarder": STUBBORN, "learner": when(flag, "exit 0")}
+    shift = begin(shifts, commands, limits=limits)
+    shift.wait_for("actor.1", "here")
+    shift.wait_for("rewarder.1", "here")
+    flag.touch()
+    assert shift.end() == 0
+    assert shift.said("actor.1", "left")
+    assert shift.said("rewarder.1", "was killed by SIGKILL")
+
+
+def test_a_stop_ends_the_learner_first_and_the_server_last(shifts: list[Shift]) -> None:
+    closing = f"sh -c 'trap \"sleep 0.2; echo closed; exit 0\" TERM; echo here; {FOREVER}'"
+    services = [
+        Service("queue", ("/bin/sh", "-c", f"exec {STAYS}"), SERVER_STAGE, essential=True),
+        *role_services({"actor": STAYS, "learner": closing, "rewarder": STAYS}),
+    ]
+    shift = Shift(services)
+    shifts.append(shift)
+    for child in shift.supervisor.children:
+        shift.wait_for(child.name, "here")
+    assert shift.stop() == 0
+    closed = shift.position("learner.1", "closed")
+    served = shift.position("queue.1", "left")
+    for worker in ("actor.1", "rewarder.1"):
+        assert closed < shift.position(worker, "left") < served
+
+
+def test_a_second_stop_does_not_wait(shifts: list[Shift]) -> None:
+    limits = Limits(terminate_s=1000)
+    shift = begin(shifts, {"learner": STUBBORN, "actor": STUBBORN}, limits=limits)
+    shift.wait_for("learner.1", "here")
+    shift.wait_for("actor.1", "here")
+    shift.supervisor.stop()
+    assert shift.stop() == 128 + signal.SIGKILL
+
+
+def test_the_queue_server_survives_its_kill(shifts: list[Shift], tmp_path: Path) -> None:
+    shift = Shift([queue_service(tmp_path), *role_services({"learner": STAYS})])
+    shifts.append(shift)
+    shift.wait_for("learner.1", "here")
+    connection = Connection(started_server(tmp_path), 10, 20)
+    connection.execute("SET", "key", "value")
+    wait_until_written(connection)
+    os.kill(shift.pid("queue.1"), signal.SIGKILL)
+    assert connection.execute("GET", "key") == b"value"
+    shift.wait_for("queue.1", "was killed by SIGKILL")
+    assert connection.restarts == 1
+    assert len(shift.said("learner.1", "started")) == 1
+    assert shift.stop() == 0
+
+
+def test_roles_start_only_when_the_server_answers(shifts: list[Shift], tmp_path: Path) -> None:
+    door = tmp_path / "open"
+    server = Service("queue", ("sleep", "1000"), SERVER_STAGE, True, door.exists)
+    shift = Shift([server, *role_services({"learner": STAYS})])
+    shifts.append(shift)
+    shift.wait_for("queue.1", "started")
+    assert not shift.said("learner.1", "started")
+    door.touch()
+    shift.wait_for("learner.1", "started")
+
+
+def test_without_a_learner_the_run_ends_when_all_have_left(shifts: list[Shift]) -> None:
+    shift = begin(shifts, {"actor": "true", "rewarder": "true"}, counts={"actor": 3})
+    assert shift.end() == 0
+    assert len(shift.said("actor.3", "started")) == 1
+
+
+def test_stages_are_in_the_order_of_stopping() -> None:
+    assert LEARNER_STAGE < WORKER_STAGE < SERVER_STAGE
+
+
+# The command itself
+
+
+def up(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "deploy", "up", *arguments],
+        cwd=folder,
+        env=environment | {"PYTHONPATH": str(Path(__file__).parents[2])} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_up_runs_a_procfile_with_a_server_and_the_files_variables(tmp_path: Path) -> None:
+    (tmp_path / "Procfile").write_text(
+        "learner: sh -c 'echo steps $LEARNER_MAX_STEPS seed $LEARNER_SEED; test -s $URL'\n"
+        "actor: sh -c 'echo hello; exec sleep 0.1'\n"
+    )
+    (tmp_path / "recipe.env").write_text("LEARNER_MAX_STEPS=3\nLEARNER_SEED=1\nRUN_NAME=mine\n")
+    process = up(
+        tmp_path, "--env-file", "recipe.env", "--actors", "2",
+        LEARNER_SEED="9", URL="runs/mine/queue/url",
+    )  # fmt: skip
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, out
+    assert "learner.1" in out
+    assert "| steps 3 seed 9" in out
+    assert "queue.1" in out
+    assert "actor.2" in out
+
+
+def test_up_starts_no_server_where_redis_url_is_set(tmp_path: Path, queue_server: LocalServer) -> None:
+    (tmp_path / "Procfile").write_text("learner: sh -c 'echo $REDIS_URL'\n")
+    out, _ = up(tmp_path, REDIS_URL=queue_server.url).communicate(timeout=30)
+    assert queue_server.url in out
+    assert "queue.1" not in out
+
+
+def test_up_killed_with_9_leaves_nothing_running_and_can_be_started_again(tmp_path: Path) -> None:
+    procfile = tmp_path / "Procfile"
+    procfile.write_text(f"learner: {STAYS}\n")
+    process = up(tmp_path)
+    children = wait_until(lambda: guarded(process.pid), "the guard to know learner and server")
+    process.kill()
+    process.communicate(timeout=30)
+    for pid in children:
+        wait_until(lambda pid=pid: not is_alive(pid), f"child {pid} to be killed")
+    procfile.write_text("learner: true\n")
+    again = up(tmp_path)
+    out, _ = again.communicate(timeout=30)
+    assert again.returncode == 0, out
+
+
+def guarded(pid: int) -> list[int]:
+    """Guard, learner and server, once the guard, which looks every second, has seen them."""
+    children = psutil.Process(pid).children()
+    seen = all(time.time() - child.create_time() > 1.5 for child in children)
+    return [child.pid for child in children] if seen and len(children) == 3 else []
+
+
+def test_a_caller_may_read_the_reports_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queue_server: LocalServer
+) -> None:
+    procfile = tmp_path / "Procfile"
+    procfile.write_text("learner: sh -c 'echo one step'\n")
+    monkeypatch.setenv("REDIS_URL", queue_server.url)
+    reports: list[Report] = []
+    found: list[int] = []
+    thread = threading.Thread(
+        target=lambda: found.append(run_up(["--procfile", str(procfile)], reports.append))
+    )
+    thread.start()
+    thread.join(timeout=20)
+    assert found == [0]
+    assert Report("learner.1", "output", "one step") in reports
+
+
+def test_a_misspelt_variable_ends_up_with_78_before_anything_starts(tmp_path: Path) -> None:
+    process = up(tmp_path, LEARNER_MAX_STEP="3")
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 78
+    assert "did you mean LEARNER_MAX_STEPS?" in out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ctrl_c_ends_up_in_order(tmp_path: Path) -> None:
+    (tmp_path / "Procfile").write_text(f"learner: {STAYS}\n")
+    process = up(tmp_path)
+    assert process.stdout is not None
+    next(line for line in process.stdout if "| here" in line)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert out.index("| left") < out.rindex("queue.1")

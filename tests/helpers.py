@@ -1,0 +1,104 @@
+"""What many tests need: waiting for a condition, and a network that loses replies."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from common.connection import Connection
+
+
+def wait_until(predicate: Callable[[], Any], what: str, timeout_s: float = 10.0) -> Any:
+    """The first true value of `predicate`; fails naming `what` when none came in time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = predicate()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {timeout_s:g} s in vain for {what}")
+        time.sleep(0.01)
+
+
+def wait_until_written(connection: Connection) -> None:
+    """Return when all that was acknowledged is in the server's file, where kill -9 leaves it.
+
+    While the disk is busy with an earlier sync the server acknowledges first and writes later.
+    """
+    wait_until(lambda: connection.info()["aof_buffer_length"] == 0, "the server to have written")
+
+
+class LossyProxy:
+    """A network that loses a reply on demand: the server does what it was asked, nobody hears.
+
+    `lose_reply_to(pattern)` arms it: the next request that contains the pattern reaches the server,
+    whose reply is thrown away together with the connection. For clients that wait for each reply.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._server = (parts.hostname or "", parts.port or 0)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        port = self._listener.getsockname()[1]
+        self.url = f"redis://:{parts.password}@127.0.0.1:{port}/0"
+        self.lost = 0
+        self._pattern: bytes | None = None
+
+    def __enter__(self) -> LossyProxy:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+    def lose_reply_to(self, pattern: bytes) -> None:
+        """Lose the reply to the next request that contains these bytes."""
+        self._pattern = pattern
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._relay, args=(client,), daemon=True).start()
+
+    def _relay(self, client: socket.socket) -> None:
+        lose = threading.Event()
+        with client, socket.create_connection(self._server) as server:
+            threading.Thread(target=self._forward, args=(client, server, lose), daemon=True).start()
+            while reply := _receive(server):
+                if lose.is_set():
+                    self.lost += 1
+                    break
+                client.sendall(reply)
+            for end in (client, server):
+                _shut(end)
+
+    def _forward(self, client: socket.socket, server: socket.socket, lose: threading.Event) -> None:
+        while request := _receive(client):
+            if self._pattern is not None and self._pattern in request:
+                self._pattern = None
+                lose.set()
+            try:
+                server.sendall(request)
+            except OSError:
+                break
+        _shut(server)
+
+
+def _receive(end: socket.socket) -> bytes:
+    try:
+        return end.recv(1 << 20)
+    except OSError:
+        return b""
+
+
+def _shut(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,85 @@
+"""The reward `accuracy`, answer by answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from rewarders.rewards import REWARDS
+from rewarders.rewards.accuracy import accuracy, final_answer
+
+
+def score(gold: object, *completions: str) -> list[float | None]:
+    size = len(completions)
+    return accuracy([""] * size, list(completions), solution=[gold] * size, other=[1] * size)
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "72",
+        "The answer is $72$.",
+        r"So we get \boxed{72}",
+        "<think>70?</think><answer>72</answer>",
+        "<answer> 72 </answer>",
+        "<answer>71</answer> no: <answer>72</answer>",
+        "48 + 24\n#### 72",
+        r"<answer>\frac{144}{2}</answer>",
+        "72.0",
+    ],
+)
+def test_a_right_answer_scores_one(completion: str) -> None:
+    assert score("Natalia sold 48/2 = <<48/2=24>>24 clips\n#### 72", completion) == [1.0]
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "71",
+        "",
+        "no number at all",
+        "72 <answer>71</answer>",
+        "72\n#### 71",
+        "<answer></answer>",
+        "-0733",
+        "=",
+        "$",
+    ],
+)
+def test_a_wrong_or_missing_answer_scores_zero(completion: str) -> None:
+    assert score("72", completion) == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("gold", "right", "wrong"),
+    [
+        ("72", "72", "27"),
+        ("1,000", "1000", "1"),
+        ("-3", "-3", "3"),
+        ("3.50", "3.5", "3"),
+        ("1/2", "0.5", "2"),
+        (r"\frac{1}{2}", "1/2", "2"),
+        (r"$\frac{1}{2}$", "0.5", "1"),
+        (r"We find $x = 5$, so \boxed{5}", "5", "6"),
+        ("2x+1", "1+2x", "2"),
+        ("x^2", r"\boxed{x^2}", "2"),
+        (7, "7", "8"),
+    ],
+)
+def test_golds_may_be_plain_or_latex(gold: object, right: str, wrong: str) -> None:
+    assert score(gold, right, wrong) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("gold", ["", "it depends", None])
+def test_a_gold_that_cannot_be_read_sets_the_whole_group_aside(gold: object) -> None:
+    assert score(gold, "1", "2") == [None, None]
+
+
+def test_the_answer_block_goes_before_the_marker() -> None:
+    assert final_answer("#### 1 <answer>2</answer>") == "2"
+    assert final_answer("<answer>a\nb</answer>") == "a\nb"
+    assert final_answer("#### 1 #### 2").strip() == "2"
+    assert final_answer("just 3") == "just 3"
+
+
+def test_accuracy_is_known_by_its_name() -> None:
+    assert REWARDS["accuracy"] is accuracy

@@ -1,0 +1,411 @@
+"""A rewarder at work on a real queue server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from common.codec import decode
+from common.connection import Connection
+from common.errors import ContractMismatch, DeadlineExceeded
+from common.keys import GROUP, Keys
+from common.messages import ScoredGroup, Verdict
+from common.protocol import RunView
+from common.server import LocalServer
+from rewarders.filtering import NO_REWARD, NO_SPREAD
+from tests.helpers import wait_until
+from tests.rewarders.bad_rewards import REWARDS as BAD_REWARDS
+from tests.rewarders.stand_ins import (
+    RewarderThread,
+    RunUnderTest,
+    make_contract,
+    make_model_folder,
+)
+
+StartRewarder = Callable[..., RewarderThread]
+
+
+@pytest.fixture(autouse=True)
+def stop_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an idle rewarder look for a signal ten times a second."""
+    monkeypatch.setattr("rewarders.loop.BLOCK_MS", 100)
+
+
+@pytest.fixture
+def run(connection: Connection, keys: Keys, tmp_path: Path) -> RunUnderTest:
+    """A run that asks for accuracy and format."""
+    folder = make_model_folder(tmp_path / "model")
+    run = RunUnderTest(connection, keys, make_contract(folder, {"accuracy": 1.0, "format": 0.5}))
+    run.set_up()
+    return run
+
+
+@pytest.fixture
+def rewarder(queue_server: LocalServer, run_name: str) -> StartRewarder:
+    """A rewarder for the run; more can be started."""
+    return lambda **options: RewarderThread(queue_server.url, run_name, **options)
+
+
+def ask_for(run: RunUnderTest, *rewards: str) -> None:
+    run.change_contract(rewards=rewards, reward_weights=(1.0,) * len(rewards))
+
+
+def dead_reasons(connection: Connection, keys: Keys) -> list[str]:
+    return [
+        fields[b"reason"].decode() for _, fields in connection.execute("XRANGE", keys.dead, "-", "+")
+    ]
+
+
+def held_groups(connection: Connection, keys: Keys) -> int:
+    return connection.execute("XPENDING", keys.rollouts, GROUP)["pending"]
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_group_is_scored_and_goes_to_the_learner(run: RunUnderTest, rewarder: StartRewarder) -> None:
+    right = "<think>sum</think><answer>4</answer>"
+    run.hand_in("train:0", right, "4", "five")
+    with rewarder():
+        (scored,) = run.outcomes("train", 1)
+    assert isinstance(scored, ScoredGroup)
+    assert scored.rewards == {"accuracy": (1.0, 1.0, 0.0), "format": (1.0, 0.0, 0.0)}
+    assert scored.texts == (right, "4", "five")
+    assert scored.group.ticket.id == "train:0"
+    assert scored.rewarder.startswith("rewarder-")
+
+
+def test_rewards_see_the_prompt_the_columns_and_the_solution(
+    run: RunUnderTest, rewarder: StartRewarder
+) -> None:
+    ask_for(run, "show_arguments")
+    run.hand_in("train:0", "4", "5")
+    with rewarder(rewards=BAD_REWARDS):
+        (scored,) = run.outcomes("train", 1)
+    assert isinstance(scored, ScoredGroup)
+    assert scored.rewards == {"show_arguments": (1.0, 2.0)}
+
+
+def test_a_group_without_spread_comes_back_as_a_verdict(
+    run: RunUnderTest, rewarder: StartRewarder
+) -> None:
+    run.hand_in("train:0", "4", "four: 4")
+    with rewarder():
+        (verdict,) = run.outcomes("train", 1)
+    assert verdict == Verdict(
+        "train:0",
+        "filtered",
+        NO_SPREAD,
+        rewards={"accuracy": (1.0, 1.0), "format": (0.0, 0.0)},
+        lengths=(2, 8),
+    )
+
+
+def test_a_group_whose_gold_cannot_be_read_comes_back_as_a_verdict(
+    run: RunUnderTest, rewarder: StartRewarder
+) -> None:
+    ask_for(run, "accuracy")
+    run.hand_in("train:0", "4", "5", answer="it depends")
+    with rewarder():
+        (verdict,) = run.outcomes("train", 1)
+    assert verdict == Verdict(
+        "train:0", "filtered", NO_REWARD, {"accuracy": (None, None)}, lengths=(2, 2)
+    )
+
+
+def test_an_eval_group_is_never_filtered(run: RunUnderTest, rewarder: StartRewarder) -> None:
+    run.hand_in("eval:1.0:0", "4")
+    run.hand_in("eval:1.0:1", "4", "4")
+    with rewarder():
+        outcomes = run.outcomes("eval", 2)
+    assert all(isinstance(outcome, ScoredGroup) for outcome in outcomes)
+
+
+def test_a_reward_that_keeps_failing_ends_as_dead_and_never_as_zero(
+    run: RunUnderTest, rewarder: StartRewarder, connection: Connection, keys: Keys
+) -> None:
+    ask_for(run, "leave")
+    run.hand_in("train:0", "4", "5")
+    with rewarder(rewards=BAD_REWARDS):
+        (verdict,) = run.outcomes("train", 1)
+    reason = "reward leave: killed its process (exit code 3)"
+    assert verdict == Verdict("train:0", "dead", reason)
+    assert dead_reasons(connection, keys) == [reason]
+
+
+def test_a_reward_that_failed_is_tried_again(
+    run: RunUnderTest, rewarder: StartRewarder, tmp_path: Path
+) -> None:
+    ask_for(run, "hang_once")
+    run.hand_in("train:0", "4", "five", marker=str(tmp_path / "marker"))
+    with rewarder(rewards=BAD_REWARDS, timeout_s=0.5):
+        (scored,) = run.outcomes("train", 1)
+    assert isinstance(scored, ScoredGroup)
+    assert scored.rewards == {"hang_once": (1.0, 4.0)}
+
+
+def test_a_message_that_cannot_be_read_ends_as_dead(run: RunUnderTest, rewarder: StartRewarder) -> None:
+    run.hand_in_bytes("train:0", b"not a group")
+    run.hand_in_bytes("eval:1.0:0", b"not a group either")
+    with rewarder():
+        (train,) = run.outcomes("train", 1)
+        (evaluation,) = run.outcomes("eval", 1)
+    for verdict in (train, evaluation):
+        assert isinstance(verdict, Verdict)
+        assert verdict.state == "dead"
+        assert "not msgpack" in verdict.reason or "expected" in verdict.reason
+
+
+def test_a_group_under_another_tickets_name_ends_as_dead(
+    run: RunUnderTest, rewarder: StartRewarder, connection: Connection
+) -> None:
+    run.hand_in("train:0", "4", "5")
+    payload = connection.execute("XRANGE", run.keys.rollouts, "-", "+")[0][1][b"d"]
+    run.hand_in_bytes("train:1", payload)
+    with rewarder():
+        outcomes = run.outcomes("train", 2)
+    assert isinstance(outcomes[0], ScoredGroup)
+    assert outcomes[1] == Verdict("train:1", "dead", "the entry of train:1 holds train:0")
+
+
+def test_work_of_a_lost_rewarder_is_taken_over(run: RunUnderTest, rewarder: StartRewarder) -> None:
+    run.hand_in("train:0", "4", "5")
+    assert run.stream(run.keys.rollouts, "rewarder-lost").take(1)
+    with rewarder(lease_s=0.3):
+        (scored,) = run.outcomes("train", 1)
+    assert isinstance(scored, ScoredGroup)
+
+
+def test_a_long_scoring_keeps_its_lease(run: RunUnderTest, rewarder: StartRewarder) -> None:
+    ask_for(run, "slow")
+    run.hand_in("train:0", "4", "five")
+    with rewarder(rewards=BAD_REWARDS, lease_s=0.2):
+        other = run.stream(run.keys.rollouts, "rewarder-other", lease_s=0.2)
+        deadline = time.monotonic() + 10
+        while not run.queue.outcomes("train", "0-0", 1) and time.monotonic() < deadline:
+            assert not other.reclaim(1)
+            time.sleep(0.05)
+        (scored,) = run.outcomes("train", 1)
+    assert isinstance(scored, ScoredGroup)
+
+
+def test_a_doomed_group_is_buried(run: RunUnderTest, rewarder: StartRewarder) -> None:
+    run.hand_in("train:0", "4", "5")
+    lost = run.stream(run.keys.rollouts, "rewarder-lost", lease_s=0.1)
+    (entry,) = lost.take(1)
+    lost.mark_alone(entry)
+    with rewarder(lease_s=0.1):
+        (verdict,) = run.outcomes("train", 1)
+    assert verdict == Verdict("train:0", "dead", "the rewarder was lost while it scored only this")
+
+
+def test_a_last_attempt_is_made_alone(
+    run: RunUnderTest, rewarder: StartRewarder, connection: Connection, keys: Keys
+) -> None:
+    ask_for(run, "slow")
+    for number in range(3):
+        run.hand_in(f"train:{number}", "4", "five")
+    connection.execute("HSET", keys.attempts, "train:1", 2)
+    with rewarder(rewards=BAD_REWARDS, workers=3):
+        wait_until(lambda: connection.execute("SCARD", keys.alone), "the attempt made alone")
+        _, places = RunView(connection, keys).audit()
+        assert {place.ticket for place in places if place.stream == keys.scored} == {"train:0"}
+        outcomes = run.outcomes("train", 3)
+    order = [outcome.group.ticket.id for outcome in outcomes if isinstance(outcome, ScoredGroup)]
+    assert order == ["train:0", "train:1", "train:2"]
+
+
+def test_groups_are_scored_side_by_side(run: RunUnderTest, rewarder: StartRewarder) -> None:
+    ask_for(run, "slow")
+    for number in range(4):
+        run.hand_in(f"train:{number}", "4", "five")
+    with rewarder(rewards=BAD_REWARDS, workers=4):
+        wait_until(lambda: run.queue.outcomes("train", "0-0", 1), "the first")
+        start = time.monotonic()
+        run.outcomes("train", 4)
+        assert time.monotonic() - start < 0.8  # one after the other takes 0.9 s more
+
+
+def test_no_more_is_taken_than_can_be_scored(
+    run: RunUnderTest, rewarder: StartRewarder, connection: Connection, keys: Keys
+) -> None:
+    ask_for(run, "slow")
+    for number in range(4):
+        run.hand_in(f"train:{number}", "4", "five")
+    held = []
+    with rewarder(rewards=BAD_REWARDS, workers=2):
+        deadline = time.monotonic() + 10
+        while len(run.queue.outcomes("train", "0-0", 4)) < 4 and time.monotonic() < deadline:
+            held.append(held_groups(connection, keys))
+            time.sleep(0.01)
+    assert max(held) == 2
+
+
+def test_stopping_finishes_what_is_held_and_leaves(
+    run: RunUnderTest, rewarder: StartRewarder, connection: Connection, keys: Keys
+) -> None:
+    ask_for(run, "slow")
+    run.hand_in("train:0", "4", "five")
+    with rewarder(rewards=BAD_REWARDS):
+        wait_until(lambda: held_groups(connection, keys), "the start")
+    (scored,) = run.outcomes("train", 1)
+    assert isinstance(scored, ScoredGroup)
+    assert not connection.execute("XINFO", "CONSUMERS", keys.rollouts, GROUP)
+
+
+def test_the_end_of_the_run_ends_the_rewarder(run: RunUnderTest, rewarder: StartRewarder) -> None:
+    with rewarder() as running:
+        run.queue.set_state("ended")
+        running.join()
+    assert running.error is None
+
+
+def test_a_changed_contract_is_followed(run: RunUnderTest, rewarder: StartRewarder) -> None:
+    with rewarder():
+        run.hand_in("train:0", "4", "five")
+        run.outcomes("train", 1)
+        run.change_contract(filter_zero_std=False)
+        run.hand_in("train:1", "4", "4")
+        outcomes = run.outcomes("train", 2)
+    assert all(isinstance(outcome, ScoredGroup) for outcome in outcomes)
+
+
+def test_a_group_of_an_older_contract_is_scored_all_the_same(
+    run: RunUnderTest, rewarder: StartRewarder
+) -> None:
+    run.hand_in("train:0", "4", "five")
+    run.change_contract(credit=9)
+    with rewarder():
+        (scored,) = run.outcomes("train", 1)
+    assert isinstance(scored, ScoredGroup)
+
+
+def test_an_emptied_server_is_waited_for_and_joined_again(
+    private_server: LocalServer, tmp_path: Path
+) -> None:
+    connection = Connection(private_server.url, 10, 10)
+    contract = make_contract(make_model_folder(tmp_path / "model"), {"accuracy": 1.0})
+    run = RunUnderTest(connection, Keys("emptied"), contract)
+    run.set_up()
+    with RewarderThread(private_server.url, "emptied"):
+        run.hand_in("train:0", "4", "five")
+        run.outcomes("train", 1)
+        connection.execute("FLUSHALL")
+        time.sleep(0.1)
+        run.set_up()
+        run.hand_in("train:1", "4", "five")
+        (scored,) = run.outcomes("train", 1)
+    assert isinstance(scored, ScoredGroup)
+
+
+def test_another_tokenizer_is_refused(run: RunUnderTest, rewarder: StartRewarder) -> None:
+    run.change_contract(tokenizer_hash="0" * 64)
+    with pytest.raises(ContractMismatch, match="tokenizer"), rewarder() as running:
+        running.join()
+
+
+def test_an_unknown_reward_is_refused_by_name(run: RunUnderTest, rewarder: StartRewarder) -> None:
+    ask_for(run, "accuracy", "politeness")
+    with pytest.raises(ContractMismatch, match="politeness"), rewarder() as running:
+        running.join()
+
+
+def test_a_contract_that_becomes_impossible_ends_the_rewarder(
+    run: RunUnderTest, rewarder: StartRewarder
+) -> None:
+    running = rewarder()
+    running.thread.start()
+    run.hand_in("train:0", "4", "five")
+    run.outcomes("train", 1)
+    ask_for(run, "politeness")
+    run.hand_in("train:1", "4", "five")
+    running.join()
+    assert isinstance(running.error, ContractMismatch)
+
+
+def test_what_is_held_is_finished_even_by_a_rewarder_that_must_end(
+    run: RunUnderTest, rewarder: StartRewarder, connection: Connection, keys: Keys
+) -> None:
+    ask_for(run, "slow")
+    run.hand_in("train:0", "4", "five")
+    running = rewarder(rewards=BAD_REWARDS, workers=2)
+    running.thread.start()
+    wait_until(lambda: held_groups(connection, keys), "the start")
+    ask_for(run, "politeness")
+    run.hand_in("train:1", "4", "five")
+    running.join()
+    assert isinstance(running.error, ContractMismatch)
+    (scored,) = run.queue.outcomes("train", "0-0", 2)
+    assert scored.ticket == "train:0"
+
+
+def test_a_run_that_nobody_sets_up_is_not_waited_for_for_ever(queue_server: LocalServer) -> None:
+    rewarder = RewarderThread(queue_server.url, "nobody")
+    rewarder._settings = rewarder._settings.model_copy(
+        update={"run": rewarder._settings.run.model_copy(update={"join_timeout_s": 0.3})}
+    )
+    with pytest.raises(DeadlineExceeded, match="no learner"), rewarder:
+        rewarder.join()
+
+
+def test_a_rewarder_that_waits_for_a_learner_can_be_stopped(queue_server: LocalServer) -> None:
+    with RewarderThread(queue_server.url, "nobody") as waiting:
+        time.sleep(0.1)
+        waiting.stopping.set()
+        waiting.thread.join(2)
+        assert not waiting.thread.is_alive()
+
+
+@pytest.fixture
+def command(queue_server: LocalServer, run_name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The rewarder's own command, for the run."""
+    environment = os.environ | {"REDIS_URL": queue_server.url, "RUN_NAME": run_name}
+    with subprocess.Popen([sys.executable, "-m", "rewarders"], env=environment) as command:
+        yield command
+        command.kill()
+
+
+def test_the_command_serves_a_run_and_a_signal_ends_it_with_zero(
+    run: RunUnderTest, command: subprocess.Popen[bytes]
+) -> None:
+    run.hand_in("train:0", "4", "five")
+    (scored,) = run.outcomes("train", 1)
+    assert isinstance(scored, ScoredGroup)
+    command.send_signal(signal.SIGTERM)
+    assert command.wait(15) == 0
+
+
+def test_a_killed_command_leaves_no_process_behind(
+    run: RunUnderTest, command: subprocess.Popen[bytes]
+) -> None:
+    ask_for(run, "accuracy")
+    run.hand_in("train:0", "$9^{9^{9^{9}}}$", "five")
+    wait_until(lambda: held_groups(run.connection, run.keys), "the start of an endless scoring")
+    descendants = psutil.Process(command.pid).children(recursive=True)
+    time.sleep(1.5)  # until the guard has seen them, too
+    command.kill()
+    wait_until(lambda: not any(map(is_alive, descendants)), "their end")
+
+
+def test_an_outcome_survives_the_wire(run: RunUnderTest, rewarder: StartRewarder) -> None:
+    run.hand_in("train:0", "4", "five")
+    with rewarder():
+        run.outcomes("train", 1)
+    (entry,) = run.queue.outcomes("train", "0-0", 1)
+    scored = decode(entry.payload, ScoredGroup)
+    assert [list(rollout.token_ids) for rollout in scored.group.rollouts] == [
+        [21, 0],
+        [71, 74, 87, 70, 0],
+    ]
