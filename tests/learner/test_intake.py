@@ -137,6 +137,7 @@ def test_every_arrival_order_keeps_every_group_within_the_bound(order):
         if formed:
             assert max(step - first_version[name] for name in formed) <= 1
             step += 1
+            assert all(step - first_version[name] <= 1 for name in desk.ledger.open)
             refill()
 
 
