@@ -110,12 +110,13 @@ local function move(keys, entry, ticket, payload)
 end
 
 -- keys: fence, open, src, dst, attempts, alone; args: entry, ticket, payload
--- The first to finish wins. Attempts count within a stage, so they end with it.
+-- The first to finish wins. Attempts count within a stage, so they end with it; giving work back (dst is
+-- src) keeps them.
 local function handoff(keys, args)
   local refused = ready(keys[1])
   if refused then return refused end
   local moved = move(keys, args[1], args[2], args[3])
-  if moved == 1 then
+  if moved == 1 and keys[3] ~= keys[4] then
     redis.call('HDEL', keys[5], args[2])
     redis.call('SREM', keys[6], args[2])
   end

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from common.codec import encode
 from common.command import LearnerCommand
 from common.connection import Connection
 from common.keys import Keys
@@ -43,6 +44,8 @@ def run(command: LearnerCommand, stopping: threading.Event) -> None:
         claim = claim_incarnation(folder, RunView(connection, keys).incarnation())
         queue = LearnerQueue(connection, keys, claim.incarnation)
         queue.claim(nonce, holder_name())
+        queue.set_state("running")  # an earlier learner of the run may have said "ended"
+        queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
         policy = Policy(plan.model_folder, command.learner, plan.steps)
         try:
             learner = Learner(command, plan, claim, policy)

@@ -1,0 +1,65 @@
+"""The actor: join the run, start the engine, turn tickets into groups.
+
+    contract = join(...)            waits for the learner, with a deadline
+    engine.start(model folder)      before any weights are announced: both take long
+    shift.work()                    tickets -> rollouts, until the run ends
+
+When the queue server was emptied the actor keeps its engine and waits for the run's contract again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+from actors.engine import Engine
+from actors.join import check_same, join
+from actors.shift import Shift
+from common.command import ActorCommand
+from common.contract import Contract, check_tokenizer
+from common.errors import RunNotReady
+from common.keys import Keys
+from common.log import get_logger
+from common.protocol import RunView
+from common.role import connect, consumer_name
+from common.settings import ActorSettings
+
+log = get_logger(__name__)
+
+MakeEngine = Callable[[ActorSettings, Contract], Engine]
+
+
+def run(settings: ActorCommand, stopping: threading.Event, make_engine: MakeEngine) -> None:
+    """Be an actor until the run ends or `stopping` is set."""
+    asyncio.run(_run(settings, stopping, make_engine))
+
+
+async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: MakeEngine) -> None:
+    connection = await asyncio.to_thread(connect, settings.redis_url, settings.run, stopping)
+    view = RunView(connection, Keys(settings.run.name))
+    consumer = consumer_name("actor")
+    contract = await join(view, settings.run.join_timeout_s, stopping)
+    if contract is None:
+        return
+    engine = make_engine(settings.actor, contract)
+    began = time.monotonic()
+    try:
+        await engine.start(check_tokenizer(contract))
+        started_s = round(time.monotonic() - began, 1)
+        log.info("actor is ready", run=settings.run.name, consumer=consumer, started_s=started_s)
+        while not stopping.is_set():
+            try:
+                return await Shift(
+                    settings, contract, engine,
+                    connection=connection, consumer=consumer, stopping=stopping,
+                ).work()  # fmt: skip
+            except RunNotReady as error:
+                log.warning("joining the run again", cause=str(error))
+            again = await join(view, settings.run.join_timeout_s, stopping)
+            if again is not None:
+                check_same(contract, again)
+    finally:
+        await engine.stop()
+        connection.close()

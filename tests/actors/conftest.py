@@ -1,0 +1,155 @@
+"""A run as an actor meets it: a learner's side made by hand, and the actor in a thread."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.loop import run
+from common.codec import decode, encode
+from common.command import ActorCommand
+from common.connection import Connection
+from common.contract import Contract, hash_tokenizer
+from common.errors import PenstockError
+from common.keys import Keys
+from common.messages import Group, Sampling, Ticket, Verdict, Version, Weights
+from common.protocol import LearnerQueue, WorkStream
+from common.server import LocalServer
+from common.settings import ActorSettings, RunSettings
+from tests.fake_engine import FakeEngine
+from tests.helpers import wait_until
+
+LEASE_S = 1.0
+SAMPLING = Sampling(1.0, 1.0, 0, 0.0, 8, 7)
+
+
+@dataclass
+class Run:
+    """The learner's hands: announce versions, issue tickets, look at what came."""
+
+    connection: Connection
+    keys: Keys
+    folder: Path
+    queue: LearnerQueue = field(init=False)
+    contract: Contract = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.folder.joinpath("tokenizer.json").write_text(json.dumps({"model": "none"}))
+        self.contract = Contract(
+            str(self.folder), hash_tokenizer(self.folder), "float32", 64, ("accuracy",), (1.0,),
+            True, "solution", 4, 8,
+        )  # fmt: skip
+        self.queue = LearnerQueue(self.connection, self.keys, 1)
+        self.queue.claim("nonce", "test")
+        self.queue.set_state("running")
+        self.queue.publish_contract(encode(self.contract))
+
+    def announce(self, step: int, wrong: bool = False) -> None:
+        folder = self.folder / f"v{step}"
+        folder.mkdir(exist_ok=True)
+        content = f"weights {step}".encode()
+        folder.joinpath("model.safetensors").write_bytes(b"other bytes" if wrong else content)
+        digest = hashlib.sha256(content).hexdigest()
+        self.queue.announce(Weights(Version(1, step), str(folder), digest, ""))
+
+    def ticket(self, number: int, **changes: object) -> Ticket:
+        values: dict[str, object] = {
+            "id": f"train:{number}", "purpose": "train",
+            "prompt_ids": np.array([1, 4, 5], dtype="<i4"), "num_generations": 4,
+            "sampling": SAMPLING, "version": Version(1, 0), "min_step": 0,
+            "contract": self.contract.hash, "columns": {"solution": "5"},
+        }  # fmt: skip
+        return Ticket(**(values | changes))  # type: ignore[arg-type]
+
+    def eval_ticket(self, number: int, step: int) -> Ticket:
+        version = Version(1, step)
+        name = f"eval:{version}:{number}"
+        return self.ticket(number, id=name, purpose="eval", version=version, num_generations=1)
+
+    def issue(self, *tickets: Ticket) -> None:
+        for ticket in tickets:
+            item = (ticket.id, ticket.version, encode(ticket))
+            self.queue.issue(ticket.purpose, [item])
+
+    def groups(self) -> dict[str, Group]:
+        """The groups on `rollouts` by ticket; two of one ticket fail the test."""
+        found = self._entries(self.keys.rollouts)
+        assert len({name for name, _ in found}) == len(found), found
+        return {name: decode(data, Group) for name, data in found}
+
+    def verdicts(self) -> dict[str, Verdict]:
+        return {name: decode(data, Verdict) for name, data in self._entries(self.keys.scored)}
+
+    def _entries(self, stream: str) -> list[tuple[str, bytes]]:
+        entries = self.connection.execute("XRANGE", stream, "-", "+")
+        return [(fields[b"t"].decode(), fields[b"d"]) for _, fields in entries]
+
+    def stream(self, consumer: str, lease_s: float = LEASE_S) -> WorkStream:
+        """The ticket stream as another actor sees it."""
+        return WorkStream(self.connection, self.keys, self.keys.tickets, consumer, lease_s, 3)
+
+    def pending(self) -> int:
+        return int(self.connection.execute("XPENDING", self.keys.tickets, "workers")["pending"])
+
+
+class ActorThread:
+    """The actor's loop in a thread; `error` is what ended it."""
+
+    def __init__(
+        self,
+        url: str,
+        run_name: str,
+        engine: FakeEngine,
+        join_timeout_s: float = 5.0,
+        stall_timeout_s: float = 60.0,
+    ) -> None:
+        self.engine = engine
+        self.stopping = threading.Event()
+        self.error: PenstockError | None = None
+        self._settings = ActorCommand(
+            redis_url=url,
+            run=RunSettings(name=run_name, lease_s=LEASE_S, join_timeout_s=join_timeout_s),
+            actor=ActorSettings(stall_timeout_s=stall_timeout_s),
+        )
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            run(self._settings, self.stopping, lambda _settings, _contract: self.engine)
+        except PenstockError as error:
+            self.error = error
+
+    def wait(self) -> None:
+        wait_until(lambda: not self.thread.is_alive(), "the actor's end")
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self.wait()
+
+
+@pytest.fixture
+def a_run(connection: Connection, keys: Keys, tmp_path: Path) -> Run:
+    """A run that a learner has set up."""
+    return Run(connection, keys, tmp_path)
+
+
+@pytest.fixture
+def start_actor(queue_server: LocalServer, run_name: str) -> Iterator[Callable[..., ActorThread]]:
+    """Start actors with fake engines; what still runs at the end of the test is stopped."""
+    actors: list[ActorThread] = []
+
+    def start(engine: FakeEngine | None = None, **settings: float) -> ActorThread:
+        actors.append(ActorThread(queue_server.url, run_name, engine or FakeEngine(), **settings))
+        return actors[-1]
+
+    yield start
+    for actor in actors:
+        actor.stop()

@@ -1,0 +1,277 @@
+"""The actor's loop with a fake engine and a real queue server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from common.codec import encode
+from common.contract import Contract
+from common.errors import DeadlineExceeded, EngineFailed, RunNotReady
+from common.messages import Span, Version
+from tests.actors.conftest import LEASE_S, SAMPLING, ActorThread, Run
+from tests.fake_engine import FakeEngine, draw_tokens
+from tests.helpers import wait_until
+
+POISON = np.array([1, 99], dtype="<i4")
+
+StartActor = Callable[..., ActorThread]
+
+
+def test_a_ticket_becomes_a_group_on_rollouts(a_run: Run, start_actor: StartActor) -> None:
+    a_run.announce(0)
+    a_run.issue(*(a_run.ticket(number) for number in range(20)))
+    start_actor()
+    groups = wait_until(lambda: len(a_run.groups()) == 20 and a_run.groups(), "20 groups")
+    group = groups["train:3"]
+    assert len(group.rollouts) == 4
+    for index, rollout in enumerate(group.rollouts):
+        assert rollout.token_ids.tolist() == draw_tokens(SAMPLING, index).tolist()
+        assert rollout.spans == (Span(Version(1, 0), 0, len(rollout.token_ids)),)
+    assert a_run.pending() == 0
+
+
+def test_no_more_is_taken_than_there_is_room_for(a_run: Run, start_actor: StartActor) -> None:
+    a_run.announce(0)
+    a_run.issue(*(a_run.ticket(number) for number in range(12)))
+    engine = FakeEngine(slots=12, token_delay_s=0.02)
+    start_actor(engine)
+    wait_until(lambda: len(a_run.groups()) == 12, "12 groups")
+    assert engine.most_at_once == 3
+
+
+def test_the_share_of_the_credit_bounds_what_one_actor_holds(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    a_run.announce(0)
+    a_run.issue(*(a_run.ticket(number, min_step=1) for number in range(12)))
+    start_actor(FakeEngine(slots=1000))
+    wait_until(lambda: a_run.pending() == a_run.contract.credit, "as many as the credit")
+    a_run.announce(1)
+    wait_until(lambda: len(a_run.groups()) == 12, "12 groups")
+
+
+def test_min_step_is_waited_for(a_run: Run, start_actor: StartActor) -> None:
+    a_run.announce(0)
+    a_run.issue(a_run.ticket(0, min_step=1), a_run.ticket(1))
+    actor = start_actor()
+    wait_until(lambda: "train:1" in a_run.groups(), "the ticket that need not wait")
+    assert "train:0" not in a_run.groups()
+    a_run.announce(1)
+    group = wait_until(lambda: a_run.groups().get("train:0"), "the ticket that waited")
+    assert {span.version for rollout in group.rollouts for span in rollout.spans} == {Version(1, 1)}
+    assert actor.engine.taken == [Version(1, 0), Version(1, 1)]
+
+
+def test_waiting_tickets_do_not_keep_the_engine_from_one_that_can_start(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    a_run.announce(0)
+    a_run.issue(*(a_run.ticket(number, min_step=1) for number in range(4)), a_run.ticket(9))
+    start_actor(FakeEngine(slots=8))
+    wait_until(lambda: list(a_run.groups()) == ["train:9"], "the ticket behind them")
+
+
+def test_an_eval_ticket_waits_for_exactly_its_version(a_run: Run, start_actor: StartActor) -> None:
+    a_run.announce(0)
+    a_run.issue(a_run.eval_ticket(0, step=1), a_run.ticket(0))
+    actor = start_actor()
+    wait_until(lambda: "train:0" in a_run.groups(), "a train ticket meanwhile")
+    a_run.announce(2)
+    wait_until(lambda: actor.engine.version == Version(1, 2), "version 1.2")
+    assert list(a_run.groups()) == ["train:0"]
+    a_run.announce(1)
+    group = wait_until(lambda: a_run.groups().get("eval:1.1:0"), "the eval ticket")
+    assert {span.version for span in group.rollouts[0].spans} == {Version(1, 1)}
+
+
+def test_weights_are_not_taken_while_an_eval_ticket_is_sampled(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    a_run.announce(0)
+    a_run.issue(*(a_run.eval_ticket(number, step=0) for number in range(3)))
+    engine = FakeEngine(token_delay_s=0.1)
+    start_actor(engine)
+    wait_until(lambda: engine.requests, "a request in flight")
+    a_run.announce(1)
+    wait_until(lambda: len(a_run.groups()) == 3, "the eval tickets")
+    for group in a_run.groups().values():
+        assert {span.version for span in group.rollouts[0].spans} == {Version(1, 0)}
+    wait_until(lambda: engine.version == Version(1, 1), "version 1.1 afterwards")
+
+
+def test_a_withdrawn_eval_ticket_is_dropped(a_run: Run, start_actor: StartActor) -> None:
+    a_run.announce(0)
+    ticket = a_run.eval_ticket(0, step=5)
+    a_run.issue(ticket)
+    actor = start_actor()
+    wait_until(lambda: actor.engine.version, "the first version")
+    a_run.queue.close("eval", {ticket.id: "unused"})
+    a_run.issue(a_run.ticket(0))
+    wait_until(a_run.groups, "a train ticket afterwards")
+
+
+def test_version_spans_survive_a_swap_in_flight(a_run: Run, start_actor: StartActor) -> None:
+    a_run.announce(0)
+    a_run.issue(a_run.ticket(0, sampling=SAMPLING, num_generations=16))
+    engine = FakeEngine(token_delay_s=0.1)
+    start_actor(engine)
+    wait_until(lambda: engine.tokens_generated() >= 32, "two tokens of each")
+    a_run.announce(1)
+    group = wait_until(lambda: a_run.groups().get("train:0"), "the group")
+    longest = max(group.rollouts, key=lambda rollout: len(rollout.token_ids))
+    assert [span.version for span in longest.spans] == [Version(1, 0), Version(1, 1)]
+
+
+def test_a_request_whose_lease_is_lost_is_aborted_and_not_handed_off(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    a_run.announce(0)
+    a_run.issue(a_run.ticket(0, prompt_ids=POISON))
+    engine = FakeEngine(poison=99, misbehaviour="hang")
+    actor = start_actor(engine)
+    wait_until(lambda: engine.requests, "the request in flight")
+    other = a_run.stream("another", lease_s=0.001)
+    entry = wait_until(lambda: other.reclaim(1), "the other actor's claim")[0]
+    wait_until(lambda: engine.aborted == engine.requests, "the abort")
+    actor.stop()
+    assert other.renew([entry.id]) == [True]
+    assert a_run.groups() == {}
+
+
+def test_the_last_attempt_runs_alone(a_run: Run, start_actor: StartActor) -> None:
+    a_run.announce(0)
+    tickets = [a_run.ticket(number) for number in range(6)]
+    a_run.issue(*tickets)
+    a_run.connection.execute("HSET", a_run.keys.attempts, "train:2", 2)
+    together: dict[str, int] = {}
+
+    class Watching(FakeEngine):
+        async def _sample(self, request_id: str, *rest):  # type: ignore[no-untyped-def]
+            together[request_id.partition("/")[0]] = len(self._in_flight)
+            return await super()._sample(request_id, *rest)
+
+    start_actor(Watching(token_delay_s=0.01))
+    wait_until(lambda: len(a_run.groups()) == 6, "6 groups")
+    assert together["train:2"] == 1
+    assert max(together.values()) > 1
+
+
+def test_a_prompt_the_engine_refuses_fails_that_ticket_alone(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    a_run.announce(0)
+    a_run.issue(a_run.ticket(0, prompt_ids=POISON), *(a_run.ticket(n) for n in range(1, 6)))
+    engine = FakeEngine(poison=99, misbehaviour="refuse")
+    actor = start_actor(engine)
+    verdict = wait_until(lambda: a_run.verdicts().get("train:0"), "the verdict")
+    assert (verdict.state, "refused" in verdict.reason) == ("dead", True)
+    wait_until(lambda: len(a_run.groups()) == 5, "the others")
+    assert sum("train:0" in request for request in engine.requests) == 3
+    assert actor.thread.is_alive()
+
+
+def test_a_ticket_that_cannot_be_read_is_buried(a_run: Run, start_actor: StartActor) -> None:
+    a_run.announce(0)
+    a_run.queue.issue("train", [("train:0", Version(1, 0), b"nonsense")])
+    start_actor()
+    verdict = wait_until(lambda: a_run.verdicts().get("train:0"), "the verdict")
+    assert "not msgpack" in verdict.reason or "expected" in verdict.reason
+
+
+def test_a_poison_prompt_is_buried_and_takes_nobody_along(a_run: Run, start_actor: StartActor) -> None:
+    a_run.announce(0)
+    a_run.issue(a_run.ticket(0, prompt_ids=POISON), *(a_run.ticket(n) for n in range(1, 6)))
+    actor = None
+    for _ in range(3):
+        actor = start_actor(FakeEngine(poison=99, token_delay_s=0.01))
+        actor.wait()
+        assert isinstance(actor.error, EngineFailed)
+    start_actor(FakeEngine(poison=99))
+    verdict = wait_until(lambda: a_run.verdicts().get("train:0"), "the verdict", 2 * LEASE_S + 5)
+    assert verdict.reason == "lost its lease while running alone"
+    wait_until(lambda: len(a_run.groups()) == 5, "the others")
+
+
+def test_a_hung_engine_ends_the_actor(a_run: Run, start_actor: StartActor) -> None:
+    a_run.announce(0)
+    a_run.issue(a_run.ticket(0, prompt_ids=POISON))
+    actor = start_actor(FakeEngine(poison=99, misbehaviour="hang"), stall_timeout_s=0.5)
+    actor.wait()
+    assert isinstance(actor.error, EngineFailed)
+    assert "sampled no token" in str(actor.error)
+
+
+def test_wrong_weights_are_refused_and_the_old_version_goes_on(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    a_run.announce(0)
+    actor = start_actor()
+    wait_until(lambda: actor.engine.version == Version(1, 0), "the first version")
+    a_run.announce(1, wrong=True)
+    a_run.issue(a_run.ticket(0))
+    group = wait_until(lambda: a_run.groups().get("train:0"), "a group")
+    assert group.rollouts[0].spans[0].version == Version(1, 0)
+    a_run.announce(2)
+    wait_until(lambda: actor.engine.version == Version(1, 2), "the next version")
+
+
+def test_a_stopped_actor_gives_back_what_it_has_not_begun(a_run: Run, start_actor: StartActor) -> None:
+    a_run.announce(0)
+    a_run.issue(a_run.ticket(0), a_run.ticket(1, min_step=1))
+    engine = FakeEngine(token_delay_s=0.1)
+    actor = start_actor(engine)
+    wait_until(lambda: engine.requests and a_run.pending() == 2, "both tickets taken")
+    actor.stop()
+    assert actor.error is None
+    assert list(a_run.groups()) == ["train:0"]
+    assert a_run.pending() == 0
+    assert [entry.ticket for entry in a_run.stream("next").take(5)] == ["train:1"]
+
+
+def test_the_end_of_the_run_ends_the_actor(a_run: Run, start_actor: StartActor) -> None:
+    a_run.announce(0)
+    actor = start_actor()
+    wait_until(lambda: actor.engine.version, "the first version")
+    a_run.queue.set_state("ended")
+    actor.wait()
+    assert actor.error is None
+
+
+def test_another_contract_ends_the_actor_with_the_difference(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    a_run.announce(0)
+    actor = start_actor()
+    wait_until(lambda: actor.engine.version, "the first version")
+    values = {name: getattr(a_run.contract, name) for name in Contract.__slots__}
+    a_run.queue.publish_contract(encode(Contract(**(values | {"groups_per_step": 5}))))
+    actor.wait()
+    assert isinstance(actor.error, RunNotReady)
+    assert "groups_per_step: 4 -> 5" in str(actor.error)
+
+
+def test_an_actor_without_a_learner_gives_up_and_says_so(start_actor: StartActor) -> None:
+    actor = start_actor(join_timeout_s=0.5)
+    actor.wait()
+    assert isinstance(actor.error, DeadlineExceeded)
+    assert "no learner set up the run" in str(actor.error)
+
+
+@pytest.mark.parametrize("lost", ["contract", "everything"])
+def test_an_emptied_server_is_waited_for_with_the_same_engine(
+    a_run: Run, start_actor: StartActor, lost: str
+) -> None:
+    a_run.announce(0)
+    actor = start_actor()
+    wait_until(lambda: actor.engine.version, "the first version")
+    a_run.connection.execute(
+        "DEL", *(a_run.keys.all if lost == "everything" else ()), a_run.keys.contract
+    )
+    a_run.__post_init__()
+    a_run.announce(0)
+    a_run.issue(a_run.ticket(0))
+    wait_until(a_run.groups, "a group after the loss")
+    assert actor.thread.is_alive()

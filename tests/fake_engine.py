@@ -1,0 +1,137 @@
+"""An Engine without a model: tokens follow from the seed, time from `token_delay_s`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from actors.engine import Aborted, PromptRefused, verify_weights
+from common.errors import EngineFailed
+from common.messages import Int32s, Rollout, Sampling, Span, Version, Weights
+
+EOS = 2
+DIGITS = (3, 13)
+"""Token ids from 3 to 12 are the digits 0 to 9 of the tests' tokenizer."""
+
+Misbehaviour = Literal["crash", "exit", "hang", "refuse"]
+
+
+@dataclass
+class FakeEngine:
+    """Samples digits; a prompt that contains `poison` makes it misbehave.
+
+    crash raises EngineFailed, exit ends the process as kill -9 would, hang never samples a token,
+    refuse raises PromptRefused. `requests` lists what was asked, `taken` the versions taken.
+    """
+
+    slots: int = 64
+    token_delay_s: float = 0.0
+    poison: int = -1
+    misbehaviour: Misbehaviour = "crash"
+    requests: list[str] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    taken: list[Version] = field(default_factory=list)
+    most_at_once: int = 0
+
+    def __post_init__(self) -> None:
+        self._tokens = 0
+        self._in_flight: dict[str, tuple[int, asyncio.Event]] = {}
+
+    @classmethod
+    def from_environment(cls, slots: int) -> FakeEngine:
+        """An engine as FAKE_TOKEN_DELAY_S, FAKE_POISON and FAKE_MISBEHAVIOUR describe it."""
+        return cls(
+            slots,
+            float(os.environ.get("FAKE_TOKEN_DELAY_S", "0")),
+            int(os.environ.get("FAKE_POISON", "-1")),
+            os.environ.get("FAKE_MISBEHAVIOUR", "crash"),  # type: ignore[arg-type]
+        )
+
+    @property
+    def version(self) -> Version | None:
+        return self.taken[-1] if self.taken else None
+
+    async def start(self, model: Path) -> None:
+        pass
+
+    async def stop(self) -> None:
+        pass
+
+    async def generate(
+        self, request_id: str, prompt_ids: Int32s, sampling: Sampling, num_generations: int
+    ) -> tuple[Rollout, ...]:
+        self.requests.append(request_id)
+        abort = asyncio.Event()
+        self._in_flight[request_id] = (num_generations, abort)
+        self.most_at_once = max(self.most_at_once, len(self._in_flight))
+        try:
+            if self.poison in prompt_ids:
+                await self._misbehave(request_id, abort)
+            return await self._sample(request_id, sampling, num_generations, abort)
+        finally:
+            del self._in_flight[request_id]
+
+    async def _misbehave(self, request_id: str, abort: asyncio.Event) -> None:
+        if self.misbehaviour == "refuse":
+            raise PromptRefused(f"the engine refused {request_id}")
+        if self.misbehaviour == "crash":
+            raise EngineFailed("the fake engine crashed")
+        if self.misbehaviour == "exit":
+            os._exit(137)
+        await abort.wait()
+        raise Aborted(request_id)
+
+    async def _sample(
+        self, request_id: str, sampling: Sampling, count: int, abort: asyncio.Event
+    ) -> tuple[Rollout, ...]:
+        drawn = [draw_tokens(sampling, index) for index in range(count)]
+        versions: list[Version] = []
+        for _ in range(max(len(tokens) for tokens in drawn)):
+            await asyncio.sleep(self.token_delay_s)
+            if abort.is_set():
+                cut = [tokens[: len(versions)] for tokens in drawn]
+                partial = (make_rollout(tokens, versions) for tokens in cut if len(tokens))
+                raise Aborted(request_id, tuple(partial))
+            versions.append(self.taken[-1])
+            self._tokens += count
+        return tuple(make_rollout(tokens, versions) for tokens in drawn)
+
+    async def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+        if request_id in self._in_flight:
+            self._in_flight[request_id][1].set()
+
+    async def take_weights(self, weights: Weights) -> None:
+        await asyncio.to_thread(verify_weights, weights)
+        self.taken.append(weights.version)
+
+    def room(self) -> int:
+        return self.slots - sum(count for count, _ in self._in_flight.values())
+
+    def tokens_generated(self) -> int:
+        return self._tokens
+
+
+def draw_tokens(sampling: Sampling, index: int) -> Int32s:
+    """The tokens of one completion: digits, then the end-of-sequence token if it fits."""
+    random = np.random.default_rng(sampling.seed + index)
+    digits = random.integers(*DIGITS, size=int(random.integers(1, sampling.max_tokens + 1)))
+    return np.append(digits, EOS)[: sampling.max_tokens].astype("<i4")
+
+
+def make_rollout(tokens: Int32s, versions: list[Version]) -> Rollout:
+    """A rollout of these tokens; token t was sampled under versions[t]."""
+    edges = [t for t in range(len(tokens)) if t == 0 or versions[t] != versions[t - 1]]
+    ends = [*edges[1:], len(tokens)]
+    return Rollout(
+        token_ids=tokens,
+        logprobs=np.full(len(tokens), -np.log(10.0), dtype="<f4"),
+        mask=np.ones(len(tokens), dtype=bool),
+        spans=tuple(Span(versions[start], start, end) for start, end in zip(edges, ends, strict=True)),
+        finish_reason="stop" if tokens[-1] == EOS else "length",
+    )
