@@ -119,6 +119,7 @@ class LocalServer:
     def __init__(self, run_folder: Path) -> None:
         self.plan = prepare(run_folder)
         self.url = self.plan.url
+        self._log = (run_folder / URL_FILE).with_name("server.log")
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> LocalServer:
@@ -130,7 +131,10 @@ class LocalServer:
 
     def start(self) -> None:
         """Start it, again if it was killed, and wait until it answers; raises ServerUnavailable."""
-        self._process = subprocess.Popen(self.plan.command, stdin=subprocess.DEVNULL)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.plan.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not answers(self.url):
             ended = self._process.poll()

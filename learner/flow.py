@@ -132,6 +132,7 @@ class Flow:
         """
         self._heard_at = self._reported_at = time.monotonic()
         while not self._stopping.is_set():
+            self.issue_tickets(step)
             self._advance(step)
             groups = self.intake.form(step)
             if groups is not None:
@@ -139,10 +140,9 @@ class Flow:
         return None
 
     def _advance(self, step: int) -> None:
-        """One round: repair after a server restart, issue, read, evaluate; sleeps if nothing came."""
+        """One round: repair after a server restart, read, evaluate; sleeps if nothing came."""
         if self._connection.restarts != self._restarts:
             self.join()
-        self.issue_tickets(step)
         entries = self._queue.outcomes("train", self._position, _READ)
         for entry in entries:
             self._position = entry.id
@@ -166,7 +166,10 @@ class Flow:
             self._evaluator.start(weights.version)
 
     def finish_evaluation(self, step: int) -> None:
-        """Wait for the running evaluation, if there is one; same deadline as `take_groups`."""
+        """Wait for the running evaluation, if there is one; same deadline as `take_groups`.
+
+        Issues no training tickets: the version they would count from is about to be replaced.
+        """
         self._heard_at = self._reported_at = time.monotonic()
         while self._evaluator.running and not self._stopping.is_set():
             self._advance(step)

@@ -57,7 +57,7 @@ def _print_table(metrics: list[dict[str, Any]], accuracy: dict[int, float]) -> N
         ("groups without spread", *(f"{mean('groups/filtered', r):.1f}" for r in (head, tail))),
         ("staleness, versions", *(f"{mean('sample/staleness_mean', r):.2f}" for r in (head, tail))),
         ("engine - trainer |logp|", *(
-            f"{mean('sampling/sampling_logp_difference/mean', r):.6f}" for r in (head, tail)
+            f"{mean('sampling/sampling_logp_difference/mean', r):.0e}" for r in (head, tail)
         )),
     ]  # fmt: skip
     print(f"\n{'':<28}{'before':>12}{'after':>12}    (step {first} and step {last};")

@@ -7,6 +7,8 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from transformers.utils.logging import disable_progress_bar
+
 CONTEXT_TOKENS = 64
 
 _SPECIAL_TOKENS = {
@@ -60,6 +62,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 def save_checkpoint(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Save weights, configurations and tokenizer for `from_pretrained(folder)` and for vLLM."""
+    disable_progress_bar()
     model.generation_config = GenerationConfig(
         pad_token_id=model.config.pad_token_id,
         bos_token_id=model.config.bos_token_id,
