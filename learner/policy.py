@@ -135,19 +135,29 @@ class Policy:
     def _completion_logprobs(
         self, padded: dict[str, Tensor], temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies of each position's next token, (B, L - 1)."""
+        """Log-probabilities and entropies of the next tokens, (B, W).
+
+        W are the last positions, from where the shortest prompt ends: no logits are computed for
+        what every prompt of the micro-batch covers.
+        """
+        ids, width = padded["input_ids"], padded["mask"].shape[1]
+        positions = torch.arange(ids.shape[1] - 1 - width, ids.shape[1] - 1, device=ids.device)
         logits = self._engine(
-            input_ids=padded["input_ids"], attention_mask=padded["attention"], use_cache=False
+            input_ids=ids,
+            attention_mask=padded["attention"],
+            logits_to_keep=positions,
+            use_cache=False,
         ).logits
-        return token_logprobs(logits[:, :-1], padded["input_ids"][:, 1:], temperature)
+        return token_logprobs(logits, ids[:, -width:], temperature)
 
     def logprobs(self, piece: list[TrainSequence]) -> list[np.ndarray]:
         """Per sequence the log-probabilities of its completion, (T,), without training."""
         with torch.no_grad():
             padded = _pad(piece, self._engine.device)
             table, _ = self._completion_logprobs(padded, piece[0].temperature)
+        shortest = min(len(item.prompt_ids) for item in piece)
         return [
-            table[row, len(item.prompt_ids) - 1 : item.length - 1].cpu().numpy()
+            table[row, len(item.prompt_ids) - shortest : item.length - shortest].cpu().numpy()
             for row, item in enumerate(piece)
         ]
 
@@ -205,7 +215,8 @@ def _join_process_group() -> None:
 
 
 def _pad(piece: list[TrainSequence], device: torch.device) -> dict[str, Tensor]:
-    """Right-padded tensors; those over next tokens are (B, L - 1), aligned to token l + 1."""
+    """Right-padded tensors (B, L); those over next tokens are (B, W), see `_completion_logprobs`."""
+    shortest = min(len(item.prompt_ids) for item in piece)
 
     def stack(rows: Iterable[np.ndarray], dtype: torch.dtype) -> Tensor:
         tensors = [torch.as_tensor(np.array(row), dtype=dtype) for row in rows]
@@ -214,7 +225,7 @@ def _pad(piece: list[TrainSequence], device: torch.device) -> dict[str, Tensor]:
     def shifted(name: str, dtype: torch.dtype) -> Tensor:
         return stack(
             (
-                np.concatenate([np.zeros(len(item.prompt_ids) - 1), getattr(item, name)])
+                np.concatenate([np.zeros(len(item.prompt_ids) - shortest), getattr(item, name)])
                 for item in piece
             ),
             dtype,

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
 from transformers.utils.logging import disable_progress_bar
 
 CONTEXT_TOKENS = 64

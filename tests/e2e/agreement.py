@@ -1,0 +1,109 @@
+"""Engine and trainer on one model: the same answers, the same log-probabilities.
+
+    python -m tests.e2e.agreement MODEL_FOLDER QUESTIONS.jsonl
+
+loads a model folder (a checkpoint's `model`) in vLLM and with AutoModelForCausalLM. In fp32 on both
+sides the greedy answers to 50 questions must be token-identical; at temperatures 1.0 and 0.7 the mean
+absolute difference of per-token log-probabilities must be at most 0.0001 in fp32 and 0.005 in bf16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from actors.engine import hash_weights
+from actors.vllm_engine import VllmEngine
+from common.contract import Contract
+from common.messages import Rollout, Sampling, Version, Weights
+from common.settings import ActorSettings
+
+LIMITS = {"float32": 1e-4, "bfloat16": 5e-3}
+QUESTIONS, NEW_TOKENS = 50, 32
+
+
+async def sample(
+    folder: Path, dtype: str, prompts: list[np.ndarray], temperatures: list[float]
+) -> dict[float, list[Rollout]]:
+    """One completion per prompt and temperature, by the engine that actors run."""
+    contract = Contract(str(folder), "", dtype, 0, ("accuracy",), (1.0,), True, "answer", 1, 1)
+    length = max(map(len, prompts)) + NEW_TOKENS
+    engine = VllmEngine(ActorSettings(max_model_len=length, kv_cache_gib=0.5), contract)
+    await engine.start(folder)
+    await engine.take_weights(Weights(Version(1, 1), str(folder), hash_weights(folder), ""))
+    found = {}
+    for temperature in temperatures:
+        sampling = Sampling(temperature, 1.0, 0, 0.0, NEW_TOKENS, 7)
+        groups = await asyncio.gather(
+            *(
+                engine.generate(f"{temperature}-{number}", prompt, sampling, 1)
+                for number, prompt in enumerate(prompts)
+            )
+        )
+        found[temperature] = [rollouts[0] for rollouts in groups]
+    await engine.stop()
+    return found
+
+
+@torch.no_grad()
+def difference(model, prompts: list[np.ndarray], rollouts: list[Rollout], temperature: float) -> float:
+    """Mean absolute difference per token, the trainer reading the engine's completions."""
+    differences = []
+    for prompt, rollout in zip(prompts, rollouts, strict=True):
+        ids = torch.from_numpy(np.concatenate([prompt, rollout.token_ids]).astype(np.int64))
+        logits = model(ids[None]).logits[0, len(prompt) - 1 : -1].float() / temperature
+        logprobs = torch.log_softmax(logits, dim=-1)
+        chosen = logprobs.gather(1, ids[len(prompt) :, None])[:, 0].numpy()
+        differences.append(np.abs(chosen - rollout.logprobs))
+    return float(np.concatenate(differences).mean())
+
+
+@torch.no_grad()
+def greedy(model, prompt: np.ndarray, tokens: int, eos: int) -> list[int]:
+    """The trainer's greedy completion, of as many tokens at most."""
+    ids = torch.from_numpy(prompt.astype(np.int64))[None]
+    for _ in range(tokens):
+        ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], dim=1)
+        if ids[0, -1] == eos:
+            break
+    return ids[0, len(prompt) :].tolist()
+
+
+def main() -> int:
+    """Compare; prints a line per comparison, returns 1 if one fails."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("questions", type=Path)
+    options = parser.parse_args()
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    lines = options.questions.read_text().splitlines()[:QUESTIONS]
+    prompts = [np.array(tokenizer(json.loads(line)["question"]).input_ids, "<i4") for line in lines]
+    faults = 0
+    for dtype, limit in LIMITS.items():
+        temperatures = [0.0, 1.0, 0.7] if dtype == "float32" else [1.0, 0.7]
+        rollouts = asyncio.run(sample(options.model, dtype, prompts, temperatures))
+        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, dtype)).eval()
+        if 0.0 in rollouts:
+            eos = model.generation_config.eos_token_id
+            same = sum(
+                greedy(model, prompt, NEW_TOKENS, eos) == rollout.token_ids.tolist()
+                for prompt, rollout in zip(prompts, rollouts[0.0], strict=True)
+            )
+            print(f"{dtype}: {same} of {len(prompts)} greedy answers token-identical")
+            faults += same != len(prompts)
+        for temperature in temperatures[-2:]:
+            found = difference(model, prompts, rollouts[temperature], temperature)
+            print(f"{dtype}, temperature {temperature}: mean |difference| {found:.2e} (limit {limit:g})")
+            faults += found > limit
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

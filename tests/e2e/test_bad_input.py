@@ -1,0 +1,183 @@
+"""What a user can get wrong: each ends at once with one clear message and its documented exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.codec import encode
+from common.connection import Connection
+from common.contract import Contract
+from common.keys import Keys
+from common.protocol import LearnerQueue
+from common.server import LocalServer
+from learner.claim import lock_run
+from tests.e2e.site import ROOT, make_model, write_questions
+
+GOOD_ROW = '{"question": "1+1=", "answer": "2"}'
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+class Desk:
+    """A folder, a server and a model; runs a role to its end."""
+
+    def __init__(self, folder: Path, url: str, model: Path):
+        self.folder = folder
+        self.variables = {
+            "REDIS_URL": url,
+            "RUN_NAME": folder.name,
+            "RUN_DIR": str(folder),
+            "LEARNER_MODEL": str(model),
+            "LEARNER_DATASET": str(write_questions(folder / "questions.jsonl", 8)),
+            "LEARNER_MAX_STEPS": "1",
+        }
+
+    def run(self, role: str, *arguments: str, **changes: str) -> tuple[int, str]:
+        module = {"learner": "learner", "actor": "actors", "rewarder": "rewarders"}[role]
+        done = subprocess.run(
+            [sys.executable, "-m", module, *arguments], cwd=ROOT, capture_output=True, text=True,
+            env=os.environ | self.variables | changes, timeout=60, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stderr
+
+    def write(self, *lines: str) -> str:
+        path = self.folder / "written.jsonl"
+        path.write_text("".join(f"{line}\n" for line in lines))
+        return str(path)
+
+    def publish_contract(self, model: Path, tokenizer_hash: str) -> None:
+        connection = Connection(self.variables["REDIS_URL"], 10, 10)
+        queue = LearnerQueue(connection, Keys(self.variables["RUN_NAME"]), 1)
+        queue.claim("nonce", "test")
+        contract = Contract(
+            str(model), tokenizer_hash, "float32", 40, ("accuracy",), (1.0,), True, "answer", 2, 4
+        )
+        queue.publish_contract(encode(contract))
+        connection.close()
+
+
+@pytest.fixture
+def desk(tmp_path, queue_server, model) -> Desk:
+    return Desk(tmp_path, queue_server.url, model)
+
+
+def told(outcome: tuple[int, str], code: int, *words: str) -> None:
+    """The process ended with this code, and its last words are one message with these words."""
+    assert outcome[0] == code, outcome[1]
+    assert "Traceback" not in outcome[1]
+    for word in words:
+        assert word in outcome[1]
+
+
+def test_a_missing_column(desk):
+    source = desk.write(json.dumps({"text": "1+1=", "answer": "2"}))
+    told(
+        desk.run("learner", LEARNER_DATASET=source), 65,
+        "DataError", "none of the columns prompt, question", "it has text, answer",
+    )  # fmt: skip
+
+
+def test_an_unreadable_line(desk):
+    source = desk.write(GOOD_ROW, GOOD_ROW, '{"question": "1+')
+    told(desk.run("learner", LEARNER_DATASET=source), 65, "line 3: not readable as JSON")
+
+
+@pytest.mark.parametrize("role", ["learner", "actor", "rewarder"])
+def test_a_misspelt_variable(desk, role):
+    told(
+        desk.run(role, LEARNER_LERNING_RATE="1"), 78,
+        "unknown variable LEARNER_LERNING_RATE: did you mean LEARNER_LEARNING_RATE?",
+    )  # fmt: skip
+
+
+def test_a_value_of_the_wrong_kind(desk):
+    told(desk.run("learner", LEARNER_MAX_STEPS="many"), 78, "LEARNER_MAX_STEPS", "'many'")
+
+
+def test_a_model_that_is_not_there(desk):
+    told(
+        desk.run("learner", LEARNER_MODEL=str(desk.folder / "nothing"), HF_HUB_OFFLINE="1"), 78,
+        "LEARNER_MODEL", "neither a folder here nor a model that can be downloaded",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("role", ["learner", "actor", "rewarder"])
+def test_a_server_that_may_evict(desk, role, tmp_path_factory):
+    with LocalServer(tmp_path_factory.mktemp("evicting")) as server:
+        connection = Connection(server.url, 10, 10)
+        connection.execute("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        told(
+            desk.run(role, REDIS_URL=server.url), 78,
+            "may evict keys (maxmemory-policy allkeys-lru)", "set maxmemory-policy noeviction",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("role", ["learner", "actor", "rewarder"])
+def test_a_server_that_cannot_be_reached(desk, role):
+    outcome = desk.run(role, REDIS_URL="redis://127.0.0.1:1", RUN_CONNECT_TIMEOUT_S="1")
+    told(outcome, 69, "redis://127.0.0.1:1 did not answer for 1 s", "set REDIS_URL")
+
+
+@pytest.mark.parametrize("role", ["actor", "rewarder"])
+def test_no_server_known_at_all(desk, role):
+    told(desk.run(role, REDIS_URL=""), 78, "no queue server is known", "penstock up")
+
+
+def test_a_second_learner(desk):
+    with lock_run(desk.folder / desk.variables["RUN_NAME"]):
+        told(
+            desk.run("learner"), 73,
+            "another learner holds the run's folder", f"process {os.getpid()}",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("role", ["actor", "rewarder"])
+def test_a_tokenizer_that_differs_from_the_contract(desk, role, model):
+    desk.publish_contract(model, tokenizer_hash="0" * 64)
+    told(desk.run(role), 78, "ContractMismatch", "differs from the learner's", "000000000000")
+
+
+@pytest.mark.parametrize("role", ["actor", "rewarder"])
+def test_a_learner_that_never_comes(desk, role):
+    told(
+        desk.run(role, RUN_JOIN_TIMEOUT_S="0.5"), 75,
+        "no learner set up the run within 0.5 s", "start `learner`",
+    )  # fmt: skip
+
+
+def test_a_run_of_that_name_from_another_folder(desk, model):
+    desk.publish_contract(model, "")
+    told(desk.run("learner"), 78, "from another folder", "choose another RUN_NAME")
+
+
+def test_a_server_lost_while_running_is_waited_for_with_a_named_deadline(desk, tmp_path_factory):
+    with LocalServer(tmp_path_factory.mktemp("lost")) as server:
+        variables = {"REDIS_URL": server.url, "RUN_SERVER_TIMEOUT_S": "2"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rewarders"], cwd=ROOT, stderr=subprocess.PIPE, text=True,
+            env=os.environ | desk.variables | variables,
+        )  # fmt: skip
+        try:
+            connection = Connection(server.url, 10, 10)
+            consumers = "CLIENT", "LIST"
+            from tests.helpers import wait_until
+
+            wait_until(
+                lambda: len(connection.execute(*consumers).splitlines()) > 1, "it to connect", 30
+            )
+            connection.close()
+            server.kill()
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert "waiting for the queue server" in said
+    told((process.returncode, said), 69, "did not answer for 2 s", "start it")
