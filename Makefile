@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 # own index, named on this one step only; where it cannot be reached, pip takes the build it finds.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: install demo test test-engine check format clean
+.PHONY: install demo test check format clean
 
 install: $(VENV)/installed
 
@@ -26,8 +26,8 @@ demo: install
 	$(BIN)/penstock demo --seed $(SEED) $(DEMO_FLAGS)
 
 test: install check
-	$(BIN)/python -m pytest -m 'not engine' --durations=10
-	$(BIN)/python -m pytest -m engine --durations=10
+	$(BIN)/python -m pytest -m 'not engine and not e2e' --durations=5
+	$(BIN)/python -m pytest -m 'engine or e2e' --durations=5
 
 check: install
 	$(BIN)/ruff format --check .

@@ -21,6 +21,7 @@ def _split_commas(value: Any) -> Any:
 
 
 Names = Annotated[list[str], NoDecode, BeforeValidator(_split_commas)]
+Trackers = Annotated[list[Literal["wandb"]], NoDecode, BeforeValidator(_split_commas)]
 Numbers = Annotated[list[float], NoDecode, BeforeValidator(_split_commas)]
 
 
@@ -94,12 +95,14 @@ class LearnerSettings(Section):
         2.0, gt=0, description="truncation of the current-to-behaviour ratio"
     )
     learning_rate: float = Field(1e-6, gt=0, description="peak learning rate")
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = Field("constant")
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="how the learning rate goes after the warm-up"
+    )
     warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
-    adam_beta1: float = Field(0.9, ge=0, lt=1)
-    adam_beta2: float = Field(0.999, ge=0, lt=1)
-    adam_epsilon: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="of AdamW")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="of AdamW")
+    adam_epsilon: float = Field(1e-8, gt=0, description="of AdamW")
+    weight_decay: float = Field(0.0, ge=0, description="of AdamW")
     max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")
     micro_batch_tokens: int = Field(
         16384, ge=1, description="padded positions per forward pass; bounds the memory"
@@ -112,7 +115,7 @@ class LearnerSettings(Section):
     save_steps: int = Field(50, ge=1, description="checkpoint every so many steps")
     save_total_limit: int = Field(2, ge=2, description="checkpoints kept")
     log_completions: bool = Field(True, description="write completions.jsonl")
-    report_to: Names = Field([], description="trackers beside metrics.jsonl: wandb")
+    report_to: Trackers = Field([], description="trackers beside metrics.jsonl: wandb")
 
     @model_validator(mode="after")
     def _weights_match_rewards(self) -> LearnerSettings:
@@ -133,11 +136,13 @@ class ActorSettings(Section):
     dtype: Literal["", "float32", "bfloat16"] = Field("", description="empty: the learner's")
     max_num_seqs: int = Field(256, ge=1, description="completions in flight at once")
     max_model_len: int = Field(0, ge=0, description="tokens per sequence; 0: the contract's")
-    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="share of the GPU's memory for vLLM"
+    )
     kv_cache_gib: float = Field(1.0, gt=0, description="key-value cache on a CPU, in GiB")
     enforce_eager: bool = Field(True, description="no compilation, no CUDA graphs: quick start")
-    tensor_parallel_size: int = Field(1, ge=1)
-    enable_prefix_caching: bool = Field(True)
+    tensor_parallel_size: int = Field(1, ge=1, description="GPUs of one engine")
+    enable_prefix_caching: bool = Field(True, description="share prompts' keys and values")
     start_timeout_s: float = Field(600.0, gt=0, description="wait for the engine's start")
     stall_timeout_s: float = Field(
         120.0, gt=0, description="leases are let go when no token came for so long"

@@ -21,6 +21,8 @@ from tests.e2e.site import ROOT, make_model, write_questions
 
 GOOD_ROW = '{"question": "1+1=", "answer": "2"}'
 
+pytestmark = pytest.mark.e2e
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
@@ -171,9 +173,7 @@ def test_a_server_lost_while_running_is_waited_for_with_a_named_deadline(desk, t
             consumers = "CLIENT", "LIST"
             from tests.helpers import wait_until
 
-            wait_until(
-                lambda: len(connection.execute(*consumers).splitlines()) > 1, "it to connect", 30
-            )
+            wait_until(lambda: len(connection.execute(*consumers).splitlines()) > 1, "it to connect", 30)
             connection.close()
             server.kill()
             _, said = process.communicate(timeout=60)

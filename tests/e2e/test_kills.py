@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.e2e.kills import run_with_kills
 from tests.e2e.site import FAKE_PROCFILE, Site
+
+pytestmark = pytest.mark.e2e
 
 
 def test_a_run_survives_kill_9_of_each_of_its_processes(tmp_path):
