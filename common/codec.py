@@ -149,6 +149,8 @@ def _array(dtype: str, value: PlainData, where: str) -> np.ndarray:
     size = np.dtype(dtype).itemsize
     if len(value) % size:
         raise MalformedMessage(f"{where}: {len(value)} bytes are no whole number of {dtype}")
+    if dtype == "|b1" and max(value, default=0) > 1:
+        raise MalformedMessage(f"{where}: a truth value is neither 0 nor 1")
     return np.frombuffer(value, dtype=dtype)
 
 

@@ -179,7 +179,9 @@ def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> No
             f"{text.removeprefix('FOREIGN ')} ({address}): choose another RUN_NAME, use another server, "
             "or discard what it holds with `queues discard`"
         ) from error
-    if text.startswith(("NOTREADY", "NOGROUP")) or "Function not found" in text:
+    if text.startswith("NOTREADY"):
+        raise RunNotReady(f"{address}: {text.removeprefix('NOTREADY ')}") from error
+    if text.startswith("NOGROUP") or "Function not found" in text:
         raise RunNotReady(f"the learner has not set the run up on {address} (yet)") from error
     if isinstance(error, redis.exceptions.NoPermissionError):
         raise ConfigError(f"the queue server {address} refuses this user: {error}") from error

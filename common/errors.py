@@ -12,7 +12,8 @@
     ├── MalformedMessage        76   bytes that are not what the wire schema says
     └── EngineFailed            70   the inference engine broke
 
-The numbers are those of sysexits.h, and 79. A process that was told to stop exits with 0.
+The numbers are those of sysexits.h, and 79. A process that was told to stop exits with 0,
+or with 69 if it could not close its books because the queue server was away.
 """
 
 from __future__ import annotations

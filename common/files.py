@@ -52,6 +52,12 @@ def whole_folder(path: Path) -> Iterator[Path]:
     sync_folder(path.parent)
 
 
+def remove_asides(parent: Path) -> None:
+    """Remove what a process that was killed was writing aside in this folder."""
+    for left in parent.glob(".*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
 def hash_file(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:

@@ -39,6 +39,9 @@ end
 local function fenced(fence, incarnation)
   local current = redis.call('HGET', fence, 'incarnation')
   if not current then return redis.error_reply('NOTREADY the run is not set up on this server') end
+  if tonumber(current) < tonumber(incarnation) then
+    return redis.error_reply('NOTREADY the server lost this learner\'s claim')  -- by kill -9: claim again
+  end
   if current ~= incarnation then
     return redis.error_reply('FENCED incarnation ' .. current .. ' of the learner holds the run')
   end

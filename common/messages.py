@@ -187,6 +187,10 @@ class Verdict:
 
     def __post_init__(self) -> None:
         _require(self.state in ("filtered", "dead"), f"verdict {self.state!r} is unknown")
+        sizes = {len(values) for values in self.rewards.values()}
+        _require(len(sizes) <= 1 and 0 not in sizes, f"rewards of {self.ticket_id} differ in number")
+        values = [value for row in self.rewards.values() for value in row if value is not None]
+        _require(bool(np.isfinite(values).all()), f"a reward of {self.ticket_id} is not finite")
 
 
 @dataclass(frozen=True, slots=True)

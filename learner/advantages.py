@@ -1,4 +1,4 @@
-"""Rewards to advantages: how much better a completion is than its group.
+"""Totals to advantages: how much better a completion is than its group.
 
 Dimensions: G rollouts of a group.
 """
@@ -9,20 +9,6 @@ import numpy as np
 
 EPSILON = 1e-4
 """Added to the standard deviation, as in TRL."""
-
-
-def total_rewards(rewards: dict[str, tuple[float | None, ...]], weights: dict[str, float]) -> np.ndarray:
-    """Weighted sum over the rewards that apply, (G,) float64; NaN where none applies."""
-    table = np.array(
-        [
-            [np.nan if value is None else weights[name] * value for value in values]
-            for name, values in rewards.items()
-        ],
-        dtype=np.float64,
-    )
-    totals = np.nansum(table, axis=0)
-    totals[np.isnan(table).all(axis=0)] = np.nan
-    return totals
 
 
 def group_advantages(totals_G: np.ndarray) -> np.ndarray:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.messages import Rollout, ScoredGroup
-from learner.advantages import group_advantages, total_rewards
+from common.rewards import total_rewards
+from learner.advantages import group_advantages
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,15 +69,14 @@ def newest_checkpoint(run_folder: Path, claim: Claim) -> Checkpoint | None:
     ends[claim.parent] = claim.parent_length
     for folder in _newest_first(run_folder):
         problem = _find_damage(folder)
-        if problem:
-            log.error("a checkpoint is damaged; the one before it is used", folder=str(folder),
-                      problem=problem)  # fmt: skip
-            continue
-        checkpoint = _read(folder)
-        position = checkpoint.position
-        if position.offset <= ends.get(position.incarnation, -1):
-            return checkpoint
-        log.warning("a checkpoint of a superseded learner is passed over", folder=str(folder))
+        if not problem:
+            checkpoint = _read(folder)
+            position = checkpoint.position
+            if position.offset <= ends.get(position.incarnation, -1):
+                return checkpoint
+            problem = "written by a learner that was superseded"
+        log.error("a checkpoint is passed over", folder=str(folder), problem=problem)
+        folder.rename(folder.with_name(f"unused-{folder.name}"))  # it must not count among those kept
     return None
 
 

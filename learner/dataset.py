@@ -75,17 +75,22 @@ def load_rows(source: str, split: str) -> Any:
     if path.suffix in (".jsonl", ".json"):
         if not path.is_file():
             raise DataError(f"{source}: no such file")
-        check_lines(path)
-        return datasets.Dataset.from_json(str(path))
+        # Not Dataset.from_json: it makes dates of texts that look like dates.
+        rows = read_lines(path)
+        try:
+            return datasets.Dataset.from_list(rows)
+        except (ValueError, TypeError, OverflowError) as error:  # pyarrow's errors are ValueErrors
+            raise DataError(f"{source}: a column mixes kinds of values: {error}") from error
     try:
         return datasets.load_dataset(source, split=split)
     except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
         raise DataError(f"{source} (split {split}): cannot be loaded: {error}") from error
 
 
-def check_lines(path: Path) -> None:
-    """Find the first line that is no JSON object, or lacks a column; raises DataError by its number."""
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows; raises DataError naming the first line that is no object or lacks a column."""
     columns: set[str] | None = None
+    rows = []
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -101,8 +106,10 @@ def check_lines(path: Path) -> None:
                 raise DataError(
                     f"{path}, line {number}: lacks {', '.join(sorted(missing))}, which line 1 has"
                 )
+            rows.append(row)
     if columns is None:
         raise DataError(f"{path} is empty")
+    return rows
 
 
 def map_columns(names: Iterable[str], source: str, settings: LearnerSettings) -> Mapping:

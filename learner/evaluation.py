@@ -1,7 +1,7 @@
 """Held-out questions, asked through the same actors and rewarders, never trained on.
 
 Eval tickets pin the version they score: actors answer them with exactly that version. The evaluation
-runs beside the next batch; the next version is announced only when it is done.
+runs while the next batch's groups are generated, and is done before that batch is written down.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from common.codec import decode_outcome, encode
 from common.errors import MalformedMessage
-from common.messages import Verdict, Version
+from common.messages import ScoredGroup, Verdict, Version
 from common.protocol import BEGINNING, LearnerQueue
 from learner.books import Books
 from learner.ledger import eval_ticket
@@ -103,6 +103,8 @@ class Evaluator:
             outcome = decode_outcome(payload)
         except MalformedMessage as error:
             outcome = Verdict(ticket, "dead", f"malformed outcome: {error}")
+        if isinstance(outcome, ScoredGroup) and not self._is_pinned(outcome):
+            outcome = Verdict(ticket, "dead", f"not sampled by version {self._version} alone")
         if isinstance(outcome, Verdict):
             self._answers[index] = Answer(index, "", 0, "dead")
             self._books.ledger.close(ticket, "dead", outcome.reason)
@@ -113,6 +115,11 @@ class Evaluator:
             index, outcome.texts[0], len(rollout.token_ids), rollout.finish_reason, rewards
         )
         self._books.ledger.close(ticket, "evaluated", str(self._version))
+
+    def _is_pinned(self, outcome: ScoredGroup) -> bool:
+        """Whether every token was sampled by the version that is being evaluated."""
+        spans = outcome.group.rollouts[0].spans
+        return all(span.version == self._version for span in spans)
 
     def _finish(self, version: Version) -> Evaluated:
         answers = tuple(self._answers[index] for index in sorted(self._answers))

@@ -12,7 +12,7 @@ from collections import Counter
 
 from common.codec import encode
 from common.connection import Connection
-from common.errors import DeadlineExceeded
+from common.errors import DeadlineExceeded, NoSignal
 from common.log import get_logger
 from common.messages import ScoredGroup, Version, Weights
 from common.protocol import BEGINNING, LearnerQueue, Place, RunView
@@ -43,7 +43,7 @@ class Flow:
         nonce: str,
         stopping: threading.Event,
     ) -> None:
-        self.intake = Intake(books.ledger, plan.source.settings, plan.contract.hash)
+        self.intake = Intake(books.ledger, plan.source, plan.vocab_size)
         self.evaluated: list[Evaluated] = []
         self._evaluator = Evaluator(books, queue, plan.source)
         self._connection = connection
@@ -95,14 +95,11 @@ class Flow:
         self._queue.close("eval", {name: "stale" for name in ended if name.startswith("eval:")})
 
     def _reissue(self) -> None:
-        """Issue every open ticket again whose group is not here; a no-op for those alive."""
-        self._issue(
-            [
-                ticket
-                for ticket in self._books.ledger.open
-                if ticket.startswith("train:") and not self.intake.holds(ticket)
-            ]
-        )
+        """Issue every open ticket again; a no-op for those alive.
+
+        Also those whose group is held: the audit counts them as in flight until they are trained.
+        """
+        self._issue([ticket for ticket in self._books.ledger.open if ticket.startswith("train:")])
 
     def _issue(self, tickets: list[str]) -> None:
         ledger, source = self._books.ledger, self._plan.source
@@ -134,7 +131,11 @@ class Flow:
         while not self._stopping.is_set():
             self.issue_tickets(step)
             self._advance(step)
-            groups = self.intake.form(step)
+            try:
+                groups = self.intake.form(step)
+            except NoSignal:
+                self._books.record("no signal")  # or the next start would read the same and end too
+                raise
             if groups is not None:
                 return groups
         return None

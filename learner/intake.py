@@ -11,15 +11,18 @@ the lag: without this an overtaken ticket is trained later than max_staleness al
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Set
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from common.codec import decode_outcome
 from common.errors import MalformedMessage, NoSignal
-from common.messages import ScoredGroup, Verdict
+from common.messages import Group, ScoredGroup, Verdict
 from common.protocol import Entry
-from common.settings import LearnerSettings
 from learner.batch import is_ahead, is_over_lag
 from learner.ledger import Ledger
+from learner.tickets import TicketSource
 
 
 @dataclass(slots=True)
@@ -29,26 +32,29 @@ class Arrivals:
     filtered: list[Verdict] = field(default_factory=list)
     dead: int = 0
     stale: int = 0
+    foreign: int = 0  # of these stale, of an older contract: nothing against the questions
 
     @property
     def without_signal(self) -> int:
         """Tickets that ended without anything to train on."""
-        return len(self.filtered) + self.dead + self.stale
+        return len(self.filtered) + self.dead + self.stale - self.foreign
 
 
 class Intake:
     """Holds the groups that may be trained, and decides which form a batch."""
 
-    def __init__(self, ledger: Ledger, settings: LearnerSettings, contract: str) -> None:
+    def __init__(self, ledger: Ledger, source: TicketSource, vocab_size: int) -> None:
         self.arrivals = Arrivals()
         self._ledger = ledger
-        self._settings = settings
-        self._contract = contract
+        self._source = source
+        self._settings = source.settings
+        self._vocab_size = vocab_size
         self._held: dict[str, ScoredGroup] = {}
 
-    def holds(self, ticket: str) -> bool:
-        """Whether the ticket's group is here already."""
-        return ticket in self._held
+    @property
+    def held(self) -> Set[str]:
+        """Tickets whose groups wait to be trained."""
+        return self._held.keys()
 
     def fold(self, entry: Entry, step: int) -> None:
         """Take one outcome; one whose ticket has ended, or is held, changes nothing."""
@@ -63,19 +69,43 @@ class Intake:
             self._accept(entry.ticket, outcome, step)
         elif outcome.state == "filtered":
             self._ledger.close(entry.ticket, "filtered", outcome.reason)
-            self.arrivals.filtered.append(outcome)
+            fits = set(outcome.rewards) == set(self._settings.rewards)  # else of an older contract
+            self.arrivals.filtered.append(outcome if fits else replace(outcome, rewards={}))
         else:
             self._end_dead(entry.ticket, outcome.reason)
 
     def _accept(self, ticket: str, scored: ScoredGroup, step: int) -> None:
         if scored.group.ticket.id != ticket:
             self._end_dead(ticket, f"the group is of ticket {scored.group.ticket.id}")
-        elif scored.group.ticket.contract != self._contract:
+        elif scored.group.ticket.contract != self._source.contract:
             self._end_stale(ticket, "contract")
+            self.arrivals.foreign += 1
+        elif set(scored.rewards) != set(self._settings.rewards):
+            self._end_dead(ticket, f"it has the rewards {', '.join(scored.rewards)}")
+        elif not self._is_as_issued(scored.group):
+            self._end_stale(ticket, "prompt, sampling or tokens differ from what was asked for")
         elif is_ahead(scored, step):
             self._end_stale(ticket, "sampled by a version of a lineage that did not survive")
         else:
             self._held[ticket] = scored
+
+    def _is_as_issued(self, group: Group) -> bool:
+        """Whether the group answers the ticket as it is issued now, in tokens the model knows.
+
+        Past this point it is journalled, and what cannot be trained would end every resume.
+        """
+        asked = self._source.train(group.ticket.id, group.ticket.version)
+        return (
+            np.array_equal(asked.prompt_ids, group.ticket.prompt_ids)
+            and asked.sampling == group.ticket.sampling
+            and asked.num_generations == group.ticket.num_generations
+            and all(
+                rollout.token_ids.min() >= 0
+                and rollout.token_ids.max() < self._vocab_size
+                and len(rollout.token_ids) <= asked.sampling.max_tokens
+                for rollout in group.rollouts
+            )
+        )
 
     def form(self, step: int) -> list[ScoredGroup] | None:
         """The next batch's groups, or None while more are to come; raises NoSignal.
@@ -89,6 +119,8 @@ class Intake:
                 self._end_stale(ticket, "over max_staleness")
         chosen = self._choose(step, size)
         if len(chosen) < size and not self._spent():
+            return None
+        if not chosen and self._held:  # the pace waits for tickets that are due
             return None
         if not chosen:
             raise NoSignal(

@@ -12,6 +12,7 @@ import torch
 from common.codec import encode
 from common.command import LearnerCommand
 from common.connection import Connection
+from common.files import remove_asides
 from common.keys import Keys
 from common.log import get_logger
 from common.messages import ScoredGroup, Version
@@ -37,6 +38,8 @@ def run(command: LearnerCommand, stopping: threading.Event) -> None:
     """Train until the plan's steps are made or `stopping` is set; resumes what is in the folder."""
     folder = command.run.folder
     with lock_run(folder):
+        remove_asides(folder / "versions")
+        remove_asides(folder / "checkpoints")
         plan = make_plan(command.learner)
         connection = connect(command.redis_url, command.run, stopping)
         nonce = read_nonce(folder)
@@ -77,7 +80,7 @@ class Learner:
     ) -> None:
         """Relive the past, join the streams, publish the version the run stands at."""
         ledger = Ledger()
-        past = relive(self._folder, self._claim, self._policy, ledger, self._plan, self._recorder)
+        past = relive(self._folder, self._claim, self._policy, ledger, self._recorder)
         self._step = self._saved = past.step
         self._parent = ""
         self._books = Books(ledger, Journal(self._folder, self._claim.incarnation), queue)
@@ -106,6 +109,9 @@ class Learner:
             groups = self._flow.take_groups(self._step)
             if groups is None:
                 break
+            # Once the batch is written down, a resumed learner stands at the next step.
+            self._flow.finish_evaluation(self._step)
+            self._note_evaluations()
             metrics = self._journal(groups, time.monotonic() - started)
             batch = build_batch(
                 groups, self._plan.reward_weights, self._step, self._settings.max_staleness
@@ -136,6 +142,8 @@ class Learner:
             step=step,
             version=f"{self._claim.incarnation}.{self._step}",
             groups=encode_groups(groups),
+            reward_weights=self._plan.reward_weights,
+            max_staleness=self._settings.max_staleness,
             metrics=metrics,
         )
         return metrics
@@ -191,7 +199,7 @@ class Learner:
         """End the run if its steps are made; leave it ready to be resumed if not."""
         self._flow.finish_evaluation(self._step)
         self._note_evaluations()
-        complete = self._step == self._plan.steps and not stopping.is_set()
+        complete = self._step >= self._plan.steps and not stopping.is_set()
         if complete:
             self._flow.close_rest()
         if complete or self._saved != self._step:

@@ -11,6 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+_LARGEST_LOG = 80.0
+"""exp of it is finite in fp32."""
+
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
@@ -46,7 +49,8 @@ def policy_loss(
     sequence's own tokens, then over the batch's `sequences`. So the micro-batches' losses add up to
     the batch's.
     """
-    ratio = torch.exp(logprobs_BT - behaviour_BT).clamp(max=cap)
+    # An overflow to inf would pass the cap forwards, but its gradient is 0 x inf = NaN.
+    ratio = torch.exp((logprobs_BT - behaviour_BT).clamp(max=_LARGEST_LOG)).clamp(max=cap)
     advantages = advantages_B.unsqueeze(1)
     clipped = ratio.clamp(1.0 - epsilon, 1.0 + epsilon_high)
     objective = torch.minimum(ratio * advantages, clipped * advantages)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from common.contract import Contract, hash_tokenizer
 from common.errors import ConfigError
@@ -21,6 +21,7 @@ class Plan:
     """The model to start from, the contract, the questions and the number of Updates."""
 
     model_folder: Path
+    vocab_size: int
     contract: Contract
     source: TicketSource
     steps: int
@@ -54,6 +55,7 @@ def make_plan(settings: LearnerSettings) -> Plan:
     )
     return Plan(
         model_folder=model_folder,
+        vocab_size=AutoConfig.from_pretrained(model_folder).get_text_config().vocab_size,
         contract=contract,
         source=TicketSource(questions, eval_questions, settings, contract.hash),
         steps=count_steps(settings, len(questions)),

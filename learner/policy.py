@@ -24,6 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, get_scheduler
 from transformers.utils.logging import disable_progress_bar
 
+from common.log import get_logger
 from common.settings import LearnerSettings
 from learner.batch import Batch, TrainSequence, micro_batches
 from learner.loss import policy_loss, token_logprobs
@@ -32,6 +33,8 @@ disable_progress_bar()
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _TAG = "trainer"
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +168,9 @@ class Policy:
         norm = torch.nn.utils.get_total_norm(
             [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         )
+        if not torch.isfinite(norm):  # DeepSpeed skips such a step in bf16 only
+            log.error("gradients are not finite: the step is skipped", grad_norm=float(norm))
+            self.model.zero_grad(set_to_none=True)
         self._engine.step()
         reported = self._engine.get_global_grad_norm()  # None without ZeRO
         return float(norm if reported is None else reported)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from common.files import write_whole
 from common.log import get_logger
 from common.messages import ScoredGroup
-from learner.advantages import total_rewards
+from common.rewards import total_rewards
 from learner.evaluation import Evaluated
 from learner.intake import Arrivals
 from learner.policy import TokenRecord, Update
@@ -99,11 +101,17 @@ class Recorder:
         """Drop what a learner that resumes at `step` will write again."""
         for name in ("metrics.jsonl", "completions.jsonl"):
             rows = [row for row in self._rows(name) if row["step"] <= step]
-            (self._folder / name).write_text("".join(_line(row) for row in rows))
+            self._rewrite(name, rows)
+        self._rewrite("evaluations.jsonl", self._rows("evaluations.jsonl"))
+
+    def _rewrite(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
+        write_whole(self._folder / name, "".join(_line(row) for row in rows).encode())
 
     def evaluated_steps(self) -> set[int]:
-        """Steps whose version was evaluated."""
-        return {row["step"] for row in self._rows("evaluations.jsonl")}
+        """Steps whose version was evaluated, all its answers on disk."""
+        rows = self._rows("evaluations.jsonl")
+        counts = Counter((row["step"], row["version"]) for row in rows)
+        return {row["step"] for row in rows if counts[row["step"], row["version"]] == row["questions"]}
 
     def metrics(self, step: int, metrics: dict[str, Any]) -> None:
         """One line per step."""
@@ -135,7 +143,11 @@ class Recorder:
 
     def evaluation(self, result: Evaluated, columns: Sequence[dict[str, Any]]) -> None:
         """One line per held-out answer."""
-        head = {"step": result.version.step, "version": str(result.version)}
+        head = {
+            "step": result.version.step,
+            "version": str(result.version),
+            "questions": len(result.answers),
+        }
         rows = [head | asdict(answer) | {"columns": columns[answer.index]} for answer in result.answers]
         self._append("evaluations.jsonl", *rows)
 
@@ -152,7 +164,8 @@ class Recorder:
         """The whole rows of a file; a kill may have torn the last one."""
         path = self._folder / name
         rows = []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        for line in text.split("\n")[:-1]:  # splitlines also splits at U+2028 inside a completion
             try:
                 rows.append(json.loads(line))
             except json.JSONDecodeError:

@@ -16,7 +16,6 @@ from learner.batch import build_batch
 from learner.checkpoint import newest_checkpoint
 from learner.claim import Claim, read_chain
 from learner.ledger import Ledger
-from learner.plan import Plan
 from learner.policy import Policy
 from learner.record import Recorder, update_metrics
 
@@ -31,9 +30,7 @@ class Past:
     retrained: int
 
 
-def relive(
-    folder: Path, claim: Claim, policy: Policy, ledger: Ledger, plan: Plan, recorder: Recorder
-) -> Past:
+def relive(folder: Path, claim: Claim, policy: Policy, ledger: Ledger, recorder: Recorder) -> Past:
     """Bring policy and ledger to where the journal ends; nothing is published meanwhile."""
     checkpoint = newest_checkpoint(folder, claim)
     step = checkpoint.step if checkpoint else 0
@@ -46,7 +43,13 @@ def relive(
     for _, record in read_chain(folder, claim, checkpoint.position if checkpoint else None):
         if record["kind"] == "batch" and record["step"] > step:
             groups = decode_groups(record["groups"])
-            batch = build_batch(groups, plan.reward_weights, step, plan.source.settings.max_staleness)
+            # What it was decided with: changed settings take effect after the journalled steps.
+            batch = build_batch(
+                groups,
+                record["reward_weights"],
+                step,
+                record["max_staleness"],
+            )
             update = policy.update(batch)
             step = record["step"]
             retrained += 1

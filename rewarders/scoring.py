@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 from common.contract import Contract, check_tokenizer
 from common.errors import ContractMismatch, MalformedMessage
 from common.messages import Group, Outcome, ScoredGroup, Verdict
-from rewarders.filtering import total_rewards, why_filtered
+from common.rewards import total_rewards
+from rewarders.filtering import why_filtered
 from rewarders.pool import ScoringPool
 
 _SIGNATURE = ("prompts", "completions")

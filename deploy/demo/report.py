@@ -31,7 +31,7 @@ def print_report(folder: Path) -> None:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Rows of a JSONL file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 def accuracy_by_step(answers: list[dict[str, Any]]) -> dict[int, float]:

@@ -28,18 +28,21 @@ def make_plan(settings: LearnerSettings, steps: int = 3, eval_questions: int = 0
         Question(np.array([3, 4 + number], dtype="<i4"), {"answer": str(number)}) for number in range(10)
     ]
     source = TicketSource(questions, questions[:eval_questions], settings, CONTRACT.hash)
-    return Plan(Path("model"), CONTRACT, source, steps, {"accuracy": 1.0})
+    return Plan(Path("model"), 32, CONTRACT, source, steps, {"accuracy": 1.0})
 
 
 def make_group(
-    ticket: Ticket, spans: list[tuple[int, int]] | None = None, rewards: tuple = (1.0, 0.0)
+    ticket: Ticket,
+    spans: list[tuple[int, int]] | None = None,
+    rewards: tuple = (1.0, 0.0),
+    tokens: tuple[int, ...] | None = None,
 ) -> ScoredGroup:
     """A group for a ticket; `spans` are (step, tokens) of each rollout."""
-    spans = spans or [(ticket.version.step, 3)]
+    spans = spans or [(ticket.version.step, len(tokens) if tokens else 3)]
     edges = np.cumsum([0] + [tokens for _, tokens in spans])
     length = int(edges[-1])
     rollout = Rollout(
-        token_ids=np.arange(3, 3 + length, dtype="<i4"),
+        token_ids=np.array(tokens or range(3, 3 + length), dtype="<i4"),
         logprobs=np.full(length, -1.0, dtype="<f4"),
         mask=np.ones(length, dtype="|b1"),
         spans=tuple(

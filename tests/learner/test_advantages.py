@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from learner.advantages import group_advantages, total_rewards
+from common.rewards import total_rewards
+from learner.advantages import group_advantages
 
 
 def test_rewards_are_summed_with_their_weights():

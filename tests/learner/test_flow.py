@@ -8,7 +8,7 @@ import pytest
 
 from common.codec import decode, encode
 from common.connection import Connection
-from common.errors import ConfigError, DeadlineExceeded, RunTaken
+from common.errors import ConfigError, DeadlineExceeded, NoSignal, RunNotReady, RunTaken
 from common.keys import Keys
 from common.messages import Group, ScoredGroup, Ticket, Verdict, Version, Weights
 from common.protocol import LearnerQueue, RunView, WorkStream
@@ -53,6 +53,7 @@ class Bench:
 
     def train(self, step):
         groups = self.flow.take_groups(step)
+        assert groups is not None
         names = [group.group.ticket.id for group in groups]
         for name in names:
             self.ledger.close(name, "trained", f"step {step + 1}")
@@ -144,6 +145,49 @@ def test_a_lost_acknowledgement_is_made_good_and_trains_nothing_twice(tmp_path, 
     totals, open_tickets = first.balance()
     assert not set(trained) & set(open_tickets)
     assert totals["trained"] == 2
+
+
+def test_a_server_that_lost_the_claim_does_not_end_the_run(tmp_path, connection, keys):
+    Bench(tmp_path, connection, keys)
+    second = Bench(tmp_path, connection, keys)
+    second.publish(0)
+    connection.execute("HSET", keys.fence, "incarnation", 1)
+    with pytest.raises(RunNotReady, match="lost this learner's claim"):
+        second.flow.take_groups(0)  # exit code 75: started again, it claims again
+
+
+def test_the_books_balance_after_the_server_lost_a_ticket_whose_group_is_held(bench):
+    bench.publish(0)
+    bench.flow.issue_tickets(0)
+    bench.work(limit=1)
+    with pytest.raises(DeadlineExceeded):
+        bench.flow.take_groups(0)
+    assert bench.flow.intake.held == {"train:0"}
+    bench.connection.execute(
+        "DEL", bench.keys.open, bench.keys.ledger, bench.keys.tickets, bench.keys.scored
+    )
+    bench.flow.join()
+    bench.balance()
+    bench.work()
+    bench.train(0)
+    bench.balance()
+
+
+def test_after_no_signal_the_next_start_begins_with_new_questions(tmp_path, connection, keys):
+    first = Bench(tmp_path, connection, keys, max_resample_times=1)
+    first.publish(0)
+    first.flow.issue_tickets(0)
+    work = WorkStream(connection, keys, keys.tickets, "w", 30.0, 3)
+    for entry in work.take(10):
+        verdict = Verdict(entry.ticket, "filtered", "no spread", {"accuracy": (0.0, 0.0)}, (1, 1))
+        work.handoff(entry, keys.scored, encode(verdict))
+    with pytest.raises(NoSignal):
+        first.flow.take_groups(0)
+    second = Bench(tmp_path, connection, keys, max_resample_times=1)
+    second.publish(0)
+    second.flow.issue_tickets(0)
+    second.work()
+    assert len(second.train(0)) == 2
 
 
 def test_an_older_incarnation_is_refused(tmp_path, connection, keys):

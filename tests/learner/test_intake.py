@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from common.codec import encode
 from common.errors import NoSignal
-from common.messages import Version
+from common.messages import Verdict, Version
 from common.protocol import Entry
 from learner.intake import Intake
 from learner.ledger import Ledger
-from tests.learner.builders import CONTRACT, make_outcome, make_plan, make_settings, make_verdict
+from tests.learner.builders import make_group, make_outcome, make_plan, make_settings, make_verdict
 
 
 class Desk:
@@ -21,7 +24,7 @@ class Desk:
         self.settings = make_settings(**settings)
         self.plan = make_plan(self.settings)
         self.ledger = Ledger()
-        self.intake = Intake(self.ledger, self.settings, CONTRACT.hash)
+        self.intake = Intake(self.ledger, self.plan.source, self.plan.vocab_size)
 
     def issue(self, count, step=0):
         for _ in range(count):
@@ -40,6 +43,13 @@ class Desk:
         for name in names:
             self.ledger.close(name, "trained")
         return names
+
+
+@pytest.fixture
+def desk_of_one():
+    desk = Desk()
+    desk.issue(1)
+    return desk
 
 
 def test_groups_join_in_the_order_they_arrived():
@@ -81,9 +91,41 @@ def test_malformed_bytes_end_their_ticket_as_dead():
 def test_a_group_of_another_contract_is_stale():
     desk = Desk()
     desk.issue(1)
-    desk.intake = Intake(desk.ledger, desk.settings, "another")
+    desk.intake = Intake(desk.ledger, replace(desk.plan.source, contract="another"), 32)
     desk.arrive(0)
     assert desk.ledger.totals["stale"] == 1
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda ticket: replace(ticket, prompt_ids=np.array([2**31 - 1], "<i4")),
+        lambda ticket: replace(ticket, sampling=replace(ticket.sampling, temperature=0.0)),
+    ],
+)
+def test_a_group_that_answers_another_question_is_never_journalled(desk_of_one, forge):
+    ticket = desk_of_one.plan.source.train("train:0", Version(1, 0))
+    forged = make_group(forge(ticket))
+    desk_of_one.intake.fold(Entry("1-1", "train:0", encode(forged)), 0)
+    assert desk_of_one.ledger.totals["stale"] == 1
+
+
+def test_a_group_with_tokens_the_model_does_not_know_is_never_journalled(desk_of_one):
+    desk_of_one.arrive(0, tokens=(3, 32))
+    assert desk_of_one.ledger.totals["stale"] == 1
+
+
+def test_a_group_with_another_reward_is_dead(desk_of_one):
+    ticket = desk_of_one.plan.source.train("train:0", Version(1, 0))
+    strange = replace(make_group(ticket), rewards={"other": (1.0, 0.0)})
+    desk_of_one.intake.fold(Entry("1-1", "train:0", encode(strange)), 0)
+    assert desk_of_one.ledger.totals["dead"] == 1
+
+
+def test_rewards_of_an_older_contract_do_not_reach_the_metrics(desk_of_one):
+    verdict = Verdict("train:0", "filtered", "no spread", {"other": (0.0, 0.0)}, (3, 3))
+    desk_of_one.intake.fold(Entry("1-1", "train:0", encode(verdict)), 0)
+    assert desk_of_one.intake.take_arrivals().filtered == [replace(verdict, rewards={})]
 
 
 def test_a_group_of_a_version_this_lineage_never_reached_is_stale():
@@ -129,7 +171,7 @@ def test_every_arrival_order_keeps_every_group_within_the_bound(order):
 
     refill()
     while step < 12:
-        out = sorted(int(name[6:]) for name in desk.ledger.open if not desk.intake.holds(name))
+        out = sorted(int(name[6:]) for name in desk.ledger.open if name not in desk.intake.held)
         assert out, "nothing is out and no batch can be formed: stuck"
         number = out[next(place for place in order if place < len(out))]
         desk.arrive(number, step=first_version[f"train:{number}"], at=step)
@@ -148,6 +190,25 @@ def test_a_smaller_batch_is_taken_after_max_resample_times_without_signal():
     for number in (1, 2, 3):
         desk.intake.fold(make_verdict(f"train:{number}"), 0)
     assert desk.form() == ["train:0"]
+
+
+def test_a_group_with_signal_that_the_pace_holds_back_is_signal():
+    desk = Desk(max_staleness=1, max_resample_times=1)
+    desk.issue(2, step=0)
+    desk.issue(9, step=1)
+    desk.arrive(2, step=1)
+    for number in range(3, 11):
+        desk.intake.fold(make_verdict(f"train:{number}"), 1)
+    assert desk.form(step=1) is None  # 0 and 1 are due now and on their way
+
+
+def test_groups_of_an_older_contract_say_nothing_against_the_questions():
+    desk = Desk(max_resample_times=1)
+    desk.intake = Intake(desk.ledger, replace(desk.plan.source, contract="another"), 32)
+    desk.issue(8)
+    desk.arrive(*range(8))
+    assert desk.ledger.totals["stale"] == 8
+    assert desk.form() is None
 
 
 def test_no_signal_at_all_ends_the_run_with_that_sentence():

@@ -94,6 +94,17 @@ def test_a_positive_advantage_is_clipped_higher_than_it_is_clipped_low():
     assert gradient(math.log(2.1), -1.0) == 0.0  # truncated by the cap
 
 
+def test_a_hopeless_behaviour_probability_gives_no_nan():
+    """exp overflows to inf; the cap hides that forwards, but its gradient would be 0 x inf."""
+    new = torch.tensor([[-1.0, -1.0]], requires_grad=True)
+    terms = policy_loss(
+        new, torch.tensor([[-100.0, -1.0]]), torch.tensor([1.0]), torch.tensor([[True, True]]),
+        **OPTIONS, loss_type="dapo", tokens=2, sequences=1,
+    )  # fmt: skip
+    terms.loss.backward()
+    assert torch.isfinite(new.grad).all()
+
+
 def test_masked_tokens_change_nothing():
     new, old, advantages, mask = ragged(1)
     sizes = {"tokens": int(mask.sum()), "sequences": len(new), "loss_type": "dapo"}

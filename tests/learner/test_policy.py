@@ -27,6 +27,15 @@ from tests.tiny_tokenizer import save_tokenizer
 SETTINGS = {"learning_rate": 1e-3, "micro_batch_tokens": 64}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Threads that spin for one another make tiny models many times slower on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("model")
@@ -135,6 +144,7 @@ class Run:
         position = self.journal.append(
             "batch", step=step + 1, groups=[encode(group) for group in groups], ends={},
             ledger=self.ledger.snapshot(), metrics={},
+            reward_weights=self.plan.reward_weights, max_staleness=1,
         )  # fmt: skip
         self.policy.update(batch)
         return position
@@ -146,7 +156,7 @@ class Run:
         policy = make_policy(model_folder)
         claim = claim_incarnation(self.folder, 0)
         recorder = Recorder(self.folder, [], "x")
-        return relive(self.folder, claim, policy, Ledger(), self.plan, recorder), policy
+        return relive(self.folder, claim, policy, Ledger(), recorder), policy
 
 
 @pytest.mark.parametrize("checkpoint_at", [None, 1, 3])

@@ -1,0 +1,32 @@
+"""Rewards by name to one total per rollout: the same for the rewarder's filter and the learner.
+
+Dimensions: G rollouts of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+Rewards = Mapping[str, Sequence[float | None]]
+
+
+def total_rewards(rewards: Rewards, weights: Mapping[str, float]) -> np.ndarray:
+    """Weighted sum over the rewards that apply, (G,) float64; NaN where none applies.
+
+    Example:
+        >>> rewards = {"accuracy": [1.0, None], "format": [1.0, None]}
+        >>> total_rewards(rewards, {"accuracy": 1.0, "format": 0.5})
+        array([1.5, nan])
+    """
+    table = np.array(
+        [
+            [np.nan if value is None else weights[name] * value for value in values]
+            for name, values in rewards.items()
+        ],
+        dtype=np.float64,
+    )
+    totals = np.nansum(table, axis=0)
+    totals[np.isnan(table).all(axis=0)] = np.nan
+    return totals

@@ -1,0 +1,157 @@
+"""The whole learner with a policy that learns nothing, killed, stopped and started with changes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from common.codec import decode, encode
+from common.connection import Connection
+from common.errors import PenstockError
+from common.messages import Ticket
+from common.protocol import LearnerQueue, RunView, WorkStream
+from common.settings import RunSettings
+from learner.checkpoint import newest_checkpoint
+from learner.claim import claim_incarnation
+from learner.loop import Learner
+from learner.policy import TokenRecord, Update
+from tests.judge import judge
+from tests.learner.builders import make_group, make_plan, make_settings
+
+
+class Killed(BaseException):
+    """What kill -9 is in a test."""
+
+
+class FakePolicy:
+    """Counts its Updates, and dies in the one that is asked for."""
+
+    def __init__(self, dies_in: int | None):
+        self.dies_in, self.updates = dies_in, 0
+
+    def update(self, _batch):
+        if self.dies_in == self.updates:
+            raise Killed
+        self.updates += 1
+        return Update(0.0, 0.0, 0.0, TokenRecord(*(np.zeros(0),) * 7))
+
+    def export(self, folder: Path):
+        folder.mkdir(exist_ok=True)
+        (folder / "model.safetensors").write_text("weights")
+
+    def save(self, folder: Path):
+        folder.mkdir()
+
+    def load(self, folder: Path):
+        assert folder.is_dir()
+
+
+class Worker(threading.Thread):
+    """Answers every ticket at once, until it is told to leave."""
+
+    def __init__(self, url: str, keys):
+        super().__init__(daemon=True)
+        self.connection, self.keys = Connection(url, 5, 5), keys
+        self.leaving = threading.Event()
+
+    def run(self):
+        while not self.leaving.wait(0.005):
+            for stream in (self.keys.eval_tickets, self.keys.tickets):
+                self.answer(WorkStream(self.connection, self.keys, stream, "w", 30.0, 3))
+
+    def answer(self, work: WorkStream):
+        try:
+            entries = work.take(50)
+        except PenstockError:  # no learner has set the run up yet
+            return
+        for entry in entries:
+            ticket = decode(entry.payload, Ticket)
+            rewards = (1.0,) if ticket.purpose == "eval" else (1.0, 0.0)
+            scored = make_group(ticket, rewards=rewards)
+            work.handoff(entry, self.keys.outcomes_for(ticket.purpose), encode(scored))
+
+
+class Run:
+    """A run's folder and its server's keys; `start` is one incarnation of the learner."""
+
+    def __init__(self, folder: Path, connection, keys):
+        self.folder, self.connection, self.keys = folder, connection, keys
+        folder.mkdir()
+
+    def start(self, steps: int, dies_in: int | None = None, plan_changes=None, **settings):
+        made = make_settings(**settings)
+        plan = make_plan(made, steps=steps, eval_questions=2)
+        run = RunSettings(name=self.folder.name, dir=self.folder.parent, progress_timeout_s=10)
+        claim = claim_incarnation(self.folder, RunView(self.connection, self.keys).incarnation())
+        queue = LearnerQueue(self.connection, self.keys, claim.incarnation)
+        queue.claim("nonce", "test")
+        learner = Learner(SimpleNamespace(learner=made, run=run), plan, claim, FakePolicy(dies_in))
+        stopping = threading.Event()
+        learner.start(self.connection, queue, "nonce", stopping)
+        learner.train(stopping)
+
+    def evaluated(self) -> list[int]:
+        rows = (self.folder / "evaluations.jsonl").read_text().splitlines()
+        return sorted({json.loads(row)["step"] for row in rows})
+
+    def check(self):
+        assert judge(self.folder)["faults"] == []
+        totals, places = RunView(self.connection, self.keys).audit()
+        assert not places
+        assert totals["issued"] == sum(totals.values()) - totals["issued"]
+
+
+@pytest.fixture
+def run(tmp_path, connection, keys, queue_server):
+    worker = Worker(queue_server.url, keys)
+    worker.start()
+    yield Run(tmp_path / "run", connection, keys)
+    worker.leaving.set()
+    worker.join()
+
+
+@pytest.mark.parametrize("dies_in", [0, 1, 3])
+def test_a_kill_in_an_update_loses_neither_groups_nor_evaluations(run, dies_in):
+    with pytest.raises(Killed):
+        run.start(steps=4, dies_in=dies_in)
+    run.start(steps=4)
+    assert run.evaluated() == [0, 4]
+    run.check()
+
+
+def test_a_finished_run_started_again_just_ends(run):
+    run.start(steps=2)
+    run.start(steps=2)
+    run.check()
+
+
+def test_a_finished_run_goes_on_with_more_steps_and_larger_batches(run):
+    run.start(steps=2)
+    run.start(steps=5, groups_per_step=3)
+    assert judge(run.folder)["steps"] == 5
+    run.check()
+
+
+def test_a_run_that_has_more_steps_than_asked_for_ends(run):
+    run.start(steps=4)
+    run.start(steps=3)
+    assert RunView(run.connection, run.keys).ended()
+    run.check()
+
+
+def test_a_damaged_checkpoint_does_not_count_among_those_kept(run):
+    run.start(steps=2, save_steps=1)
+    newest = max((run.folder / "checkpoints").glob("[0-9]*"))
+    (newest / "state.json").write_text("{")
+    run.start(steps=3, save_steps=5)
+    claim = claim_incarnation(run.folder, 0)
+    kept = sorted((run.folder / "checkpoints").glob("[0-9]*"))
+    assert len(kept) == 2
+    for folder in reversed(kept):
+        assert newest_checkpoint(run.folder, claim).folder == folder
+        (folder / "manifest.json").unlink()
