@@ -1,15 +1,17 @@
-"""The protocol's verbs, typed: what workers do with a stream, what only the learner does.
+"""The protocol's verbs, typed: what workers do with a stream, and what everybody may read.
 
 The functions themselves run on the server (functions.lua). A worker's life of an entry:
 
     take or reclaim -> renew while working -> handoff, or fail (try again), or bury (give up)
+
+What only the learner does is in learner/queue.py.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +19,7 @@ from common.codec import decode, encode
 from common.connection import BLOCK_MS, Connection
 from common.errors import DeadlineExceeded
 from common.keys import GROUP, Keys
-from common.messages import EndState, Purpose, Verdict, Version, Weights
+from common.messages import Purpose, Verdict, Weights
 
 BEGINNING = "0-0"
 """The position before a stream's first entry."""
@@ -95,7 +97,7 @@ class WorkStream:
             [self.consumer, self._lease_ms, count, self.max_attempts, self._connection.uptime_ms()],
         )
         return [
-            Entry(_text(entry), _text(ticket), payload, int(attempts), bool(doomed))
+            Entry(text(entry), text(ticket), payload, int(attempts), bool(doomed))
             for entry, ticket, payload, attempts, doomed in reply
         ]
 
@@ -153,67 +155,6 @@ class WorkStream:
         self._connection.call("remove_consumer", [self.stream], [self.consumer])
 
 
-class LearnerQueue:
-    """What only the learner does; every call is refused once a newer incarnation took over."""
-
-    def __init__(self, connection: Connection, keys: Keys, incarnation: int) -> None:
-        self.keys = keys
-        self._connection = connection
-        self._incarnation = incarnation
-
-    def claim(self, nonce: str, holder: str) -> None:
-        """Load the functions, make the streams and fence off older incarnations."""
-        self._connection.load_functions()
-        self._connection.call(
-            "claim", [self.keys.fence, *self.keys.work_streams], [nonce, self._incarnation, holder]
-        )
-
-    def issue(self, purpose: Purpose, tickets: list[tuple[str, Version, bytes]]) -> list[Version]:
-        """Put tickets on their stream unless they are alive; returns the versions of first issue."""
-        args = [part for name, version, data in tickets for part in (name, str(version), data)]
-        reply = self._fenced(
-            "issue", [self.keys.open, self.keys.ledger, self.keys.tickets_for(purpose)], args
-        )
-        return [Version.parse(_text(version)) for version in reply]
-
-    def outcomes(self, purpose: Purpose, after: str, count: int) -> list[Entry]:
-        """What came back after a position of the stream, in the stream's order."""
-        reply = self._fenced("outcomes", [self.keys.outcomes_for(purpose)], [after, count])
-        return [Entry(_text(entry), _text(ticket), payload) for entry, ticket, payload in reply]
-
-    def close(self, purpose: Purpose, ends: Mapping[str, EndState], entries: Iterable[str] = ()) -> int:
-        """End tickets, wherever their entries lie, and delete entries; returns how many were open."""
-        flat = [part for ticket, state in ends.items() for part in (ticket, state)]
-        return self._fenced(
-            "close",
-            [
-                self.keys.open, self.keys.attempts, self.keys.alone, self.keys.ledger,
-                self.keys.outcomes_for(purpose),
-            ],
-            [len(ends), *flat, *entries],
-        )  # fmt: skip
-
-    def publish_contract(self, contract: bytes) -> None:
-        """Say what must agree across the run's processes."""
-        self._fenced("put", [self.keys.contract], [contract])
-
-    def announce(self, weights: Weights) -> None:
-        """Name the version that actors are to take."""
-        self._fenced("put", [self.keys.weights], [encode(weights)])
-
-    def set_state(self, state: str) -> None:
-        """Say whether the run is "running" or "ended"."""
-        self._fenced("put", [self.keys.state], [state])
-
-    def set_totals(self, totals: Mapping[str, int]) -> None:
-        """Overwrite the ledger's counters with the learner's own."""
-        flat = [part for name, count in totals.items() for part in (name, count)]
-        self._fenced("set_totals", [self.keys.ledger], flat)
-
-    def _fenced(self, function: str, keys: list[str], args: list[Any]) -> Any:
-        return self._connection.call(function, [self.keys.fence, *keys], [self._incarnation, *args])
-
-
 class RunView:
     """What every process may read of a run."""
 
@@ -247,7 +188,7 @@ class RunView:
         )
         counts = dict(zip(totals[::2], totals[1::2], strict=True))
         return (
-            {_text(name): int(count) for name, count in counts.items()},
+            {text(name): int(count) for name, count in counts.items()},
             [_read_place(place) for place in places],
         )
 
@@ -281,23 +222,24 @@ def _read_entries(reply: Any) -> list[Entry]:
             pairs = (
                 fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
             )
-            entries.append(Entry(_text(entry), _text(pairs[b"t"]), pairs[b"d"]))
+            entries.append(Entry(text(entry), text(pairs[b"t"]), pairs[b"d"]))
     return entries
 
 
 def _read_place(place: list[Any]) -> Place:
     ticket, stream, entry, version, attempts, consumer, idle_ms, exists = place
     return Place(
-        _text(ticket),
-        _text(stream),
-        _text(entry),
-        _text(version),
+        text(ticket),
+        text(stream),
+        text(entry),
+        text(version),
         int(attempts),
-        _text(consumer),
+        text(consumer),
         int(idle_ms),
         bool(exists),
     )
 
 
-def _text(value: bytes | str) -> str:
+def text(value: bytes | str) -> str:
+    """What the server sent as a string."""
     return value.decode() if isinstance(value, bytes) else value

@@ -10,9 +10,10 @@ from collections import defaultdict
 from typing import Any
 
 from common.messages import EndState, Purpose
-from common.protocol import Entry, LearnerQueue
+from common.protocol import Entry
 from learner.journal import Journal, Position
 from learner.ledger import Ledger
+from learner.queue import LearnerQueue
 
 
 class Books:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from common.codec import decode_outcome, encode
 from common.errors import MalformedMessage
 from common.messages import ScoredGroup, Verdict, Version
-from common.protocol import BEGINNING, LearnerQueue
+from common.protocol import BEGINNING
 from learner.books import Books
 from learner.ledger import eval_ticket
+from learner.queue import LearnerQueue
 from learner.tickets import TicketSource
 
 _READ = 64

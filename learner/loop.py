@@ -16,7 +16,7 @@ from common.files import remove_asides
 from common.keys import Keys
 from common.log import get_logger
 from common.messages import ScoredGroup, Version
-from common.protocol import LearnerQueue, RunView
+from common.protocol import RunView
 from common.role import connect
 from learner.batch import build_batch
 from learner.books import Books
@@ -28,6 +28,7 @@ from learner.ledger import Ledger
 from learner.plan import Plan, make_plan
 from learner.policy import Policy
 from learner.publish import write_version
+from learner.queue import LearnerQueue
 from learner.record import Recorder, group_metrics, update_metrics
 from learner.resume import encode_groups, relive
 

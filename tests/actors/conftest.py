@@ -20,9 +20,10 @@ from common.contract import Contract, hash_tokenizer
 from common.errors import PenstockError
 from common.keys import Keys
 from common.messages import Group, Sampling, Ticket, Verdict, Version, Weights
-from common.protocol import LearnerQueue, WorkStream
+from common.protocol import WorkStream
 from common.server import LocalServer
 from common.settings import ActorSettings, RunSettings
+from learner.queue import LearnerQueue
 from tests.fake_engine import FakeEngine
 from tests.helpers import wait_until
 

@@ -17,7 +17,8 @@ from common.messages import (
     Version,
     Weights,
 )
-from common.protocol import LearnerQueue, RunView, WorkStream
+from common.protocol import RunView, WorkStream
+from learner.queue import LearnerQueue
 
 V0 = Version(1, 0)
 

@@ -12,8 +12,9 @@ from common.connection import Connection
 from common.errors import PenstockError
 from common.keys import Keys
 from common.messages import Weights
-from common.protocol import BEGINNING, LearnerQueue, WorkStream
+from common.protocol import BEGINNING, WorkStream
 from common.server import LocalServer
+from learner.queue import LearnerQueue
 from tests.common.builders import V0, Run
 from tests.helpers import LossyProxy, wait_until
 

@@ -14,8 +14,9 @@ from common.errors import ConfigError, RunNotReady, RunTaken, ServerUnavailable
 from common.keys import Keys
 from common.messages import END_STATES, Verdict, Version, Weights
 from common.monitor import read_audit
-from common.protocol import BEGINNING, Entry, LearnerQueue, WorkStream
+from common.protocol import BEGINNING, Entry, WorkStream
 from common.server import LocalServer
+from learner.queue import LearnerQueue
 from tests.common.builders import V0, Run
 from tests.helpers import wait_until, wait_until_written
 

@@ -14,9 +14,9 @@ from common.codec import encode
 from common.connection import Connection
 from common.contract import Contract
 from common.keys import Keys
-from common.protocol import LearnerQueue
 from common.server import LocalServer
 from learner.claim import lock_run
+from learner.queue import LearnerQueue
 from tests.e2e.site import ROOT, make_model, write_questions
 
 GOOD_ROW = '{"question": "1+1=", "answer": "2"}'

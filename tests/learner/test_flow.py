@@ -11,13 +11,14 @@ from common.connection import Connection
 from common.errors import ConfigError, DeadlineExceeded, NoSignal, RunNotReady, RunTaken
 from common.keys import Keys
 from common.messages import Group, ScoredGroup, Ticket, Verdict, Version, Weights
-from common.protocol import LearnerQueue, RunView, WorkStream
+from common.protocol import RunView, WorkStream
 from common.settings import RunSettings
 from learner.books import Books
 from learner.claim import claim_incarnation, read_chain
 from learner.flow import Flow
 from learner.journal import Journal
 from learner.ledger import Ledger
+from learner.queue import LearnerQueue
 from tests.learner.builders import make_group, make_plan, make_settings
 
 

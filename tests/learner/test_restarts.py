@@ -14,12 +14,13 @@ from common.codec import decode, encode
 from common.connection import Connection
 from common.errors import PenstockError
 from common.messages import Ticket
-from common.protocol import LearnerQueue, RunView, WorkStream
+from common.protocol import RunView, WorkStream
 from common.settings import RunSettings
 from learner.checkpoint import newest_checkpoint
 from learner.claim import claim_incarnation
 from learner.loop import Learner
 from learner.policy import TokenRecord, Update
+from learner.queue import LearnerQueue
 from tests.judge import judge
 from tests.learner.builders import make_group, make_plan, make_settings
 

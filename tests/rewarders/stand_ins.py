@@ -29,8 +29,9 @@ from common.messages import (
     Verdict,
     Version,
 )
-from common.protocol import BEGINNING, LearnerQueue, WorkStream
+from common.protocol import BEGINNING, WorkStream
 from common.settings import RewarderSettings, RunSettings
+from learner.queue import LearnerQueue
 from rewarders.loop import run
 from rewarders.rewards import REWARDS, Reward
 from tests.helpers import wait_until
