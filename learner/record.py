@@ -150,6 +150,10 @@ class Recorder:
         }
         rows = [head | asdict(answer) | {"columns": columns[answer.index]} for answer in result.answers]
         self._append("evaluations.jsonl", *rows)
+        if self._wandb is not None:
+            names = {name for answer in result.answers for name in answer.rewards}
+            means = {f"eval/rewards/{name}/mean": result.mean(name) for name in names}
+            self._wandb.log(means, step=result.version.step)
 
     def close(self) -> None:
         """End the trackers' run."""

@@ -19,7 +19,7 @@ from typing import TextIO
 from common.errors import PenstockError
 from deploy.child import Report
 from deploy.demo.report import print_report
-from deploy.demo.task import TaskFiles, write_task
+from deploy.demo.task import TaskFiles, read_problems, write_task
 
 
 class DemoFailed(PenstockError):
@@ -33,6 +33,7 @@ def main(arguments: list[str]) -> int:
     folder = options.dir / f"demo-{options.seed}-{datetime.now():%Y%m%d-%H%M%S}"
     with _phase("data set", phases):
         task = write_task(options.dir / f"demo-task-{options.seed}", options.seed)
+        _describe(task)
     with _phase("base model", phases):
         model = _base_model(options.dir / f"demo-base-{options.seed}", task, options.seed)
     with _phase("training", phases):
@@ -59,6 +60,13 @@ def _phase(name: str, phases: dict[str, float]) -> Iterator[None]:
     started = time.monotonic()
     yield
     phases[name] = time.monotonic() - started
+
+
+def _describe(task: TaskFiles) -> None:
+    """What `write_task` made, and checked."""
+    sizes = [len(read_problems(path)) for path in (task.pretrain, task.train, task.heldout)]
+    print("  {:,} questions to pre-train on, {:,} to train on, {:,} held out".format(*sizes))
+    print("  checked: every label is right, and no pair of operands occurs in two of the three")
 
 
 def _base_model(folder: Path, task: TaskFiles, seed: int) -> Path:
@@ -107,6 +115,8 @@ def _train(folder: Path, model: Path, task: TaskFiles, options: argparse.Namespa
     if code != 0:
         tail = "\n".join(log.read_text().splitlines()[-30:])
         raise DemoFailed(f"the run ended with exit code {code}; the end of {log}:\n{tail}")
+    if "the run is complete" not in log.read_text():
+        raise DemoFailed(f"the run was stopped before its end; what there is of it is in {folder}")
 
 
 class _Progress:
