@@ -63,3 +63,4 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
     finally:
         await engine.stop()
         connection.close()
+        log.info("left the run", run=settings.run.name)

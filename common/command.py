@@ -57,7 +57,7 @@ class CommandSettings(BaseSettings):
     dry_run: CliImplicitFlag[bool] = Field(
         False,
         validation_alias=AliasChoices("dry-run"),
-        description="print the settings and end",
+        description="print the settings and end (--env-file FILE reads variables from a file)",
     )
 
 

@@ -9,6 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from common.errors import ConfigError
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder of the run with its parents; raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"RUN_DIR: the folder {folder} cannot be made: {error.strerror}") from error
+
 
 def sync_folder(folder: Path) -> None:
     """Make the folder's entries durable."""

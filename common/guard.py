@@ -28,6 +28,8 @@ def guard_children() -> None:
 
 
 def _watch(pid: int) -> None:
+    if pid != os.getppid():
+        sys.exit(f"guard: process {pid} is not my parent; it is started by guard_children()")
     seen: set[psutil.Process] = set()
     gone = False
     while not gone:

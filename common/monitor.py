@@ -36,7 +36,11 @@ class StreamStatus:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """A run at a glance; `credit` bounds `outstanding`, the open train tickets."""
+    """A run at a glance.
+
+    `outstanding` are the open train tickets. It may pass `credit` for a while: credit returns when the
+    learner reads a verdict, the ticket closes here when the journal has it.
+    """
 
     run: str
     server: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -107,6 +108,7 @@ COMMANDS: dict[str, tuple[type[RunCommand], Action, frozenset[str]]] = {
 
 def main() -> None:
     """Console script."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `queues status | head` ends quietly
     sys.exit(run(sys.argv[1:]))
 
 
@@ -155,7 +157,7 @@ def format_status(found: RunStatus) -> str:
     )
     table = f"{'stream':<14}{'depth':>7}{'held':>7}{'waiting':>9}{'oldest':>10}"
     return "\n".join(
-        [head, f"tickets: {found.open} open; credit: {found.outstanding} of {credit} outstanding"]
+        [head, f"tickets: {found.open} open, {found.outstanding} of them training; credit {credit}"]
         + [f"ledger: {ledger or 'empty'}; dead letters {found.dead}", "", table]
         + [line for stream in found.streams for line in _format_stream(stream)]
     )

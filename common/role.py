@@ -92,7 +92,7 @@ def started_server(folder: Path) -> str:
     if not path.is_file():
         raise ConfigError(
             f"no queue server is known: REDIS_URL is not set and {path} does not exist; set REDIS_URL, "
-            "or start everything with `penstock up`"
+            "start everything with `penstock up`, or name the run (RUN_NAME, RUN_DIR, or --env-file)"
         )
     return path.read_text().strip()
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from common.errors import ConfigError, ServerUnavailable
-from common.files import write_whole
+from common.files import make_folder, write_whole
 from common.role import URL_FILE
 
 HOST = "127.0.0.1"
@@ -60,7 +60,7 @@ def prepare(run_folder: Path) -> ServerPlan:
     """Write the server's configuration and its URL file; raises ConfigError."""
     binary = find_binary()
     folder = (run_folder / URL_FILE).parent.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     url = _kept_url(folder) or _new_url(_free_port(), secrets.token_hex(24))
     parts = urlsplit(url)
     configuration = folder / "server.conf"

@@ -16,6 +16,7 @@ from dotenv import dotenv_values
 from common.command import RunCommand, load
 from common.errors import ConfigError
 from common.guard import guard_children
+from common.lock import hold_lock
 from common.server import answers, prepare
 from deploy.child import Report, Service
 from deploy.procfile import read_procfile
@@ -48,15 +49,16 @@ def run_up(arguments: list[str], report: Callable[[Report], None] | None = None)
     settings = load(
         RunCommand, "penstock up", ["--env-file", options.env_file] if options.env_file else []
     )
-    if not settings.redis_url:
-        services = [queue_service(settings.run.folder), *services]
-    report = report or Printer([*counts, "queue"])
-    supervisor = Supervisor(services, child_environment(options.env_file), report, counts)
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: supervisor.stop())
-    guard_children()  # `up` killed with -9 takes its children along
-    return supervisor.run()
+    with hold_lock(settings.run.folder / "up.lock", "`penstock up`"):
+        if not settings.redis_url:
+            services = [queue_service(settings.run.folder), *services]
+        report = report or Printer([*counts, "queue"])
+        supervisor = Supervisor(services, child_environment(options.env_file), report, counts)
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda *_: supervisor.stop())
+        guard_children()  # `up` killed with -9 takes its children along
+        return supervisor.run()
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:

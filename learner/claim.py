@@ -7,18 +7,17 @@ what an old incarnation appends after it was superseded is not part of the run.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import socket
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common.errors import RunTaken
 from common.files import sync_folder, write_whole
+from common.lock import hold_lock, holder_name
 from learner.journal import Position, read_segment, segment_path, valid_length
 
 
@@ -32,31 +31,9 @@ class Claim:
     holder: str
 
 
-@contextmanager
-def lock_run(folder: Path) -> Iterator[None]:
-    """Hold the run's folder; raises RunTaken naming the process that does."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / "learner.lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.read(handle, 200).decode()
-        os.close(handle)
-        raise RunTaken(
-            f"another learner holds the run's folder {folder}: {holder}; stop it, or choose another "
-            "RUN_NAME"
-        ) from error
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, holder_name().encode(), 0)
-    try:
-        yield
-    finally:
-        os.close(handle)
-
-
-def holder_name() -> str:
-    """This process, for people."""
-    return f"process {os.getpid()} on {socket.gethostname()}"
+def lock_run(folder: Path) -> AbstractContextManager[None]:
+    """Hold the run's folder as its learner; raises RunTaken naming the process that does."""
+    return hold_lock(folder / "learner.lock", "learner")
 
 
 def read_nonce(folder: Path) -> str:

@@ -52,7 +52,8 @@ def load_questions(
     mapping = map_columns(rows.column_names, source, settings)
     log.info("data set", source=source, rows=len(rows), prompt=mapping.prompt, solution=mapping.solution)
     questions, too_long = [], 0
-    for row in rows if not limit else rows.select(range(min(limit, len(rows)))):
+    for number, row in enumerate(rows if not limit else rows.select(range(min(limit, len(rows)))), 1):
+        check_row(row, mapping, f"{source}, row {number}")
         ids = render_prompt(row[mapping.prompt], settings, tokenizer)
         if len(ids) > settings.max_prompt_length:
             too_long += 1
@@ -128,6 +129,24 @@ def map_columns(names: Iterable[str], source: str, settings: LearnerSettings) ->
         pick(settings.prompt_column, PROMPT_NAMES, "LEARNER_PROMPT_COLUMN"),
         pick(settings.solution_column, SOLUTION_NAMES, "LEARNER_SOLUTION_COLUMN"),
     )
+
+
+def check_row(row: dict[str, Any], mapping: Mapping, where: str) -> None:
+    """A prompt is a text or a list of messages, a solution is anything but nothing; raises DataError."""
+    prompt = row[mapping.prompt]
+    is_text = isinstance(prompt, str) and bool(prompt.strip())
+    is_messages = (
+        isinstance(prompt, list)
+        and bool(prompt)
+        and all(isinstance(message, dict) and {"role", "content"} <= set(message) for message in prompt)
+    )
+    if not (is_text or is_messages):
+        raise DataError(
+            f"{where}: {mapping.prompt} is {prompt!r}; expected a text, or messages with role and "
+            "content"
+        )
+    if row[mapping.solution] is None:
+        raise DataError(f"{where}: {mapping.solution} is null")
 
 
 def render_prompt(prompt: Any, settings: LearnerSettings, tokenizer: Any) -> list[int]:

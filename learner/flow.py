@@ -13,12 +13,12 @@ from collections import Counter
 from common.codec import encode
 from common.connection import Connection
 from common.errors import DeadlineExceeded, NoSignal
+from common.lock import holder_name
 from common.log import get_logger
 from common.messages import ScoredGroup, Version, Weights
 from common.protocol import BEGINNING, Place, RunView
 from common.settings import RunSettings
 from learner.books import Books
-from learner.claim import holder_name
 from learner.evaluation import Evaluated, Evaluator
 from learner.intake import Intake
 from learner.plan import Plan

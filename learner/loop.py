@@ -14,6 +14,7 @@ from common.command import LearnerCommand
 from common.connection import Connection
 from common.files import remove_asides
 from common.keys import Keys
+from common.lock import holder_name
 from common.log import get_logger
 from common.messages import ScoredGroup, Version
 from common.protocol import RunView
@@ -21,7 +22,7 @@ from common.role import connect
 from learner.batch import build_batch
 from learner.books import Books
 from learner.checkpoint import save_checkpoint
-from learner.claim import Claim, claim_incarnation, holder_name, lock_run, read_nonce
+from learner.claim import Claim, claim_incarnation, lock_run, read_nonce
 from learner.flow import Flow
 from learner.journal import Journal
 from learner.ledger import Ledger
@@ -127,7 +128,8 @@ class Learner:
                 "perf/tokens_per_s": batch.completion_tokens / step_s,
             }
             self._record(groups, metrics)
-            if self._step - self._saved >= self._settings.save_steps:
+            due = self._step - self._saved >= self._settings.save_steps
+            if due and self._step < self._plan.steps:  # the last one is made when the books are closed
                 self._checkpoint()
         self._finish(stopping)
 

@@ -33,7 +33,8 @@ def make_plan(settings: LearnerSettings) -> Plan:
     model_folder = resolve_model(settings.model)
     if not settings.dataset:
         raise ConfigError("LEARNER_DATASET is not set: name a JSONL file or a hub id")
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    tokenizer, config = read_model(model_folder)
+    check_length(settings, config)
     questions, mapping = load_questions(settings.dataset, settings.dataset_split, settings, tokenizer)
     eval_questions: list[Question] = []
     if settings.eval_dataset:
@@ -55,7 +56,7 @@ def make_plan(settings: LearnerSettings) -> Plan:
     )
     return Plan(
         model_folder=model_folder,
-        vocab_size=AutoConfig.from_pretrained(model_folder).get_text_config().vocab_size,
+        vocab_size=config.vocab_size,
         contract=contract,
         source=TicketSource(questions, eval_questions, settings, contract.hash),
         steps=count_steps(settings, len(questions)),
@@ -85,6 +86,29 @@ def resolve_model(name: str) -> Path:
         raise ConfigError(
             f"LEARNER_MODEL={name}: neither a folder here nor a model that can be downloaded: {error}"
         ) from error
+
+
+def read_model(folder: Path) -> tuple[Any, Any]:
+    """Tokenizer and configuration of a model folder; raises ConfigError."""
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise ConfigError(f"LEARNER_MODEL={folder}: no {name} there; expected a Hugging Face folder")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        return tokenizer, AutoConfig.from_pretrained(folder).get_text_config()
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"LEARNER_MODEL={folder}: cannot be read: {error}") from error
+
+
+def check_length(settings: LearnerSettings, config: Any) -> None:
+    """Whether prompt and completion fit the model's context; raises ConfigError."""
+    wanted = settings.max_prompt_length + settings.max_completion_length
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and wanted > limit:
+        raise ConfigError(
+            f"LEARNER_MAX_PROMPT_LENGTH ({settings.max_prompt_length}) + LEARNER_MAX_COMPLETION_LENGTH "
+            f"({settings.max_completion_length}) is {wanted} tokens, but the model takes {limit}"
+        )
 
 
 def describe(settings: LearnerSettings) -> dict[str, Any]:

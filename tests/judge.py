@@ -17,6 +17,8 @@ from typing import Any
 
 import msgpack
 
+STATES = {"trained", "filtered", "stale", "dead", "evaluated", "unused"}
+
 
 def read_records(run_folder: Path) -> list[tuple[int, Any]]:
     """The surviving lineage's records, each with its incarnation, along the chain of claims."""
@@ -78,6 +80,7 @@ def judge(run_folder: Path) -> dict[str, Any]:
     issued |= {f"train:{number}" for number in range(next_number)}
     faults += [f"{ticket} was trained {n} times" for ticket, n in trained.items() if n > 1]
     faults += [f"{ticket} ended {len(s)} times: {s}" for ticket, s in ends.items() if len(s) > 1]
+    faults += [f"{ticket} ended as {s[0]!r}" for ticket, s in ends.items() if s[0] not in STATES]
     faults += [f"{ticket} never ended" for ticket in sorted(issued - set(ends))]
     faults += [f"{ticket} ended but was never issued" for ticket in sorted(set(ends) - issued)]
     said = {ticket for ticket, states in ends.items() if states == ["trained"]}

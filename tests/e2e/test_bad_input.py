@@ -41,6 +41,8 @@ class Desk:
             "LEARNER_MODEL": str(model),
             "LEARNER_DATASET": str(write_questions(folder / "questions.jsonl", 8)),
             "LEARNER_MAX_STEPS": "1",
+            "LEARNER_MAX_PROMPT_LENGTH": "20",
+            "LEARNER_MAX_COMPLETION_LENGTH": "8",
         }
 
     def run(self, role: str, *arguments: str, **changes: str) -> tuple[int, str]:
@@ -109,6 +111,24 @@ def test_a_model_that_is_not_there(desk):
     told(
         desk.run("learner", LEARNER_MODEL=str(desk.folder / "nothing"), HF_HUB_OFFLINE="1"), 78,
         "LEARNER_MODEL", "neither a folder here nor a model that can be downloaded",
+    )  # fmt: skip
+
+
+def test_a_folder_that_is_no_model(desk):
+    told(desk.run("learner", LEARNER_MODEL=str(desk.folder)), 78, "no config.json there")
+
+
+def test_sequences_longer_than_the_model_takes(desk):
+    told(
+        desk.run("learner", LEARNER_MAX_COMPLETION_LENGTH="1000"), 78,
+        "LEARNER_MAX_COMPLETION_LENGTH (1000)", "but the model takes 128",
+    )  # fmt: skip
+
+
+def test_a_run_folder_that_cannot_be_made(desk):
+    told(
+        desk.run("learner", RUN_DIR=desk.variables["LEARNER_DATASET"]), 78,
+        "RUN_DIR: the folder", "cannot be made",
     )  # fmt: skip
 
 

@@ -67,6 +67,19 @@ def test_a_missing_or_empty_file_is_told(tmp_path):
         load(write(tmp_path / "q.jsonl"))
 
 
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"question": None, "answer": "2"}, "row 2: question is None"),
+        ({"question": " ", "answer": "2"}, "row 2: question is ' '"),
+        ({"question": "1+1=", "answer": None}, "row 2: answer is null"),
+    ],
+)
+def test_a_row_without_question_or_answer_is_named(tmp_path, row, words):
+    with pytest.raises(DataError, match=words):
+        load(write(tmp_path / "q.jsonl", ROW, json.dumps(row)))
+
+
 def test_prompts_over_the_limit_are_left_out(tmp_path):
     long = json.dumps({"question": "1" * 30, "answer": "2"})
     questions, _ = load(write(tmp_path / "q.jsonl", ROW, long), max_prompt_length=10)
