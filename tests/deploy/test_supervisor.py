@@ -322,6 +322,7 @@ def test_a_caller_may_read_the_reports_itself(
     procfile = tmp_path / "Procfile"
     procfile.write_text("learner: sh -c 'echo one step'\n")
     monkeypatch.setenv("REDIS_URL", queue_server.url)
+    monkeypatch.setenv("RUN_DIR", str(tmp_path / "runs"))
     reports: list[Report] = []
     found: list[int] = []
     thread = threading.Thread(
