@@ -132,6 +132,8 @@ class Flow:
         while not self._stopping.is_set():
             self.issue_tickets(step)
             self._advance(step)
+            if self._evaluator.running:  # once a batch is written down, its version is not asked again
+                continue
             try:
                 groups = self.intake.form(step)
             except NoSignal:

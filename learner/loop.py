@@ -111,8 +111,6 @@ class Learner:
             groups = self._flow.take_groups(self._step)
             if groups is None:
                 break
-            # Once the batch is written down, a resumed learner stands at the next step.
-            self._flow.finish_evaluation(self._step)
             self._note_evaluations()
             metrics = self._journal(groups, time.monotonic() - started)
             batch = build_batch(
