@@ -215,6 +215,21 @@ def test_held_out_questions_are_answered_and_never_trained(bench):
     assert totals["evaluated"] == 2
 
 
+def test_no_batch_is_formed_while_an_evaluation_runs(bench):
+    """Between forming and writing down, a restarted server would hand the same groups out again."""
+    bench.publish(0, evaluate=True)
+    bench.flow.issue_tickets(0)
+    bench.work()
+    with pytest.raises(DeadlineExceeded, match="2 in eval_tickets held by nobody"):
+        bench.flow.take_groups(0)
+    bench.connection.restarts += 1
+    bench.work("eval_tickets")
+    trained = bench.train(0)
+    totals, open_tickets = bench.balance()
+    assert (totals["trained"], totals["evaluated"]) == (2, 2)
+    assert not set(trained) & (bench.flow.intake.held | set(open_tickets))
+
+
 def test_a_dead_question_is_counted_and_the_evaluation_ends(bench):
     bench.publish(0, evaluate=True)
     work = WorkStream(bench.connection, bench.keys, bench.keys.eval_tickets, "w", 30.0, 3)
