@@ -18,13 +18,8 @@ from pydantic import AliasChoices, Field, ValidationError
 from pydantic_settings import BaseSettings, CliImplicitFlag, SettingsConfigDict, SettingsError
 
 from common.errors import ConfigError
-from common.settings import (
-    ActorSettings,
-    LearnerSettings,
-    RewarderSettings,
-    RunSettings,
-    Section,
-)
+from common.learner_settings import LearnerSettings
+from common.settings import ActorSettings, RewarderSettings, RunSettings, Section
 
 SECTIONS: dict[str, type[Section]] = {
     "RUN": RunSettings,

@@ -9,10 +9,11 @@
     ├── RunNotReady             75   the run's functions or streams are not there (yet)
     ├── DeadlineExceeded        75   a named wait ran out
     ├── NoSignal                79   too many groups in a row had nothing to learn from; never restarted
+    ├── NotFinite               80   NaN or infinity that does not go away; never restarted
     ├── MalformedMessage        76   bytes that are not what the wire schema says
     └── EngineFailed            70   the inference engine broke
 
-The numbers are those of sysexits.h, and 79. A process that was told to stop exits with 0,
+The numbers are those of sysexits.h, 79 and 80. A process that was told to stop exits with 0,
 or with 69 if it could not close its books because the queue server was away.
 """
 
@@ -71,6 +72,12 @@ class NoSignal(PenstockError):
     exit_code = 79
 
 
+class NotFinite(PenstockError):
+    """NaN or infinity that does not go away: training from the same batches would meet it again."""
+
+    exit_code = 80
+
+
 class MalformedMessage(PenstockError):
     """Bytes that are not a message of this wire schema."""
 
@@ -83,5 +90,7 @@ class EngineFailed(PenstockError):
     exit_code = 70
 
 
-NEVER_RESTARTED = frozenset(kind.exit_code for kind in (ConfigError, DataError, RunTaken, NoSignal))
+NEVER_RESTARTED = frozenset(
+    kind.exit_code for kind in (ConfigError, DataError, RunTaken, NoSignal, NotFinite)
+)
 """Exit codes after which starting the process again cannot help."""

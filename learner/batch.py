@@ -1,19 +1,20 @@
-"""Scored groups to a Batch: plain arrays, advantages computed, over-lag tokens masked.
+"""Scored groups to a Batch: plain arrays, advantages computed, masks set.
 
-A pure function of the groups, the step and the settings, so the journal's groups give the same Batch
-again. Dimensions: N sequences, L positions of a padded micro-batch.
+A pure function of the groups, the reward weights, the step and the settings, which the journal holds,
+so that it gives the same Batch again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from common.learner_settings import LearnerSettings
 from common.messages import Rollout, ScoredGroup
 from common.rewards import total_rewards
-from learner.advantages import group_advantages
+from learner.advantages import compute_advantages
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +53,43 @@ class Batch:
 
 
 def build_batch(
-    groups: Sequence[ScoredGroup], weights: dict[str, float], step: int, max_staleness: int
+    groups: Sequence[ScoredGroup],
+    reward_weights: Mapping[str, float],
+    step: int,
+    settings: LearnerSettings,
 ) -> Batch:
     """The Batch for the Update that follows `step`."""
+    totals = [total_rewards(scored.rewards, reward_weights) for scored in groups]
+    advantages = compute_advantages(totals, settings.advantage_estimator, settings.scale_rewards)
     sequences = []
-    for scored in groups:
-        totals_G = total_rewards(scored.rewards, weights)
-        advantages_G = group_advantages(totals_G)
+    for scored, totals_G, advantages_G in zip(groups, totals, advantages, strict=True):
         ticket = scored.group.ticket
         for rollout, total, advantage in zip(scored.group.rollouts, totals_G, advantages_G, strict=True):
             staleness = token_staleness(rollout, step)
-            mask = rollout.mask & (staleness <= max_staleness) & (not np.isnan(total))
+            fresh = staleness <= settings.max_staleness
             sequences.append(
                 TrainSequence(
                     prompt_ids=ticket.prompt_ids,
                     token_ids=rollout.token_ids,
                     behaviour=rollout.logprobs,
-                    mask=mask,
+                    mask=trainable_tokens(rollout, settings) & fresh & (not np.isnan(total)),
                     staleness=staleness,
                     advantage=float(advantage),
                     temperature=ticket.sampling.temperature,
                 )
             )
     return Batch(tuple(sequences))
+
+
+def trainable_tokens(rollout: Rollout, settings: LearnerSettings) -> np.ndarray:
+    """Per token, whether it may be trained as far as its lag is not looked at, (T,).
+
+    A completion that was cut says nothing of where the policy would have ended, but its reward still
+    counts in its group's baseline, as in TRL.
+    """
+    if settings.mask_truncated_completions and rollout.finish_reason == "length":
+        return np.zeros(len(rollout.token_ids), dtype=np.bool_)
+    return rollout.mask
 
 
 def token_staleness(rollout: Rollout, step: int) -> np.ndarray:
@@ -85,25 +100,17 @@ def token_staleness(rollout: Rollout, step: int) -> np.ndarray:
     return staleness
 
 
-def is_over_lag(group: ScoredGroup, step: int, max_staleness: int) -> bool:
-    """Whether no token of the group is fresh enough to be trained at this step."""
-    return all(token_staleness(rollout, step).min() > max_staleness for rollout in group.group.rollouts)
+def is_over_lag(scored: ScoredGroup, step: int, settings: LearnerSettings) -> bool:
+    """Whether too many trainable tokens are over max_staleness: any (set_aside), or all (mask)."""
+    over = np.concatenate(
+        [
+            token_staleness(rollout, step)[trainable_tokens(rollout, settings)] > settings.max_staleness
+            for rollout in scored.group.rollouts
+        ]
+    )
+    return bool(over.any() if settings.over_lag == "set_aside" else over.size and over.all())
 
 
 def is_ahead(group: ScoredGroup, step: int) -> bool:
     """Whether a token was sampled by a version that this lineage has not reached."""
     return any(span.version.step > step for rollout in group.group.rollouts for span in rollout.spans)
-
-
-def micro_batches(batch: Batch, max_positions: int) -> Iterator[list[TrainSequence]]:
-    """Sequences of like length and one temperature, at most `max_positions` padded positions each."""
-    ordered = sorted(batch.sequences, key=lambda item: (item.temperature, item.length))
-    current: list[TrainSequence] = []
-    for sequence in ordered:
-        full = (len(current) + 1) * sequence.length > max_positions
-        if current and (full or current[0].temperature != sequence.temperature):
-            yield current
-            current = []
-        current.append(sequence)
-    if current:
-        yield current

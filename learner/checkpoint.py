@@ -2,7 +2,7 @@
 
 checkpoints/{incarnation:06d}-{step:08d}/
     model/          the policy as a Hugging Face folder
-    trainer/        weights, optimizer and scheduler for resuming
+    trainer/        weights, optimizer and scheduler for resuming; not with LEARNER_SAVE_ONLY_MODEL
     state.json      step, the ledger's table, the journal's position
     manifest.json   SHA-256 of every file above
 """
@@ -19,7 +19,6 @@ from common.files import hash_file, whole_folder
 from common.log import get_logger
 from learner.claim import Claim, read_claims
 from learner.journal import Position
-from learner.policy import Policy
 
 log = get_logger(__name__)
 
@@ -40,20 +39,35 @@ class Checkpoint:
         """The policy as a Hugging Face folder."""
         return self.folder / "model"
 
+    @property
+    def trainer(self) -> Path:
+        """Weights, optimizer and scheduler for an exact resume."""
+        return self.folder / "trainer"
+
+    @property
+    def bare_weights(self) -> Path | None:
+        """The model, if that is all there is (LEARNER_SAVE_ONLY_MODEL)."""
+        return None if self.trainer.is_dir() else self.model
+
 
 def save_checkpoint(
     run_folder: Path,
-    policy: Policy,
+    policy: Any,
     step: int,
     position: Position,
     ledger: dict[str, Any],
     keep: int,
+    only_model: bool = False,
 ) -> Checkpoint:
-    """Write the checkpoint of a step, then delete all but the newest `keep`."""
+    """Write the checkpoint of a step, then delete all but the newest `keep`.
+
+    `policy` is a Policy, or its Leader.
+    """
     folder = checkpoints_folder(run_folder) / f"{position.incarnation:06d}-{step:08d}"
     with whole_folder(folder) as aside:
         policy.export(aside / "model")
-        policy.save(aside / "trainer")
+        if not only_model:
+            policy.save(aside / "trainer")
         state = {"step": step, "position": asdict(position), "ledger": ledger}
         (aside / "state.json").write_text(json.dumps(state))
         hashes = {str(path.relative_to(aside)): hash_file(path) for path in _files(aside)}

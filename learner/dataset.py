@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from common.errors import DataError
+from common.learner_settings import LearnerSettings
 from common.log import get_logger
-from common.settings import LearnerSettings
 
 PROMPT_NAMES = ("prompt", "question", "problem", "messages", "query", "instruction")
 SOLUTION_NAMES = ("solution", "answer", "ground_truth", "label", "labels", "target")

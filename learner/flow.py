@@ -106,7 +106,7 @@ class Flow:
         ledger, source = self._books.ledger, self._plan.source
         version = self._weights.version if self._weights else Version(0, 0)
         batch = [
-            (name, first, encode(source.train(name, first)))
+            (name, first, encode(source.train(name, first, ledger.position(name))))
             for name, first in ((name, ledger.open.get(name, version)) for name in tickets)
         ]
         if batch:
@@ -115,8 +115,14 @@ class Flow:
                 ledger.opened(name, first)
 
     def issue_tickets(self, step: int) -> None:
-        """Issue new tickets as far as the credit and the rest of the run allow."""
+        """Issue new tickets as far as the credit and the rest of the run allow.
+
+        A question to be asked again is written down first: were it issued first, a crash between would
+        leave a ticket on the server whose question the resumed learner takes for another.
+        """
         ledger, settings = self._books.ledger, self._plan.source.settings
+        if ledger.owes_record:
+            self._books.record("ask again")
         wanted = min(settings.credit, (self._plan.steps - step) * settings.groups_per_step)
         free = wanted - ledger.train_open
         self._issue([ledger.next_train_ticket() for _ in range(free)])

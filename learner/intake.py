@@ -1,11 +1,11 @@
 """From the stream of outcomes to a batch: a fold whose verdicts depend on stream order and step alone.
 
     fold(entry)   a verdict ends its ticket at once; a group with signal is held
-    form(step)    groups_per_step held groups, oldest arrivals first, if the pace allows
+    form(step)    what is over max_staleness is dropped; of the rest groups_per_step join, oldest
+                  arrivals first
 
-Pace: a group joins a batch only if afterwards, for every k, at most k x groups_per_step open tickets
-fall due within k more steps (by the version they were first issued at). Credit alone does not bound
-the lag: without this an overtaken ticket is trained later than max_staleness allows.
+By default only groups that keep the pace join (learner/pace.py), so that hardly any is dropped; with
+at_max_staleness drop or requeue simply the first do.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from common.messages import Group, ScoredGroup, Verdict
 from common.protocol import Entry
 from learner.batch import is_ahead, is_over_lag
 from learner.ledger import Ledger
+from learner.pace import choose_in_pace, keeps_pace
 from learner.tickets import TicketSource
 
 
@@ -33,11 +34,13 @@ class Arrivals:
     dead: int = 0
     stale: int = 0
     foreign: int = 0  # of these stale, of an older contract: nothing against the questions
+    dropped: list[ScoredGroup] = field(default_factory=list)  # of these stale, over max_staleness
+    total_dropped: int = 0  # over the whole run
 
     @property
     def without_signal(self) -> int:
-        """Tickets that ended without anything to train on."""
-        return len(self.filtered) + self.dead + self.stale - self.foreign
+        """Tickets that ended without anything to train on; what came too late had its signal."""
+        return len(self.filtered) + self.dead + self.stale - self.foreign - len(self.dropped)
 
 
 class Intake:
@@ -94,7 +97,8 @@ class Intake:
 
         Past this point it is journalled, and what cannot be trained would end every resume.
         """
-        asked = self._source.train(group.ticket.id, group.ticket.version)
+        position = self._ledger.position(group.ticket.id)
+        asked = self._source.train(group.ticket.id, group.ticket.version, position)
         return (
             np.array_equal(asked.prompt_ids, group.ticket.prompt_ids)
             and asked.sampling == group.ticket.sampling
@@ -112,15 +116,10 @@ class Intake:
 
         The groups leave the intake; their tickets stay open until the caller ends them.
         """
+        self._drop_over_lag(step)
         size = self._settings.groups_per_step
-        for ticket, scored in list(self._held.items()):
-            if is_over_lag(scored, step, self._settings.max_staleness):
-                del self._held[ticket]
-                self._end_stale(ticket, "over max_staleness")
-        chosen = self._choose(step, size)
-        if len(chosen) < size and not self._spent():
-            return None
-        if not chosen and self._held:  # the pace waits for tickets that are due
+        chosen, may_be_smaller = self._choose(step, size)
+        if len(chosen) < size and not (self._spent() and may_be_smaller):
             return None
         if not chosen:
             raise NoSignal(
@@ -134,6 +133,7 @@ class Intake:
     def take_arrivals(self) -> Arrivals:
         """What came back since this was last called."""
         arrivals, self.arrivals = self.arrivals, Arrivals()
+        arrivals.total_dropped = self._ledger.total_dropped
         return arrivals
 
     def _spent(self) -> bool:
@@ -141,34 +141,31 @@ class Intake:
         size, times = self._settings.groups_per_step, self._settings.max_resample_times
         return self.arrivals.without_signal > times * size
 
-    def _choose(self, step: int, size: int) -> list[str]:
+    def _drop_over_lag(self, step: int) -> None:
+        for ticket, scored in list(self._held.items()):
+            if is_over_lag(scored, step, self._settings):
+                self.arrivals.dropped.append(self._held.pop(ticket))
+                self.arrivals.stale += 1
+                self._ledger.drop(ticket, ask_again=self._settings.at_max_staleness == "requeue")
+
+    def _choose(self, step: int, size: int) -> tuple[list[str], bool]:
+        """Held tickets for a batch, and whether the pace allows it if they are fewer than `size`.
+
+        A smaller batch waits for tickets of earlier steps that have to be in it. Not for those of this
+        step: as long as there is no batch, new ones are issued, and it would never be taken.
+        """
+        if self._settings.at_max_staleness != "pace":
+            return list(self._held)[:size], True
         due = Counter(
             self._due_within(ticket, step) for ticket in self._ledger.open if ticket.startswith("train:")
         )
-        chosen: list[str] = []
-        for ticket in self._held:
-            if len(chosen) == size:
-                break
-            own = self._due_within(ticket, step)
-            due[own] -= 1
-            if self._keeps_pace(due, own, size - len(chosen) - 1, size):
-                chosen.append(ticket)
-            else:
-                due[own] += 1
-        return chosen
+        held = {ticket: self._due_within(ticket, step) for ticket in self._held}
+        chosen = choose_in_pace(held, due, size)
+        return chosen, keeps_pace(due, self._settings.max_staleness, size)
 
     def _due_within(self, ticket: str, step: int) -> int:
         """How many more batches after this one may still train the ticket; never below 0."""
         return max(0, self._ledger.open[ticket].step + self._settings.max_staleness - step)
-
-    def _keeps_pace(self, due: Counter[int], own: int, room: int, size: int) -> bool:
-        """Whether the others can still meet their bounds, or are no more urgent than this one."""
-        waiting = 0
-        for within in range(own):
-            waiting += due[within]
-            if waiting > within * size + room:
-                return False
-        return True
 
     def _end_dead(self, ticket: str, reason: str) -> None:
         self._ledger.close(ticket, "dead", reason)

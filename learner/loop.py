@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from common.codec import encode
+from common.codec import encode, pack
 from common.command import LearnerCommand
 from common.connection import Connection
-from common.files import remove_asides
+from common.errors import NotFinite
+from common.files import remove_asides, write_whole
 from common.keys import Keys
+from common.learner_settings import LearnerSettings
 from common.lock import holder_name
 from common.log import get_logger
 from common.messages import ScoredGroup, Version
@@ -21,8 +24,10 @@ from common.protocol import RunView
 from common.role import connect
 from learner.batch import build_batch
 from learner.books import Books
-from learner.checkpoint import save_checkpoint
+from learner.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from learner.claim import Claim, claim_incarnation, lock_run, read_nonce
+from learner.deepspeed_engine import join_process_group
+from learner.flops import peak_flops
 from learner.flow import Flow
 from learner.journal import Journal
 from learner.ledger import Ledger
@@ -30,13 +35,37 @@ from learner.plan import Plan, make_plan
 from learner.policy import Policy
 from learner.publish import write_version
 from learner.queue import LearnerQueue
+from learner.ranks import Leader, follow, rank, share, world_size
 from learner.record import Recorder, group_metrics, update_metrics
 from learner.resume import encode_groups, relive
+from learner.update import Update
 
 log = get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What every rank needs to build the policy."""
+
+    model_folder: Path
+    weights: Path | None
+    steps: int
+
+    def make_policy(self, settings: LearnerSettings) -> Policy:
+        """The policy as it is before the checkpoint is loaded."""
+        return Policy(self.model_folder, settings, self.steps, self.weights)
+
+
 def run(command: LearnerCommand, stopping: threading.Event) -> None:
+    """Lead the run, or follow rank 0 in it."""
+    if rank() == 0:
+        lead(command, stopping)
+    else:
+        join_process_group()
+        follow(share(None).make_policy(command.learner))
+
+
+def lead(command: LearnerCommand, stopping: threading.Event) -> None:
     """Train until the plan's steps are made or `stopping` is set; resumes what is in the folder."""
     folder = command.run.folder
     with lock_run(folder):
@@ -51,9 +80,13 @@ def run(command: LearnerCommand, stopping: threading.Event) -> None:
         queue.claim(nonce, holder_name())
         queue.set_state("running")  # an earlier learner of the run may have said "ended"
         queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
-        policy = Policy(plan.model_folder, command.learner, plan.steps)
+        checkpoint = newest_checkpoint(folder, claim)
+        bare = checkpoint.bare_weights if checkpoint else None
+        join_process_group()
+        start = share(Start(plan.model_folder, bare, plan.steps))
+        policy = Leader(start.make_policy(command.learner))
         try:
-            learner = Learner(command, plan, claim, policy)
+            learner = Learner(command, plan, claim, policy, checkpoint)
             learner.start(connection, queue, nonce, stopping)
             learner.train(stopping)
         finally:
@@ -64,13 +97,23 @@ def run(command: LearnerCommand, stopping: threading.Event) -> None:
 class Learner:
     """One incarnation of the learner."""
 
-    def __init__(self, command: LearnerCommand, plan: Plan, claim: Claim, policy: Policy) -> None:
+    def __init__(
+        self,
+        command: LearnerCommand,
+        plan: Plan,
+        claim: Claim,
+        policy: Policy | Leader,
+        checkpoint: Checkpoint | None,
+    ) -> None:
         self._settings = command.learner
         self._command = command
         self._folder: Path = command.run.folder
         self._plan = plan
         self._claim = claim
         self._policy = policy
+        self._checkpointed = checkpoint
+        self._peak = peak_flops(command.learner.peak_tflops)
+        self._bad_steps = 0
         self._recorder = Recorder(self._folder, command.learner.report_to, command.run.name)
 
     def start(
@@ -82,7 +125,9 @@ class Learner:
     ) -> None:
         """Relive the past, join the streams, publish the version the run stands at."""
         ledger = Ledger()
-        past = relive(self._folder, self._claim, self._policy, ledger, self._recorder)
+        past = relive(
+            self._folder, self._claim, self._policy, ledger, self._recorder, self._checkpointed
+        )
         self._step = self._saved = past.step
         self._parent = ""
         self._books = Books(ledger, Journal(self._folder, self._claim.incarnation), queue)
@@ -97,9 +142,11 @@ class Learner:
         return {
             "incarnation": self._claim.incarnation,
             "step": self._step,
+            "steps": self._plan.steps,
             "contract": self._plan.contract.hash,
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
+            "ranks": world_size(),
             "settings": self._settings.model_dump(mode="json"),
         }
 
@@ -113,18 +160,23 @@ class Learner:
                 break
             self._note_evaluations()
             metrics = self._journal(groups, time.monotonic() - started)
-            batch = build_batch(
-                groups, self._plan.reward_weights, self._step, self._settings.max_staleness
-            )
-            update = self._policy.update(batch)
+            batch = build_batch(groups, self._plan.reward_weights, self._step, self._settings)
+            update_started = time.monotonic()
+            update = self._policy.update(batch, self._step)
+            update_s = time.monotonic() - update_started
             self._step += 1
+            self._watch_finite(update, groups)
             self._publish()
             step_s = time.monotonic() - started
             metrics |= update_metrics(update)
             metrics |= {
                 "perf/step_s": step_s,
                 "perf/tokens_per_s": batch.completion_tokens / step_s,
+                "perf/update_s": update_s,
+                "perf/flops_per_s": update.flops / update_s,
             }
+            if self._peak:
+                metrics["perf/mfu"] = update.flops / update_s / (self._peak * world_size())
             self._record(groups, metrics)
             due = self._step - self._saved >= self._settings.save_steps
             if due and self._step < self._plan.steps:  # the last one is made when the books are closed
@@ -144,10 +196,27 @@ class Learner:
             version=f"{self._claim.incarnation}.{self._step}",
             groups=encode_groups(groups),
             reward_weights=self._plan.reward_weights,
-            max_staleness=self._settings.max_staleness,
+            settings=self._settings.model_dump(mode="json"),
             metrics=metrics,
         )
         return metrics
+
+    def _watch_finite(self, update: Update, groups: list[ScoredGroup]) -> None:
+        """Keep a batch whose gradients were not finite; raises NotFinite after too many in a row."""
+        if not update.skipped:
+            self._bad_steps = 0
+            return
+        self._bad_steps += 1
+        path = self._folder / "not_finite" / f"{self._step:08d}.msgpack"
+        path.parent.mkdir(exist_ok=True)
+        write_whole(path, pack(encode_groups(groups)))
+        log.error("gradients are not finite: the step changed nothing", step=self._step, batch=str(path))
+        if self._bad_steps >= self._settings.max_nonfinite_steps:
+            raise NotFinite(
+                f"the gradients of {self._bad_steps} Updates in a row held NaN or infinity "
+                f"(LEARNER_MAX_NONFINITE_STEPS); their groups are in {path.parent}. Resuming trains the "
+                "same batches again: lower LEARNER_LEARNING_RATE or look at these first"
+            )
 
     def _publish(self) -> None:
         """Write the present weights as a version and announce it, evaluating it if it is due."""
@@ -192,6 +261,7 @@ class Learner:
             self._books.position,
             self._books.recorded,
             self._settings.save_total_limit,
+            self._settings.save_only_model,
         )
         self._saved = self._step
         log.info("checkpoint", step=self._step, folder=str(checkpoint.folder))

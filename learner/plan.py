@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from common.contract import Contract, hash_tokenizer
 from common.errors import ConfigError
-from common.settings import LearnerSettings
+from common.learner_settings import LearnerSettings
 from learner.dataset import Question, load_questions
 from learner.tickets import TicketSource
 
@@ -30,6 +30,7 @@ class Plan:
 
 def make_plan(settings: LearnerSettings) -> Plan:
     """Resolve model, data and contract; raises ConfigError or DataError."""
+    check_sampling(settings)
     model_folder = resolve_model(settings.model)
     if not settings.dataset:
         raise ConfigError("LEARNER_DATASET is not set: name a JSONL file or a hub id")
@@ -62,6 +63,23 @@ def make_plan(settings: LearnerSettings) -> Plan:
         steps=count_steps(settings, len(questions)),
         reward_weights=dict(zip(settings.rewards, weights, strict=True)),
     )
+
+
+def check_sampling(settings: LearnerSettings) -> None:
+    """Whether the importance ratio can be trusted; raises ConfigError."""
+    found = {
+        "LEARNER_TOP_P": (settings.top_p, settings.top_p < 1),
+        "LEARNER_TOP_K": (settings.top_k, settings.top_k > 0),
+        "LEARNER_MIN_P": (settings.min_p, settings.min_p > 0),
+    }
+    narrowed = ", ".join(f"{name}={value}" for name, (value, narrows) in found.items() if narrows)
+    if narrowed and not settings.accept_sampling_bias:
+        raise ConfigError(
+            f"{narrowed}: the log-probabilities are then renormalised over the tokens that the sampler "
+            "kept, which the learner does not know, so the importance ratio is biased (its mean is 0.90 "
+            "or so at top_p 0.8). Sample from the full distribution (LEARNER_TOP_P=1, LEARNER_TOP_K=0, "
+            "LEARNER_MIN_P=0), or accept the bias with LEARNER_ACCEPT_SAMPLING_BIAS=true"
+        )
 
 
 def count_steps(settings: LearnerSettings, questions: int) -> int:

@@ -1,258 +1,263 @@
-"""The policy under training: a DeepSpeed engine around a Hugging Face model.
-
-The only module that imports deepspeed. One process, ZeRO stage 0 in fp32; in bf16 stage 1, which is
-where DeepSpeed keeps the fp32 master weights that small learning rates need.
-"""
+"""The policy under training: batches in, optimizer steps, weights out."""
 
 from __future__ import annotations
 
-import os
-import socket
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-
-os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-
-import deepspeed
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, AutoTokenizer, get_scheduler
-from transformers.utils.logging import disable_progress_bar
+from transformers import AutoTokenizer
 
+from common.errors import NotFinite
+from common.learner_settings import LearnerSettings
 from common.log import get_logger
-from common.settings import LearnerSettings
-from learner.batch import Batch, TrainSequence, micro_batches
-from learner.loss import policy_loss, token_logprobs
-
-disable_progress_bar()
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_TAG = "trainer"
+from learner.batch import Batch, TrainSequence
+from learner.deepspeed_engine import DeepSpeedEngine, Step, leave_process_group
+from learner.flops import FlopCounter
+from learner.lora import merge, save_adapter
+from learner.loss import LossOptions, LossTerms, LossTokens, aggregation_weights, policy_loss
+from learner.model import load_policy
+from learner.packing import Row, lay_out, share
+from learner.ranks import gather, rank, world_size
+from learner.reference import make_reference
+from learner.update import TokenRecord, Update
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class TokenRecord:
-    """Per trained token of an Update, (N,): what the metrics are computed from."""
+class Known:
+    """Per sequence of a batch, (T,): log-probabilities that do not change during an Update."""
 
-    logprobs: np.ndarray
-    behaviour: np.ndarray
-    ratio: np.ndarray
-    entropy: np.ndarray
-    clipped_low: np.ndarray
-    clipped_high: np.ndarray
-    staleness: np.ndarray
+    proximal: list[np.ndarray] | None
+    reference: list[np.ndarray] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
-    """What one Update did."""
+class MiniBatch:
+    """What one optimizer step trains on: places in the batch, and each sequence's weight per token."""
 
-    loss: float
-    grad_norm: float
-    learning_rate: float
-    tokens: TokenRecord
+    sequences: np.ndarray
+    weights: np.ndarray
+    first: bool
 
 
 class Policy:
-    """A model that Updates change; saved and loaded whole, exported for others to load."""
+    """A model that Updates change; saved and loaded whole, exported for others to load.
 
-    def __init__(self, model_folder: Path, settings: LearnerSettings, steps: int) -> None:
-        _join_process_group()
+    With several ranks all of them hold one, and call the methods of `ranks.COLLECTIVE` together.
+    """
+
+    def __init__(
+        self, model_folder: Path, settings: LearnerSettings, steps: int, start: Path | None = None
+    ) -> None:
+        """`start` is where the weights come from if not from the model, which stays the reference."""
         self._settings = settings
         self._tokenizer = AutoTokenizer.from_pretrained(model_folder)
-        model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=_DTYPES[settings.dtype])
-        optimizer = torch.optim.AdamW(
-            model.parameters(),
-            lr=settings.learning_rate,
-            betas=(settings.adam_beta1, settings.adam_beta2),
-            eps=settings.adam_epsilon,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
-        warm = settings.warmup_steps and settings.lr_scheduler_type == "constant"
-        kind = "constant_with_warmup" if warm else settings.lr_scheduler_type
-        scheduler = get_scheduler(kind, optimizer, settings.warmup_steps, steps)
-        self._engine, *_ = deepspeed.initialize(
-            model=model, optimizer=optimizer, lr_scheduler=scheduler, config=_config(settings)
-        )
-        self._engine.eval()  # no dropout: sampled and trained policy must be the same function
+        module, self._adapter = load_policy(start or model_folder, settings)
+        self._flops = FlopCounter(module.model)
+        self._engine = DeepSpeedEngine(module, settings, steps)
+        self._reference = make_reference(model_folder, settings, self._engine, self._adapter)
+        self._options = LossOptions.from_settings(settings)
 
     @property
     def model(self) -> Any:
         """The Hugging Face model."""
-        return self._engine.module
+        return self._engine.module.model
 
-    def update(self, batch: Batch) -> Update:
-        """One optimizer step on a batch."""
-        pieces = list(micro_batches(batch, self._settings.micro_batch_tokens))
-        tokens = max(batch.trained_tokens, 1)
-        loss, records = 0.0, []
-        for number, piece in enumerate(pieces, 1):
-            self._engine.set_gradient_accumulation_boundary(number == len(pieces))
-            piece_loss, record = self._accumulate(piece, tokens, len(batch.sequences))
-            loss += piece_loss
+    def update(self, batch: Batch, step: int) -> Update:
+        """All optimizer steps on the batch that makes Update `step` + 1."""
+        self._renew(step)
+        known = self._score_before(batch)
+        passes = sum(part is not None for part in (known.proximal, known.reference))
+        flops = passes * self._flops.forward(sequence.length for sequence in batch.sequences)
+        steps: list[Step] = []
+        losses, records = [], []
+        for mini in self._mini_batches(batch, step):
+            loss, record = self._accumulate(batch, mini, known)
+            steps.append(self._engine.step())
+            losses.append(loss)
             records.append(record)
-            if number < len(pieces):
-                self._engine.step()
-        learning_rate = self._engine.get_lr()[0]
-        grad_norm = self._step()
-        return Update(loss, grad_norm, learning_rate, _join(records))
-
-    def _accumulate(
-        self, piece: list[TrainSequence], tokens: int, sequences: int
-    ) -> tuple[float, TokenRecord]:
-        padded = _pad(piece, self._engine.device)
-        logprobs_BT, entropy_BT = self._completion_logprobs(padded, piece[0].temperature)
-        terms = policy_loss(
-            logprobs_BT,
-            padded["behaviour"],
-            padded["advantages"],
-            padded["mask"],
-            epsilon=self._settings.epsilon,
-            epsilon_high=self._settings.epsilon_high,
-            cap=self._settings.importance_sampling_cap,
-            loss_type=self._settings.loss_type,
-            tokens=tokens,
-            sequences=sequences,
+            flops += self._flops.training(batch.sequences[index].length for index in mini.sequences)
+        return Update(
+            loss=float(np.mean(losses)),
+            grad_norm=float(np.mean([done.grad_norm for done in steps])),
+            learning_rate=steps[0].learning_rate,
+            optimizer_steps=len(steps),
+            skipped=sum(done.skipped for done in steps),
+            flops=flops,
+            tokens=TokenRecord.join(records),
         )
-        self._engine.backward(terms.loss)
-        mask = padded["mask"]
-        values = (
-            logprobs_BT.detach(),
-            padded["behaviour"],
-            terms.ratio_BT,
-            entropy_BT,
-            terms.clipped_low_BT,
-            terms.clipped_high_BT,
-            padded["staleness"],
+
+    def _renew(self, step: int) -> None:
+        """Renew reference and optimizer where the settings ask for it; a function of the step."""
+        settings = self._settings
+        if not step:
+            return
+        if settings.sync_ref_model and step % settings.ref_model_sync_steps == 0 and self._reference:
+            self._reference.mix(self._engine.full_parameters(), settings.ref_model_mixup_alpha)
+        if settings.outer_iteration_steps and step % settings.outer_iteration_steps == 0:
+            if self._reference:
+                self._reference.mix(self._engine.full_parameters(), 1.0)
+            self._engine.renew_optimizer()
+
+    def _score_before(self, batch: Batch) -> Known:
+        settings = self._settings
+        several = settings.num_iterations * settings.num_mini_batches > 1
+        return Known(
+            # With a single optimizer step the proximal policy is the current one.
+            proximal=self.logprobs(batch.sequences) if settings.decoupled_loss and several else None,
+            reference=self._score(batch.sequences, self._reference.logprobs)
+            if self._reference
+            else None,
         )
-        return terms.loss.item(), TokenRecord(*(value[mask].cpu().numpy() for value in values))
 
-    def _completion_logprobs(
-        self, padded: dict[str, Tensor], temperature: float
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies of the next tokens, (B, W).
+    def _mini_batches(self, batch: Batch, step: int) -> list[MiniBatch]:
+        """The optimizer steps' shares of the batch, drawn anew in each iteration."""
+        settings = self._settings
+        minis: list[MiniBatch] = []
+        lengths = np.array([int(sequence.mask.sum()) for sequence in batch.sequences])
+        count = min(settings.num_mini_batches, len(lengths))
+        for iteration in range(settings.num_iterations):
+            order = np.arange(len(lengths))
+            if count > 1 and settings.shuffle_mini_batch:
+                order = np.random.default_rng([settings.seed, step, iteration]).permutation(order)
+            for chosen in np.array_split(order, count):
+                weights = aggregation_weights(
+                    lengths[chosen],
+                    loss_type=settings.loss_type,
+                    batch_tokens=max(1, int(lengths.sum())),
+                    mini_batches=count,
+                    max_completion_length=settings.max_completion_length,
+                )
+                minis.append(MiniBatch(chosen, weights, first=not minis))
+        return minis
 
-        W are the last positions, from where the shortest prompt ends: no logits are computed for
-        what every prompt of the micro-batch covers.
-        """
-        ids, width = padded["input_ids"], padded["mask"].shape[1]
-        positions = torch.arange(ids.shape[1] - 1 - width, ids.shape[1] - 1, device=ids.device)
-        logits = self._engine(
-            input_ids=ids,
-            attention_mask=padded["attention"],
-            logits_to_keep=positions,
-            use_cache=False,
-        ).logits
-        return token_logprobs(logits, ids[:, -width:], temperature)
+    def _accumulate(self, batch: Batch, mini: MiniBatch, known: Known) -> tuple[float, TokenRecord]:
+        """Gradients of a mini-batch, row by row; loss and record are those of all ranks."""
+        sequences = [batch.sequences[index] for index in mini.sequences]
+        rows = self._rows(sequences)
+        results = []
+        for number, members in enumerate(rows, 1):
+            # A rank without work for a row goes along with the others, at weight 0.
+            places, weights = (members, mini.weights[members]) if members else ([0], np.zeros(1))
+            row = lay_out([sequences[place] for place in places], self._engine.device)
+            indices = mini.sequences[places]
+            tokens = self._tokens(row, weights, indices, known)
+            terms = policy_loss(tokens, self._options)
+            self._engine.accumulate(terms.loss, last=number == len(rows))
+            if members:
+                results.append((terms.loss.item(), _record(row, tokens, terms, mini.first)))
+        shares = [share for shares in gather(results) for share in shares]
+        return sum(loss for loss, _ in shares), TokenRecord.join([record for _, record in shares])
 
-    def logprobs(self, piece: list[TrainSequence]) -> list[np.ndarray]:
+    def _rows(self, sequences: Sequence[TrainSequence]) -> list[list[int]]:
+        budget = self._settings.micro_batch_tokens if self._settings.packing else 1
+        return share([sequence.length for sequence in sequences], budget, world_size())[rank()]
+
+    def _tokens(self, row: Row, weights: np.ndarray, indices: np.ndarray, known: Known) -> LossTokens:
+        logprobs_N, entropy_N = self._engine(row)
+        per_sequence = torch.as_tensor(weights, dtype=torch.float32, device=row.sequence_N.device)
+        if not self._settings.decoupled_loss:
+            old_N = row.behaviour_N
+        elif known.proximal is None:
+            old_N = logprobs_N.detach()
+        else:
+            old_N = _pick(known.proximal, indices, row)
+        return LossTokens(
+            logprobs_N=logprobs_N,
+            entropy_N=entropy_N,
+            old_N=old_N,
+            behaviour_N=row.behaviour_N,
+            reference_N=_pick(known.reference, indices, row) if known.reference else None,
+            advantages_N=row.advantages_N,
+            weight_N=per_sequence[row.sequence_N],
+            mask_N=row.mask_N,
+            sequence_N=row.sequence_N,
+            sequences=row.sequences,
+        )
+
+    def logprobs(self, sequences: Sequence[TrainSequence]) -> list[np.ndarray]:
         """Per sequence the log-probabilities of its completion, (T,), without training."""
-        with torch.no_grad():
-            padded = _pad(piece, self._engine.device)
-            table, _ = self._completion_logprobs(padded, piece[0].temperature)
-        shortest = min(len(item.prompt_ids) for item in piece)
-        return [
-            table[row, len(item.prompt_ids) - shortest : item.length - shortest].cpu().numpy()
-            for row, item in enumerate(piece)
-        ]
 
-    def _step(self) -> float:
-        norm = torch.nn.utils.get_total_norm(
-            [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        )
-        if not torch.isfinite(norm):  # DeepSpeed skips such a step in bf16 only
-            log.error("gradients are not finite: the step is skipped", grad_norm=float(norm))
-            self.model.zero_grad(set_to_none=True)
-        self._engine.step()
-        reported = self._engine.get_global_grad_norm()  # None without ZeRO
-        return float(norm if reported is None else reported)
+        def score(row: Row) -> Tensor:
+            with torch.no_grad():
+                return self._engine(row)[0]
+
+        return self._score(sequences, score)
+
+    def _score(self, sequences: Sequence[TrainSequence], score: Any) -> list[np.ndarray]:
+        found: dict[int, np.ndarray] = {}
+        for members in self._rows(sequences):
+            places = members or [0]
+            values_N = score(lay_out([sequences[place] for place in places], self._engine.device))
+            lengths = [len(sequences[place].token_ids) for place in places]
+            parts = np.split(values_N.cpu().numpy(), np.cumsum(lengths)[:-1])
+            found |= dict(zip(members, parts, strict=False))
+        scored = {place: part for own in gather(found) for place, part in own.items()}
+        return [scored[place] for place in range(len(sequences))]
 
     def save(self, folder: Path) -> None:
-        """Weights, optimizer and scheduler, for `load`."""
-        self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+        """Weights, optimizer, scheduler, and the reference if it changes; for `load`."""
+        self._engine.save(folder)
+        if self._reference and rank() == 0:
+            self._reference.save(folder)
+        gather(None)  # the folder is whole only when every rank has written
 
     def load(self, folder: Path) -> None:
-        """Become exactly what was saved. Only ever the run's own folder: it is unpickled."""
-        self._engine.load_checkpoint(str(folder), tag=_TAG)
+        """Become exactly what was saved."""
+        self._engine.load(folder)
+        if self._reference:
+            self._reference.load(folder)
 
     def export(self, folder: Path) -> None:
-        """A Hugging Face folder: config, tokenizer and model.safetensors."""
-        self.model.save_pretrained(folder)
+        """A Hugging Face folder: config, tokenizer and model.safetensors; LoRA merged.
+
+        With LoRA the adapter alone is beside it, in adapter/. Raises NotFinite before it writes.
+        """
+        state = self._whole_state()
+        if rank() > 0:
+            return
+        if self._adapter is not None:
+            size = save_adapter(self._adapter, state, folder / "adapter")
+            log.debug("adapter", bytes=size)
+            state = merge(state, self._settings.lora_alpha / self._settings.lora_rank)
+        self.model.save_pretrained(folder, state_dict=state)
         self._tokenizer.save_pretrained(folder)
 
+    def _whole_state(self) -> dict[str, Tensor]:
+        """The Hugging Face model's parameters by name; on rank 0 only."""
+        state = {}
+        for name, parameter in self._engine.full_parameters():
+            if not torch.isfinite(parameter).all():
+                raise NotFinite(f"the weights hold NaN or infinity ({name}): nothing is published")
+            if rank() == 0 and name.startswith("model."):
+                value = parameter.detach()
+                gathered = self._engine.stage == 3  # its memory is given back
+                state[name.removeprefix("model.")] = value.cpu().clone() if gathered else value
+        return state
+
     def close(self) -> None:
-        """Leave the process group; without it the process ends in SIGABRT."""
-        torch.distributed.destroy_process_group()
+        """Leave the process group."""
+        leave_process_group()
 
 
-def _config(settings: LearnerSettings) -> dict[str, Any]:
-    bf16 = settings.dtype == "bfloat16"
-    return {
-        "train_micro_batch_size_per_gpu": 1,
-        # The boundary is set by hand: micro-batches vary in number, and the loss is normalised here.
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": settings.max_grad_norm,
-        "zero_optimization": {"stage": 1 if bf16 else 0},
-        "bf16": {"enabled": bf16},
-        "zero_allow_untested_optimizer": True,
-    }
+def _pick(known: list[np.ndarray] | None, indices: np.ndarray, row: Row) -> Tensor:
+    """The row's share of values known per sequence, (N,)."""
+    assert known is not None
+    values = np.concatenate([known[index] for index in indices])
+    return torch.as_tensor(values, dtype=torch.float32, device=row.input_ids.device)
 
 
-def _join_process_group() -> None:
-    """A process group of one, on loopback, unless a launcher made a larger one."""
-    if os.environ.setdefault("WORLD_SIZE", "1") == "1":
-        # Only several ranks use the shared-memory op, and it takes a compiler and a minute to build.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        os.environ.setdefault("RANK", "0")
-        os.environ.setdefault("LOCAL_RANK", "0")
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            os.environ.setdefault("MASTER_PORT", str(probe.getsockname()[1]))
-    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
-
-
-def _pad(piece: list[TrainSequence], device: torch.device) -> dict[str, Tensor]:
-    """Right-padded tensors (B, L); those over next tokens are (B, W), see `_completion_logprobs`."""
-    shortest = min(len(item.prompt_ids) for item in piece)
-
-    def stack(rows: Iterable[np.ndarray], dtype: torch.dtype) -> Tensor:
-        tensors = [torch.as_tensor(np.array(row), dtype=dtype) for row in rows]
-        return pad_sequence(tensors, batch_first=True).to(device)
-
-    def shifted(name: str, dtype: torch.dtype) -> Tensor:
-        return stack(
-            (
-                np.concatenate([np.zeros(len(item.prompt_ids) - shortest), getattr(item, name)])
-                for item in piece
-            ),
-            dtype,
-        )
-
-    return {
-        "input_ids": stack(
-            (np.concatenate([item.prompt_ids, item.token_ids]) for item in piece), torch.long
-        ),
-        "attention": stack((np.ones(item.length) for item in piece), torch.long),
-        "behaviour": shifted("behaviour", torch.float32),
-        "mask": shifted("mask", torch.bool),
-        "staleness": shifted("staleness", torch.long),
-        "advantages": torch.tensor([item.advantage for item in piece], dtype=torch.float32).to(device),
-    }
-
-
-def _join(records: list[TokenRecord]) -> TokenRecord:
-    return TokenRecord(
-        *(
-            np.concatenate([getattr(record, name) for record in records])
-            for name in TokenRecord.__dataclass_fields__
-        )
-    )
+def _record(row: Row, tokens: LossTokens, terms: LossTerms, first: bool) -> TokenRecord:
+    """What the metrics need of the row's trained tokens."""
+    values = (
+        tokens.logprobs_N.detach(), tokens.behaviour_N, terms.ratio_N, tokens.entropy_N.detach(),
+        terms.kl_N, terms.clipped_low_N, terms.clipped_high_N, terms.bounded_N, row.staleness_N,
+        torch.full_like(row.mask_N, first),
+    )  # fmt: skip
+    return TokenRecord(*(value[row.mask_N].cpu().numpy() for value in values))

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from common.files import hash_file, whole_folder
 from common.messages import Version, Weights
-from learner.policy import Policy
 
 KEEP = 4
 """Version folders kept: an actor may still be reading the one before the announced one."""
 
 
-def write_version(run_folder: Path, policy: Policy, version: Version, parent: str) -> Weights:
+def write_version(run_folder: Path, policy: Any, version: Version, parent: str) -> Weights:
     """Export the policy as this version; returns what is to be announced."""
     versions = (run_folder / "versions").absolute()
     folder = versions / f"{version.incarnation:06d}-{version.step:08d}"

@@ -1,4 +1,4 @@
-"""What a run leaves to read: metrics.jsonl by TRL's names, completions.jsonl, evaluations.jsonl, W&B."""
+"""What a run leaves to read: metrics.jsonl by TRL's names, completions.jsonl, evaluations.jsonl."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from common.messages import ScoredGroup
 from common.rewards import total_rewards
 from learner.evaluation import Evaluated
 from learner.intake import Arrivals
-from learner.policy import TokenRecord, Update
+from learner.trackers import start_trackers
+from learner.update import TokenRecord, Update
 
 log = get_logger(__name__)
 
@@ -30,18 +31,23 @@ def update_metrics(update: Update) -> dict[str, Any]:
         "grad_norm": update.grad_norm,
         "learning_rate": update.learning_rate,
         "num_tokens": len(tokens.ratio),
+        "optimizer_steps": update.optimizer_steps,
+        "optimizer_steps/skipped": update.skipped,
     }
     if len(tokens.ratio) == 0:
         return metrics
     low, high = tokens.clipped_low.mean(), tokens.clipped_high.mean()
     return metrics | {
         "entropy": float(tokens.entropy.mean()),
+        "kl": float(tokens.kl.mean()),
         "clip_ratio/low_mean": float(low),
         "clip_ratio/high_mean": float(high),
         "clip_ratio/region_mean": float(low + high),
         "sampling/importance_sampling_ratio/min": float(tokens.ratio.min()),
         "sampling/importance_sampling_ratio/mean": float(tokens.ratio.mean()),
         "sampling/importance_sampling_ratio/max": float(tokens.ratio.max()),
+        "sampling/importance_sampling_ratio/std": float(tokens.ratio.std()),
+        "sampling/importance_sampling_ratio/bounded": float(tokens.bounded.mean()),
         "sample/staleness_mean": float(tokens.staleness.mean()),
         "sample/staleness_max": int(tokens.staleness.max()),
         **agreement(tokens),
@@ -50,7 +56,7 @@ def update_metrics(update: Update) -> dict[str, Any]:
 
 def agreement(tokens: TokenRecord) -> dict[str, float]:
     """How far trainer and engine differ, over the tokens that both computed with equal weights."""
-    fresh = tokens.staleness == 0
+    fresh = (tokens.staleness == 0) & tokens.first.astype(bool)
     if not fresh.any():
         return {}
     difference = np.abs(tokens.logprobs[fresh] - tokens.behaviour[fresh])
@@ -63,7 +69,11 @@ def agreement(tokens: TokenRecord) -> dict[str, float]:
 def group_metrics(
     groups: Sequence[ScoredGroup], arrivals: Arrivals, weights: dict[str, float]
 ) -> dict[str, Any]:
-    """Metrics of the rewards and lengths of all that came back, filtered groups included."""
+    """Metrics of the rewards and lengths of all that came back in time, filtered groups included.
+
+    trained/ and dropped/ tell what was trained apart from what came to lie over max_staleness: long
+    completions are late, so what is dropped is no fair sample.
+    """
     rewards = [group.rewards for group in groups]
     rewards += [verdict.rewards for verdict in arrivals.filtered if verdict.rewards]
     totals = [total_rewards(found, weights) for found in rewards]
@@ -81,6 +91,10 @@ def group_metrics(
         "groups/filtered": len(arrivals.filtered),
         "groups/dead": arrivals.dead,
         "groups/stale": arrivals.stale,
+        "dropped/groups": len(arrivals.dropped),
+        "dropped/total_groups": arrivals.total_dropped,
+        **_averages("trained", groups, weights),
+        **_averages("dropped", arrivals.dropped, weights),
     }
     for name in weights:
         values = [v for found in rewards for v in found.get(name, ()) if v is not None]
@@ -90,12 +104,21 @@ def group_metrics(
     return metrics
 
 
+def _averages(name: str, groups: Sequence[ScoredGroup], weights: dict[str, float]) -> dict[str, float]:
+    """Mean reward and length of some groups; nothing of none."""
+    if not groups:
+        return {}
+    rewards = [np.nanmean(total_rewards(scored.rewards, weights)) for scored in groups]
+    lengths = [len(rollout.token_ids) for scored in groups for rollout in scored.group.rollouts]
+    return {f"{name}/reward": float(np.mean(rewards)), f"{name}/mean_length": float(np.mean(lengths))}
+
+
 class Recorder:
     """Appends to the run's files."""
 
     def __init__(self, folder: Path, report_to: Sequence[str], run: str) -> None:
         self._folder = folder
-        self._wandb = _start_wandb(folder, run) if "wandb" in report_to else None
+        self._trackers = start_trackers(report_to, folder, run)
 
     def cut_after(self, step: int) -> None:
         """Drop what a learner that resumes at `step` will write again."""
@@ -116,8 +139,8 @@ class Recorder:
     def metrics(self, step: int, metrics: dict[str, Any]) -> None:
         """One line per step."""
         self._append("metrics.jsonl", {"step": step, **metrics})
-        if self._wandb is not None:
-            self._wandb.log(metrics, step=step)
+        for tracker in self._trackers:
+            tracker.log(metrics, step)
 
     def completions(self, step: int, groups: Sequence[ScoredGroup]) -> None:
         """One line per completion that was trained on, with its rewards and versions."""
@@ -150,15 +173,15 @@ class Recorder:
         }
         rows = [head | asdict(answer) | {"columns": columns[answer.index]} for answer in result.answers]
         self._append("evaluations.jsonl", *rows)
-        if self._wandb is not None:
-            names = {name for answer in result.answers for name in answer.rewards}
-            means = {f"eval/rewards/{name}/mean": result.mean(name) for name in names}
-            self._wandb.log(means, step=result.version.step)
+        names = {name for answer in result.answers for name in answer.rewards}
+        means = {f"eval/rewards/{name}/mean": result.mean(name) for name in names}
+        for tracker in self._trackers:
+            tracker.log(means, result.version.step)
 
     def close(self) -> None:
         """End the trackers' run."""
-        if self._wandb is not None:
-            self._wandb.finish()
+        for tracker in self._trackers:
+            tracker.close()
 
     def _append(self, name: str, *rows: dict[str, Any]) -> None:
         with (self._folder / name).open("a", encoding="utf-8") as file:
@@ -179,9 +202,3 @@ class Recorder:
 
 def _line(row: dict[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False, default=str) + "\n"
-
-
-def _start_wandb(folder: Path, run: str) -> Any:
-    import wandb
-
-    return wandb.init(dir=str(folder), name=run, resume="allow", id=run)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common.codec import decode, encode
+from common.learner_settings import LearnerSettings
 from common.log import get_logger
 from common.messages import ScoredGroup
 from learner.batch import build_batch
-from learner.checkpoint import newest_checkpoint
+from learner.checkpoint import Checkpoint
 from learner.claim import Claim, read_chain
 from learner.ledger import Ledger
-from learner.policy import Policy
 from learner.record import Recorder, update_metrics
 
 log = get_logger(__name__)
@@ -30,12 +31,24 @@ class Past:
     retrained: int
 
 
-def relive(folder: Path, claim: Claim, policy: Policy, ledger: Ledger, recorder: Recorder) -> Past:
-    """Bring policy and ledger to where the journal ends; nothing is published meanwhile."""
-    checkpoint = newest_checkpoint(folder, claim)
+def relive(
+    folder: Path,
+    claim: Claim,
+    policy: Any,
+    ledger: Ledger,
+    recorder: Recorder,
+    checkpoint: Checkpoint | None,
+) -> Past:
+    """Bring policy and ledger to where the journal ends; nothing is published meanwhile.
+
+    `policy` is a Policy, or its Leader; it began with a bare checkpoint's weights, if it is one.
+    """
     step = checkpoint.step if checkpoint else 0
     if checkpoint:
-        policy.load(checkpoint.folder / "trainer")
+        if checkpoint.bare_weights:
+            log.warning("the checkpoint has no optimizer: the run goes on, but not exactly as it was")
+        else:
+            policy.load(checkpoint.trainer)
         ledger.restore(checkpoint.ledger)
         log.info("resuming from a checkpoint", step=step, folder=str(checkpoint.folder))
     recorder.cut_after(step)
@@ -44,13 +57,9 @@ def relive(folder: Path, claim: Claim, policy: Policy, ledger: Ledger, recorder:
         if record["kind"] == "batch" and record["step"] > step:
             groups = decode_groups(record["groups"])
             # What it was decided with: changed settings take effect after the journalled steps.
-            batch = build_batch(
-                groups,
-                record["reward_weights"],
-                step,
-                record["max_staleness"],
-            )
-            update = policy.update(batch)
+            settings = LearnerSettings(**record["settings"])
+            batch = build_batch(groups, record["reward_weights"], step, settings)
+            update = policy.update(batch, step)
             step = record["step"]
             retrained += 1
             recorder.completions(step, groups)

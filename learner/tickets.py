@@ -1,4 +1,4 @@
-"""From questions to tickets: what a ticket holds follows from the run's seed and its number alone."""
+"""From questions to tickets: what a ticket holds follows from the seed, its id and its position."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from common.learner_settings import LearnerSettings
 from common.messages import Sampling, Ticket, Version
-from common.settings import LearnerSettings
 from learner.dataset import Question
 from learner.ledger import eval_ticket
 
@@ -23,10 +23,15 @@ class TicketSource:
     settings: LearnerSettings
     contract: str
 
-    def train(self, ticket: str, version: Version) -> Ticket:
-        """The training ticket with this id; epoch e visits the questions in a seeded order."""
-        number = int(ticket.partition(":")[2])
-        epoch, index = divmod(number, len(self.questions))
+    def train(self, ticket: str, version: Version, position: int | None = None) -> Ticket:
+        """The training ticket with this id; epoch e visits the questions in a seeded order.
+
+        `position` is that of its question, over all epochs: `Ledger.position`, or else its number. The
+        sampling follows from the id, so a question that is asked again is sampled anew.
+        """
+        if position is None:
+            position = int(ticket.partition(":")[2])
+        epoch, index = divmod(position, len(self.questions))
         question = self.questions[_order(self.settings.seed, epoch, len(self.questions))[index]]
         settings = self.settings
         return Ticket(

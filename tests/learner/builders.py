@@ -8,9 +8,9 @@ import numpy as np
 
 from common.codec import encode
 from common.contract import Contract
+from common.learner_settings import LearnerSettings
 from common.messages import Group, Rollout, ScoredGroup, Span, Ticket, Verdict, Version
 from common.protocol import Entry
-from common.settings import LearnerSettings
 from learner.dataset import Question
 from learner.plan import Plan
 from learner.tickets import TicketSource
@@ -36,6 +36,7 @@ def make_group(
     spans: list[tuple[int, int]] | None = None,
     rewards: tuple = (1.0, 0.0),
     tokens: tuple[int, ...] | None = None,
+    finish_reason: str = "stop",
 ) -> ScoredGroup:
     """A group for a ticket; `spans` are (step, tokens) of each rollout."""
     spans = spans or [(ticket.version.step, len(tokens) if tokens else 3)]
@@ -48,16 +49,18 @@ def make_group(
         spans=tuple(
             Span(Version(1, step), int(edges[i]), int(edges[i + 1])) for i, (step, _) in enumerate(spans)
         ),
-        finish_reason="stop",
+        finish_reason=finish_reason,
     )
     size = ticket.num_generations
     group = Group(ticket, (rollout,) * size, "actor")
     return ScoredGroup(group, {"accuracy": rewards}, ("x",) * size, "rewarder")
 
 
-def make_outcome(plan: Plan, ticket: str, step: int = 0, **options: object) -> Entry:
+def make_outcome(
+    plan: Plan, ticket: str, step: int = 0, position: int | None = None, **options: object
+) -> Entry:
     """The entry of a scored group for a ticket sampled at a step."""
-    made = plan.source.train(ticket, Version(1, step))
+    made = plan.source.train(ticket, Version(1, step), position)
     return Entry(f"{ticket.partition(':')[2]}-1", ticket, encode(make_group(made, **options)))
 
 

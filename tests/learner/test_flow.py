@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
 
+import numpy as np
 import pytest
 
 from common.codec import decode, encode
@@ -13,6 +16,7 @@ from common.keys import Keys
 from common.messages import Group, ScoredGroup, Ticket, Verdict, Version, Weights
 from common.protocol import RunView, WorkStream
 from common.settings import RunSettings
+from learner.batch import token_staleness
 from learner.books import Books
 from learner.claim import claim_incarnation, read_chain
 from learner.flow import Flow
@@ -28,6 +32,8 @@ class Bench:
     def __init__(self, folder, connection: Connection, keys: Keys, **settings):
         self.folder, self.connection, self.keys = folder, connection, keys
         self.stopping = threading.Event()
+        self.late: list[Callable[[], object]] = []
+        self.asked: list[str] = []
         self.plan = make_plan(make_settings(**settings), steps=4, eval_questions=2)
         self.claim = claim_incarnation(folder, RunView(connection, keys).incarnation())
         self.queue = LearnerQueue(connection, keys, self.claim.incarnation)
@@ -43,14 +49,21 @@ class Bench:
         weights = Weights(Version(self.claim.incarnation, step), "folder", "hash", "")
         self.flow.publish(weights, step, evaluate)
 
-    def work(self, stream="tickets", limit=100):
-        """Answer what lies on a ticket stream: a group per ticket, straight to the learner."""
+    def work(self, stream="tickets", limit=100, late=()):
+        """Answer what lies on a ticket stream: a group per ticket, straight to the learner.
+
+        Answers to the tickets in `late` wait in self.late, to be called.
+        """
         work = WorkStream(self.connection, self.keys, getattr(self.keys, stream), "w", 30.0, 3)
         for entry in work.take(limit):
             ticket = decode(entry.payload, Ticket)
             rewards = (1.0,) if ticket.purpose == "eval" else (1.0, 0.0)
-            scored = make_group(ticket, rewards=rewards)
-            work.handoff(entry, self.keys.outcomes_for(ticket.purpose), encode(scored))
+            scored = encode(make_group(ticket, rewards=rewards))
+            answer = partial(work.handoff, entry, self.keys.outcomes_for(ticket.purpose), scored)
+            if ticket.id in late:
+                self.late.append(answer)
+            else:
+                answer()
 
     def train(self, step):
         groups = self.flow.take_groups(step)
@@ -58,6 +71,7 @@ class Bench:
         names = [group.group.ticket.id for group in groups]
         for name in names:
             self.ledger.close(name, "trained", f"step {step + 1}")
+        self.asked += [group.group.ticket.columns["answer"] for group in groups]
         self.books.record("batch", step=step + 1, groups=[encode(group) for group in groups])
         return names
 
@@ -279,3 +293,97 @@ def test_groups_ride_with_their_columns(bench):
     assert all(isinstance(group, ScoredGroup) for group in groups)
     assert all(isinstance(group.group, Group) for group in groups)
     assert all("answer" in group.group.ticket.columns for group in groups)
+
+
+def test_with_max_staleness_0_the_run_is_synchronous(tmp_path, connection, keys):
+    bench = Bench(tmp_path, connection, keys, max_staleness=0)
+    view = RunView(connection, keys)
+    work = WorkStream(connection, keys, keys.tickets, "w", 30.0, 3)
+
+    def answer(ends_filtered):
+        """Sample what is out with the announced version, which has to be the one it was issued at."""
+        for entry in work.take(10):
+            ticket, announced = decode(entry.payload, Ticket), view.weights().version
+            assert ticket.version == announced
+            assert ticket.min_step == announced.step
+            outcome = make_group(ticket, spans=[(announced.step, 3)])
+            if ends_filtered:
+                outcome = Verdict(ticket.id, "filtered", "no spread", {"accuracy": (0.0, 0.0)}, (1, 1))
+            work.handoff(entry, keys.scored, encode(outcome))
+
+    for step in range(4):
+        bench.publish(step, evaluate=True)  # waits for the evaluation of the version before
+        bench.flow.issue_tickets(step)
+        answer(ends_filtered=True)
+        bench.work("eval_tickets")
+        bench.flow.finish_evaluation(step)
+        bench.flow.issue_tickets(step)
+        answer(ends_filtered=False)
+        groups = bench.flow.take_groups(step)
+        for group in groups:
+            assert all(np.all(token_staleness(made, step) == 0) for made in group.group.rollouts)
+            bench.ledger.close(group.group.ticket.id, "trained")
+        bench.books.record("batch", step=step + 1)
+        assert not view.audit()[1], "a ticket of the next step is out before its version is announced"
+    assert bench.balance()[0]["trained"] == 8
+
+
+def test_no_ticket_goes_out_while_an_evaluation_holds_the_next_version_back(bench):
+    bench.publish(0, evaluate=True)
+    bench.work("eval_tickets")
+    bench.publish(1)
+    assert bench.flow.evaluated
+    assert bench.ledger.train_open == 0
+
+
+class Killed(BaseException):
+    """What kill -9 is in a test."""
+
+
+def kill(*_args, **_fields):
+    raise Killed
+
+
+def kill_before_writing(bench):
+    bench.books.record = kill
+
+
+def kill_before_issuing(bench):
+    bench.queue.issue = kill
+
+
+def kill_after_issuing(bench):
+    issue = bench.queue.issue
+    bench.queue.issue = lambda *args: kill(issue(*args))
+
+
+@pytest.mark.parametrize("strike", [kill_before_writing, kill_before_issuing, kill_after_issuing, None])
+def test_a_dropped_question_is_trained_once_whenever_the_learner_is_killed(
+    strike, tmp_path, connection, keys
+):
+    first = second = Bench(tmp_path, connection, keys, at_max_staleness="requeue")
+    for step in (0, 1):
+        first.publish(step)
+        first.flow.issue_tickets(step)
+        first.work(late=["train:0"])
+        first.train(step)
+    first.publish(2)
+    first.flow.issue_tickets(2)
+    first.late.pop()()  # the answer to train:0, two versions old
+    if strike:
+        strike(first)
+        with pytest.raises(Killed):
+            first.flow.take_groups(2)
+        second = Bench(tmp_path, connection, keys, at_max_staleness="requeue")
+        second.asked += first.asked
+        second.publish(2)
+    second.work()
+    second.train(2)
+    second.publish(3)
+    second.flow.issue_tickets(3)
+    second.work()
+    assert second.train(3) == ["train:7", "train:8"]
+    source = second.plan.source
+    questions = [source.train(f"train:{number}", Version(1, 0)).columns for number in range(8)]
+    assert sorted(second.asked) == sorted(question["answer"] for question in questions)
+    assert second.balance()[0]["stale"] == 1

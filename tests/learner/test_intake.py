@@ -32,7 +32,8 @@ class Desk:
 
     def arrive(self, *numbers, step=0, at=None, **options):
         for number in numbers:
-            outcome = make_outcome(self.plan, f"train:{number}", step, **options)
+            ticket = f"train:{number}"
+            outcome = make_outcome(self.plan, ticket, step, self.ledger.position(ticket), **options)
             self.intake.fold(outcome, step if at is None else at)
 
     def form(self, step=0):
@@ -154,6 +155,31 @@ def test_an_overtaken_ticket_is_waited_for_rather_than_trained_too_late():
     desk.arrive(0, 1, step=0)
     assert desk.form(step=1) == ["train:0", "train:1"]
     assert desk.form(step=2) == ["train:2", "train:3"]
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_smaller_batch_waits_for_what_has_to_be_in_it(late):
+    """Its empty room trains nobody: without this, what is due now would be too old afterwards."""
+    desk = Desk(max_staleness=1, max_resample_times=1)
+    desk.issue(2, step=0)
+    desk.issue(4, step=1)
+    desk.arrive(2, step=1)
+    for number in (3, 4, 5):
+        desk.intake.fold(make_verdict(f"train:{number}"), 1)
+    desk.intake.fold(make_verdict(f"train:{1 - late}"), 1)
+    assert desk.form(step=1) is None
+    desk.arrive(late, step=0, at=1)
+    assert desk.form(step=1) == ["train:2", f"train:{late}"]
+
+
+def test_a_smaller_batch_does_not_wait_for_tickets_of_its_own_step():
+    """As long as there is no batch, new ones go out: it would never be taken."""
+    desk = Desk(max_staleness=0, max_resample_times=1)
+    desk.issue(6, step=1)
+    desk.arrive(0, step=1)
+    for number in (1, 2, 3):
+        desk.intake.fold(make_verdict(f"train:{number}"), 1)
+    assert desk.form(step=1) == ["train:0"]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))

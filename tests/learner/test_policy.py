@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from common.codec import encode
 from common.messages import Version
@@ -22,7 +22,6 @@ from learner.policy import Policy
 from learner.record import Recorder
 from learner.resume import relive
 from tests.learner.builders import make_group, make_plan, make_settings
-from tests.tiny_tokenizer import save_tokenizer
 
 SETTINGS = {"learning_rate": 1e-3, "micro_batch_tokens": 64}
 
@@ -36,19 +35,6 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=2, head_dim=16, max_position_embeddings=64,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    save_tokenizer(folder)
-    return folder
-
-
 def make_policy(folder: Path, **changes) -> Policy:
     return Policy(folder, make_settings(**(SETTINGS | changes)), steps=10)
 
@@ -59,7 +45,7 @@ def make_batch(step: int):
         make_group(plan.source.train(f"train:{n}", Version(1, step)), spans=[(step, 2 + n)])
         for n in (2 * step, 2 * step + 1)
     ]
-    return groups, build_batch(groups, plan.reward_weights, step, 1)
+    return groups, build_batch(groups, plan.reward_weights, step, make_settings())
 
 
 def weights_of(policy: Policy) -> dict[str, torch.Tensor]:
@@ -74,7 +60,7 @@ def test_micro_batches_make_the_same_update_as_one_batch(model_folder):
     results = []
     for positions in (4096, 8):
         policy = make_policy(model_folder, micro_batch_tokens=positions, learning_rate=1e-5)
-        update = policy.update(make_batch(1)[1])
+        update = policy.update(make_batch(1)[1], 1)
         results.append((update, policy.model.model.embed_tokens.weight.detach().clone()))
     (whole, whole_weights), (pieces, pieces_weights) = results
     assert pieces.loss == pytest.approx(whole.loss, abs=1e-6)
@@ -82,7 +68,7 @@ def test_micro_batches_make_the_same_update_as_one_batch(model_folder):
     assert torch.allclose(whole_weights, pieces_weights, atol=1e-6)
 
 
-def test_padding_does_not_change_log_probabilities(model_folder):
+def test_company_in_a_row_does_not_change_log_probabilities(model_folder):
     policy = make_policy(model_folder)
     sequences = list(make_batch(4)[1].sequences)
     together = policy.logprobs(sequences)
@@ -93,19 +79,19 @@ def test_padding_does_not_change_log_probabilities(model_folder):
 
 def test_a_loaded_policy_goes_on_as_the_saved_one(model_folder, tmp_path):
     policy = make_policy(model_folder)
-    policy.update(make_batch(1)[1])
+    policy.update(make_batch(1)[1], 1)
     policy.save(tmp_path)
-    policy.update(make_batch(2)[1])
+    policy.update(make_batch(2)[1], 2)
     expected = weights_of(policy)
     resumed = make_policy(model_folder)
     resumed.load(tmp_path)
-    resumed.update(make_batch(2)[1])
+    resumed.update(make_batch(2)[1], 2)
     assert same(weights_of(resumed), expected)
 
 
 def test_an_export_loads_with_transformers_and_computes_the_same(model_folder, tmp_path):
     policy = make_policy(model_folder)
-    policy.update(make_batch(1)[1])
+    policy.update(make_batch(1)[1], 1)
     policy.export(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     ids = torch.arange(3, 13).unsqueeze(0)
@@ -119,7 +105,7 @@ def test_bf16_keeps_what_is_too_small_for_bf16(model_folder):
     def norm_after(updates: int) -> torch.Tensor:
         policy = make_policy(model_folder, dtype="bfloat16", learning_rate=2e-4)
         for _ in range(updates):
-            policy.update(make_batch(1)[1])
+            policy.update(make_batch(1)[1], 1)
         return policy.model.state_dict()[name].clone()
 
     ones = torch.ones_like(norm_after(0))
@@ -144,9 +130,10 @@ class Run:
         position = self.journal.append(
             "batch", step=step + 1, groups=[encode(group) for group in groups], ends={},
             ledger=self.ledger.snapshot(), metrics={},
-            reward_weights=self.plan.reward_weights, max_staleness=1,
+            reward_weights=self.plan.reward_weights,
+            settings=make_settings(**SETTINGS).model_dump(mode="json"),
         )  # fmt: skip
-        self.policy.update(batch)
+        self.policy.update(batch, step)
         return position
 
     def checkpoint(self, step: int, position):
@@ -156,7 +143,8 @@ class Run:
         policy = make_policy(model_folder)
         claim = claim_incarnation(self.folder, 0)
         recorder = Recorder(self.folder, [], "x")
-        return relive(self.folder, claim, policy, Ledger(), recorder), policy
+        checkpoint = newest_checkpoint(self.folder, claim)
+        return relive(self.folder, claim, policy, Ledger(), recorder, checkpoint), policy
 
 
 @pytest.mark.parametrize("checkpoint_at", [None, 1, 3])

@@ -19,8 +19,8 @@ from common.settings import RunSettings
 from learner.checkpoint import newest_checkpoint
 from learner.claim import claim_incarnation
 from learner.loop import Learner
-from learner.policy import TokenRecord, Update
 from learner.queue import LearnerQueue
+from learner.update import TokenRecord, Update
 from tests.judge import judge
 from tests.learner.builders import make_group, make_plan, make_settings
 
@@ -35,11 +35,11 @@ class FakePolicy:
     def __init__(self, dies_in: int | None):
         self.dies_in, self.updates = dies_in, 0
 
-    def update(self, _batch):
+    def update(self, _batch, _step):
         if self.dies_in == self.updates:
             raise Killed
         self.updates += 1
-        return Update(0.0, 0.0, 0.0, TokenRecord(*(np.zeros(0),) * 7))
+        return Update(0.0, 0.0, 0.0, 1, 0, 1.0, TokenRecord(*(np.zeros(0),) * 10))
 
     def export(self, folder: Path):
         folder.mkdir(exist_ok=True)
@@ -91,7 +91,9 @@ class Run:
         claim = claim_incarnation(self.folder, RunView(self.connection, self.keys).incarnation())
         queue = LearnerQueue(self.connection, self.keys, claim.incarnation)
         queue.claim("nonce", "test")
-        learner = Learner(SimpleNamespace(learner=made, run=run), plan, claim, FakePolicy(dies_in))
+        command = SimpleNamespace(learner=made, run=run)
+        checkpoint = newest_checkpoint(self.folder, claim)
+        learner = Learner(command, plan, claim, FakePolicy(dies_in), checkpoint)
         stopping = threading.Event()
         learner.start(self.connection, queue, "nonce", stopping)
         learner.train(stopping)

@@ -1,0 +1,244 @@
+"""LEARNER_*: the training. Hyper-parameters have TRL's names where TRL has the thing."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_settings import NoDecode
+
+from common.settings import Names, Numbers, Section, split_commas
+
+Trackers = Annotated[list[Literal["wandb", "tensorboard"]], NoDecode, BeforeValidator(split_commas)]
+LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo", "dppo"]
+AdvantageEstimator = Literal["grpo", "rloo", "reinforce_plus_plus"]
+ScaleRewards = Literal["group", "batch", "none"]
+CorrectionLevel = Literal["off", "token", "sequence", "geometric"]
+CorrectionMode = Literal["truncate", "mask", "clip"]
+KLEstimator = Literal["k1", "k2", "k3"]
+
+
+class DataSettings(Section):
+    """What is asked: the data sets and how a question becomes a prompt."""
+
+    dataset: str = Field("", description="training questions: a JSONL file or a hub id")
+    dataset_split: str = Field("train", description="split of the training questions")
+    eval_dataset: str = Field("", description="held-out questions: a JSONL file or a hub id")
+    eval_split: str = Field("test", description="split of the held-out questions")
+    eval_samples: int = Field(0, ge=0, description="held-out questions used; 0 means all")
+    eval_steps: int = Field(0, ge=0, description="evaluate every so many steps; 0: start and end")
+    prompt_column: str = Field("", description="column with the question; empty: recognised")
+    solution_column: str = Field("", description="column with the gold answer; empty: recognised")
+    system_prompt: str = Field("", description="system message put before each question")
+    prompt_template: Literal["auto", "chat", "none"] = Field(
+        "auto", description="chat: the tokenizer's template; none: the bare question"
+    )
+    max_prompt_length: int = Field(512, ge=1, description="longer prompts are left out, in tokens")
+
+
+class SamplingSettings(Section):
+    """How the actors sample; rides on every ticket."""
+
+    num_generations: int = Field(8, ge=2, description="completions per prompt")
+    max_completion_length: int = Field(512, ge=1, description="tokens per completion")
+    temperature: float = Field(1.0, gt=0, description="sampling temperature")
+    top_p: float = Field(1.0, gt=0, le=1, description="below 1 the importance ratio is biased")
+    top_k: int = Field(0, ge=0, description="0 means all; else the importance ratio is biased")
+    min_p: float = Field(0.0, ge=0, le=1, description="above 0 the importance ratio is biased")
+    accept_sampling_bias: bool = Field(
+        False, description="train although top_p, top_k or min_p bias the importance ratio"
+    )
+
+
+class RewardSettings(Section):
+    """What is rewarded, and what a reward becomes."""
+
+    rewards: Names = Field(["accuracy"], min_length=1, description="names, with commas")
+    reward_weights: Numbers = Field([], description="one per reward; empty: all 1.0")
+    filter_zero_std: bool = Field(True, description="groups without spread are not trained")
+    max_resample_times: int = Field(
+        3, ge=0, description="extra rounds of groups for one batch before it is taken smaller"
+    )
+    advantage_estimator: AdvantageEstimator = Field(
+        "grpo", description="baseline: the group's mean, the group's others, the batch's mean"
+    )
+    scale_rewards: ScaleRewards = Field(
+        "group", description="divide advantages by the standard deviation of this; none: Dr. GRPO"
+    )
+
+
+class LossSettings(Section):
+    """The loss; see docs/losses.md."""
+
+    loss_type: LossType = Field("dapo", description="see docs/losses.md")
+    epsilon: float = Field(0.2, gt=0, description="clip range below (dppo: probability difference)")
+    epsilon_high: float = Field(
+        0.28, gt=0, description="clip range above (dppo: probability difference)"
+    )
+    delta: float = Field(0.0, ge=0, description="dual clip: bound of the ratio; 0: none")
+    entropy_coef: float = Field(0.0, description="weight of the entropy bonus")
+    beta: float = Field(0.0, ge=0, description="weight of the KL to the reference; 0: none is loaded")
+    kl_estimator: KLEstimator = Field("k3", description="estimator of the KL to the reference")
+    mask_truncated_completions: bool = Field(
+        False, description="completions cut at max_completion_length leave the loss"
+    )
+
+
+class LagSettings(Section):
+    """Policy lag: how old a trained token may be, and what the loss makes of it."""
+
+    max_staleness: int = Field(1, ge=0, description="versions a trained token may lag; 0: synchronous")
+    at_max_staleness: Literal["pace", "drop", "requeue"] = Field(
+        "pace", description="groups about to exceed it: trained first, given up, or asked again"
+    )
+    over_lag: Literal["mask", "set_aside"] = Field(
+        "mask", description="a group with some tokens over max_staleness: mask these, or none is trained"
+    )
+    decoupled_loss: bool = Field(
+        False, description="clip against a proximal policy, recomputed when the batch is formed"
+    )
+    importance_sampling_correction: CorrectionLevel = Field(
+        "token", description="level of the current-to-behaviour ratio that is bounded"
+    )
+    importance_sampling_mode: CorrectionMode = Field(
+        "truncate", description="above the cap: cut; outside the bounds: masked; cut at both bounds"
+    )
+    importance_sampling_min: float = Field(
+        0.5, ge=0, description="lower bound of the corrected ratio, for mask and clip"
+    )
+    importance_sampling_cap: float = Field(2.0, gt=0, description="upper bound of the corrected ratio")
+
+
+class OptimizerSettings(Section):
+    """The optimizer steps of an Update."""
+
+    num_iterations: int = Field(1, ge=1, description="passes over a batch (mu)")
+    num_mini_batches: int = Field(1, ge=1, description="optimizer steps per pass")
+    shuffle_mini_batch: bool = Field(True, description="draw the mini-batches anew in each pass")
+    learning_rate: float = Field(1e-6, gt=0, description="peak learning rate")
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="how the learning rate goes after the warm-up"
+    )
+    min_lr: float = Field(0.0, ge=0, description="where linear and cosine end")
+    warmup_steps: int = Field(0, ge=0, description="Updates of linear warm-up")
+    warmup_ratio: float = Field(0.0, ge=0, lt=1, description="the same as a share of all Updates")
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="of AdamW")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="of AdamW")
+    adam_epsilon: float = Field(1e-8, gt=0, description="of AdamW")
+    weight_decay: float = Field(0.0, ge=0, description="of AdamW")
+    max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")
+    max_nonfinite_steps: int = Field(
+        3, ge=1, description="end the run after so many Updates in a row with NaN or infinity"
+    )
+
+
+class ReferenceSettings(Section):
+    """The reference policy of the KL term (beta above 0)."""
+
+    ref_device: str = Field("", description="device of the reference model; empty: the policy's")
+    sync_ref_model: bool = Field(False, description="mix the policy into the reference now and then")
+    ref_model_sync_steps: int = Field(512, ge=1, description="Updates between two of these")
+    ref_model_mixup_alpha: float = Field(
+        0.6, gt=0, le=1, description="share of the policy in the mixture"
+    )
+    outer_iteration_steps: int = Field(
+        0, ge=0, description="start over with policy as reference and a new optimizer; 0: never"
+    )
+
+
+class ModelSettings(Section):
+    """The model, its precision, and how it fits into memory."""
+
+    model: str = Field("", description="policy to start from: a folder or a hub id")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="precision of the model")
+    cast_lm_head_to_fp32: bool = Field(False, description="logits in float32 whatever the dtype")
+    packing: bool = Field(True, description="many sequences per row; else one")
+    micro_batch_tokens: int = Field(
+        16384, ge=1, description="tokens per row, thus per forward pass; bounds the memory"
+    )
+    logprob_chunk: int = Field(1024, ge=1, description="tokens whose logits exist at once")
+    gradient_checkpointing: bool = Field(False, description="compute activations twice, keep few")
+    use_liger_kernel: bool = Field(False, description="fused layers of liger-kernel (GPU)")
+    zero_stage: Literal["auto", "0", "1", "2", "3"] = Field(
+        "auto", description="of DeepSpeed; auto: 0 for float32, 1 for bfloat16 (fp32 master weights)"
+    )
+    offload_optimizer: bool = Field(False, description="optimizer state in main memory (ZeRO 1-3)")
+    offload_param: bool = Field(False, description="parameters in main memory (ZeRO 3)")
+    lora_rank: int = Field(0, ge=0, description="train a LoRA adapter of this rank; 0: all weights")
+    lora_alpha: int = Field(32, ge=1, description="LoRA's scale is alpha / rank")
+    lora_target_modules: Names = Field(["all-linear"], description="modules that get an adapter")
+    peak_tflops: float = Field(0.0, ge=0, description="of the device, for perf/mfu; 0: by its name")
+
+
+class KeepingSettings(Section):
+    """What is kept and reported."""
+
+    save_steps: int = Field(50, ge=1, description="checkpoint every so many steps")
+    save_total_limit: int = Field(2, ge=2, description="checkpoints kept")
+    save_only_model: bool = Field(
+        False, description="no optimizer and RNG state in checkpoints; resuming is then not exact"
+    )
+    log_completions: bool = Field(True, description="write completions.jsonl")
+    report_to: Trackers = Field([], description="beside metrics.jsonl: wandb, tensorboard")
+
+
+class LearnerSettings(
+    KeepingSettings,
+    ModelSettings,
+    ReferenceSettings,
+    OptimizerSettings,
+    LagSettings,
+    LossSettings,
+    RewardSettings,
+    SamplingSettings,
+    DataSettings,
+):
+    """LEARNER_*: the training; hyper-parameters have TRL's names."""
+
+    seed: int = Field(42, ge=0, description="seed of the data order, the sampling, the mini-batches")
+    groups_per_step: int = Field(8, ge=1, description="prompts per batch")
+    max_steps: int = Field(0, ge=0, description="Updates to make; 0: by num_train_epochs")
+    num_train_epochs: float = Field(1.0, gt=0, description="passes over the questions")
+
+    @model_validator(mode="after")
+    def _weights_match_rewards(self) -> LearnerSettings:
+        found, expected = len(self.reward_weights), len(self.rewards)
+        if self.reward_weights and found != expected:
+            raise ValueError(f"LEARNER_REWARD_WEIGHTS has {found} weights for {expected} rewards")
+        return self
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> LearnerSettings:
+        if self.importance_sampling_min > self.importance_sampling_cap:
+            raise ValueError(
+                "LEARNER_IMPORTANCE_SAMPLING_MIN lies above LEARNER_IMPORTANCE_SAMPLING_CAP"
+            )
+        whole = self.importance_sampling_correction in ("sequence", "geometric")
+        if whole and self.importance_sampling_mode == "clip" and not self.decoupled_loss:
+            raise ValueError(
+                "LEARNER_IMPORTANCE_SAMPLING_MODE=clip for whole sequences needs "
+                "LEARNER_DECOUPLED_LOSS=true: lifting an unlikely sequence to the lower bound would "
+                "multiply its tokens without limit"
+            )
+        if self.delta and self.delta <= 1 + self.epsilon_high:
+            raise ValueError("LEARNER_DELTA must be above 1 + LEARNER_EPSILON_HIGH (or 0: none)")
+        if self.min_lr > self.learning_rate:
+            raise ValueError("LEARNER_MIN_LR lies above LEARNER_LEARNING_RATE")
+        if self.warmup_steps and self.warmup_ratio:
+            raise ValueError("give LEARNER_WARMUP_STEPS or LEARNER_WARMUP_RATIO, not both")
+        return self
+
+    @model_validator(mode="after")
+    def _a_bare_checkpoint_suffices(self) -> LearnerSettings:
+        reference_changes = self.beta and (self.sync_ref_model or self.outer_iteration_steps)
+        if self.save_only_model and (self.lora_rank or reference_changes):
+            raise ValueError(
+                "LEARNER_SAVE_ONLY_MODEL loses an adapter's base and a changed reference model: not "
+                "with LEARNER_LORA_RANK, LEARNER_SYNC_REF_MODEL or LEARNER_OUTER_ITERATION_STEPS"
+            )
+        return self
+
+    @property
+    def credit(self) -> int:
+        """Train tickets that may be outstanding at once."""
+        return (self.max_staleness + 1) * self.groups_per_step

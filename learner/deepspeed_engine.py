@@ -1,0 +1,163 @@
+"""DeepSpeed around the policy's model: gradients, optimizer steps, sharding, saving.
+
+The only module that imports deepspeed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+
+import deepspeed
+
+from common.errors import ConfigError
+from common.learner_settings import LearnerSettings
+from learner.optimizer import make_optimizer, make_scheduler
+from learner.ranks import prepare_lone_rank, world_size
+
+_TAG = "trainer"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What an optimizer step did; `skipped`: gradients were not finite, nothing changed."""
+
+    grad_norm: float
+    learning_rate: float
+    skipped: bool
+
+
+class DeepSpeedEngine:
+    """A module in training under ZeRO 0 to 3.
+
+    In bf16 at least stage 1, which is where DeepSpeed keeps the fp32 master weights that small
+    learning rates need.
+    """
+
+    def __init__(self, module: torch.nn.Module, settings: LearnerSettings, steps: int) -> None:
+        join_process_group()
+        self.stage = zero_stage(settings)
+        optimizer = make_optimizer(module.parameters(), settings)
+        self._engine, self._optimizer, *_ = deepspeed.initialize(
+            model=module,
+            optimizer=optimizer,
+            lr_scheduler=make_scheduler(optimizer, settings, steps),
+            config=_config(settings, self.stage),
+        )
+        if self.stage:  # off by default in fp32: NaN would reach the weights
+            self._optimizer.check_grad_overflow = True
+
+    @property
+    def module(self) -> Any:
+        """The module as DeepSpeed holds it."""
+        return self._engine.module
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._engine.device
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """The module's forward."""
+        return self._engine(*inputs, **options)
+
+    def accumulate(self, loss: torch.Tensor, last: bool) -> None:
+        """Add the gradients of a micro-batch; the ranks' and micro-batches' losses add up."""
+        self._engine.set_gradient_accumulation_boundary(last)
+        self._engine.backward(loss * world_size())  # DeepSpeed averages over the ranks
+        if not last:
+            self._engine.step()
+
+    def step(self) -> Step:
+        """Clip, step and forget the gradients accumulated since the last step."""
+        learning_rate = self._engine.get_lr()[0]
+        if self.stage == 0:
+            norm = self._whole_norm()
+            if not torch.isfinite(norm):  # what ZeRO's optimizers do by themselves
+                self.module.zero_grad(set_to_none=True)
+                return Step(float(norm), learning_rate, skipped=True)
+            self._engine.step()
+            return Step(float(norm), learning_rate, skipped=False)
+        self._engine.step()
+        if self._optimizer.overflow:
+            return Step(float("nan"), learning_rate, skipped=True)
+        return Step(float(self._engine.get_global_grad_norm()), learning_rate, skipped=False)
+
+    def _whole_norm(self) -> torch.Tensor:
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients)
+
+    def renew_optimizer(self) -> None:
+        """Forget the optimizer's moments, as if training began here."""
+        inner = self._optimizer.optimizer if self.stage else self._optimizer
+        inner.state.clear()
+
+    def full_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Name and whole parameter, one after the other; collective under ZeRO 3."""
+        for name, parameter in self.module.named_parameters():
+            whole = deepspeed.zero.GatheredParameters([parameter]) if self.stage == 3 else nullcontext()
+            with whole:
+                yield name, parameter
+
+    def save(self, folder: Path) -> None:
+        """Weights, optimizer and scheduler, for `load`; collective."""
+        self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+
+    def load(self, folder: Path) -> None:
+        """Become exactly what was saved. Only ever the run's own folder: it is unpickled."""
+        self._engine.load_checkpoint(str(folder), tag=_TAG)
+
+
+def zero_stage(settings: LearnerSettings) -> int:
+    """The stage that is used; raises ConfigError for what cannot work."""
+    bf16 = settings.dtype == "bfloat16"
+    stage = (1 if bf16 else 0) if settings.zero_stage == "auto" else int(settings.zero_stage)
+    if bf16 and stage == 0:
+        raise ConfigError(
+            "LEARNER_ZERO_STAGE=0 with LEARNER_DTYPE=bfloat16 would train without fp32 master weights, "
+            "and small steps would be lost to rounding: use stage 1 (or auto), or float32"
+        )
+    if settings.offload_optimizer and stage == 0:
+        raise ConfigError("LEARNER_OFFLOAD_OPTIMIZER needs LEARNER_ZERO_STAGE 1, 2 or 3")
+    if settings.offload_param and stage < 3:
+        raise ConfigError("LEARNER_OFFLOAD_PARAM needs LEARNER_ZERO_STAGE=3")
+    return stage
+
+
+def join_process_group() -> None:
+    """The launcher's process group, or one of this process alone."""
+    # Its shared-memory op takes a compiler and a minute to build, and only saves gloo some copies.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    prepare_lone_rank()
+    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
+
+
+def leave_process_group() -> None:
+    """Without it the process ends in SIGABRT."""
+    torch.distributed.destroy_process_group()
+
+
+def _config(settings: LearnerSettings, stage: int) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": stage}
+    if settings.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if settings.offload_param:
+        zero["offload_param"] = {"device": "cpu"}
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        # The boundary is set by hand: micro-batches vary in number, and the loss is normalised here.
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": settings.max_grad_norm,
+        "zero_optimization": zero,
+        "bf16": {"enabled": settings.dtype == "bfloat16"},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }

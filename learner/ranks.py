@@ -1,0 +1,117 @@
+"""Several processes that train as one: rank 0 leads, the others do what it says.
+
+Rank 0 alone reads the data, writes the run's folder and speaks to Redis. What all must do together
+(an Update, saving, exporting) it announces by broadcast, then does it itself. Started by torchrun or
+by deepspeed's launcher; without one, rank 0 is alone.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from common.errors import DeadlineExceeded
+
+COLLECTIVE = ("update", "save", "load", "export", "close")
+"""Methods of a policy that every rank calls at the same time."""
+
+_WAIT = datetime.timedelta(days=1)
+"""How long a follower waits for its leader between two Updates. A leader that died is noticed at
+once (its connection closes), one that waits in vain for groups ends by RUN_PROGRESS_TIMEOUT_S."""
+
+
+def rank() -> int:
+    """This process' number, as the launcher gave it."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    """How many processes train together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def prepare_lone_rank() -> None:
+    """Set what a launcher would have set, for a process group of one on loopback."""
+    if world_size() > 1:
+        return
+    os.environ.setdefault("RANK", "0")
+    os.environ.setdefault("LOCAL_RANK", "0")
+    os.environ.setdefault("WORLD_SIZE", "1")
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        os.environ.setdefault("MASTER_PORT", str(probe.getsockname()[1]))
+
+
+def share(value: Any) -> Any:
+    """What rank 0 gives, on every rank."""
+    return _broadcast(value)
+
+
+class Leader:
+    """Rank 0's policy: every collective call is made by all ranks."""
+
+    def __init__(self, policy: Any) -> None:
+        self._policy = policy
+
+    def __getattr__(self, name: str) -> Any:
+        target = getattr(self._policy, name)
+        if name not in COLLECTIVE or world_size() == 1:
+            return target
+
+        def call(*arguments: Any) -> Any:
+            _broadcast((name, arguments))
+            return target(*arguments)
+
+        return call
+
+
+def follow(policy: Any) -> None:
+    """Do what the leader announces until it closes; raises DeadlineExceeded when it is gone."""
+    name = ""
+    while name != "close":
+        try:
+            name, arguments = _broadcast(None)
+        except RuntimeError as error:
+            raise DeadlineExceeded(f"rank {rank()} waited for rank 0, which is gone: {error}") from error
+        getattr(policy, name)(*arguments)
+
+
+def gather(value: Any) -> list[Any]:
+    """Every rank's value, in the ranks' order, on every rank."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value, group=_messages())
+    return values
+
+
+def _broadcast(value: Any) -> Any:
+    if world_size() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0, group=_messages())
+    return box[0]
+
+
+_group: Any = None
+
+
+def _messages() -> Any:
+    """The group that carries messages: gloo, patient, whatever carries the gradients."""
+    global _group  # noqa: PLW0603 - process groups are per process
+    if _group is None:
+        _group = dist.new_group(backend="gloo", timeout=_WAIT)
+    return _group
+
+
+def device() -> torch.device:
+    """Where this rank computes."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

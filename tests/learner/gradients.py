@@ -1,0 +1,69 @@
+"""A script: the gradients of one mini-batch, under torchrun or alone, written to a file.
+
+python -m tests.learner.gradients MODEL OUT.pt LEARNER_SETTING=value ...
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from deepspeed.utils import safe_get_full_grad
+
+from learner.batch import Batch, TrainSequence
+from learner.policy import Policy
+from learner.ranks import rank
+from tests.learner.builders import make_settings
+
+LENGTHS = [(3, 2), (5, 9), (2, 1), (9, 17), (4, 6), (1, 12), (6, 3)]
+"""Prompt and completion of each sequence: ragged, so that ranks and rows get unequal shares."""
+
+
+def make_batch(temperature: float = 0.7) -> Batch:
+    """Random sequences with random advantages, some tokens masked."""
+    random = np.random.default_rng(7)
+    return Batch(
+        tuple(
+            TrainSequence(
+                prompt_ids=random.integers(3, 30, prompt).astype(np.int32),
+                token_ids=random.integers(3, 30, length).astype(np.int32),
+                behaviour=random.normal(-3.3, 0.1, length).astype(np.float32),
+                mask=random.random(length) < 0.9,
+                staleness=random.integers(0, 2, length),
+                advantage=float(random.normal()),
+                temperature=temperature,
+            )
+            for prompt, length in LENGTHS
+        )
+    )
+
+
+def gradients(policy: Policy) -> dict[str, torch.Tensor]:
+    """The whole gradient of every trained parameter of the Hugging Face model."""
+    batch = make_batch()
+    (mini,) = policy._mini_batches(batch, 0)
+    policy._accumulate(batch, mini, policy._score_before(batch))
+    found = {}
+    for name, parameter in policy._engine.module.named_parameters():
+        gradient = parameter.grad if policy._engine.stage == 0 else safe_get_full_grad(parameter)
+        if gradient is not None:
+            found[name] = gradient.detach().clone()
+    return found
+
+
+def main() -> None:
+    model, out, *options = sys.argv[1:]
+    settings = dict(option.split("=", 1) for option in options)
+    policy = Policy(Path(model), make_settings(**settings), steps=10)
+    found = gradients(policy)
+    if rank() == 0:
+        torch.save(found, out)
+    policy.close()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

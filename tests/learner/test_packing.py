@@ -1,0 +1,189 @@
+"""Packing: every sequence once, within budget, evenly shared; and the tensors of a row."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import ceil, floor
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from learner.batch import TrainSequence
+from learner.packing import Row, lay_out, pack, share
+
+BUDGET = 60
+lengths_lists = st.lists(st.integers(1, 80), max_size=40)
+"""Some exceed the budget."""
+fitting_lists = st.lists(st.integers(1, BUDGET), min_size=1, max_size=40)
+
+
+def tokens(rows: list[list[int]], lengths: list[int]) -> int:
+    return sum(lengths[index] for row in rows for index in row)
+
+
+def fewest_rows(lengths: list[int], budget: int) -> int:
+    """By trying everything."""
+    if not lengths:
+        return 0
+    first, rest = lengths[0], range(1, len(lengths))
+    best = len(lengths)
+    for size in range(len(lengths)):
+        for others in combinations(rest, size):
+            if first + sum(lengths[index] for index in others) <= budget:
+                left = [lengths[index] for index in rest if index not in others]
+                best = min(best, 1 + fewest_rows(left, budget))
+    return best
+
+
+@given(lengths_lists)
+def test_every_sequence_is_packed_once_and_no_row_is_too_long(lengths):
+    rows = pack(lengths, BUDGET)
+    assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
+    assert all(row == sorted(row) and row for row in rows)
+    assert all(tokens([row], lengths) <= BUDGET or len(row) == 1 for row in rows)
+
+
+@given(st.lists(st.integers(1, 20), max_size=6))
+def test_rows_are_few(lengths):
+    fewest = fewest_rows(lengths, 20)
+    assert fewest <= len(pack(lengths, 20)) <= floor(11 / 9 * fewest + 6 / 9)
+
+
+@given(fitting_lists)
+def test_no_two_rows_could_have_been_one(lengths):
+    rows = pack(lengths, BUDGET)
+    for one, other in combinations(rows, 2):
+        assert tokens([one, other], lengths) > BUDGET
+
+
+def test_long_tailed_lengths_leave_little_room():
+    random = np.random.default_rng(0)
+    lengths = [int(length) for length in random.lognormal(5, 1, 256).clip(2, 2048)]
+    assert len(pack(lengths, 4096)) <= ceil(sum(lengths) / 4096) + 1
+
+
+def test_equal_input_gives_equal_rows_in_a_known_order():
+    assert pack([3, 9, 3, 5, 12, 3], 10) == [[4], [1], [0, 3], [2, 5]]
+    assert pack([], 10) == []
+
+
+@given(lengths_lists, st.integers(1, 5))
+def test_a_share_holds_every_sequence_once_within_budget_in_equally_many_rows(lengths, ranks):
+    shares = share(lengths, BUDGET, ranks)
+    rows = [row for mine in shares for row in mine]
+    assert len(shares) == ranks
+    assert len({len(mine) for mine in shares}) == 1
+    assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
+    assert all(tokens([row], lengths) <= BUDGET or len(row) == 1 for row in rows if row)
+    assert shares == share(list(lengths), BUDGET, ranks)
+
+
+@given(lengths_lists, st.integers(1, 5))
+def test_rows_are_empty_only_if_sequences_are_too_few(lengths, ranks):
+    shares = share(lengths, BUDGET, ranks)
+    rows = [row for mine in shares for row in mine]
+    if not all(rows):
+        assert len(lengths) < len(rows)
+        assert max(len(row) for row in rows) == 1
+    for mine in shares:
+        totals = [tokens([row], lengths) for row in mine]
+        assert totals == sorted(totals, reverse=True)
+
+
+@given(fitting_lists, st.integers(1, 5))
+def test_ranks_differ_by_at_most_the_longest_sequence(lengths, ranks):
+    """With a budget that one row never exceeds, so that no rank has to give away sequences."""
+    loads = [tokens(mine, lengths) for mine in share(lengths, sum(lengths), ranks)]
+    assert max(loads) - min(loads) <= max(lengths)
+
+
+@given(fitting_lists, st.integers(1, 5))
+def test_a_rank_with_enough_sequences_keeps_its_own(lengths, ranks):
+    shares = share(lengths, BUDGET, ranks)
+    whole = [sorted(index for row in rows for index in row) for rows in share(lengths, 10**6, ranks)]
+    found = [sorted(index for row in rows for index in row) for rows in shares]
+    if all(len(mine) >= len(shares[0]) for mine in whole):
+        assert found == whole
+
+
+@given(fitting_lists, st.integers(1, 5))
+def test_giving_sequences_away_costs_little_balance(lengths, ranks):
+    loads = [tokens(mine, lengths) for mine in share(lengths, BUDGET, ranks)]
+    assert max(loads) - min(loads) <= 2 * max(lengths)
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_long_tailed_lengths_are_shared_within_a_percent(ranks):
+    random = np.random.default_rng(1)
+    lengths = [int(length) for length in random.lognormal(5, 1, 512).clip(2, 2048)]
+    shares = share(lengths, 4096, ranks)
+    loads = [tokens(mine, lengths) for mine in shares]
+    assert max(loads) <= 1.01 * sum(lengths) / ranks
+    assert len(shares[0]) <= ceil(sum(lengths) / 4096 / ranks) + 1
+
+
+def test_a_rank_with_one_giant_gets_short_ones_rather_than_empty_rows():
+    shares = share([1000, *[20] * 12], 40, 2)
+    assert [len(mine) for mine in shares] == [6, 6]
+    assert all(row for mine in shares for row in mine)
+
+
+def make_sequence(prompt: int, completion: int, seed: int) -> TrainSequence:
+    random = np.random.default_rng(seed)
+    return TrainSequence(
+        prompt_ids=random.integers(3, 30, prompt).astype(np.int32),
+        token_ids=random.integers(3, 30, completion).astype(np.int32),
+        behaviour=random.normal(-3, 1, completion).astype(np.float32),
+        mask=random.random(completion) < 0.5,
+        staleness=random.integers(0, 3, completion),
+        advantage=float(random.normal()),
+        temperature=0.5 + seed,
+    )
+
+
+def check_token(row: Row, item: TrainSequence, start: int, token: int, place: int) -> None:
+    """The N-th completion token of a row is this sequence's."""
+    assert row.predict_N[place] == start + len(item.prompt_ids) + token - 1
+    assert row.input_ids[0, row.predict_N[place] + 1] == row.token_ids_N[place] == item.token_ids[token]
+    assert row.behaviour_N[place] == item.behaviour[token]
+    assert row.mask_N[place] == item.mask[token]
+    assert row.staleness_N[place] == item.staleness[token]
+    assert row.advantages_N[place] == np.float32(item.advantage)
+    assert row.temperature_N[place] == np.float32(item.temperature)
+
+
+@pytest.mark.parametrize("shapes", [[(3, 4), (1, 1), (5, 2)], [(2, 6)], [(2, 0), (1, 3)], [(3, 0)]])
+def test_a_row_is_its_sequences_end_to_end(shapes):
+    items = [make_sequence(*shape, seed=n) for n, shape in enumerate(shapes)]
+    row = lay_out(items, torch.device("cpu"))
+    start = place = 0
+    for number, item in enumerate(items):
+        whole = np.concatenate([item.prompt_ids, item.token_ids])
+        end = start + item.length
+        assert row.input_ids[0, start:end].tolist() == whole.tolist()
+        assert row.position_ids[0, start:end].tolist() == list(range(item.length))
+        assert row.cu_seqlens[number : number + 2].tolist() == [start, end]
+        for token in range(len(item.token_ids)):
+            assert row.sequence_N[place] == number
+            check_token(row, item, start, token, place)
+            place += 1
+        start = end
+    assert row.input_ids.shape == row.position_ids.shape == (1, start)
+    assert len(row.predict_N) == place
+    assert row.max_seqlen == max(item.length for item in items)
+    assert row.sequences == len(items)
+
+
+def test_a_rows_tensors_have_the_documented_dtypes():
+    row = lay_out([make_sequence(2, 3, 0), make_sequence(2, 0, 1)], torch.device("cpu"))
+    dtypes = {name: getattr(row, name).dtype for name in Row.__dataclass_fields__ if name[-1] == "N"}
+    assert dtypes == {
+        "predict_N": torch.int64, "token_ids_N": torch.int64, "sequence_N": torch.int64,
+        "staleness_N": torch.int64, "mask_N": torch.bool, "temperature_N": torch.float32,
+        "behaviour_N": torch.float32, "advantages_N": torch.float32,
+    }  # fmt: skip
+    assert row.cu_seqlens.dtype == torch.int32
+    assert row.input_ids.dtype == row.position_ids.dtype == torch.int64

@@ -1,0 +1,27 @@
+"""What is refused before anything is started."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.errors import ConfigError
+from learner.plan import describe, make_plan
+from tests.learner.builders import make_settings
+
+
+@pytest.mark.parametrize("plan", [make_plan, describe])
+@pytest.mark.parametrize("narrowed", [{"top_p": 0.8}, {"top_k": 20}, {"min_p": 0.1}])
+def test_a_narrowed_sampler_is_refused_with_the_reason_and_two_ways_out(narrowed, plan):
+    ((name, value),) = narrowed.items()
+    with pytest.raises(ConfigError, match=f"LEARNER_{name.upper()}={value}: .* is biased") as caught:
+        plan(make_settings(**narrowed))
+    assert "Sample from the full distribution" in str(caught.value)
+    assert "LEARNER_ACCEPT_SAMPLING_BIAS=true" in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_p": 0.8, "accept_sampling_bias": True}])
+def test_the_full_distribution_and_an_accepted_bias_pass(settings):
+    with pytest.raises(
+        ConfigError, match="LEARNER_MODEL is not set"
+    ):  # the next thing that is looked at
+        make_plan(make_settings(**settings))

@@ -1,0 +1,225 @@
+"""The policy's variants: LoRA, references, several optimizer steps, steps that are not finite."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from common.errors import ConfigError, NotFinite
+from learner.batch import Batch
+from learner.deepspeed_engine import zero_stage
+from learner.policy import Policy
+from tests.learner.builders import make_settings
+from tests.learner.gradients import make_batch
+
+IDS = torch.arange(3, 13).unsqueeze(0)
+
+
+def make_policy(folder, **changes) -> Policy:
+    return Policy(folder, make_settings(learning_rate=1e-2, **changes), steps=10)
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+def with_advantage(value: float) -> Batch:
+    first, *rest = make_batch().sequences
+    return Batch((replace(first, advantage=value, mask=np.ones_like(first.mask)), *rest))
+
+
+# LoRA
+
+
+def test_lora_trains_the_adapter_alone_and_exports_a_model_that_computes_the_same(
+    model_folder, tmp_path
+):
+    policy = make_policy(model_folder, lora_rank=4)
+    before = {name: value.detach().clone() for name, value in policy.model.named_parameters()}
+    start = logits(policy.model)
+    for step in range(3):
+        policy.update(make_batch(), step)
+    changed = {n for n, value in policy.model.named_parameters() if not torch.equal(value, before[n])}
+    assert changed
+    assert all(".lora_" in name for name in changed)
+    policy.export(tmp_path)
+    trained = logits(policy.model)
+    assert not torch.allclose(trained, start, atol=1e-3)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert torch.allclose(logits(merged), trained, atol=1e-5)
+    base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    adapted = PeftModel.from_pretrained(base, tmp_path / "adapter")
+    assert torch.allclose(logits(adapted), trained, atol=1e-5)
+
+
+def test_exporting_an_adapter_leaves_the_policy_as_it_was(model_folder, tmp_path):
+    policy = make_policy(model_folder, lora_rank=4)
+    policy.update(make_batch(), 0)
+    before = logits(policy.model)
+    for number in range(3):
+        policy.export(tmp_path / str(number))
+    assert torch.equal(logits(policy.model), before)
+
+
+def test_a_lora_policy_is_saved_and_goes_on_bit_for_bit(model_folder, tmp_path):
+    policy = make_policy(model_folder, lora_rank=4)
+    policy.update(make_batch(), 0)
+    policy.save(tmp_path)
+    policy.update(make_batch(), 1)
+    resumed = make_policy(model_folder, lora_rank=4)
+    resumed.load(tmp_path)
+    resumed.update(make_batch(), 1)
+    assert torch.equal(logits(resumed.model), logits(policy.model))
+
+
+def test_modules_that_the_model_lacks_are_named(model_folder):
+    with pytest.raises(ConfigError, match="LEARNER_LORA_TARGET_MODULES=nonsense"):
+        make_policy(model_folder, lora_rank=4, lora_target_modules="nonsense")
+
+
+# The reference
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_the_reference_stays_where_the_policy_began(model_folder, lora_rank):
+    policy = make_policy(model_folder, beta=0.1, lora_rank=lora_rank)
+    first = policy.update(make_batch(), 0).tokens.kl
+    assert np.abs(first).max() < 1e-6
+    start = make_policy(model_folder).logprobs(make_batch().sequences)
+    kl = policy.update(make_batch(), 1).tokens.kl
+    now = policy._score(make_batch().sequences, policy._reference.logprobs)
+    assert kl.mean() > 1e-4
+    assert np.allclose(np.concatenate(now), np.concatenate(start), atol=1e-6)
+
+
+def test_the_reference_follows_the_policy_at_its_steps_only(model_folder):
+    policy = make_policy(
+        model_folder, beta=0.1, sync_ref_model=True, ref_model_sync_steps=2, ref_model_mixup_alpha=0.5
+    )
+    start = policy._reference._model.model.lm_head.weight.clone()
+    policy.update(make_batch(), 0)
+    policy.update(make_batch(), 1)
+    assert torch.equal(policy._reference._model.model.lm_head.weight, start)
+    trained = policy.model.lm_head.weight.detach().clone()
+    policy.update(make_batch(), 2)
+    expected = 0.5 * trained + 0.5 * start
+    assert torch.allclose(policy._reference._model.model.lm_head.weight, expected, atol=1e-7)
+
+
+def test_a_mixed_reference_is_saved_and_loaded(model_folder, tmp_path):
+    settings = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1}
+    policy = make_policy(model_folder, **settings)
+    for step in range(2):
+        policy.update(make_batch(), step)
+    policy.save(tmp_path)
+    resumed = make_policy(model_folder, **settings)
+    resumed.load(tmp_path)
+    sequences = make_batch().sequences
+    assert np.array_equal(
+        np.concatenate(resumed._score(sequences, resumed._reference.logprobs)),
+        np.concatenate(policy._score(sequences, policy._reference.logprobs)),
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_outer_iteration_starts_with_a_new_optimizer_and_the_policy_as_reference(model_folder, dtype):
+    policy = make_policy(model_folder, beta=0.1, outer_iteration_steps=2, dtype=dtype)
+    policy.update(make_batch(), 0)
+    assert np.abs(policy.update(make_batch(), 1).tokens.kl).max() > 1e-4
+    assert np.abs(policy.update(make_batch(), 2).tokens.kl).max() < 1e-6
+    inner = policy._engine._optimizer
+    inner = inner.optimizer if policy._engine.stage else inner
+    counts = {int(state["step"]) for state in inner.state.values() if "step" in state}
+    assert counts == {1}
+
+
+# Several optimizer steps
+
+
+def test_iterations_times_mini_batches_are_the_optimizer_steps(model_folder):
+    policy = make_policy(model_folder, num_iterations=2, num_mini_batches=3)
+    update = policy.update(make_batch(), 0)
+    assert update.optimizer_steps == 6
+    assert len(update.tokens.first) == 2 * make_batch().trained_tokens
+    assert 0 < update.tokens.first.sum() < make_batch().trained_tokens
+
+
+def test_mini_batches_are_drawn_anew_each_time_and_the_same_on_a_replay(model_folder):
+    policy = make_policy(model_folder, num_iterations=2, num_mini_batches=2)
+    draws = [[m.sequences.tolist() for m in policy._mini_batches(make_batch(), step)] for step in (0, 1)]
+    again = [m.sequences.tolist() for m in policy._mini_batches(make_batch(), 0)]
+    assert again == draws[0]
+    assert draws[0] != draws[1]
+    assert draws[0][:2] != draws[0][2:]
+    assert sorted(draws[0][0] + draws[0][1]) == list(range(7))
+
+
+def test_the_decoupled_loss_clips_against_the_policy_of_before_the_update(model_folder):
+    batch = make_batch()
+    policy = make_policy(model_folder, decoupled_loss=True, num_iterations=2, epsilon=1e-6)
+    tokens = policy.update(batch, 0).tokens
+    first = tokens.first.astype(bool)
+    assert np.allclose(tokens.ratio[first], 1.0)
+    assert not np.allclose(tokens.ratio[~first], 1.0, atol=1e-3)
+    direct = make_policy(model_folder).update(batch, 0).tokens
+    assert not np.allclose(direct.ratio, 1.0, atol=1e-3)
+
+
+# What is not finite
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"zero_stage": "1"}, {"zero_stage": "2"}, {"dtype": "bfloat16"}], ids=str
+)
+def test_a_step_with_nan_changes_nothing_and_the_next_one_is_as_if_it_had_not_been(
+    model_folder, options
+):
+    policy = make_policy(model_folder, **options)
+    start = logits(policy.model)
+    assert policy.update(with_advantage(float("nan")), 0).skipped == 1
+    assert torch.equal(logits(policy.model), start)
+    update = policy.update(make_batch(), 1)
+    clean = make_policy(model_folder, **options)
+    clean.update(make_batch(), 0)
+    assert update.skipped == 0
+    assert torch.equal(logits(policy.model), logits(clean.model))
+
+
+def test_weights_that_are_not_finite_are_not_written(model_folder, tmp_path):
+    policy = make_policy(model_folder)
+    with torch.no_grad():
+        policy.model.lm_head.weight[3, 4] = float("inf")
+    with pytest.raises(NotFinite, match="lm_head"):
+        policy.export(tmp_path / "version")
+    assert not (tmp_path / "version").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"dtype": "bfloat16", "zero_stage": "0"}, "master weights"),
+        ({"offload_optimizer": True}, "LEARNER_OFFLOAD_OPTIMIZER"),
+        ({"offload_param": True, "zero_stage": "2"}, "LEARNER_OFFLOAD_PARAM"),
+    ],
+)
+def test_stages_that_cannot_work_are_refused(settings, named):
+    with pytest.raises(ConfigError, match=named):
+        zero_stage(make_settings(**settings))
+
+
+def test_offloaded_optimizer_and_parameters_train_the_same(model_folder):
+    plain, away = (
+        make_policy(model_folder),
+        make_policy(model_folder, zero_stage="3", offload_optimizer=True, offload_param=True),
+    )
+    for policy in (plain, away):
+        policy.update(make_batch(), 0)
+    expected = plain._whole_state()
+    for name, value in away._whole_state().items():
+        assert torch.allclose(value, expected[name], atol=1e-6)
