@@ -156,7 +156,7 @@ class ModelSettings(Section):
     micro_batch_tokens: int = Field(
         16384, ge=1, description="tokens per row, thus per forward pass; bounds the memory"
     )
-    logprob_chunk: int = Field(1024, ge=1, description="tokens whose logits exist at once")
+    logprob_chunk: int = Field(128, ge=1, description="tokens whose logits exist at once")
     gradient_checkpointing: bool = Field(False, description="compute activations twice, keep few")
     use_liger_kernel: bool = Field(False, description="fused layers of liger-kernel (GPU)")
     zero_stage: Literal["auto", "0", "1", "2", "3"] = Field(

@@ -35,7 +35,7 @@ from learner.plan import Plan, make_plan
 from learner.policy import Policy
 from learner.publish import write_version
 from learner.queue import LearnerQueue
-from learner.ranks import Leader, follow, rank, share, world_size
+from learner.ranks import Leader, end_with_launcher, follow, rank, share, world_size
 from learner.record import Recorder, group_metrics, update_metrics
 from learner.resume import encode_groups, relive
 from learner.update import Update
@@ -58,6 +58,7 @@ class Start:
 
 def run(command: LearnerCommand, stopping: threading.Event) -> None:
     """Lead the run, or follow rank 0 in it."""
+    end_with_launcher()
     if rank() == 0:
         lead(command, stopping)
     else:
@@ -264,7 +265,9 @@ class Learner:
             self._settings.save_only_model,
         )
         self._saved = self._step
-        log.info("checkpoint", step=self._step, folder=str(checkpoint.folder))
+        adapter = checkpoint.model / "adapter" / "adapter_model.safetensors"
+        extra = {"adapter_bytes": adapter.stat().st_size} if adapter.is_file() else {}
+        log.info("checkpoint", step=self._step, folder=str(checkpoint.folder), **extra)
 
     def _finish(self, stopping: threading.Event) -> None:
         """End the run if its steps are made; leave it ready to be resumed if not."""

@@ -46,8 +46,7 @@ def merge(state: Mapping[str, torch.Tensor], scale: float) -> dict[str, torch.Te
     return {name.replace(".base_layer.", "."): value for name, value in merged.items()}
 
 
-def save_adapter(peft: PeftModel, state: Mapping[str, torch.Tensor], folder: Path) -> int:
-    """Write the adapter alone, as peft loads it; returns its bytes."""
+def save_adapter(peft: PeftModel, state: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Write the adapter alone, as peft loads it."""
     named = {f"base_model.model.{name}": value for name, value in state.items()}
     peft.save_pretrained(str(folder), state_dict=named)
-    return (folder / "adapter_model.safetensors").stat().st_size

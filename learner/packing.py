@@ -108,7 +108,8 @@ def share(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int
     count = max(len(rows) for rows in shares)
     for rows in shares:
         while len(rows) < count:
-            rows.append(_take_shortest(rows, lengths) or _take_shortest(sum(shares, []), lengths))
+            everyones = [row for mine in shares for row in mine]
+            rows.append(_take_shortest(rows, lengths) or _take_shortest(everyones, lengths))
     return [
         sorted(
             [sorted(row) for row in rows],

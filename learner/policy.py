@@ -14,7 +14,6 @@ from transformers import AutoTokenizer
 
 from common.errors import NotFinite
 from common.learner_settings import LearnerSettings
-from common.log import get_logger
 from learner.batch import Batch, TrainSequence
 from learner.deepspeed_engine import DeepSpeedEngine, Step, leave_process_group
 from learner.flops import FlopCounter
@@ -25,8 +24,6 @@ from learner.packing import Row, lay_out, share
 from learner.ranks import gather, rank, world_size
 from learner.reference import make_reference
 from learner.update import TokenRecord, Update
-
-log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +220,7 @@ class Policy:
         if rank() > 0:
             return
         if self._adapter is not None:
-            size = save_adapter(self._adapter, state, folder / "adapter")
-            log.debug("adapter", bytes=size)
+            save_adapter(self._adapter, state, folder / "adapter")
             state = merge(state, self._settings.lora_alpha / self._settings.lora_rank)
         self.model.save_pretrained(folder, state_dict=state)
         self._tokenizer.save_pretrained(folder)

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import datetime
 import os
+import signal
 import socket
+import threading
+import time
 from typing import Any
 
 import torch
@@ -19,6 +22,8 @@ from common.errors import DeadlineExceeded
 
 COLLECTIVE = ("update", "save", "load", "export", "close")
 """Methods of a policy that every rank calls at the same time."""
+
+_LOOK_EVERY_S = 0.1
 
 _WAIT = datetime.timedelta(days=1)
 """How long a follower waits for its leader between two Updates. A leader that died is noticed at
@@ -46,6 +51,22 @@ def prepare_lone_rank() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         os.environ.setdefault("MASTER_PORT", str(probe.getsockname()[1]))
+
+
+def end_with_launcher() -> None:
+    """From now on, die when the launcher does.
+
+    Ranks that outlive a killed torchrun would train on, and keep the run's lock from their successors.
+    """
+    launcher = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(_LOOK_EVERY_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if world_size() > 1:
+        threading.Thread(target=watch, name="launcher watch", daemon=True).start()
 
 
 def share(value: Any) -> Any:

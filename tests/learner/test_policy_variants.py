@@ -139,6 +139,15 @@ def test_an_outer_iteration_starts_with_a_new_optimizer_and_the_policy_as_refere
     assert counts == {1}
 
 
+def test_a_policy_may_start_from_bare_weights_and_keeps_its_reference(model_folder, tmp_path):
+    policy = make_policy(model_folder, beta=0.1)
+    policy.update(make_batch(), 0)
+    policy.export(tmp_path)
+    resumed = Policy(model_folder, make_settings(beta=0.1), 10, start=tmp_path)
+    assert torch.equal(logits(resumed.model), logits(policy.model))
+    assert torch.equal(logits(resumed._reference._model.model), logits(policy._reference._model.model))
+
+
 # Several optimizer steps
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from common.codec import decode, encode
 from common.connection import Connection
-from common.errors import PenstockError
+from common.errors import NotFinite, PenstockError
 from common.messages import Ticket
 from common.protocol import RunView, WorkStream
 from common.settings import RunSettings
@@ -32,14 +32,15 @@ class Killed(BaseException):
 class FakePolicy:
     """Counts its Updates, and dies in the one that is asked for."""
 
-    def __init__(self, dies_in: int | None):
-        self.dies_in, self.updates = dies_in, 0
+    def __init__(self, dies_in: int | None, skips: tuple[int, ...] = ()):
+        self.dies_in, self.skips, self.updates = dies_in, skips, 0
 
     def update(self, _batch, _step):
         if self.dies_in == self.updates:
             raise Killed
         self.updates += 1
-        return Update(0.0, 0.0, 0.0, 1, 0, 1.0, TokenRecord(*(np.zeros(0),) * 10))
+        skipped = int(self.updates in self.skips)
+        return Update(0.0, 0.0, 0.0, 1, skipped, 1.0, TokenRecord(*(np.zeros(0),) * 10))
 
     def export(self, folder: Path):
         folder.mkdir(exist_ok=True)
@@ -84,7 +85,7 @@ class Run:
         self.folder, self.connection, self.keys = folder, connection, keys
         folder.mkdir()
 
-    def start(self, steps: int, dies_in: int | None = None, plan_changes=None, **settings):
+    def start(self, steps: int, dies_in: int | None = None, skips: tuple[int, ...] = (), **settings):
         made = make_settings(**settings)
         plan = make_plan(made, steps=steps, eval_questions=2)
         run = RunSettings(name=self.folder.name, dir=self.folder.parent, progress_timeout_s=10)
@@ -93,7 +94,7 @@ class Run:
         queue.claim("nonce", "test")
         command = SimpleNamespace(learner=made, run=run)
         checkpoint = newest_checkpoint(self.folder, claim)
-        learner = Learner(command, plan, claim, FakePolicy(dies_in), checkpoint)
+        learner = Learner(command, plan, claim, FakePolicy(dies_in, skips), checkpoint)
         stopping = threading.Event()
         learner.start(self.connection, queue, "nonce", stopping)
         learner.train(stopping)
@@ -158,3 +159,21 @@ def test_a_damaged_checkpoint_does_not_count_among_those_kept(run):
     for folder in reversed(kept):
         assert newest_checkpoint(run.folder, claim).folder == folder
         (folder / "manifest.json").unlink()
+
+
+def test_updates_that_are_not_finite_are_kept_and_end_the_run_when_there_are_too_many(run):
+    with pytest.raises(NotFinite, match="2 Updates in a row"):
+        run.start(steps=6, skips=(1, 3, 4), max_nonfinite_steps=2)
+    kept = sorted(path.name for path in (run.folder / "not_finite").iterdir())
+    assert kept == ["00000001.msgpack", "00000003.msgpack", "00000004.msgpack"]
+    run.start(steps=6)
+    run.check()
+
+
+def test_a_run_without_optimizer_state_in_its_checkpoints_goes_on(run):
+    run.start(steps=2, save_steps=1, save_only_model=True)
+    newest = newest_checkpoint(run.folder, claim_incarnation(run.folder, 0))
+    assert newest.bare_weights == newest.model
+    run.start(steps=4, save_only_model=True)
+    assert judge(run.folder)["steps"] == 4
+    run.check()
