@@ -12,6 +12,7 @@ from importlib import import_module
 COMMANDS = {
     "up": ("deploy.up", "run learner, actors, rewarders and queue server on this machine"),
     "demo": ("deploy.demo.run", "teach a tiny model to add, on this machine's CPU"),
+    "replay": ("deploy.replay", "train a run again from its journal alone, and compare"),
     "convert-smollm2": ("deploy.smollm2", "make a model folder of the packaged SmolLM2-135M"),
 }
 """By name: the module whose main(arguments) does it, and a line of help."""

@@ -144,6 +144,7 @@ class Learner:
             "incarnation": self._claim.incarnation,
             "step": self._step,
             "steps": self._plan.steps,
+            "model_folder": str(self._plan.model_folder),
             "contract": self._plan.contract.hash,
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),

@@ -222,7 +222,7 @@ class Policy:
         if self._adapter is not None:
             save_adapter(self._adapter, state, folder / "adapter")
             state = merge(state, self._settings.lora_alpha / self._settings.lora_rank)
-        self.model.save_pretrained(folder, state_dict=state)
+        self.model.save_pretrained(folder, state_dict=state, max_shard_size="1TB")  # one file, one hash
         self._tokenizer.save_pretrained(folder)
 
     def _whole_state(self) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
-"""`python -m learner.replay RUN_FOLDER`: train a run again from its journal alone.
+"""`penstock replay RUN_FOLDER`: train a run again from its journal alone.
 
 No queue server, no actors, no rewarders: the groups lie in the journal, in the order in which they
-were trained, so the same functions make the same Updates. Says how far the weights are from those of
-the run's last checkpoint: nothing at all on the CPU with as many threads and ranks.
+were trained, so the same functions make the same Updates. On the CPU, with as many threads and ranks,
+the weights are those of the run bit for bit. With other settings it is an A/B on the same data.
 """
 
 from __future__ import annotations
@@ -10,56 +10,82 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from pydantic import ValidationError
 from safetensors import safe_open
 from torch import Tensor
 
 from common.errors import ConfigError, PenstockError
 from common.learner_settings import LearnerSettings
-from common.log import configure_logs
+from common.log import configure_logs, get_logger
 from learner.claim import Claim, read_chain, read_claims
 from learner.deepspeed_engine import join_process_group
 from learner.journal import segment_path, valid_length
 from learner.ledger import Ledger
-from learner.plan import resolve_model
 from learner.policy import Policy
 from learner.record import Recorder
 from learner.resume import relive
 
+log = get_logger(__name__)
 
-def replay(folder: Path, out: Path) -> dict[str, Any]:
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """How a replay compares with its run."""
+
+    steps: int
+    weights_difference: float | None
+    """Largest absolute difference to a weight of the last checkpoint; None if it is of another step."""
+    steps_with_other_metrics: list[int]
+    """Steps of which a metric differs, times and rates left aside."""
+
+
+def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
     """Retrain the run in `folder` from its first record; model and metrics go to `out`.
 
-    Returns `steps`, and `difference`: the largest absolute difference to a weight of the last
-    checkpoint, None if there is no checkpoint of that step. Raises ConfigError without a journal.
+    `changes` are settings to change, by name without prefix. Raises ConfigError without a journal.
     """
     claim = _after(folder)
-    header = next((record for _, record in read_chain(folder, claim)), None)
-    if header is None or header["kind"] != "header":
+    headers = [record for _, record in read_chain(folder, claim) if record["kind"] == "header"]
+    if not headers:
         raise ConfigError(f"{folder}: no journal of a run there; expected journal/000001.journal")
-    settings = LearnerSettings(**header["settings"])
-    steps = max(
-        (record["step"] for _, record in read_chain(folder, claim) if "step" in record), default=0
-    )
+    header = headers[0]
+    settings = _settings(header["settings"], changes)
+    if any(later["settings"] != header["settings"] for later in headers):
+        log.warning("the run's settings changed when it was resumed; it is replayed with the first ones")
+    torch.set_num_threads(header["threads"])  # the order of sums depends on it
     out.mkdir(parents=True, exist_ok=True)
     join_process_group()
-    policy = Policy(resolve_model(settings.model), settings, header["steps"])
+    policy = Policy(Path(header["model_folder"]), settings, header["steps"])
     try:
-        past = relive(folder, claim, policy, Ledger(), Recorder(out, [], "replay"), None)
+        recorder = Recorder(out, [], "replay")
+        past = relive(folder, claim, policy, Ledger(), recorder, None, changes)
         policy.export(out / "model")
     finally:
         policy.close()
-    found = sorted((folder / "checkpoints").glob(f"[0-9]*-{steps:08d}"))
-    difference = _difference(found[-1] / "model", out / "model") if found else None
-    return {"steps": past.step, "difference": difference}
+    found = sorted((folder / "checkpoints").glob(f"[0-9]*-{past.step:08d}"))
+    return Replayed(
+        past.step,
+        _difference(found[-1] / "model", out / "model") if found else None,
+        _other_metrics(folder / "metrics.jsonl", out / "metrics.jsonl"),
+    )
+
+
+def _settings(recorded: Mapping[str, Any], changes: Mapping[str, str]) -> LearnerSettings:
+    try:
+        return LearnerSettings(**{**recorded, **changes})
+    except ValidationError as error:
+        raise ConfigError(f"these settings cannot be replayed: {error}") from error
 
 
 def _after(folder: Path) -> Claim:
     """The claim of a learner that would go on where the run stands."""
-    newest = max(read_claims(folder), default=0)
+    newest = max(read_claims(folder), default=0) if (folder / "claims").is_dir() else 0
     length = valid_length(segment_path(folder, newest)) if newest else 0
     return Claim(newest + 1, newest, length, "replay")
 
@@ -71,24 +97,50 @@ def _difference(one: Path, other: Path) -> float:
     return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
 
 
-def _weights(folder: Path) -> Mapping[str, Tensor]:
-    files = [safe_open(path, "pt") for path in sorted(folder.glob("*.safetensors"))]
-    return {name: file.get_tensor(name).float() for file in files for name in file.keys()}  # noqa: SIM118
+def _weights(folder: Path) -> dict[str, Tensor]:
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+
+
+def _other_metrics(one: Path, other: Path) -> list[int]:
+    ours, theirs = dict(_metrics(one)), dict(_metrics(other))
+    return sorted(step for step in ours.keys() | theirs.keys() if ours.get(step) != theirs.get(step))
+
+
+def _metrics(path: Path) -> Iterator[tuple[int, str]]:
+    """Step and metrics, as text: NaN differs from itself."""
+    for line in path.read_text().splitlines():
+        row = {name: value for name, value in json.loads(line).items() if not name.startswith("perf/")}
+        yield row["step"], json.dumps(row, sort_keys=True)
 
 
 def main() -> int:
     """Replay and print the comparison as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m learner.replay", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="penstock replay",
+        description="Train a run again from its journal alone, and compare.",
+        epilog="Example: penstock replay runs/mine LEARNER_LOSS_TYPE=gspo LEARNER_EPSILON=0.0003",
+    )
     parser.add_argument("folder", type=Path, help="the run's folder")
+    parser.add_argument("settings", nargs="*", metavar="LEARNER_NAME=VALUE", help="settings to change")
     parser.add_argument("--out", type=Path, help="where model and metrics go (default: FOLDER/replay)")
     options = parser.parse_args()
     configure_logs("replay", "text")
     try:
-        print(json.dumps(replay(options.folder, options.out or options.folder / "replay")))
+        changes = dict(map(_parse, options.settings))
+        found = replay(options.folder, options.out or options.folder / "replay", changes)
     except PenstockError as error:
         print(f"replay: {type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
+    print(json.dumps(asdict(found)))
     return 0
+
+
+def _parse(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.startswith("LEARNER_"):
+        raise ConfigError(f"{text}: expected LEARNER_NAME=VALUE")
+    return name.removeprefix("LEARNER_").lower(), value
 
 
 if __name__ == "__main__":

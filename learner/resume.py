@@ -6,6 +6,7 @@ a run that was killed and resumed has the same weights, bit for bit, as one that
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,11 @@ def relive(
     ledger: Ledger,
     recorder: Recorder,
     checkpoint: Checkpoint | None,
+    changes: Mapping[str, Any] | None = None,
 ) -> Past:
     """Bring policy and ledger to where the journal ends; nothing is published meanwhile.
 
+    Batches are built with the settings they were decided with, but for `changes`.
     `policy` is a Policy, or its Leader; it began with a bare checkpoint's weights, if it is one.
     """
     step = checkpoint.step if checkpoint else 0
@@ -57,7 +60,7 @@ def relive(
         if record["kind"] == "batch" and record["step"] > step:
             groups = decode_groups(record["groups"])
             # What it was decided with: changed settings take effect after the journalled steps.
-            settings = LearnerSettings(**record["settings"])
+            settings = LearnerSettings(**{**record["settings"], **(changes or {})})
             batch = build_batch(groups, record["reward_weights"], step, settings)
             update = policy.update(batch, step)
             step = record["step"]

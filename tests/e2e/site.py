@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -102,6 +103,16 @@ class Site:
                 self.process.wait(60)
             except subprocess.TimeoutExpired:
                 os.killpg(self.process.pid, signal.SIGKILL)
+
+    def replay(self, *arguments: str) -> dict[str, Any]:
+        """What `penstock replay` says of the run."""
+        result = subprocess.run(
+            [sys.executable, "-m", "deploy", "replay", str(self.run_folder), *arguments],
+            cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+            timeout=240, check=False,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout.splitlines()[-1])
 
     def steps(self) -> int:
         """Updates the run has recorded."""

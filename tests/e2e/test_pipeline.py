@@ -77,3 +77,16 @@ def test_the_final_checkpoint_is_the_published_policy_and_loads_with_transformer
         for folder in (checkpoint / "model", version)
     )
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_journal_alone_gives_the_same_weights_bit_for_bit(site):
+    replayed = site.replay()
+    assert replayed == {"steps": STEPS, "weights_difference": 0.0, "steps_with_other_metrics": []}
+
+
+def test_another_loss_on_the_same_groups_gives_other_weights(site, tmp_path):
+    replayed = site.replay(
+        "LEARNER_LEARNING_RATE=1e-3", "LEARNER_LOSS_TYPE=grpo", "--out", str(tmp_path)
+    )
+    assert replayed["steps"] == STEPS
+    assert replayed["weights_difference"] > 0

@@ -1,0 +1,11 @@
+"""`penstock replay`: the learner's replay, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code of `learner.replay`."""
+    return subprocess.run([sys.executable, "-m", "learner.replay", *arguments], check=False).returncode
