@@ -154,7 +154,7 @@ class ModelSettings(Section):
     cast_lm_head_to_fp32: bool = Field(False, description="logits in float32 whatever the dtype")
     packing: bool = Field(True, description="many sequences per row; else one")
     micro_batch_tokens: int = Field(
-        16384, ge=1, description="tokens per row, thus per forward pass; bounds the memory"
+        16384, ge=1, description="tokens per row, thus per forward pass; a longer sequence has its own"
     )
     logprob_chunk: int = Field(128, ge=1, description="tokens whose logits exist at once")
     gradient_checkpointing: bool = Field(False, description="compute activations twice, keep few")
@@ -176,7 +176,7 @@ class KeepingSettings(Section):
     save_steps: int = Field(50, ge=1, description="checkpoint every so many steps")
     save_total_limit: int = Field(2, ge=2, description="checkpoints kept")
     save_only_model: bool = Field(
-        False, description="no optimizer and RNG state in checkpoints; resuming is then not exact"
+        False, description="no optimizer state in checkpoints; resuming is then not exact"
     )
     log_completions: bool = Field(True, description="write completions.jsonl")
     report_to: Trackers = Field([], description="beside metrics.jsonl: wandb, tensorboard")
@@ -220,6 +220,10 @@ class LearnerSettings(
                 "LEARNER_DECOUPLED_LOSS=true: lifting an unlikely sequence to the lower bound would "
                 "multiply its tokens without limit"
             )
+        if self.delta and self.loss_type in ("cispo", "dppo"):
+            raise ValueError(f"LEARNER_DELTA does nothing with LEARNER_LOSS_TYPE={self.loss_type}")
+        if self.epsilon >= 1 and self.loss_type not in ("cispo", "dppo"):
+            raise ValueError("LEARNER_EPSILON must be below 1: the ratio's lower bound is 1 - epsilon")
         if self.delta and self.delta <= 1 + self.epsilon_high:
             raise ValueError("LEARNER_DELTA must be above 1 + LEARNER_EPSILON_HIGH (or 0: none)")
         if self.min_lr > self.learning_rate:
@@ -237,6 +241,44 @@ class LearnerSettings(
                 "with LEARNER_LORA_RANK, LEARNER_SYNC_REF_MODEL or LEARNER_OUTER_ITERATION_STEPS"
             )
         return self
+
+    @model_validator(mode="after")
+    def _sharding_fits(self) -> LearnerSettings:
+        stage = self.resolved_zero_stage
+        if self.dtype == "bfloat16" and stage == 0:
+            raise ValueError(
+                "LEARNER_ZERO_STAGE=0 with LEARNER_DTYPE=bfloat16 would train without fp32 master "
+                "weights, and small steps would be lost to rounding: use stage 1 (or auto), or float32"
+            )
+        if self.offload_optimizer and stage == 0:
+            raise ValueError("LEARNER_OFFLOAD_OPTIMIZER needs LEARNER_ZERO_STAGE 1, 2 or 3")
+        if self.offload_param and stage < 3:
+            raise ValueError("LEARNER_OFFLOAD_PARAM needs LEARNER_ZERO_STAGE=3")
+        completions = self.groups_per_step * self.num_generations
+        if self.num_mini_batches > completions:
+            raise ValueError(
+                f"LEARNER_NUM_MINI_BATCHES={self.num_mini_batches}: expected at most {completions}, "
+                "the completions of a batch"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_reference_is_used(self) -> LearnerSettings:
+        if self.lora_rank and self.beta and (self.sync_ref_model or self.outer_iteration_steps):
+            raise ValueError(
+                "with LoRA the reference is the base model, which does not change: leave "
+                "LEARNER_SYNC_REF_MODEL and LEARNER_OUTER_ITERATION_STEPS off, or train all weights"
+            )
+        if self.ref_device and (self.lora_rank or not self.beta):
+            raise ValueError("LEARNER_REF_DEVICE: there is no reference model (LEARNER_BETA=0, or LoRA)")
+        if self.sync_ref_model and not self.beta:
+            raise ValueError("LEARNER_SYNC_REF_MODEL: there is no reference model (LEARNER_BETA=0)")
+        return self
+
+    @property
+    def resolved_zero_stage(self) -> int:
+        """The stage that is used: bf16 needs 1 for its fp32 master weights."""
+        return int(self.dtype == "bfloat16") if self.zero_stage == "auto" else int(self.zero_stage)
 
     @property
     def credit(self) -> int:

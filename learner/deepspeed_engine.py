@@ -6,7 +6,7 @@ The only module that imports deepspeed.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,9 @@ os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else
 
 import deepspeed
 
-from common.errors import ConfigError
 from common.learner_settings import LearnerSettings
-from learner.optimizer import make_optimizer, make_scheduler
-from learner.ranks import prepare_lone_rank, world_size
+from learner.optimizer import make_optimizer
+from learner.ranks import forget_messages, prepare_lone_rank, world_size
 
 _TAG = "trainer"
 
@@ -31,7 +30,6 @@ class Step:
     """What an optimizer step did; `skipped`: gradients were not finite, nothing changed."""
 
     grad_norm: float
-    learning_rate: float
     skipped: bool
 
 
@@ -42,14 +40,13 @@ class DeepSpeedEngine:
     learning rates need.
     """
 
-    def __init__(self, module: torch.nn.Module, settings: LearnerSettings, steps: int) -> None:
+    def __init__(self, module: torch.nn.Module, settings: LearnerSettings) -> None:
         join_process_group()
-        self.stage = zero_stage(settings)
+        self.stage = settings.resolved_zero_stage
         optimizer = make_optimizer(module.parameters(), settings)
         self._engine, self._optimizer, *_ = deepspeed.initialize(
             model=module,
             optimizer=optimizer,
-            lr_scheduler=make_scheduler(optimizer, settings, steps),
             config=_config(settings, self.stage),
         )
         if self.stage:  # off by default in fp32: NaN would reach the weights
@@ -78,22 +75,26 @@ class DeepSpeedEngine:
 
     def step(self) -> Step:
         """Clip, step and forget the gradients accumulated since the last step."""
-        learning_rate = self._engine.get_lr()[0]
         if self.stage == 0:
             norm = self._whole_norm()
-            if not torch.isfinite(norm):  # what ZeRO's optimizers do by themselves
+            if torch.isfinite(norm):
+                self._engine.step()
+            else:  # what ZeRO's optimizers do by themselves
                 self.module.zero_grad(set_to_none=True)
-                return Step(float(norm), learning_rate, skipped=True)
-            self._engine.step()
-            return Step(float(norm), learning_rate, skipped=False)
+            return Step(float(norm), skipped=not torch.isfinite(norm))
         self._engine.step()
         if self._optimizer.overflow:
-            return Step(float("nan"), learning_rate, skipped=True)
-        return Step(float(self._engine.get_global_grad_norm()), learning_rate, skipped=False)
+            return Step(float("nan"), skipped=True)
+        return Step(float(self._engine.get_global_grad_norm()), skipped=False)
 
     def _whole_norm(self) -> torch.Tensor:
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         return torch.nn.utils.get_total_norm(gradients)
+
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        """Learning rate and the like of the optimizer steps to come."""
+        for group in self._optimizer.param_groups:
+            group.update(options)
 
     def renew_optimizer(self) -> None:
         """Forget the optimizer's moments, as if training began here."""
@@ -108,28 +109,12 @@ class DeepSpeedEngine:
                 yield name, parameter
 
     def save(self, folder: Path) -> None:
-        """Weights, optimizer and scheduler, for `load`; collective."""
+        """Weights and optimizer, for `load`; collective."""
         self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
 
     def load(self, folder: Path) -> None:
         """Become exactly what was saved. Only ever the run's own folder: it is unpickled."""
         self._engine.load_checkpoint(str(folder), tag=_TAG)
-
-
-def zero_stage(settings: LearnerSettings) -> int:
-    """The stage that is used; raises ConfigError for what cannot work."""
-    bf16 = settings.dtype == "bfloat16"
-    stage = (1 if bf16 else 0) if settings.zero_stage == "auto" else int(settings.zero_stage)
-    if bf16 and stage == 0:
-        raise ConfigError(
-            "LEARNER_ZERO_STAGE=0 with LEARNER_DTYPE=bfloat16 would train without fp32 master weights, "
-            "and small steps would be lost to rounding: use stage 1 (or auto), or float32"
-        )
-    if settings.offload_optimizer and stage == 0:
-        raise ConfigError("LEARNER_OFFLOAD_OPTIMIZER needs LEARNER_ZERO_STAGE 1, 2 or 3")
-    if settings.offload_param and stage < 3:
-        raise ConfigError("LEARNER_OFFLOAD_PARAM needs LEARNER_ZERO_STAGE=3")
-    return stage
 
 
 def join_process_group() -> None:
@@ -142,6 +127,7 @@ def join_process_group() -> None:
 
 def leave_process_group() -> None:
     """Without it the process ends in SIGABRT."""
+    forget_messages()
     torch.distributed.destroy_process_group()
 
 

@@ -12,30 +12,46 @@ _PEAK_TFLOPS = {"H200": 989, "H100 NVL": 835, "H100 PCIe": 756, "H100": 989, "A1
 
 
 class FlopCounter:
-    """Floating-point operations of a decoder, by the lengths of the sequences.
+    """Floating-point operations of a dense decoder, by prompt and completion lengths.
 
-    A forward pass takes 2 per weight of a matrix product and token, and in attention 2 x length^2 x
-    heads x head size per layer (causal: half of the square); training takes three times a forward
-    pass. As in PaLM (arXiv:2204.02311, appendix B), with the causal half. Recomputation under
-    gradient checkpointing does not count.
+    Forwards 2 per weight of a matrix product and token, and in attention 2 x length^2 x heads x head
+    size per layer (causal: half of the square). The output layer sees completion tokens only.
+    Backwards the same for the activations, and again for the weights that are trained. As in PaLM
+    (arXiv:2204.02311, appendix B), with the causal half. What is computed twice to save memory counts
+    once; experts of a mixture do not count.
     """
 
     def __init__(self, model: Any) -> None:
-        embedding = model.get_input_embeddings().weight
-        tied = model.get_output_embeddings().weight is embedding
-        matrices = sum(weight.numel() for weight in model.parameters() if weight.ndim == 2)
-        self._weights = matrices - (0 if tied else embedding.numel())
+        self._body = self._trained_body = 0
+        head = model.get_output_embeddings().weight
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear) and module.weight is not head:
+                self._body += module.weight.numel()
+                self._trained_body += module.weight.numel() * module.weight.requires_grad
+        self._head, self._trained_head = head.numel(), head.numel() * head.requires_grad
         config = model.config.get_text_config()
-        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self._attention = 2 * config.num_hidden_layers * config.num_attention_heads * head
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._attention = 2 * config.num_hidden_layers * config.num_attention_heads * width
 
-    def forward(self, lengths: Iterable[int]) -> float:
-        """Of one forward pass over sequences of these lengths."""
-        return float(sum(2 * self._weights * n + self._attention * n * n for n in lengths))
+    def forward(self, lengths: Iterable[tuple[int, int]]) -> float:
+        """Of one forward pass over sequences, each given as (all tokens, tokens of the completion)."""
+        return float(
+            sum(
+                2 * self._body * whole + 2 * self._head * completion + self._attention * whole**2
+                for whole, completion in lengths
+            )
+        )
 
-    def training(self, lengths: Iterable[int]) -> float:
+    def training(self, lengths: Iterable[tuple[int, int]]) -> float:
         """Of forward and backward."""
-        return 3.0 * self.forward(lengths)
+        lengths = list(lengths)
+        weights = sum(
+            2 * self._trained_body * whole
+            + 2 * self._trained_head * completion
+            + self._attention * whole**2
+            for whole, completion in lengths
+        )
+        return 2.0 * self.forward(lengths) + float(weights)
 
 
 def peak_flops(tflops: float) -> float | None:

@@ -3,11 +3,13 @@
 One file per incarnation, `journal/{incarnation:06d}.journal`. A record is its length (8 bytes), the
 CRC-32 of its body (4 bytes) and the body in msgpack: a map with `kind` and, per kind,
 
-    header      what the run was started with
-    batch       step, version, groups (encoded ScoredGroups in order), ends, ledger
+    header      what this learner was started with: settings, model_folder, steps, threads, ranks
+    batch       step, version, groups (encoded ScoredGroups in order), the settings and reward_weights
+                it was formed with, its metrics so far; ends, ledger
     evaluation  version, questions: the eval tickets that were issued; ledger
     evaluated   version, results: what came of them; ends, ledger
-    resumed     ends, ledger: what a resumed learner closed
+    ask again   ends, ledger: dropped tickets whose questions are to be repeated
+    no signal   ends, ledger: why the run ended with NoSignal
     end         ends, ledger: tickets left over when the run ended
 
 `ends` maps the tickets that ended since the last record to [state, reason]; `ledger` is the learner's

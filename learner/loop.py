@@ -24,7 +24,7 @@ from common.protocol import RunView
 from common.role import connect
 from learner.batch import build_batch
 from learner.books import Books
-from learner.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
+from learner.checkpoint import Checkpoint, check_loadable, newest_checkpoint, save_checkpoint
 from learner.claim import Claim, claim_incarnation, lock_run, read_nonce
 from learner.deepspeed_engine import join_process_group
 from learner.flops import peak_flops
@@ -49,11 +49,12 @@ class Start:
 
     model_folder: Path
     weights: Path | None
+    settings: LearnerSettings
     steps: int
 
-    def make_policy(self, settings: LearnerSettings) -> Policy:
+    def make_policy(self) -> Policy:
         """The policy as it is before the checkpoint is loaded."""
-        return Policy(self.model_folder, settings, self.steps, self.weights)
+        return Policy(self.model_folder, self.settings, self.steps, self.weights)
 
 
 def run(command: LearnerCommand, stopping: threading.Event) -> None:
@@ -63,7 +64,7 @@ def run(command: LearnerCommand, stopping: threading.Event) -> None:
         lead(command, stopping)
     else:
         join_process_group()
-        follow(share(None).make_policy(command.learner))
+        follow(share(None).make_policy())
 
 
 def lead(command: LearnerCommand, stopping: threading.Event) -> None:
@@ -82,10 +83,12 @@ def lead(command: LearnerCommand, stopping: threading.Event) -> None:
         queue.set_state("running")  # an earlier learner of the run may have said "ended"
         queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
         checkpoint = newest_checkpoint(folder, claim)
+        if checkpoint:
+            check_loadable(checkpoint, command.learner)
         bare = checkpoint.bare_weights if checkpoint else None
         join_process_group()
-        start = share(Start(plan.model_folder, bare, plan.steps))
-        policy = Leader(start.make_policy(command.learner))
+        start = share(Start(plan.model_folder, bare, command.learner, plan.steps))
+        policy = Leader(start.make_policy())
         try:
             learner = Learner(command, plan, claim, policy, checkpoint)
             learner.start(connection, queue, nonce, stopping)
@@ -130,6 +133,7 @@ class Learner:
             self._folder, self._claim, self._policy, ledger, self._recorder, self._checkpointed
         )
         self._step = self._saved = past.step
+        self._bad_steps = past.bad_steps
         self._parent = ""
         self._books = Books(ledger, Journal(self._folder, self._claim.incarnation), queue)
         self._flow = Flow(connection, queue, self._books, self._plan, self._command.run, nonce, stopping)
@@ -216,8 +220,8 @@ class Learner:
         if self._bad_steps >= self._settings.max_nonfinite_steps:
             raise NotFinite(
                 f"the gradients of {self._bad_steps} Updates in a row held NaN or infinity "
-                f"(LEARNER_MAX_NONFINITE_STEPS); their groups are in {path.parent}. Resuming trains the "
-                "same batches again: lower LEARNER_LEARNING_RATE or look at these first"
+                f"(LEARNER_MAX_NONFINITE_STEPS); their groups are in {path.parent}. Look at these, or "
+                "lower LEARNER_LEARNING_RATE, before you resume"
             )
 
     def _publish(self) -> None:
@@ -262,8 +266,7 @@ class Learner:
             self._step,
             self._books.position,
             self._books.recorded,
-            self._settings.save_total_limit,
-            self._settings.save_only_model,
+            self._settings,
         )
         self._saved = self._step
         adapter = checkpoint.model / "adapter" / "adapter_model.safetensors"

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 
 from common.errors import ConfigError
 from common.learner_settings import LearnerSettings
@@ -26,9 +27,18 @@ def add_adapter(model: Any, settings: LearnerSettings) -> PeftModel:
         task_type="CAUSAL_LM",
     )
     try:
-        return get_peft_model(model, config)
+        with torch.random.fork_rng():
+            torch.manual_seed(settings.seed)  # a resume without checkpoint begins with the same adapter
+            adapted = get_peft_model(model, config)
     except ValueError as error:
         raise ConfigError(f"LEARNER_LORA_TARGET_MODULES={','.join(targets)}: {error}") from error
+    for name, layer in adapted.named_modules():
+        if isinstance(layer, LoraLayer) and type(layer.get_base_layer()) is not torch.nn.Linear:
+            raise ConfigError(
+                f"LEARNER_LORA_TARGET_MODULES={','.join(targets)} puts an adapter on {name}, a "
+                f"{type(layer.get_base_layer()).__name__}: expected torch.nn.Linear layers alone"
+            )
+    return adapted
 
 
 def merge(state: Mapping[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:

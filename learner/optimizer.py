@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LambdaLR
 
 from common.learner_settings import LearnerSettings
 
@@ -15,44 +15,41 @@ def make_optimizer(
     parameters: Iterable[torch.nn.Parameter], settings: LearnerSettings
 ) -> torch.optim.AdamW:
     """AdamW over the parameters that are trained."""
-    return torch.optim.AdamW(
-        [parameter for parameter in parameters if parameter.requires_grad],
-        lr=settings.learning_rate,
-        betas=(settings.adam_beta1, settings.adam_beta2),
-        eps=settings.adam_epsilon,
-        weight_decay=settings.weight_decay,
-        fused=True,
-    )
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    return torch.optim.AdamW(trained, fused=True, **options(settings, settings.learning_rate))
 
 
-def make_scheduler(optimizer: torch.optim.Optimizer, settings: LearnerSettings, steps: int) -> LambdaLR:
-    """The schedule over a run of so many Updates; it advances once per optimizer step."""
-    per_update = settings.num_iterations * settings.num_mini_batches
-    warmup = settings.warmup_steps or math.ceil(settings.warmup_ratio * steps)
-    floor = settings.min_lr / settings.learning_rate
+def options(settings: LearnerSettings, learning_rate: float) -> dict[str, Any]:
+    """What AdamW's parameter groups hold.
 
-    def factor(step: int) -> float:
-        return learning_rate_factor(
-            step, steps * per_update, warmup * per_update, settings.lr_scheduler_type, floor
-        )
+    Given anew before each Update: a loaded checkpoint brings the values of the run that saved it.
+    """
+    return {
+        "lr": learning_rate,
+        "betas": (settings.adam_beta1, settings.adam_beta2),
+        "eps": settings.adam_epsilon,
+        "weight_decay": settings.weight_decay,
+    }
 
-    return LambdaLR(optimizer, factor)
 
+def learning_rate(settings: LearnerSettings, step: int, steps: int) -> float:
+    """Of the Update that follows `step`, in a run of `steps`; for all its optimizer steps alike.
 
-def learning_rate_factor(step: int, total: int, warmup: int, kind: str, floor: float) -> float:
-    """Share of the peak learning rate at an optimizer step, counted from 0.
-
-    Rises linearly from 0 over `warmup` steps, then stays (constant) or goes to `floor` at `total`
-    along a line or half a cosine.
+    Rises linearly from 0 over the warm-up, then stays (constant) or goes to min_lr at the end along a
+    line or half a cosine. No state: a resumed run has the rates that its settings ask for.
 
     Example:
-        >>> [learning_rate_factor(step, 6, 2, "linear", 0.5) for step in range(7)]
+        >>> linear = {"lr_scheduler_type": "linear", "warmup_steps": 2}
+        >>> settings = LearnerSettings(learning_rate=1.0, min_lr=0.5, **linear)
+        >>> [learning_rate(settings, step, 6) for step in range(7)]
         [0.0, 0.5, 1.0, 0.875, 0.75, 0.625, 0.5]
     """
+    warmup = settings.warmup_steps or math.ceil(settings.warmup_ratio * steps)
     if step < warmup:
-        return step / warmup
-    if kind == "constant":
-        return 1.0
-    passed = min(1.0, (step - warmup) / max(1, total - warmup))
-    left = 1.0 - passed if kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * passed))
-    return floor + (1.0 - floor) * left
+        return settings.learning_rate * step / warmup
+    if settings.lr_scheduler_type == "constant":
+        return settings.learning_rate
+    passed = min(1.0, (step - warmup) / max(1, steps - warmup))
+    cosine = settings.lr_scheduler_type == "cosine"
+    left = 0.5 * (1.0 + math.cos(math.pi * passed)) if cosine else 1.0 - passed
+    return settings.min_lr + (settings.learning_rate - settings.min_lr) * left

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from common.errors import NotFinite
 from common.learner_settings import LearnerSettings
 from learner.batch import Batch, TrainSequence
 from learner.deepspeed_engine import DeepSpeedEngine, Step, leave_process_group
+from learner.export import whole_state, write_model
 from learner.flops import FlopCounter
-from learner.lora import merge, save_adapter
 from learner.loss import LossOptions, LossTerms, LossTokens, aggregation_weights, policy_loss
 from learner.model import load_policy
+from learner.optimizer import learning_rate, options
 from learner.packing import Row, lay_out, share
 from learner.ranks import gather, rank, world_size
 from learner.reference import make_reference
@@ -57,7 +57,8 @@ class Policy:
         self._tokenizer = AutoTokenizer.from_pretrained(model_folder)
         module, self._adapter = load_policy(start or model_folder, settings)
         self._flops = FlopCounter(module.model)
-        self._engine = DeepSpeedEngine(module, settings, steps)
+        self._engine = DeepSpeedEngine(module, settings)
+        self._steps = steps
         self._reference = make_reference(model_folder, settings, self._engine, self._adapter)
         self._options = LossOptions.from_settings(settings)
 
@@ -69,9 +70,11 @@ class Policy:
     def update(self, batch: Batch, step: int) -> Update:
         """All optimizer steps on the batch that makes Update `step` + 1."""
         self._renew(step)
+        rate = learning_rate(self._settings, step, self._steps)
+        self._engine.set_options(options(self._settings, rate))
         known = self._score_before(batch)
         passes = sum(part is not None for part in (known.proximal, known.reference))
-        flops = passes * self._flops.forward(sequence.length for sequence in batch.sequences)
+        flops = passes * self._flops.forward(map(_lengths, batch.sequences))
         steps: list[Step] = []
         losses, records = [], []
         for mini in self._mini_batches(batch, step):
@@ -79,13 +82,14 @@ class Policy:
             steps.append(self._engine.step())
             losses.append(loss)
             records.append(record)
-            flops += self._flops.training(batch.sequences[index].length for index in mini.sequences)
+            flops += self._flops.training(_lengths(batch.sequences[i]) for i in mini.sequences)
+        made = [number for number, done in enumerate(steps) if not done.skipped]
         return Update(
-            loss=float(np.mean(losses)),
-            grad_norm=float(np.mean([done.grad_norm for done in steps])),
-            learning_rate=steps[0].learning_rate,
+            loss=float(np.mean([losses[number] for number in made])) if made else None,
+            grad_norm=float(np.mean([steps[number].grad_norm for number in made])) if made else None,
+            learning_rate=rate,
             optimizer_steps=len(steps),
-            skipped=sum(done.skipped for done in steps),
+            skipped=len(steps) - len(made),
             flops=flops,
             tokens=TokenRecord.join(records),
         )
@@ -199,7 +203,7 @@ class Policy:
         return [scored[place] for place in range(len(sequences))]
 
     def save(self, folder: Path) -> None:
-        """Weights, optimizer, scheduler, and the reference if it changes; for `load`."""
+        """Weights, optimizer, and the reference if it changed; for `load`."""
         self._engine.save(folder)
         if self._reference and rank() == 0:
             self._reference.save(folder)
@@ -212,34 +216,18 @@ class Policy:
             self._reference.load(folder)
 
     def export(self, folder: Path) -> None:
-        """A Hugging Face folder: config, tokenizer and model.safetensors; LoRA merged.
-
-        With LoRA the adapter alone is beside it, in adapter/. Raises NotFinite before it writes.
-        """
-        state = self._whole_state()
-        if rank() > 0:
-            return
-        if self._adapter is not None:
-            save_adapter(self._adapter, state, folder / "adapter")
-            state = merge(state, self._settings.lora_alpha / self._settings.lora_rank)
-        self.model.save_pretrained(folder, state_dict=state, max_shard_size="1TB")  # one file, one hash
-        self._tokenizer.save_pretrained(folder)
-
-    def _whole_state(self) -> dict[str, Tensor]:
-        """The Hugging Face model's parameters by name; on rank 0 only."""
-        state = {}
-        for name, parameter in self._engine.full_parameters():
-            if not torch.isfinite(parameter).all():
-                raise NotFinite(f"the weights hold NaN or infinity ({name}): nothing is published")
-            if rank() == 0 and name.startswith("model."):
-                value = parameter.detach()
-                gathered = self._engine.stage == 3  # its memory is given back
-                state[name.removeprefix("model.")] = value.cpu().clone() if gathered else value
-        return state
+        """A Hugging Face folder, see `write_model`. Raises NotFinite before it writes."""
+        state = whole_state(self._engine)
+        if rank() == 0:
+            write_model(folder, self.model, self._tokenizer, state, self._adapter, self._settings)
 
     def close(self) -> None:
         """Leave the process group."""
         leave_process_group()
+
+
+def _lengths(sequence: TrainSequence) -> tuple[int, int]:
+    return sequence.length, len(sequence.token_ids)
 
 
 def _pick(known: list[np.ndarray] | None, indices: np.ndarray, row: Row) -> Tensor:

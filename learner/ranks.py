@@ -15,12 +15,11 @@ import threading
 import time
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from common.errors import DeadlineExceeded
 
-COLLECTIVE = ("update", "save", "load", "export", "close")
+COLLECTIVE = ("update", "logprobs", "save", "load", "export", "close")
 """Methods of a policy that every rank calls at the same time."""
 
 _LOOK_EVERY_S = 0.1
@@ -65,7 +64,7 @@ def end_with_launcher() -> None:
             time.sleep(_LOOK_EVERY_S)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    if world_size() > 1:
+    if world_size() > 1 or "TORCHELASTIC_RUN_ID" in os.environ:
         threading.Thread(target=watch, name="launcher watch", daemon=True).start()
 
 
@@ -131,8 +130,7 @@ def _messages() -> Any:
     return _group
 
 
-def device() -> torch.device:
-    """Where this rank computes."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+def forget_messages() -> None:
+    """Before the process group is left."""
+    global _group  # noqa: PLW0603
+    _group = None

@@ -136,10 +136,10 @@ class Recorder:
         counts = Counter((row["step"], row["version"]) for row in rows)
         return {row["step"] for row in rows if counts[row["step"], row["version"]] == row["questions"]}
 
-    def metrics(self, step: int, metrics: dict[str, Any]) -> None:
-        """One line per step."""
+    def metrics(self, step: int, metrics: dict[str, Any], track: bool = True) -> None:
+        """One line per step; trackers have those that are retrained already."""
         self._append("metrics.jsonl", {"step": step, **metrics})
-        for tracker in self._trackers:
+        for tracker in self._trackers if track else ():
             tracker.log(metrics, step)
 
     def completions(self, step: int, groups: Sequence[ScoredGroup]) -> None:

@@ -50,7 +50,7 @@ class AdapterOff:
             return self._engine(row)[0]
 
     def mix(self, parameters: Iterator[tuple[str, torch.nn.Parameter]], alpha: float) -> None:
-        """Refused when the settings are read."""
+        """Never asked for: LearnerSettings refuses it."""
         raise NotImplementedError
 
     def save(self, folder: Path) -> None:
@@ -67,10 +67,10 @@ class FrozenCopy:
     """
 
     def __init__(self, folder: Path, settings: LearnerSettings, device: torch.device) -> None:
-        self._device = torch.device(settings.ref_device) if settings.ref_device else device
+        self._device = _device(settings.ref_device) if settings.ref_device else device
         model = load_model(folder, settings)
         self._model = PolicyModel(model, settings).to(self._device).requires_grad_(False)
-        self._changes = settings.sync_ref_model or bool(settings.outer_iteration_steps)
+        self._changed = False
 
     def logprobs(self, row: Row) -> Tensor:
         """See Reference."""
@@ -79,20 +79,29 @@ class FrozenCopy:
 
     def mix(self, parameters: Iterator[tuple[str, torch.nn.Parameter]], alpha: float) -> None:
         """See Reference; TR-DPO's soft update, arXiv:2404.09656, eq. 3."""
+        self._changed = True
         own = dict(self._model.named_parameters())
         for name, parameter in parameters:
             own[name].lerp_(parameter.detach().to(self._device), alpha)
 
     def save(self, folder: Path) -> None:
         """See Reference."""
-        if self._changes:
+        if self._changed:
             folder.mkdir(parents=True, exist_ok=True)
             save_weights(self._model, str(folder / _FILE))
 
     def load(self, folder: Path) -> None:
         """See Reference."""
-        if self._changes:
+        if (folder / _FILE).is_file():
             load_weights(self._model, str(folder / _FILE))
+            self._changed = True
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.zeros((), device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"LEARNER_REF_DEVICE={name}: not a device of this machine: {error}") from error
 
 
 def _moved(row: Row, device: torch.device) -> Row:
@@ -109,11 +118,6 @@ def make_reference(
     """The reference the settings ask for; None without KL term. Raises ConfigError."""
     if not settings.beta:
         return None
-    if adapter is None:
-        return FrozenCopy(folder, settings, engine.device)
-    if settings.sync_ref_model or settings.outer_iteration_steps:
-        raise ConfigError(
-            "with LoRA the reference is the base model, which does not change: leave "
-            "LEARNER_SYNC_REF_MODEL and LEARNER_OUTER_ITERATION_STEPS off, or train all weights"
-        )
-    return AdapterOff(engine, adapter)
+    return (
+        FrozenCopy(folder, settings, engine.device) if adapter is None else AdapterOff(engine, adapter)
+    )

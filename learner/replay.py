@@ -1,8 +1,9 @@
 """`penstock replay RUN_FOLDER`: train a run again from its journal alone.
 
 No queue server, no actors, no rewarders: the groups lie in the journal, in the order in which they
-were trained, so the same functions make the same Updates. On the CPU, with as many threads and ranks,
-the weights are those of the run bit for bit. With other settings it is an A/B on the same data.
+were trained, so the same functions make the same Updates. On the CPU the weights are those of the run
+bit for bit, those of a run on several ranks to rounding. With other settings it is an A/B on the same
+data.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from learner.deepspeed_engine import join_process_group
 from learner.journal import segment_path, valid_length
 from learner.ledger import Ledger
 from learner.policy import Policy
+from learner.ranks import world_size
 from learner.record import Recorder
 from learner.resume import relive
 
@@ -50,6 +52,8 @@ def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
 
     `changes` are settings to change, by name without prefix. Raises ConfigError without a journal.
     """
+    if world_size() > 1:
+        raise ConfigError("a replay is one process: start it without torchrun")
     claim = _after(folder)
     headers = [record for _, record in read_chain(folder, claim) if record["kind"] == "header"]
     if not headers:

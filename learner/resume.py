@@ -30,6 +30,8 @@ class Past:
 
     step: int
     retrained: int
+    bad_steps: int
+    """Updates at the end that changed nothing, in a row."""
 
 
 def relive(
@@ -43,7 +45,9 @@ def relive(
 ) -> Past:
     """Bring policy and ledger to where the journal ends; nothing is published meanwhile.
 
-    Batches are built with the settings they were decided with, but for `changes`.
+    Batches are built with the settings they were decided with, but for `changes`; they are trained as
+    the policy's settings say, so a changed loss or learning rate counts from the checkpoint on.
+
     `policy` is a Policy, or its Leader; it began with a bare checkpoint's weights, if it is one.
     """
     step = checkpoint.step if checkpoint else 0
@@ -55,21 +59,21 @@ def relive(
         ledger.restore(checkpoint.ledger)
         log.info("resuming from a checkpoint", step=step, folder=str(checkpoint.folder))
     recorder.cut_after(step)
-    retrained = 0
+    retrained = bad_steps = 0
     for _, record in read_chain(folder, claim, checkpoint.position if checkpoint else None):
         if record["kind"] == "batch" and record["step"] > step:
             groups = decode_groups(record["groups"])
-            # What it was decided with: changed settings take effect after the journalled steps.
             settings = LearnerSettings(**{**record["settings"], **(changes or {})})
             batch = build_batch(groups, record["reward_weights"], step, settings)
             update = policy.update(batch, step)
+            bad_steps = bad_steps + 1 if update.skipped else 0
             step = record["step"]
             retrained += 1
             recorder.completions(step, groups)
-            recorder.metrics(step, record["metrics"] | update_metrics(update))
+            recorder.metrics(step, record["metrics"] | update_metrics(update), track=False)
             log.info("retrained from the journal", step=step)
         ledger.restore(record["ledger"])
-    return Past(step, retrained)
+    return Past(step, retrained, bad_steps)
 
 
 def encode_groups(groups: list[ScoredGroup]) -> list[bytes]:

@@ -23,8 +23,12 @@ class WandbTracker:
     """Weights & Biases, set up by its own variables (WANDB_PROJECT, WANDB_MODE, ...)."""
 
     def __init__(self, folder: Path, run: str) -> None:
-        import wandb
-
+        try:
+            import wandb
+        except ImportError as error:
+            raise ConfigError(
+                "LEARNER_REPORT_TO names wandb, which is not installed: pip install wandb"
+            ) from error
         self._run = wandb.init(dir=str(folder), name=run, resume="allow", id=run)
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:

@@ -37,13 +37,14 @@ class TokenRecord:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """All optimizer steps on one batch; means over these.
+    """All optimizer steps on one batch.
 
-    `skipped` of them changed nothing because the gradients were not finite.
+    `skipped` of them changed nothing because the gradients were not finite; loss and norm are means
+    over the others, None if there are none.
     """
 
-    loss: float
-    grad_norm: float
+    loss: float | None
+    grad_norm: float | None
     learning_rate: float
     optimizer_steps: int
     skipped: int

@@ -22,7 +22,10 @@ FAKE = LEARNER + "actor: python -m tests.actors.fake_actor\nrewarder: rewarder\n
 def ranks_of(site: Site) -> list[int]:
     """Process ids of the launcher's ranks, rank 0 first."""
     children = psutil.Process(site.pid_of("learner.1")).children()
-    return sorted(child.pid for child in children if "learner" in child.cmdline())
+    ranks = {
+        int(child.environ()["RANK"]): child.pid for child in children if "learner" in child.cmdline()
+    }
+    return [pid for _, pid in sorted(ranks.items())]
 
 
 def has_trained(site: Site, incarnation: int) -> bool:

@@ -1,12 +1,15 @@
 """A script: the gradients of one mini-batch, under torchrun or alone, written to a file.
 
-python -m tests.learner.gradients MODEL OUT.pt LEARNER_SETTING=value ...
+python -m tests.learner.gradients MODEL OUT.pt setting=value ...
+
+With nan=1: the weights after an Update with NaN in one sequence, and after a sound one.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,11 +57,27 @@ def gradients(policy: Policy) -> dict[str, torch.Tensor]:
     return found
 
 
+def weights_around_nan(policy: Policy) -> dict[str, torch.Tensor]:
+    """Sums of all weights: before, after an Update that must be skipped, after a sound one."""
+
+    def total() -> torch.Tensor:
+        return torch.stack([p.detach().double().sum() for _, p in policy._engine.full_parameters()])
+
+    first, *rest = make_batch().sequences
+    bad = Batch((replace(first, advantage=float("nan"), mask=np.ones_like(first.mask)), *rest))
+    found = {"before": total()}
+    found["skipped"] = torch.tensor(policy.update(bad, 0).skipped)
+    found["after NaN"] = total()
+    policy.update(make_batch(), 1)
+    return found | {"after a sound one": total()}
+
+
 def main() -> None:
     model, out, *options = sys.argv[1:]
     settings = dict(option.split("=", 1) for option in options)
+    with_nan = settings.pop("nan", "")
     policy = Policy(Path(model), make_settings(**settings), steps=10)
-    found = gradients(policy)
+    found = weights_around_nan(policy) if with_nan else gradients(policy)
     if rank() == 0:
         torch.save(found, out)
     policy.close()

@@ -8,24 +8,33 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from learner.flops import FlopCounter, peak_flops
+from learner.lora import add_adapter
+from learner.policy import Policy, _lengths
+from tests.learner.builders import make_settings
+from tests.learner.gradients import make_batch
 
 
-def test_the_count_is_torchs_own_but_for_the_causal_half_of_attention(model_folder):
-    model = AutoModelForCausalLM.from_pretrained(model_folder, attn_implementation="eager")
-    length = 24
-    with FlopCounterMode(display=False) as counted, torch.no_grad():
-        model(torch.arange(length).unsqueeze(0) % 30)
-    config = model.config
-    half = 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * length**2
-    rotary = 2 * length * config.head_dim // 2  # positions times frequencies, a product too
-    assert FlopCounter(model).forward([length]) + half + rotary == pytest.approx(
-        counted.get_total_flops(), rel=1e-3
-    )
+def test_the_count_is_torchs_own_of_what_the_policy_computes(model_folder):
+    """But for the causal half of attention, which torch counts whole."""
+    policy = Policy(model_folder, make_settings(micro_batch_tokens=10_000, packing=False), steps=1)
+    policy.model.set_attn_implementation("eager")  # torch does not count fused attention on a CPU
+    sequences = make_batch().sequences
+    with FlopCounterMode(display=False) as counted:
+        policy.logprobs(sequences)
+    config, lengths = policy.model.config, [sequence.length for sequence in sequences]
+    width = config.num_hidden_layers * config.num_attention_heads * config.head_dim
+    half = sum(2 * width * length**2 for length in lengths)
+    expected = FlopCounter(policy.model).forward(map(_lengths, sequences)) + half
+    assert counted.get_total_flops() == pytest.approx(expected, rel=1e-6)
 
 
-def test_training_takes_three_forward_passes(model_folder):
-    counter = FlopCounter(AutoModelForCausalLM.from_pretrained(model_folder))
-    assert counter.training([3, 5]) == 3 * (counter.forward([3]) + counter.forward([5]))
+def test_training_takes_three_forward_passes_and_with_lora_little_more_than_two(model_folder):
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    lengths = [(30, 3), (50, 5)]
+    counter = FlopCounter(model)
+    assert counter.training(lengths) == 3 * counter.forward(lengths)
+    adapted = FlopCounter(add_adapter(model, make_settings(lora_rank=1)).get_base_model())
+    assert 2.0 < adapted.training(lengths) / adapted.forward(lengths) < 2.7
 
 
 def test_the_peak_is_what_was_set_or_unknown():

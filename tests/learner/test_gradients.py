@@ -62,3 +62,12 @@ def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(
     tmp_path, model_folder, alone, ranks, options
 ):
     assert_agree(alone, gradients(tmp_path, model_folder, ranks, **options))
+
+
+@pytest.mark.parametrize("zero_stage", ["0", "2", "3"])
+def test_nan_on_one_rank_skips_the_step_on_all(tmp_path, model_folder, zero_stage):
+    found = gradients(tmp_path, model_folder, 2, zero_stage=zero_stage, nan=1, learning_rate=0.01)
+    assert found["skipped"] == 1
+    assert torch.equal(found["before"], found["after NaN"])
+    assert torch.isfinite(found["after a sound one"]).all()
+    assert not torch.equal(found["before"], found["after a sound one"])

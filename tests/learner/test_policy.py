@@ -137,7 +137,9 @@ class Run:
         return position
 
     def checkpoint(self, step: int, position):
-        return save_checkpoint(self.folder, self.policy, step, position, self.ledger.snapshot(), 2)
+        return save_checkpoint(
+            self.folder, self.policy, step, position, self.ledger.snapshot(), make_settings(**SETTINGS)
+        )
 
     def resume(self, model_folder: Path):
         policy = make_policy(model_folder)

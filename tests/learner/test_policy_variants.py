@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from pydantic import ValidationError
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from common.errors import ConfigError, NotFinite
 from learner.batch import Batch
-from learner.deepspeed_engine import zero_stage
+from learner.export import whole_state
 from learner.policy import Policy
 from tests.learner.builders import make_settings
 from tests.learner.gradients import make_batch
@@ -215,11 +217,82 @@ def test_weights_that_are_not_finite_are_not_written(model_folder, tmp_path):
         ({"dtype": "bfloat16", "zero_stage": "0"}, "master weights"),
         ({"offload_optimizer": True}, "LEARNER_OFFLOAD_OPTIMIZER"),
         ({"offload_param": True, "zero_stage": "2"}, "LEARNER_OFFLOAD_PARAM"),
+        ({"num_mini_batches": 5}, "at most 4"),
+        ({"lora_rank": 4, "beta": 0.1, "sync_ref_model": True}, "the reference is the base model"),
+        ({"sync_ref_model": True}, "no reference model"),
+        ({"ref_device": "cpu"}, "no reference model"),
+        ({"delta": 3.0, "loss_type": "dppo"}, "LEARNER_DELTA does nothing"),
+        ({"epsilon": 1.5}, "LEARNER_EPSILON"),
     ],
+    ids=str,
 )
-def test_stages_that_cannot_work_are_refused(settings, named):
-    with pytest.raises(ConfigError, match=named):
-        zero_stage(make_settings(**settings))
+def test_settings_that_cannot_work_or_do_nothing_are_refused(settings, named):
+    with pytest.raises(ValidationError, match=named):
+        make_settings(**settings)
+
+
+def test_a_device_that_is_not_there_is_named(model_folder):
+    with pytest.raises(ConfigError, match="LEARNER_REF_DEVICE=cuda:77"):
+        make_policy(model_folder, beta=0.1, ref_device="cuda:77")
+
+
+# Settings that change between a save and a load
+
+
+def test_a_changed_learning_rate_counts_after_a_load(model_folder, tmp_path):
+    policy = make_policy(model_folder)
+    policy.update(make_batch(), 0)
+    policy.save(tmp_path)
+    slower = Policy(model_folder, make_settings(learning_rate=1e-4, adam_beta1=0.5), steps=10)
+    slower.load(tmp_path)
+    assert slower.update(make_batch(), 1).learning_rate == 1e-4
+    (group,) = slower._engine._optimizer.param_groups
+    assert (group["lr"], group["betas"][0]) == (1e-4, 0.5)
+
+
+def test_a_mixed_reference_stays_when_mixing_is_turned_off(model_folder, tmp_path):
+    policy = make_policy(model_folder, beta=0.1, sync_ref_model=True, ref_model_sync_steps=1)
+    for step in range(2):
+        policy.update(make_batch(), step)
+    policy.save(tmp_path)
+    resumed = make_policy(model_folder, beta=0.1)
+    resumed.load(tmp_path)
+    mixed = policy._reference._model.model.lm_head.weight
+    assert torch.equal(resumed._reference._model.model.lm_head.weight, mixed)
+    resumed.save(tmp_path / "again")
+    assert (tmp_path / "again" / "reference.safetensors").is_file()
+
+
+def test_mixing_may_be_turned_on_later(model_folder, tmp_path):
+    policy = make_policy(model_folder, beta=0.1)
+    policy.update(make_batch(), 0)
+    policy.save(tmp_path)
+    resumed = make_policy(model_folder, beta=0.1, sync_ref_model=True, ref_model_sync_steps=1)
+    resumed.load(tmp_path)
+    resumed.update(make_batch(), 1)
+    assert resumed._reference._changed
+
+
+# Other models
+
+
+def test_persistent_buffers_are_exported(model_folder, tmp_path):
+    policy = make_policy(model_folder)
+    policy.model.model.layers[0].register_buffer("bias_of_experts", torch.full((3,), 7.0))
+    policy.export(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert file.get_tensor("model.layers.0.bias_of_experts").tolist() == [7.0] * 3
+
+
+def test_lora_is_refused_on_layers_that_it_would_merge_wrongly(model_folder):
+    with pytest.raises(ConfigError, match="embed_tokens, a Embedding"):
+        make_policy(model_folder, lora_rank=4, lora_target_modules="embed_tokens")
+
+
+def test_two_policies_begin_with_the_same_adapter(model_folder):
+    one, other = (whole_state(make_policy(model_folder, lora_rank=4)._engine) for _ in range(2))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_offloaded_optimizer_and_parameters_train_the_same(model_folder):
@@ -229,6 +302,6 @@ def test_offloaded_optimizer_and_parameters_train_the_same(model_folder):
     )
     for policy in (plain, away):
         policy.update(make_batch(), 0)
-    expected = plain._whole_state()
-    for name, value in away._whole_state().items():
+    expected = whole_state(plain._engine)
+    for name, value in whole_state(away._engine).items():
         assert torch.allclose(value, expected[name], atol=1e-6)
