@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -277,20 +277,24 @@ def probe(load: Load, way: str) -> int:
     weight = torch.randn(load.vocabulary, load.width, requires_grad=True)
     hidden.grad, weight.grad = torch.ones_like(hidden), torch.ones_like(weight)
     ids = torch.randint(load.vocabulary, (load.memory_tokens,))
-    before = _resident()
+    before = _memory("VmRSS")
     if way == "dense":
         logprobs = torch.log_softmax(hidden @ weight.T, dim=-1).gather(-1, ids[:, None])
     else:
         ones = torch.ones(load.memory_tokens)
         logprobs, _ = token_logprobs(hidden, weight, ids, ones, chunk=load.chunk, fp32=False)
     logprobs.sum().backward()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    return _memory("VmHWM") - before
 
 
-def _resident() -> int:
-    """Bytes of this process in memory now (Linux)."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
+def _memory(name: str) -> int:
+    """Bytes by /proc/self/status: VmRSS, in memory now, or VmHWM, the peak (Linux).
+
+    Not ru_maxrss: that begins at the peak of the process which started this one.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (found,) = [line for line in lines if line.startswith(f"{name}:")]
+    return int(found.split()[1]) * 1024
 
 
 def table(result: dict[str, Any]) -> str:

@@ -22,6 +22,9 @@ from common.errors import DeadlineExceeded
 COLLECTIVE = ("update", "logprobs", "save", "load", "export", "close")
 """Methods of a policy that every rank calls at the same time."""
 
+_LAUNCHED = "TORCHELASTIC_RUN_ID"
+"""Set by torchrun, also for a single rank."""
+
 _LOOK_EVERY_S = 0.1
 
 _WAIT = datetime.timedelta(days=1)
@@ -40,16 +43,22 @@ def world_size() -> int:
 
 
 def prepare_lone_rank() -> None:
-    """Set what a launcher would have set, for a process group of one on loopback."""
-    if world_size() > 1:
+    """Set what a launcher would have set, for a process group of one on loopback.
+
+    On a port of its own, whatever an earlier lone rank left in the environment that we inherited.
+    """
+    if world_size() > 1 or _LAUNCHED in os.environ:
         return
-    os.environ.setdefault("RANK", "0")
-    os.environ.setdefault("LOCAL_RANK", "0")
-    os.environ.setdefault("WORLD_SIZE", "1")
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        os.environ.setdefault("MASTER_PORT", str(probe.getsockname()[1]))
+        port = probe.getsockname()[1]
+    os.environ |= {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
 
 
 def end_with_launcher() -> None:
@@ -64,7 +73,7 @@ def end_with_launcher() -> None:
             time.sleep(_LOOK_EVERY_S)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    if world_size() > 1 or "TORCHELASTIC_RUN_ID" in os.environ:
+    if world_size() > 1 or _LAUNCHED in os.environ:
         threading.Thread(target=watch, name="launcher watch", daemon=True).start()
 
 
