@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from benchmarks.learner import Comparison, Load, _probe_apart, measure_speed, probe, table
 
 TINY = Load(
@@ -32,6 +34,7 @@ def test_the_report_is_whole():
         assert row in report
 
 
+@pytest.mark.e2e
 def test_dense_logits_need_more_memory_than_chunks_in_a_process_of_their_own():
     larger = replace(TINY, vocabulary=20_000, memory_tokens=1000)
     dense, chunked = (_probe_apart(larger, way) for way in ("dense", "chunked"))

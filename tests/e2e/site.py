@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.helpers import wait_until
@@ -66,6 +67,7 @@ class Site:
             "LEARNER_MAX_COMPLETION_LENGTH": "8",
             "LEARNER_LEARNING_RATE": "1e-4",
             "LEARNER_FILTER_ZERO_STD": "false",
+            "LEARNER_ENTROPY_COEF": "0.01",  # moves the weights though no answer is ever right
             "REWARDER_WORKERS": "1",
         } | variables
         self.lines: list[str] = []
@@ -113,6 +115,15 @@ class Site:
         )  # fmt: skip
         assert result.returncode == 0, result.stderr
         return json.loads(result.stdout.splitlines()[-1])
+
+    def moved(self) -> float:
+        """How far the last checkpoint's weights are from those the run began with, at most."""
+        checkpoint = max((self.run_folder / "checkpoints").glob("[0-9]*"))
+        start, end = (
+            load_file(folder / "model.safetensors")
+            for folder in (self.folder / "model", checkpoint / "model")
+        )
+        return max(float((start[name] - end[name]).abs().max()) for name in start)
 
     def steps(self) -> int:
         """Updates the run has recorded."""

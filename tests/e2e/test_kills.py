@@ -21,5 +21,6 @@ def test_a_run_survives_kill_9_of_each_of_its_processes(tmp_path):
     assert verdict["steps"] == 16
     assert verdict["states"]["trained"] == 16 * 4
     assert len(verdict["resumed_at"]) == 1  # the learner came back once, and went on from its books
+    assert site.moved() > 1e-3
     replayed = site.replay()
     assert replayed == {"steps": 16, "weights_difference": 0.0, "steps_with_other_metrics": []}

@@ -1,0 +1,18 @@
+"""The benchmark of the hand-off at a tiny size: all ways do the work, and its report is whole."""
+
+from __future__ import annotations
+
+from benchmarks.handoff import WAYS, Load, measure, table
+
+TINY = Load(groups={100: 5, 2048: 3}, batches=(1, 2), ticket_bytes=10)
+
+
+def test_every_way_hands_every_group_off_and_the_report_is_whole():
+    rows = measure(TINY, rounds=2)
+    assert [(row["payload"], row["batch"]) for row in rows] == [(100, 1), (100, 2), (2048, 1), (2048, 2)]
+    for row in rows:
+        calls = row["calls_per_group"]
+        assert [calls["plain"][name] for name in ("xadd", "xack", "xdel")] == [1, 1, 1]
+        assert calls["ledger"]["fcall"] == calls["actor"]["fcall"] == 1
+        assert all(row["groups_per_s"][way]["min"] > 0 for way in WAYS)
+    assert len(table(rows).splitlines()) == 1 + 4 + 2 + 4 * len(WAYS) + 2

@@ -1,0 +1,102 @@
+"""The learner's real parts for tickets and books, without a policy and on a journal in memory."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from common.codec import encode
+from common.connection import Connection
+from common.keys import Keys
+from common.messages import EndState, Purpose, Version, Weights
+from common.protocol import BEGINNING, Entry
+from common.settings import RunSettings
+from learner.books import Books
+from learner.flow import Flow
+from learner.journal import Position
+from learner.ledger import Ledger
+from learner.queue import LearnerQueue
+from tests.common.protocol_model import OUTCOMES, Killed, is_train, number_of
+from tests.learner.builders import make_plan, make_settings
+
+PLAN = make_plan(make_settings(groups_per_step=1, max_staleness=999), steps=1000, eval_questions=2)
+
+
+class MemoryJournal:
+    """A journal whose records outlive the learner, not the test; kills the learner on demand."""
+
+    def __init__(self, incarnation: int, ledgers: list[dict]) -> None:
+        self.incarnation = incarnation
+        self.ledgers = ledgers
+        self.kills = False
+
+    def append(self, kind: str, **fields: Any) -> Position:
+        self.ledgers.append(fields["ledger"])
+        if self.kills:
+            raise Killed
+        return Position(self.incarnation, len(self.ledgers))
+
+
+class Learner:
+    """Issues, reads, decides as it is told, writes down, repairs."""
+
+    def __init__(
+        self, connection: Connection, keys: Keys, incarnation: int, ledgers: list[dict]
+    ) -> None:
+        self.incarnation = incarnation
+        self.queue = LearnerQueue(connection, keys, incarnation)
+        self.ledger = Ledger()
+        if ledgers:
+            self.ledger.restore(ledgers[-1])
+        self.journal = MemoryJournal(incarnation, ledgers)
+        self.books = Books(self.ledger, self.journal, self.queue)  # type: ignore[arg-type]
+        self.flow = Flow(
+            connection, self.queue, self.books, PLAN, RunSettings(name="x"), "nonce", threading.Event()
+        )
+        self.position = dict.fromkeys(OUTCOMES, BEGINNING)
+
+    def issue(self, count: int) -> None:
+        """As many new tickets: credit is what the rest of the run needs."""
+        self.flow.issue_tickets(PLAN.steps - self.ledger.train_open - count)
+
+    def announce(self, version: str) -> None:
+        self.flow.publish(Weights(Version.parse(version), "folder", "hash", ""), 0, evaluate=False)
+
+    def evaluate(self, version: str) -> None:
+        """As the Evaluator starts."""
+        tickets = [f"eval:{version}:{index}" for index in range(len(PLAN.source.eval_questions))]
+        for ticket in tickets:
+            self.ledger.opened(ticket, Version.parse(version))
+        self.books.record("evaluation")
+        self._issue_evals(tickets)
+
+    def join(self) -> None:
+        """Repair; the evaluation's tickets are issued again by the Evaluator, which has its own test."""
+        self.flow.join()
+        if evals := list(self.ledger.eval_open()):
+            self._issue_evals(evals)
+            self.queue.set_totals(self.ledger.snapshot()["totals"])
+        self.position = dict.fromkeys(OUTCOMES, BEGINNING)
+
+    def read(self, purpose: Purpose, count: int) -> list[Entry]:
+        found = self.queue.outcomes(purpose, self.position[purpose], count)
+        for entry in found:
+            self.position[purpose] = entry.id
+            self.books.saw(entry)
+        return found
+
+    def end(self, ticket: str, state: EndState) -> None:
+        self.ledger.close(ticket, state)
+
+    def _issue_evals(self, tickets: list[str]) -> None:
+        versions = [self.ledger.open[ticket] for ticket in tickets]
+        batch = [(name, v, ask(name, str(v))) for name, v in zip(tickets, versions, strict=True)]
+        self.queue.issue("eval", batch)
+
+
+def ask(ticket: str, version: str) -> bytes:
+    """What a ticket holds: it follows from its id and version."""
+    first = Version.parse(version)
+    if is_train(ticket):
+        return encode(PLAN.source.train(ticket, first, number_of(ticket)))
+    return encode(PLAN.source.evaluation(first, int(ticket.rpartition(":")[2])))
