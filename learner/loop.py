@@ -117,7 +117,6 @@ class Learner:
         self._policy = policy
         self._checkpointed = checkpoint
         self._peak = peak_flops(command.learner.peak_tflops)
-        self._bad_steps = 0
         self._recorder = Recorder(self._folder, command.learner.report_to, command.run.name)
 
     def start(

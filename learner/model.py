@@ -50,9 +50,9 @@ def load_model(folder: Path, settings: LearnerSettings) -> Any:
         _use_liger(model)
     # Sampled and trained policy must be the same function.
     for module in model.modules():
-        for name in ("p", "attention_dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
+        name = "p" if isinstance(module, nn.Dropout) else "attention_dropout"
+        if isinstance(getattr(module, name, None), float):  # in some models it is a Dropout itself
+            setattr(module, name, 0.0)
     return model.eval()
 
 

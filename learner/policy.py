@@ -131,7 +131,7 @@ class Policy:
                 weights = aggregation_weights(
                     lengths[chosen],
                     loss_type=settings.loss_type,
-                    batch_tokens=max(1, int(lengths.sum())),
+                    batch_tokens=max(1, batch.trained_tokens),
                     mini_batches=count,
                     max_completion_length=settings.max_completion_length,
                 )

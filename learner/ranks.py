@@ -78,8 +78,12 @@ def end_with_launcher() -> None:
 
 
 def share(value: Any) -> Any:
-    """What rank 0 gives, on every rank."""
-    return _broadcast(value)
+    """What rank 0 gives, on every rank; the others give None."""
+    if world_size() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0, group=_messages())
+    return box[0]
 
 
 class Leader:
@@ -94,7 +98,7 @@ class Leader:
             return target
 
         def call(*arguments: Any) -> Any:
-            _broadcast((name, arguments))
+            share((name, arguments))
             return target(*arguments)
 
         return call
@@ -105,7 +109,7 @@ def follow(policy: Any) -> None:
     name = ""
     while name != "close":
         try:
-            name, arguments = _broadcast(None)
+            name, arguments = share(None)
         except RuntimeError as error:
             raise DeadlineExceeded(f"rank {rank()} waited for rank 0, which is gone: {error}") from error
         getattr(policy, name)(*arguments)
@@ -118,14 +122,6 @@ def gather(value: Any) -> list[Any]:
     values: list[Any] = [None] * world_size()
     dist.all_gather_object(values, value, group=_messages())
     return values
-
-
-def _broadcast(value: Any) -> Any:
-    if world_size() == 1:
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0, group=_messages())
-    return box[0]
 
 
 _group: Any = None

@@ -54,6 +54,8 @@ def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
     """
     if world_size() > 1:
         raise ConfigError("a replay is one process: start it without torchrun")
+    if out.resolve() == folder.resolve():
+        raise ConfigError(f"--out {out}: the run's own files would be overwritten; name another folder")
     claim = _after(folder)
     headers = [record for _, record in read_chain(folder, claim) if record["kind"] == "header"]
     if not headers:
@@ -113,7 +115,7 @@ def _other_metrics(one: Path, other: Path) -> list[int]:
 
 def _metrics(path: Path) -> Iterator[tuple[int, str]]:
     """Step and metrics, as text: NaN differs from itself."""
-    for line in path.read_text().splitlines():
+    for line in path.read_text().splitlines() if path.is_file() else ():
         row = {name: value for name, value in json.loads(line).items() if not name.startswith("perf/")}
         yield row["step"], json.dumps(row, sort_keys=True)
 

@@ -1,0 +1,20 @@
+"""What a replay refuses before it touches anything."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.errors import ConfigError
+from learner.replay import replay
+
+
+def test_a_folder_without_a_journal_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=f"{tmp_path}: no journal of a run"):
+        replay(tmp_path, tmp_path / "out", {})
+
+
+def test_a_replay_into_the_runs_own_folder_is_refused(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(ConfigError, match="the run's own files would be overwritten"):
+        replay(tmp_path, tmp_path / "x" / "..", {})
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
