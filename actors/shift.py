@@ -180,8 +180,8 @@ class Shift:
     async def _serve(self, job: Job) -> None:
         ticket = job.ticket
         try:
-            if job.alone:
-                await asyncio.to_thread(job.stream.mark_alone, job.entry)
+            if job.alone and not await asyncio.to_thread(job.stream.mark_alone, job.entry):
+                raise Aborted(job.request_id)  # somebody else has it by now
             rollouts = await self._engine.generate(
                 job.request_id, ticket.prompt_ids, ticket.sampling, ticket.num_generations
             )
@@ -213,8 +213,7 @@ class Shift:
         self._leases.release(job.stream, job.entry)
         self._desk.remove(job)
         if not job.lost:
-            stream, entry = job.stream, job.entry
-            await asyncio.to_thread(stream.handoff, entry, stream.stream, entry.payload)
+            await asyncio.to_thread(job.stream.give_back, job.entry)
 
     # Beside them
 

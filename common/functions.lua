@@ -4,8 +4,13 @@
 --
 -- `open` maps a ticket to "stream|entry|version": where its one entry lies, and the version it was
 -- first issued at. A ticket that is not in `open` has ended or was never issued.
+--
+-- How often a ticket failed is written on its entry, so it ends with the stage: field `a` counts what
+-- failed before the entry was added, its delivery count, less one, the leases that were lost since.
+-- While the ticket runs without company, ALONE is added to the delivery count.
 
 local GROUP = 'workers'
+local ALONE = 1000000
 
 local function field_of(entry, name)
   for i = 1, #entry[2], 2 do
@@ -22,12 +27,39 @@ local function place_of(stream, entry, version)
   return stream .. '|' .. entry .. '|' .. version
 end
 
-local function exists(stream, entry)
-  return #redis.call('XRANGE', stream, entry, entry) == 1
+local function find(stream, entry)
+  return redis.call('XRANGE', stream, entry, entry)[1]
 end
 
-local function is_pending(stream, entry)
-  return #redis.call('XPENDING', stream, GROUP, entry, entry, 1) == 1
+-- The version the ticket was first issued at, if this entry is its one.
+local function version_at(open, ticket, stream, entry)
+  local place = redis.call('HGET', open, ticket)
+  local here = place_of(stream, entry, '')
+  return place and string.sub(place, 1, #here) == here and string.sub(place, #here + 1)
+end
+
+local function failed_before(found)
+  return tonumber(field_of(found, 'a') or 0)
+end
+
+-- A row of XPENDING: entry, consumer, idle time, delivery count.
+local function lost_leases(pending)
+  return (pending[4] - 1) % ALONE
+end
+
+local function runs_alone(pending)
+  return pending[4] > ALONE
+end
+
+-- The entry's row of XPENDING, if this consumer holds it.
+local function held_by(consumer, stream, entry)
+  local pending = redis.call('XPENDING', stream, GROUP, entry, entry, 1)[1]
+  return pending and pending[2] == consumer and pending
+end
+
+local function give_to(consumer, stream, entry, lost, alone)
+  local deliveries = 1 + lost + (alone and ALONE or 0)
+  redis.call('XCLAIM', stream, GROUP, consumer, 0, entry, 'RETRYCOUNT', deliveries, 'JUSTID')
 end
 
 local function remove(stream, entry)
@@ -83,7 +115,7 @@ local function issue(keys, args)
     if place then
       local stream, entry, first = split_place(place)
       version = first
-      alive = exists(stream, entry)
+      alive = find(stream, entry)
     else
       redis.call('HINCRBY', keys[3], 'issued', 1)
     end
@@ -97,60 +129,73 @@ local function issue(keys, args)
 end
 
 -- XADD comes first: were XACK first and XADD refused (out of memory), the group would be lost.
-local function move(keys, entry, ticket, payload)
-  local open, src, dst = keys[2], keys[3], keys[4]
-  if not is_pending(src, entry) then return 0 end
-  local place = redis.call('HGET', open, ticket)
-  local stream, current, version = split_place(place or '')
-  if stream ~= src or current ~= entry then
-    remove(src, entry)
-    return 0
-  end
-  local moved = redis.call('XADD', dst, '*', 't', ticket, 'd', payload)
+local function move(open, src, dst, entry, ticket, version, ...)
+  local moved = redis.call('XADD', dst, '*', 't', ticket, ...)
   redis.call('HSET', open, ticket, place_of(dst, moved, version))
   remove(src, entry)
-  return 1
 end
 
--- keys: fence, open, src, dst, attempts, alone; args: entry, ticket, payload
--- The first to finish wins. Attempts count within a stage, so they end with it; giving work back (dst is
--- src) keeps them.
+-- keys: fence, open, src, dst; args: entry, ticket, payload
+-- The first to finish wins, whoever has the lease.
 local function handoff(keys, args)
+  local open, src, dst = keys[2], keys[3], keys[4]
+  local entry, ticket = args[1], args[2]
+  local version = version_at(open, ticket, src, entry)
+  if version then
+    move(open, src, dst, entry, ticket, version, 'd', args[3])
+    return 1
+  end
   local refused = ready(keys[1])
   if refused then return refused end
-  local moved = move(keys, args[1], args[2], args[3])
-  if moved == 1 and keys[3] ~= keys[4] then
-    redis.call('HDEL', keys[5], args[2])
-    redis.call('SREM', keys[6], args[2])
-  end
-  return moved
+  local found = find(src, entry)
+  if found and field_of(found, 't') == ticket then remove(src, entry) end  -- of no use to anybody
+  return 0
 end
 
--- keys: fence, open, src, dst, dead; args: entry, ticket, tombstone, reason
+-- keys: fence, open, src; args: consumer, entry, ticket, failures, max_attempts
+-- Puts the holder's work back at the end of its stream, with the attempts that failed so far; returns
+-- these, or -1 if the entry is not the consumer's any more. `failures` is 1 to count this attempt as
+-- well; if it was the last one the entry stays, for the caller to bury.
+local function put_back(keys, args)
+  local refused = ready(keys[1])
+  if refused then return refused end
+  local open, src, consumer, entry, ticket = keys[2], keys[3], args[1], args[2], args[3]
+  local pending, found = held_by(consumer, src, entry), find(src, entry)
+  local version = version_at(open, ticket, src, entry)
+  if not (pending and found and version) then return -1 end
+  local failures = tonumber(args[4])
+  local lost = lost_leases(pending) + failures
+  local attempts = failed_before(found) + lost
+  if failures > 0 and attempts >= tonumber(args[5]) then
+    give_to(consumer, src, entry, lost, false)
+  else
+    move(open, src, src, entry, ticket, version, 'd', field_of(found, 'd'), 'a', attempts)
+  end
+  return attempts
+end
+
+-- keys: fence, open, src, dst, dead; args: consumer, entry, ticket, payload, tombstone, reason
+-- Ends the holder's ticket as dead; returns 0 if the entry is not the consumer's any more.
 local function bury(keys, args)
   local refused = ready(keys[1])
   if refused then return refused end
-  local found = redis.call('XRANGE', keys[3], args[1], args[1])
-  local moved = move(keys, args[1], args[2], args[3])
-  if moved == 1 then
-    redis.call('XADD', keys[5], '*', 't', args[2], 'd', field_of(found[1], 'd'), 'reason', args[4])
-  end
-  return moved
+  local open, src, entry, ticket = keys[2], keys[3], args[2], args[3]
+  local version = version_at(open, ticket, src, entry)
+  if not (version and held_by(args[1], src, entry)) then return 0 end
+  redis.call('XADD', keys[5], '*', 't', ticket, 'd', args[4], 'reason', args[6])
+  move(open, src, keys[4], entry, ticket, version, 'd', args[5])
+  return 1
 end
 
--- keys: fence, open, attempts, src; args: entry, ticket, max_attempts
--- Counts an explicit failure and puts the entry back at the end. Returns the attempts counted so far;
--- at max_attempts the entry stays, for the caller to bury; -1 if the entry is not the caller's any more.
-local function fail(keys, args)
+-- keys: fence, src; args: consumer, entry
+-- The holder is about to work on nothing else: a lease that is lost from now on is this ticket's doing.
+local function mark_alone(keys, args)
   local refused = ready(keys[1])
   if refused then return refused end
-  local entry, ticket = args[1], args[2]
-  local found = redis.call('XRANGE', keys[4], entry, entry)
-  if #found == 0 or not is_pending(keys[4], entry) then return -1 end
-  local attempts = redis.call('HINCRBY', keys[3], ticket, 1)
-  if attempts >= tonumber(args[3]) then return attempts end
-  move({keys[1], keys[2], keys[4], keys[4]}, entry, ticket, field_of(found[1], 'd'))
-  return attempts
+  local pending = held_by(args[1], keys[2], args[2])
+  if not pending then return 0 end
+  give_to(args[1], keys[2], args[2], lost_leases(pending), true)
+  return 1
 end
 
 -- keys: fence, src; args: consumer, entries... Returns 1 for each entry the consumer still owns.
@@ -159,8 +204,7 @@ local function renew(keys, args)
   if refused then return refused end
   local owned = {}
   for i = 2, #args do
-    local pending = redis.call('XPENDING', keys[2], GROUP, args[i], args[i], 1)
-    if #pending == 1 and pending[1][2] == args[1] then
+    if held_by(args[1], keys[2], args[i]) then
       redis.call('XCLAIM', keys[2], GROUP, args[1], 0, args[i], 'JUSTID')
       table.insert(owned, 1)
     else
@@ -170,30 +214,27 @@ local function renew(keys, args)
   return owned
 end
 
--- keys: fence, attempts, alone, src; args: consumer, lease_ms, count, max_attempts, server_up_ms
+-- keys: fence, src; args: consumer, lease_ms, count, max_attempts, server_up_ms
 -- Takes over entries whose lease ran out, and counts the attempt in the same step. Only a ticket that
--- was working alone when its lease ran out is doomed. Returns {entry, ticket, payload, attempts, doomed}.
+-- ran alone when its lease ran out is doomed. Returns {entry, ticket, payload, attempts, doomed}.
 local function reclaim(keys, args)
   local refused = ready(keys[1])
   if refused then return refused end
-  local lease, most = tonumber(args[2]), tonumber(args[4])
+  local src, lease, most = keys[2], tonumber(args[2]), tonumber(args[4])
   local taken = {}
   if tonumber(args[5]) < lease then return taken end
-  local late = redis.call('XPENDING', keys[4], GROUP, 'IDLE', lease, '-', '+', args[3])
-  for _, pending in ipairs(late) do
-    local found = redis.call('XRANGE', keys[4], pending[1], pending[1])
-    if #found == 0 then
-      redis.call('XACK', keys[4], GROUP, pending[1])
+  for _, pending in ipairs(redis.call('XPENDING', src, GROUP, 'IDLE', lease, '-', '+', args[3])) do
+    local entry = pending[1]
+    local found = find(src, entry)
+    if not found then
+      redis.call('XACK', src, GROUP, entry)
     else
-      redis.call('XCLAIM', keys[4], GROUP, args[1], 0, pending[1], 'JUSTID')
-      local ticket = field_of(found[1], 't')
-      local doomed = redis.call('SISMEMBER', keys[3], ticket)
-      local attempts = redis.call('HINCRBY', keys[2], ticket, 1)
-      if attempts >= most and doomed == 0 then
-        attempts = math.max(most - 1, 1)
-        redis.call('HSET', keys[2], ticket, attempts)
-      end
-      table.insert(taken, {pending[1], ticket, field_of(found[1], 'd'), attempts, doomed})
+      local before, doomed = failed_before(found), runs_alone(pending)
+      local attempts = before + lost_leases(pending) + 1
+      if attempts >= most and not doomed then attempts = math.max(before, most - 1, 1) end
+      give_to(args[1], src, entry, attempts - before, doomed)
+      local ticket, payload = field_of(found, 't'), field_of(found, 'd')
+      table.insert(taken, {entry, ticket, payload, attempts, doomed and 1 or 0})
     end
   end
   return taken
@@ -210,7 +251,7 @@ local function outcomes(keys, args)
   return found
 end
 
--- keys: fence, open, attempts, alone, ledger, outcome stream
+-- keys: fence, open, ledger, outcome stream
 -- args: incarnation, number of tickets, (ticket, state) each, then entries of the outcome stream
 -- Ends tickets wherever their entry lies, and deletes the entries that brought them.
 local function close(keys, args)
@@ -225,14 +266,12 @@ local function close(keys, args)
       local stream, entry = split_place(place)
       remove(stream, entry)
       redis.call('HDEL', keys[2], ticket)
-      redis.call('HINCRBY', keys[5], state, 1)
+      redis.call('HINCRBY', keys[3], state, 1)
       closed = closed + 1
     end
-    redis.call('HDEL', keys[3], ticket)
-    redis.call('SREM', keys[4], ticket)
   end
   for i = last + 1, #args do
-    redis.call('XDEL', keys[6], args[i])
+    redis.call('XDEL', keys[4], args[i])
   end
   return closed
 end
@@ -262,14 +301,14 @@ local function remove_consumer(keys, args)
   return redis.call('XGROUP', 'DELCONSUMER', keys[1], GROUP, args[1]) + 1
 end
 
--- keys: open, ledger, attempts, work streams...
+-- keys: open, ledger, work streams...
 -- One instant: the totals, and for each open ticket its place, attempts, holder and idle time.
 local function audit(keys, args)
-  local holders = {}
-  for i = 4, #keys do
+  local leases = {}
+  for i = 3, #keys do
     if redis.call('EXISTS', keys[i]) == 1 then
       for _, pending in ipairs(redis.call('XPENDING', keys[i], GROUP, '-', '+', 1000000)) do
-        holders[keys[i] .. '|' .. pending[1]] = {pending[2], pending[3]}
+        leases[place_of(keys[i], pending[1], '')] = pending
       end
     end
   end
@@ -277,10 +316,11 @@ local function audit(keys, args)
   local open = redis.call('HGETALL', keys[1])
   for i = 1, #open, 2 do
     local stream, entry, version = split_place(open[i + 1])
-    local holder = holders[stream .. '|' .. entry] or {'', 0}
-    local there = exists(stream, entry) and 1 or 0
-    local attempts = redis.call('HGET', keys[3], open[i]) or '0'
-    table.insert(tickets, {open[i], stream, entry, version, attempts, holder[1], holder[2], there})
+    local pending, found = leases[place_of(stream, entry, '')], find(stream, entry)
+    local attempts = (found and failed_before(found) or 0) + (pending and lost_leases(pending) or 0)
+    local holder, idle_ms = pending and pending[2] or '', pending and pending[3] or 0
+    local there = found and 1 or 0
+    table.insert(tickets, {open[i], stream, entry, version, attempts, holder, idle_ms, there})
   end
   return {redis.call('HGETALL', keys[2]), tickets}
 end
@@ -293,7 +333,8 @@ register('claim', claim, {})
 register('issue', issue, {})
 register('handoff', handoff, {})
 register('bury', bury, {})
-register('fail', fail, {})
+register('mark_alone', mark_alone, {'allow-oom'})
+register('put_back', put_back, {})
 register('renew', renew, {'allow-oom'})
 register('reclaim', reclaim, {'allow-oom'})
 register('outcomes', outcomes, {'no-writes'})

@@ -24,8 +24,6 @@ class Keys:
         self.dead = prefix + "dead"  # stream: what failed too often, with the reason
         self.fence = prefix + "fence"  # hash: nonce of the run's folder, learner's incarnation
         self.open = prefix + "open"  # hash: ticket -> the entry that holds it, first version
-        self.attempts = prefix + "attempts"  # hash: ticket -> attempts that failed
-        self.alone = prefix + "alone"  # set: tickets whose last attempt runs without company
         self.ledger = prefix + "ledger"  # hash: issued, and a count per end state
         self.contract = prefix + "contract"
         self.weights = prefix + "weights"  # the announced version

@@ -2,7 +2,7 @@
 
 The functions themselves run on the server (functions.lua). A worker's life of an entry:
 
-    take or reclaim -> renew while working -> handoff, or fail (try again), or bury (give up)
+    take or reclaim -> renew while working -> handoff, give_back, fail (try again) or bury (give up)
 
 What only the learner does is in learner/queue.py.
 """
@@ -78,22 +78,13 @@ class WorkStream:
             "XREADGROUP", "GROUP", GROUP, self.consumer, "COUNT", count, *block,
             "STREAMS", self.stream, ">",
         )  # fmt: skip
-        entries = _read_entries(reply)
-        if not entries:
-            return []
-        counts = self._connection.execute(
-            "HMGET", self._keys.attempts, *(entry.ticket for entry in entries)
-        )
-        return [
-            Entry(entry.id, entry.ticket, entry.payload, int(count or 0))
-            for entry, count in zip(entries, counts, strict=True)
-        ]
+        return _read_entries(reply)
 
     def reclaim(self, count: int) -> list[Entry]:
         """Up to `count` entries whose lease ran out; each counts as a failed attempt."""
         reply = self._connection.call(
             "reclaim",
-            [self._keys.fence, self._keys.attempts, self._keys.alone, self.stream],
+            [self._keys.fence, self.stream],
             [self.consumer, self._lease_ms, count, self.max_attempts, self._connection.uptime_ms()],
         )
         return [
@@ -105,9 +96,15 @@ class WorkStream:
         """Whether this is the ticket's last attempt, to be made without company."""
         return entry.attempts >= self.max_attempts - 1 and entry.attempts > 0
 
-    def mark_alone(self, entry: Entry) -> None:
-        """Record that the ticket runs without company: if its lease is lost now, it is the cause."""
-        self._connection.execute("SADD", self._keys.alone, entry.ticket)
+    def mark_alone(self, entry: Entry) -> bool:
+        """Record that the ticket runs without company: if its lease is lost now, it is the cause.
+
+        False if the lease is lost already: the ticket is somebody else's.
+        """
+        reply = self._connection.call(
+            "mark_alone", [self._keys.fence, self.stream], [self.consumer, entry.id]
+        )
+        return bool(reply)
 
     def renew(self, entries: Iterable[str]) -> list[bool]:
         """Extend the leases; False for an entry that is no longer this consumer's."""
@@ -120,25 +117,32 @@ class WorkStream:
         """Replace the entry by `payload` on the next stream; False if somebody else was first."""
         reply = self._connection.call(
             "handoff",
-            [
-                self._keys.fence, self._keys.open, self.stream, destination, self._keys.attempts,
-                self._keys.alone,
-            ],
+            [self._keys.fence, self._keys.open, self.stream, destination],
             [entry.id, entry.ticket, payload],
-        )  # fmt: skip
+        )
         return bool(reply)
+
+    def give_back(self, entry: Entry) -> bool:
+        """Put the entry back, counting no attempt; False if it is somebody else's by now."""
+        return self._put_back(entry, failures=0) >= 0
 
     def fail(self, entry: Entry, purpose: Purpose, reason: str) -> bool:
         """Count a failed attempt and put the entry back, or bury it after the last; True if buried."""
-        attempts = self._connection.call(
-            "fail",
-            [self._keys.fence, self._keys.open, self._keys.attempts, self.stream],
-            [entry.id, entry.ticket, self.max_attempts],
-        )
+        attempts = self._put_back(entry, failures=1)
         return attempts >= self.max_attempts and self.bury(entry, purpose, reason)
 
+    def _put_back(self, entry: Entry, failures: int) -> int:
+        return self._connection.call(
+            "put_back",
+            [self._keys.fence, self._keys.open, self.stream],
+            [self.consumer, entry.id, entry.ticket, failures, self.max_attempts],
+        )
+
     def bury(self, entry: Entry, purpose: Purpose, reason: str) -> bool:
-        """End the ticket as dead: payload and reason to `dead`, a verdict to the learner."""
+        """End the ticket as dead: payload and reason to `dead`, a verdict to the learner.
+
+        False if the entry is somebody else's by now.
+        """
         verdict = encode(Verdict(entry.ticket, "dead", reason))
         reply = self._connection.call(
             "bury",
@@ -146,7 +150,7 @@ class WorkStream:
                 self._keys.fence, self._keys.open, self.stream, self._keys.outcomes_for(purpose),
                 self._keys.dead,
             ],
-            [entry.id, entry.ticket, verdict, reason],
+            [self.consumer, entry.id, entry.ticket, entry.payload, verdict, reason],
         )  # fmt: skip
         return bool(reply)
 
@@ -183,7 +187,7 @@ class RunView:
         """Totals and open tickets in one instant; raises RunNotReady."""
         totals, places = self._connection.call(
             "audit",
-            [self.keys.open, self.keys.ledger, self.keys.attempts, *self.keys.work_streams],
+            [self.keys.open, self.keys.ledger, *self.keys.work_streams],
             [],
         )
         counts = dict(zip(totals[::2], totals[1::2], strict=True))
@@ -222,7 +226,8 @@ def _read_entries(reply: Any) -> list[Entry]:
             pairs = (
                 fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
             )
-            entries.append(Entry(text(entry), text(pairs[b"t"]), pairs[b"d"]))
+            attempts = int(pairs.get(b"a", 0))
+            entries.append(Entry(text(entry), text(pairs[b"t"]), pairs[b"d"], attempts))
     return entries
 
 

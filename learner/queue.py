@@ -45,12 +45,9 @@ class LearnerQueue:
         flat = [part for ticket, state in ends.items() for part in (ticket, state)]
         return self._fenced(
             "close",
-            [
-                self.keys.open, self.keys.attempts, self.keys.alone, self.keys.ledger,
-                self.keys.outcomes_for(purpose),
-            ],
+            [self.keys.open, self.keys.ledger, self.keys.outcomes_for(purpose)],
             [len(ends), *flat, *entries],
-        )  # fmt: skip
+        )
 
     def publish_contract(self, contract: bytes) -> None:
         """Say what must agree across the run's processes."""

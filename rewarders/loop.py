@@ -136,7 +136,9 @@ class Rewarder:
         alone = self._stream.runs_alone(entry) and not entry.doomed
         if alone:
             self._settle(wait_for_all=True)
-            self._stream.mark_alone(entry)
+            if not self._stream.mark_alone(entry):
+                self._keeper.release(self._stream, entry)
+                return
         self._busy.add(self._threads.submit(self._serve_entry, entry))
         if alone:
             self._settle(wait_for_all=True)

@@ -11,6 +11,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from common.connection import Connection
+from common.keys import GROUP
+
+ALONE = 1_000_000
+"""Above this a delivery count says that the ticket runs without company (common/functions.lua)."""
 
 
 def wait_until(predicate: Callable[[], Any], what: str, timeout_s: float = 10.0) -> Any:
@@ -31,6 +35,13 @@ def wait_until_written(connection: Connection) -> None:
     While the disk is busy with an earlier sync the server acknowledges first and writes later.
     """
     wait_until(lambda: connection.info()["aof_buffer_length"] == 0, "the server to have written")
+
+
+def runs_alone(connection: Connection, stream: str) -> bool:
+    """Whether a worker said of an entry that it works on nothing else."""
+    look = f"return redis.call('XPENDING', KEYS[1], '{GROUP}', '-', '+', 10)"
+    pending = connection.execute("EVAL", look, 1, stream)
+    return any(deliveries > ALONE for _, _, _, deliveries in pending)
 
 
 class LossyProxy:

@@ -143,9 +143,11 @@ def test_a_request_whose_lease_is_lost_is_aborted_and_not_handed_off(
 
 def test_the_last_attempt_runs_alone(a_run: Run, start_actor: StartActor) -> None:
     a_run.announce(0)
-    tickets = [a_run.ticket(number) for number in range(6)]
-    a_run.issue(*tickets)
-    a_run.connection.execute("HSET", a_run.keys.attempts, "train:2", 2)
+    a_run.issue(a_run.ticket(2))
+    unlucky = a_run.stream("unlucky")
+    for _ in range(2):
+        unlucky.fail(unlucky.take(1)[0], "train", "no luck")
+    a_run.issue(*(a_run.ticket(number) for number in (0, 1, 3, 4, 5)))
     together: dict[str, int] = {}
 
     class Watching(FakeEngine):

@@ -26,13 +26,18 @@ Issued = list[tuple[str, str, bytes]]
 
 @dataclass
 class Item:
-    """An entry of a stream. `holder` works on it, or did when its lease ran out (`late`)."""
+    """An entry of a stream. `holder` works on it, or did when its lease ran out (`late`).
+
+    `attempts` failed in this stage; `alone` says that the holder works on nothing else.
+    """
 
     uid: int
     ticket: str
     payload: bytes
+    attempts: int = 0
     holder: str = ""
     late: bool = False
+    alone: bool = False
 
 
 @dataclass
@@ -43,8 +48,6 @@ class Contents:
     streams: dict[str, list[Item]] = field(default_factory=lambda: {name: [] for name in STREAMS})
     dead: list[tuple[str, bytes, str]] = field(default_factory=list)
     places: dict[str, tuple[str, int, str]] = field(default_factory=dict)
-    attempts: Counter[str] = field(default_factory=Counter)
-    alone: set[str] = field(default_factory=set)
     totals: Counter[str] = field(default_factory=Counter)
 
 
@@ -103,7 +106,6 @@ class ServerModel:
         for ticket in closed:
             place, uid, _ = self.now.places.pop(ticket)
             self._drop(place, uid)
-            self._forget_attempts(ticket)
             self.now.totals[ends[ticket]] += 1
         for uid in uids:
             self._drop(stream, uid)
@@ -142,38 +144,50 @@ class ServerModel:
         late = [item for item in self.now.streams[stream] if item.late][:count]
         for item in late:
             item.holder, item.late = consumer, False
-            self.now.attempts[item.ticket] += 1
-            if self.now.attempts[item.ticket] >= most and item.ticket not in self.now.alone:
-                self.now.attempts[item.ticket] = max(most - 1, 1)  # it gets its attempt alone first
-        return [self._seen(item, item.ticket in self.now.alone) for item in late]
+            item.attempts += 1
+            if item.attempts >= most and not item.alone:
+                item.attempts = max(most - 1, 1)  # it gets its attempt alone first
+        return [self._seen(item, item.alone) for item in late]
 
-    def mark_alone(self, ticket: str) -> None:
-        self.now.alone.add(ticket)
+    def mark_alone(self, stream: str, consumer: str, uid: int) -> bool:
+        self._ready()
+        item = self._held(stream, consumer, uid)
+        if item is not None:
+            item.alone, item.late = True, False
+        return item is not None
 
     def handoff(self, stream: str, uid: int, destination: str, payload: bytes) -> bool:
+        """Who holds the entry does not matter: the first to finish wins."""
         self._ready()
-        item = self._taken(stream, uid)
+        item = self.find(stream, uid)
         if item is None:
             return False
         self._move(stream, item, destination, payload)
-        if destination != stream:
-            self._forget_attempts(item.ticket)
         return True
 
-    def fail(self, stream: str, uid: int, most: int) -> int:
-        """Attempts so far; -1 if the entry is gone. The last attempt's entry stays, to be buried."""
+    def give_back(self, stream: str, consumer: str, uid: int) -> bool:
         self._ready()
-        item = self._taken(stream, uid)
+        item = self._held(stream, consumer, uid)
+        if item is None:
+            return False
+        self._move(stream, item, stream, item.payload, item.attempts)
+        return True
+
+    def fail(self, stream: str, consumer: str, uid: int, most: int) -> int:
+        """Attempts so far, -1 if not the consumer's; after the last the entry stays, to be buried."""
+        self._ready()
+        item = self._held(stream, consumer, uid)
         if item is None:
             return -1
-        self.now.attempts[item.ticket] += 1
-        if self.now.attempts[item.ticket] < most:
-            self._move(stream, item, stream, item.payload)
-        return self.now.attempts[item.ticket]
+        item.attempts += 1
+        item.alone = item.late = False
+        if item.attempts < most:
+            self._move(stream, item, stream, item.payload, item.attempts)
+        return item.attempts
 
-    def bury(self, stream: str, uid: int, verdict: bytes, reason: str) -> bool:
+    def bury(self, stream: str, consumer: str, uid: int, verdict: bytes, reason: str) -> bool:
         self._ready()
-        item = self._taken(stream, uid)
+        item = self._held(stream, consumer, uid)
         if item is None:
             return False
         self._move(stream, item, OUTCOMES[purpose_of(item.ticket)], verdict)
@@ -184,28 +198,26 @@ class ServerModel:
         self._ready()
 
     def _seen(self, item: Item, doomed: bool) -> tuple[int, str, bytes, int, bool]:
-        return item.uid, item.ticket, item.payload, self.now.attempts[item.ticket], doomed
+        return item.uid, item.ticket, item.payload, item.attempts, doomed
 
-    def _taken(self, stream: str, uid: int) -> Item | None:
-        """The entry if somebody works on it; who, does not matter: the first to finish wins."""
+    def _held(self, stream: str, consumer: str, uid: int) -> Item | None:
+        """The entry if this consumer holds it."""
         item = self.find(stream, uid)
-        return item if item is not None and item.holder else None
+        return item if item is not None and item.holder == consumer else None
 
-    def _put(self, stream: str, ticket: str, payload: bytes, first: str) -> None:
-        item = Item(next(self._uids), ticket, payload)
+    def _put(self, stream: str, ticket: str, payload: bytes, first: str, attempts: int = 0) -> None:
+        item = Item(next(self._uids), ticket, payload, attempts)
         self.now.streams[stream].append(item)
         self.now.places[ticket] = (stream, item.uid, first)
 
-    def _move(self, stream: str, item: Item, destination: str, payload: bytes) -> None:
+    def _move(
+        self, stream: str, item: Item, destination: str, payload: bytes, attempts: int = 0
+    ) -> None:
         self._drop(stream, item.uid)
-        self._put(destination, item.ticket, payload, self.now.places[item.ticket][2])
+        self._put(destination, item.ticket, payload, self.now.places[item.ticket][2], attempts)
 
     def _drop(self, stream: str, uid: int) -> None:
         self.now.streams[stream] = [item for item in self.now.streams[stream] if item.uid != uid]
-
-    def _forget_attempts(self, ticket: str) -> None:
-        self.now.attempts.pop(ticket, None)
-        self.now.alone.discard(ticket)
 
 
 @dataclass

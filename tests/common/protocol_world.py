@@ -34,6 +34,7 @@ from tests.common.protocol_model import (
     ServerModel,
     purpose_of,
 )
+from tests.helpers import ALONE
 
 MOST_ATTEMPTS = 3
 LEASE_MS = 1_000_000  # leases run out when the machine says so, never by themselves
@@ -52,8 +53,7 @@ for i = 1, {len(STREAMS)} do
 end
 local i = {len(STREAMS)}
 return {{streams, redis.call('XRANGE', KEYS[i + 1], '-', '+'), redis.call('HGETALL', KEYS[i + 2]),
-  redis.call('HGETALL', KEYS[i + 3]), redis.call('SMEMBERS', KEYS[i + 4]),
-  redis.call('HGETALL', KEYS[i + 5]), redis.call('HGET', KEYS[i + 6], 'incarnation')}}
+  redis.call('HGETALL', KEYS[i + 3]), redis.call('HGET', KEYS[i + 4], 'incarnation')}}
 """
 LATER = f"redis.call('XCLAIM', KEYS[1], '{GROUP}', ARGV[1], 0, ARGV[2], 'IDLE', ARGV[3], 'JUSTID')"
 DUMP = "local all = {} for i, k in ipairs(KEYS) do all[i] = redis.call('DUMP', k) end return all"
@@ -90,6 +90,7 @@ class Snapshot:
 
     keys: list[bytes | None]
     model: Contents
+    misissued: frozenset[str] = frozenset()
 
 
 class ProtocolWorld(RuleBasedStateMachine):
@@ -133,9 +134,9 @@ class ProtocolWorld(RuleBasedStateMachine):
         """The server holds what the model says; at the end of every verb."""
         self.steps["steps"] += 1
         self.calm += 1
-        names = [*STREAMS, "dead", "open", "attempts", "alone", "ledger", "fence"]
+        names = [*STREAMS, "dead", "open", "ledger", "fence"]
         keys = [getattr(self.keys, name) for name in names]
-        streams, dead, places, attempts, alone, totals, incarnation = self.connection.execute(
+        streams, dead, places, totals, incarnation = self.connection.execute(
             "EVAL", LOOK, len(keys), *keys
         )
         now = self.model.now
@@ -145,6 +146,8 @@ class ProtocolWorld(RuleBasedStateMachine):
             assert found == [(item.ticket, item.payload, item.holder) for item in now.streams[name]]
             late = {i.decode() for i, _, idle_ms, _ in pending if idle_ms >= LEASE_MS}
             assert late == {self.ids[item.uid] for item in now.streams[name] if item.late}
+            alone = {i.decode() for i, _, _, deliveries in pending if deliveries > ALONE}
+            assert alone == {self.ids[item.uid] for item in now.streams[name] if item.alone}
             assert not holders, f"pending, and gone: {holders}"
             for item, (entry, _) in zip(now.streams[name], entries, strict=True):
                 assert self.ids.setdefault(item.uid, entry.decode()) == entry.decode()
@@ -153,8 +156,6 @@ class ProtocolWorld(RuleBasedStateMachine):
             ticket: f"{getattr(self.keys, stream)}|{self.ids[uid]}|{first}"
             for ticket, (stream, uid, first) in now.places.items()
         }
-        assert {name: int(count) for name, count in texts(attempts).items()} == now.attempts
-        assert {ticket.decode() for ticket in alone} == now.alone
         assert +Counter({name: int(count) for name, count in texts(totals).items()}) == +now.totals
         assert (incarnation and int(incarnation)) == now.incarnation
         self._check_one_place(
@@ -173,7 +174,7 @@ class ProtocolWorld(RuleBasedStateMachine):
             assert place.exists or place.ticket in self.misissued
             item = self.model.find(*self.model.now.places[place.ticket][:2])
             assert place.consumer == (item.holder if item else "")
-            assert place.attempts == self.model.now.attempts[place.ticket]
+            assert place.attempts == (item.attempts if item else 0)
         ended = sum(count for name, count in totals.items() if name != "issued")
         assert totals.get("issued", 0) == ended + len(places)
 
@@ -291,17 +292,12 @@ class ProtocolWorld(RuleBasedStateMachine):
         return [hand for hand in self.hands if self.model.find(hand.stream, hand.uid)]
 
     def _lonely(self) -> list[Hand]:
-        """Those whose worker still has the lease of a ticket on its last attempt."""
-        return [
-            hand
-            for hand in self._busy()
-            if hand.worker.runs_alone(hand.entry)
-            and (item := self.model.find(hand.stream, hand.uid))
-            and item.holder == hand.worker.consumer
-        ]
+        """Those with a ticket on its last attempt, whoever has its lease by now."""
+        return [hand for hand in self._busy() if hand.worker.runs_alone(hand.entry)]
 
-    def _attempts(self, ticket: str) -> int:
-        return self.model.now.attempts[ticket]
+    def _attempts(self, hand: Hand) -> int:
+        item = self.model.find(hand.stream, hand.uid)
+        return item.attempts if item else -1
 
     def _unread(self) -> list[str]:
         positions = self.learner_model.position
@@ -330,11 +326,11 @@ class ProtocolWorld(RuleBasedStateMachine):
             return
         self._agree(
             lambda: self.connection.call(
-                "fail",
-                [self.keys.fence, self.keys.open, self.keys.attempts, hand.worker.stream],
-                [hand.entry.id, hand.entry.ticket, MOST_ATTEMPTS],
+                "put_back",
+                [self.keys.fence, self.keys.open, hand.worker.stream],
+                [hand.worker.consumer, hand.entry.id, hand.entry.ticket, 1, MOST_ATTEMPTS],
             ),
-            lambda: self.model.fail(hand.stream, hand.uid, MOST_ATTEMPTS),
+            lambda: self.model.fail(hand.stream, hand.worker.consumer, hand.uid, MOST_ATTEMPTS),
         )
 
     def _take(self, stream: str, worker: WorkStream, count: int) -> None:
@@ -362,9 +358,10 @@ class ProtocolWorld(RuleBasedStateMachine):
         self._check_server()
 
     def _mark_alone(self, hand: Hand) -> None:
-        hand.worker.mark_alone(hand.entry)
-        self.model.mark_alone(hand.entry.ticket)
-        self._check_server()
+        self._agree(
+            lambda: hand.worker.mark_alone(hand.entry),
+            lambda: self.model.mark_alone(hand.stream, hand.worker.consumer, hand.uid),
+        )
 
     def _bury(self, hand: Hand) -> None:
         reason, purpose = f"reason {next(self.payloads)}", purpose_of(hand.entry.ticket)
@@ -394,23 +391,28 @@ class ProtocolWorld(RuleBasedStateMachine):
                 lambda: self.model.handoff(hand.stream, hand.uid, destination, payload),
             )
 
+    def _give_back(self, hand: Hand) -> None:
+        self._agree(
+            lambda: hand.worker.give_back(hand.entry),
+            lambda: self.model.give_back(hand.stream, hand.worker.consumer, hand.uid),
+        )
+
     def _now_ms(self) -> int:
         seconds, microseconds = self.connection.execute("TIME")
         return int(seconds) * 1000 + int(microseconds) // 1000
 
     def _fail_model(self, hand: Hand, reason: str) -> bool:
-        attempts = self.model.fail(hand.stream, hand.uid, MOST_ATTEMPTS)
+        attempts = self.model.fail(hand.stream, hand.worker.consumer, hand.uid, MOST_ATTEMPTS)
         return attempts >= MOST_ATTEMPTS and self._bury_model(hand, reason)
 
     def _bury_model(self, hand: Hand, reason: str) -> bool:
         verdict = encode(Verdict(hand.entry.ticket, "dead", reason))
-        return self.model.bury(hand.stream, hand.uid, verdict, reason)
+        return self.model.bury(hand.stream, hand.worker.consumer, hand.uid, verdict, reason)
 
     def _leased(self) -> list[tuple[str, Item]]:
         """Taken entries; those with most attempts first, and those that run alone before them."""
         taken = [(name, item) for name in WORK for item in self.model.now.streams[name] if item.holder]
-        alone, attempts = self.model.now.alone, self._attempts
-        return sorted(taken, key=lambda at: (at[1].ticket not in alone, -attempts(at[1].ticket)))
+        return sorted(taken, key=lambda at: (not at[1].alone, -at[1].attempts))
 
 
 def state_of(payload: bytes) -> str:

@@ -49,13 +49,15 @@ def play(run: Run, lose: Callable[[str], None]) -> list[object]:
     for entry in taken[:2]:
         lose("handoff")
         actor.handoff(entry, run.keys.rollouts, b"group")
-    lose("fail")
+    lose("put_back")
     actor.fail(taken[2], "train", "no luck")
+    lose("mark_alone")
+    said.append(actor.mark_alone(taken[3]))
     lose("bury")
     actor.bury(taken[3], "train", "hopeless")
     (again,) = actor.take(4)
     said.append(again.attempts)
-    lose("fail")
+    lose("put_back")
     actor.fail(again, "train", "no luck")
     scorer = run.rewarder()
     for entry in scorer.take(2):

@@ -194,13 +194,83 @@ def test_a_ticket_that_dies_alone_is_doomed_and_buried(run: Run) -> None:
     worker.take(1)
     while not worker.runs_alone(entry := reclaimed(worker)):
         pass
-    worker.mark_alone(entry)
-    entry = reclaimed(worker)
+    assert worker.mark_alone(entry)
+    assert reclaimed(worker).doomed
+    entry = reclaimed(worker)  # whoever takes it over from one that died before the burial
     assert entry.doomed
     assert worker.bury(entry, "train", "killed its engine")
     verdict = decode(run.learner.outcomes("train", BEGINNING, 10)[0].payload, Verdict)
     assert (verdict.ticket_id, verdict.state) == ("train:1", "dead")
     assert run.entries(run.keys.dead) == [(b"train:1", b"ask")]
+
+
+def last_attempt(worker: WorkStream) -> Entry:
+    """An entry whose next lost lease, while alone, is its end."""
+    worker.take(1)
+    while not worker.runs_alone(entry := reclaimed(worker)):
+        pass
+    return entry
+
+
+def test_only_the_holder_marks_a_ticket_as_alone(run: Run) -> None:
+    run.issue(1)
+    zombie, other = run.actor("zombie", lease_s=0.02), run.actor("other", lease_s=0.02)
+    stale = last_attempt(zombie)
+    assert reclaimed(other).id == stale.id
+    assert not zombie.mark_alone(stale)
+    assert not reclaimed(other).doomed
+    assert other.mark_alone(stale)
+
+
+def test_work_that_is_given_back_keeps_its_attempts_and_runs_alone_no_more(run: Run) -> None:
+    run.issue(1)
+    worker = run.actor(lease_s=0.02)
+    entry = last_attempt(worker)
+    assert worker.mark_alone(entry)
+    assert worker.give_back(entry)
+    (again,) = worker.take(1)
+    assert (again.attempts, again.payload, again.doomed) == (2, b"ask", False)
+    assert not reclaimed(worker).doomed
+
+
+@pytest.mark.parametrize("verb", ["give back", "fail", "bury"])
+def test_only_the_holder_puts_back_or_buries(run: Run, verb: str) -> None:
+    run.issue(1)
+    zombie, other = run.actor("zombie", max_attempts=1), run.actor("other")
+    (stale,) = zombie.take(1)
+    held = reclaimed(other)
+    before = run.contents()
+    late = {
+        "give back": lambda: zombie.give_back(stale),
+        "fail": lambda: zombie.fail(stale, "train", "late"),
+        "bury": lambda: zombie.bury(stale, "train", "late"),
+    }
+    assert not late[verb]()
+    assert run.contents() == before
+    assert other.handoff(held, run.keys.rollouts, b"group")
+
+
+def test_burying_what_was_deleted_by_hand_keeps_the_payload(run: Run) -> None:
+    run.issue(1)
+    worker = run.actor(max_attempts=1)
+    (entry,) = worker.take(1)
+    run.connection.execute("XDEL", run.keys.tickets, entry.id)
+    assert worker.bury(entry, "train", "no luck")
+    assert run.entries(run.keys.dead) == [(b"train:1", b"ask")]
+    assert len(run.learner.outcomes("train", BEGINNING, 10)) == 1
+
+
+def test_a_zombie_leaves_an_entry_alone_that_was_given_its_number_again(run: Run) -> None:
+    """A clock set back across a rollback of the server gives an id a second time."""
+    run.issue(1)
+    zombie = run.actor("zombie")
+    (stale,) = zombie.take(1)
+    run.learner.close("train", {"train:1": "stale"})
+    run.connection.execute("DEL", run.keys.tickets)
+    run.learner.claim("nonce", "test")
+    run.connection.execute("XADD", run.keys.tickets, stale.id, "t", "train:2", "d", b"another")
+    assert not zombie.handoff(stale, run.keys.rollouts, b"late")
+    assert run.entries(run.keys.tickets) == [(b"train:2", b"another")]
 
 
 def test_a_poison_ticket_ends_even_where_a_single_attempt_is_allowed(run: Run) -> None:

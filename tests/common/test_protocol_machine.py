@@ -252,7 +252,7 @@ class ProtocolMachine(ProtocolWorld):
     @precondition(lambda self: self._lonely())
     @rule(pick=PICK)
     def run_alone(self, pick: int) -> None:
-        """A last attempt, by the worker that has the lease."""
+        """A last attempt; one that lost the lease may not."""
         self._mark_alone(choose(self._lonely(), pick))
 
     @precondition(lambda self: self._busy())
@@ -284,15 +284,14 @@ class ProtocolMachine(ProtocolWorld):
     @precondition(lambda self: self._busy())
     @rule(pick=PICK)
     def give_back(self, pick: int) -> None:
-        hand = choose(self._busy(), pick)
-        self._hand_off(hand, hand.stream, hand.entry.payload, False)
+        self._give_back(choose(self._busy(), pick))
 
     @precondition(lambda self: self._busy())
     @rule(pick=WORST, killed=KILLED, late=KILLED)
     def fail(self, pick: int, killed: bool, late: bool) -> None:
         """A worker that dies between the last failure and the burial buries nothing."""
         hands = self.hands if late else self._busy()
-        hand = choose(sorted(hands, key=lambda hand: -self._attempts(hand.entry.ticket)), pick)
+        hand = choose(sorted(hands, key=lambda hand: -self._attempts(hand)), pick)
         self._fail(hand, killed)
 
     @precondition(lambda self: self._busy())
@@ -301,7 +300,7 @@ class ProtocolMachine(ProtocolWorld):
         """A poison ticket: whoever takes it next fails as well."""
         hand: Hand | None = choose(self._busy(), pick)
         while hand is not None:
-            self._fail(hand, killed and self._attempts(hand.entry.ticket) == MOST_ATTEMPTS - 1)
+            self._fail(hand, killed and self._attempts(hand) == MOST_ATTEMPTS - 1)
             known = len(self.hands)
             if self._fresh(hand.stream):
                 self._take(*self._worker_of([hand.stream], pick), 100)
@@ -325,7 +324,7 @@ class ProtocolMachine(ProtocolWorld):
     def reach_the_disk(self) -> None:
         """What is on the server now will be there if it is killed later."""
         keys = self.connection.execute("EVAL", DUMP, len(self.keys.all), *self.keys.all)
-        self.snapshots.append(Snapshot(keys, deepcopy(self.model.now)))
+        self.snapshots.append(Snapshot(keys, deepcopy(self.model.now), frozenset(self.misissued)))
 
     @precondition(lambda self: self.calm > CALM)
     @rule(
@@ -345,6 +344,7 @@ class ProtocolMachine(ProtocolWorld):
             "EVAL", RESTORE, len(self.keys.all), *self.keys.all, *(key or b"" for key in snapshot.keys)
         )
         self.model.now = deepcopy(snapshot.model)
+        self.misissued |= snapshot.misissued
         if leases_run_out:
             self._let_leases_run_out(self._leased())
         self.connection.up_ms, self.model.young = 0, True

@@ -21,7 +21,7 @@ from common.messages import ScoredGroup, Verdict
 from common.protocol import RunView
 from common.server import LocalServer
 from rewarders.filtering import NO_REWARD, NO_SPREAD
-from tests.helpers import wait_until
+from tests.helpers import runs_alone, wait_until
 from tests.rewarders.bad_rewards import REWARDS as BAD_REWARDS
 from tests.rewarders.stand_ins import (
     RewarderThread,
@@ -215,11 +215,15 @@ def test_a_last_attempt_is_made_alone(
     run: RunUnderTest, rewarder: StartRewarder, connection: Connection, keys: Keys
 ) -> None:
     ask_for(run, "slow")
-    for number in range(3):
-        run.hand_in(f"train:{number}", "4", "five")
-    connection.execute("HSET", keys.attempts, "train:1", 2)
+    unlucky = run.stream(run.keys.rollouts, "unlucky")
+    run.hand_in("train:1", "4", "five")
+    unlucky.fail(unlucky.take(1)[0], "train", "no luck")
+    (entry,) = unlucky.take(1)
+    run.hand_in("train:0", "4", "five")
+    unlucky.fail(entry, "train", "no luck")
+    run.hand_in("train:2", "4", "five")
     with rewarder(rewards=BAD_REWARDS, workers=3):
-        wait_until(lambda: connection.execute("SCARD", keys.alone), "the attempt made alone")
+        wait_until(lambda: runs_alone(connection, keys.rollouts), "the attempt made alone")
         _, places = RunView(connection, keys).audit()
         assert {place.ticket for place in places if place.stream == keys.scored} == {"train:0"}
         outcomes = run.outcomes("train", 3)
