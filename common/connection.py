@@ -17,6 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from common.errors import ConfigError, RunNotReady, RunTaken, ServerUnavailable
+from common.failpoint import failpoint
 from common.log import get_logger
 
 LIBRARY = "penstock_1"
@@ -74,7 +75,11 @@ class Connection:
 
     def execute(self, *command: Any) -> Any:
         """Send one command that may be repeated; waits for a lost server."""
-        return self._retrying(lambda: self._client.execute_command(*command), self._server_timeout_s)
+        name = command[1].removeprefix(f"{LIBRARY}_") if command[0] == "FCALL" else command[0]
+        failpoint(f"{name}.before")
+        reply = self._retrying(lambda: self._client.execute_command(*command), self._server_timeout_s)
+        failpoint(f"{name}.after")
+        return reply
 
     def call(self, function: str, keys: list[str], args: list[Any]) -> Any:
         """Call one of the protocol's functions."""

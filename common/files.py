@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from common.errors import ConfigError
+from common.failpoint import failpoint
 
 
 def make_folder(folder: Path) -> None:
@@ -52,13 +53,17 @@ def whole_folder(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    for file in (found for found in aside.rglob("*") if found.is_file()):
+    kind = path.parent.name
+    for file in sorted(found for found in aside.rglob("*") if found.is_file()):
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
+        failpoint(f"{kind}.{file.name}")
     for folder in (aside, *(found for found in aside.rglob("*") if found.is_dir())):
         sync_folder(folder)
     shutil.rmtree(path, ignore_errors=True)
+    failpoint(f"{kind}.synced")
     aside.rename(path)
+    failpoint(f"{kind}.renamed")
     sync_folder(path.parent)
 
 

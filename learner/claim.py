@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common.errors import RunTaken
+from common.failpoint import failpoint
 from common.files import sync_folder, write_whole
 from common.lock import hold_lock, holder_name
 from learner.journal import Position, read_segment, segment_path, valid_length
@@ -63,6 +64,7 @@ def claim_incarnation(folder: Path, redis_incarnation: int) -> Claim:
         raise RunTaken(f"another learner claimed incarnation {claim.incarnation} first") from error
     finally:
         aside.unlink()
+    failpoint("claims.linked")
     sync_folder(path.parent)
     return claim
 

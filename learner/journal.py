@@ -28,6 +28,7 @@ from typing import Any
 
 from common.codec import pack, unpack
 from common.errors import MalformedMessage
+from common.failpoint import failpoint
 from common.files import sync_folder
 
 _PREFIX = struct.Struct("<QI")
@@ -54,9 +55,12 @@ class Journal:
     def append(self, kind: str, **fields: Any) -> Position:
         """Write one record and sync it; returns the position after it."""
         body = pack({"kind": kind, **fields})
+        failpoint("journal.before")
         self._file.write(_PREFIX.pack(len(body), zlib.crc32(body)) + body)
         self._file.flush()
+        failpoint("journal.written")
         os.fsync(self._file.fileno())
+        failpoint("journal.synced")
         return Position(self.incarnation, self._file.tell())
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from common.codec import encode, pack
 from common.command import LearnerCommand
 from common.connection import Connection
 from common.errors import NotFinite
+from common.failpoint import failpoint
 from common.files import remove_asides, write_whole
 from common.keys import Keys
 from common.learner_settings import LearnerSettings
@@ -169,6 +170,7 @@ class Learner:
             update_started = time.monotonic()
             update = self._policy.update(batch, self._step)
             update_s = time.monotonic() - update_started
+            failpoint("updated")
             self._step += 1
             self._watch_finite(update, groups)
             self._publish()
@@ -183,6 +185,7 @@ class Learner:
             if self._peak:
                 metrics["perf/mfu"] = update.flops / update_s / (self._peak * world_size())
             self._record(groups, metrics)
+            failpoint("recorded")
             due = self._step - self._saved >= self._settings.save_steps
             if due and self._step < self._plan.steps:  # the last one is made when the books are closed
                 self._checkpoint()

@@ -1,0 +1,1 @@
+"""Runs in which processes die at chosen places, judged by what they leave behind."""

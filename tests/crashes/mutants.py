@@ -1,0 +1,250 @@
+"""Rules of docs/protocol.md, taken out one at a time: each must end a run with the verdict written here.
+
+    python -m tests.crashes.mutants [NAME ...]
+
+A mutant is a copy of the sources with a few texts replaced. Its scenario is also tried on the sources
+as they are, and must end sound there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.crashes import scenarios
+from tests.crashes.scenarios import Scenario, dies_at
+
+ROOT = Path(__file__).parents[2]
+_PACKAGES = ("common", "learner", "actors", "rewarders", "deploy", "tests")
+_LIMIT_S = 120
+
+Edit = tuple[str, str, str]
+"""A file, a text in it, and what comes in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A rule that is taken out by edits, the scenario that shows it, and its verdict."""
+
+    rule: int
+    why: str
+    edits: tuple[Edit, ...]
+    scenario: Scenario
+    verdict: str
+
+
+MUTANTS: dict[str, Mutant] = {
+    "issues what is alive": Mutant(
+        1,
+        "a resumed learner issues a ticket again while its group is on its way",
+        (("common/functions.lua", "alive = find(stream, entry)", "alive = false"),),
+        dies_at("learner", "updated", 3),
+        "twice",
+    ),
+    "forgets what is closed": Mutant(
+        2,
+        "a group that was trained, but not acknowledged, is read again and trained again",
+        (
+            (
+                "learner/intake.py",
+                "if entry.ticket not in self._ledger.open or entry.ticket in self._held:",
+                "if entry.ticket in self._held:",
+            ),
+            ("learner/ledger.py", "del self.open[ticket]", "self.open.pop(ticket, None)"),
+            (
+                "learner/flow.py",
+                "[place.ticket for place in places if place.ticket not in ledger.open]",
+                "[]",
+            ),
+        ),
+        dies_at("learner", "close.before", 5, at_max_staleness="drop"),
+        "twice",
+    ),
+    "credit does not return at the verdict": Mutant(
+        3,
+        "filtered groups never report back, and no ticket is issued any more",
+        (
+            (
+                "learner/intake.py",
+                'self._ledger.close(entry.ticket, "filtered", outcome.reason)',
+                "pass",
+            ),
+        ),
+        scenarios.calm,
+        "stuck",
+    ),
+    "acknowledges before the journal": Mutant(
+        5,
+        "a kill between the two loses the payload",
+        (
+            (
+                "learner/books.py",
+                "        self.position = self._journal.append(",
+                "        self._acknowledge(ends)\n        self.position = self._journal.append(",
+            ),
+        ),
+        dies_at("learner", "journal.before", 6),
+        "lost",
+    ),
+    "resumes from the checkpoint alone": Mutant(
+        7,
+        "what was trained after the checkpoint is trained again, on other data",
+        (
+            (
+                "learner/resume.py",
+                "in read_chain(folder, claim, checkpoint.position if checkpoint else None):",
+                "in ():",
+            ),
+        ),
+        dies_at("learner", "updated", 4),
+        "twice",
+    ),
+    "trusts a damaged checkpoint": Mutant(
+        8,
+        "the learner goes on from weights that nobody trained",
+        (("learner/checkpoint.py", "if hash_file(path) != expected:", "if False:"),),
+        scenarios.checkpoint_is_damaged,
+        "other weights",
+    ),
+    "trusts a server that came back": Mutant(
+        9,
+        "tickets that the server forgot are waited for in vain",
+        (("learner/flow.py", "if self._connection.restarts != self._restarts:", "if False:"),),
+        scenarios.server_is_rolled_back,
+        "stuck",
+    ),
+    "no fence": Mutant(
+        11,
+        "a stopped learner goes on beside its successor, and issues what that has ended",
+        (
+            (
+                "common/functions.lua",
+                "  local current = redis.call('HGET', fence, 'incarnation')\n  if not current",
+                "  local current = incarnation\n  if not current",
+            ),
+        ),
+        scenarios.stopped_learner_goes_on,
+        "twice",
+    ),
+    "acknowledges before it hands off": Mutant(
+        13,
+        "an actor that dies between the two loses the group",
+        (
+            (
+                "common/protocol.py",
+                '        reply = self._connection.call(\n            "handoff",',
+                '        self._connection.execute("XACK", self.stream, GROUP, entry.id)\n'
+                '        self._connection.execute("XDEL", self.stream, entry.id)\n'
+                '        reply = self._connection.call(\n            "handoff",',
+            ),
+        ),
+        dies_at("actor", "handoff.before", 10),
+        "lost",
+    ),
+    "attempts in company bury": Mutant(
+        15,
+        "a poison prompt kills the engine three times, and all that were in flight are dead",
+        (
+            (
+                "common/functions.lua",
+                "local before, doomed = failed_before(found), runs_alone(pending)",
+                "local before = failed_before(found)\n"
+                "      local doomed = before + lost_leases(pending) + 1 >= most",
+            ),
+            (
+                "common/protocol.py",
+                "return entry.attempts >= self.max_attempts - 1 and entry.attempts > 0",
+                "return False",
+            ),
+        ),
+        scenarios.poison_kills_the_actor,
+        "lost",
+    ),
+}
+
+
+def copy_sources(folder: Path, edits: tuple[Edit, ...]) -> Path:
+    """The sources with the edits; raises AssertionError where a text is not there exactly once."""
+    for package in _PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, old, new in edits:
+        path = folder / name
+        text = path.read_text()
+        assert text.count(old) == 1, f"{name} holds {old!r} {text.count(old)} times, expected once"
+        path.write_text(text.replace(old, new))
+    return folder
+
+
+def try_mutant(name: str) -> dict:
+    """The verdicts on the scenario, with the rule and without."""
+    mutant = MUTANTS[name]
+    with tempfile.TemporaryDirectory(prefix="penstock-mutant-") as folder:
+        kept = _verdict(name, ROOT)
+        taken_out = _verdict(name, copy_sources(Path(folder), mutant.edits))
+    as_expected = not kept["kinds"] and mutant.verdict in taken_out["kinds"]
+    return {
+        "mutant": name,
+        "rule": mutant.rule,
+        "as_expected": as_expected,
+        "expected": mutant.verdict,
+        "with_the_rule": kept,
+        "without": taken_out,
+    }
+
+
+def _verdict(name: str, sources: Path) -> dict:
+    """In a process of its own, which imports those sources."""
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.crashes.mutants", "--scenario", name],
+        cwd=sources,
+        env=os.environ | {"PYTHONPATH": str(sources), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def run_scenario(name: str) -> dict:
+    """The scenario on the sources that this process imported."""
+    from tests.crashes.world import in_new_folder
+
+    with tempfile.TemporaryDirectory(prefix="penstock-crashes-") as folder:
+        verdict = MUTANTS[name].scenario(in_new_folder(Path(folder), "run")).run()
+    return {
+        "kinds": sorted(verdict.kinds),
+        "faults": verdict.faults[:5],
+        "seconds": round(verdict.seconds, 1),
+    }
+
+
+def main() -> int:
+    """Try the mutants named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scenario", metavar="NAME", help="run only a mutant's scenario, here")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants at a time")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    options = parser.parse_args()
+    if options.scenario:
+        print(json.dumps(run_scenario(options.scenario)))
+        return 0
+    right = True
+    with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
+        for result in pool.imap_unordered(try_mutant, options.names or MUTANTS):
+            right &= result["as_expected"]
+            print(json.dumps(result), flush=True)
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

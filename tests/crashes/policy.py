@@ -1,0 +1,66 @@
+"""A policy whose weights are the hash of all that it was trained on, in order."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from common.codec import decode
+from common.learner_settings import LearnerSettings
+from common.messages import ScoredGroup
+from learner.batch import Batch, build_batch
+from learner.update import TokenRecord, Update
+from tests.judge import read_records
+
+_WEIGHTS = "model.safetensors"
+
+
+class HashPolicy:
+    """Stands in for learner.policy.Policy: two runs have equal weights if they trained on the same."""
+
+    def __init__(self) -> None:
+        self.weights = ""
+
+    def update(self, batch: Batch, step: int) -> Update:
+        """Fold the batch into the weights."""
+        digest = hashlib.sha256(f"{self.weights} {step}".encode())
+        for sequence in batch.sequences:
+            for array in (sequence.token_ids, sequence.behaviour, sequence.mask, sequence.staleness):
+                digest.update(np.ascontiguousarray(array).tobytes())
+            digest.update(f"{sequence.advantage!r}".encode())
+        self.weights = digest.hexdigest()
+        return Update(0.0, 0.0, 0.0, 1, 0, 1.0, TokenRecord(*(np.zeros(0),) * 10))
+
+    def export(self, folder: Path) -> None:
+        """The weights alone."""
+        folder.mkdir(exist_ok=True)
+        (folder / _WEIGHTS).write_text(self.weights)
+
+    save = export
+
+    def load(self, folder: Path) -> None:
+        """Go on from what `save` wrote."""
+        self.weights = (folder / _WEIGHTS).read_text()
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def weights_by_the_journal(run_folder: Path) -> str:
+    """The weights of a learner that trains on the journal's batches without interruption."""
+    policy = HashPolicy()
+    for _, record in read_records(run_folder):
+        if record["kind"] == "batch":
+            groups = [decode(group, ScoredGroup) for group in record["groups"]]
+            settings = LearnerSettings(**record["settings"])
+            step = record["step"] - 1
+            policy.update(build_batch(groups, record["reward_weights"], step, settings), step)
+    return policy.weights
+
+
+def final_weights(run_folder: Path) -> str:
+    """Those of the run's newest checkpoint."""
+    newest = max((run_folder / "checkpoints").glob("[0-9]*"), default=None)
+    return (newest / "model" / _WEIGHTS).read_text() if newest else ""

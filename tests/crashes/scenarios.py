@@ -1,0 +1,73 @@
+"""Troubles that a run must survive, by name; in them the mutation check takes rules out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common.failpoint import Armed
+from tests.crashes.world import World
+
+Scenario = Callable[[Path], World]
+"""Makes the world in which it happens, in an empty folder."""
+
+
+def calm(folder: Path) -> World:
+    """Nothing happens."""
+    return World(folder)
+
+
+def dies_at(role: str, place: str, passage: int, **options: Any) -> Scenario:
+    """A role dies once at a place; `options` are the learner's settings."""
+
+    def make(folder: Path) -> World:
+        return World(folder, {role: Armed(place, passage, folder / "fired")}, options=options)
+
+    return make
+
+
+def poison_kills_the_actor(folder: Path) -> World:
+    """Whoever generates the poison question dies of it, with others in flight."""
+    return World(folder, misbehaviour="exit")
+
+
+def checkpoint_is_damaged(folder: Path) -> World:
+    """A byte of the newest checkpoint flips; then the learner is killed."""
+
+    def damage(world: World, step: int) -> None:
+        if step == 5:
+            newest = max((world.run_folder / "checkpoints").glob("[0-9]*"))
+            for path in newest.glob("*/model.safetensors"):
+                path.write_text("0" + path.read_text()[1:] + "0")
+            os.kill(world.pids["learner"], signal.SIGKILL)
+
+    return World(folder, on_step=damage)
+
+
+def server_is_rolled_back(folder: Path) -> World:
+    """The server is killed and comes back with what it held two steps ago."""
+    copy = folder / "queue then"
+
+    def roll_back(world: World, step: int) -> None:
+        queue = world.run_folder / "queue"
+        if step == 2:
+            shutil.copytree(queue, copy)
+        if step == 4:
+            world.server.kill()
+            world.watch.forget()
+            shutil.rmtree(queue / "appendonlydir")
+            shutil.copytree(copy / "appendonlydir", queue / "appendonlydir")
+            world.server.start()
+
+    return World(folder, on_step=roll_back)
+
+
+def stopped_learner_goes_on(folder: Path) -> World:
+    """A learner stops about to issue; another, whom its lock does not reach, takes over; it goes on."""
+
+    armed = Armed("issue.before", 8, folder / "fired", signal.SIGSTOP)
+    return World(folder, {"learner": armed}, options={"max_steps": 12})
