@@ -367,6 +367,15 @@ def test_a_run_that_nobody_sets_up_is_not_waited_for_for_ever(queue_server: Loca
         rewarder.join()
 
 
+def test_a_rewarder_leaves_a_learner_that_gives_no_sign_of_life(
+    run: RunUnderTest, rewarder: StartRewarder
+) -> None:
+    told = r"no sign of life .* the learner is learner \(incarnation 1\), no version is announced"
+    leaving = rewarder(progress_timeout_s=0.5)
+    with pytest.raises(DeadlineExceeded, match=told), leaving:
+        wait_until(lambda: not leaving.thread.is_alive(), "it to leave")
+
+
 def test_a_rewarder_that_waits_for_a_learner_can_be_stopped(queue_server: LocalServer) -> None:
     with RewarderThread(queue_server.url, "nobody") as waiting:
         time.sleep(0.1)
