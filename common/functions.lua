@@ -73,8 +73,9 @@ local function taken(fence, holder, gone)
     .. 'lease of %g s has run out', other, found[2], string.match(fence, '{(.*)}'), idle / 1000, lease / 1000))
 end
 
--- keys: fence, work streams...; args: nonce, incarnation, holder, lease_ms (0: none), then holders
--- that have certainly ended
+-- keys: fence, work streams...; args: nonce, incarnation, holder, lease_ms, then holders that have certainly
+-- ended. With lease_ms 0 a learner claims again what it had: by kill -9 the server may have gone back to the
+-- lease of the one before.
 local function claim(keys, args)
   local nonce = redis.call('HGET', keys[1], 'nonce')
   if nonce and nonce ~= args[1] then
@@ -84,12 +85,11 @@ local function claim(keys, args)
   if current and tonumber(current) > tonumber(args[2]) then
     return redis.error_reply('FENCED incarnation ' .. current .. ' of the learner holds the run')
   end
-  local refused = taken(keys[1], args[3], {unpack(args, 5)})
+  local lease = tonumber(args[4])
+  local refused = lease > 0 and taken(keys[1], args[3], {unpack(args, 5)})
   if refused then return refused end
   redis.call('HSET', keys[1], 'nonce', args[1], 'incarnation', args[2], 'holder', args[3])
-  if tonumber(args[4]) > 0 then
-    redis.call('HSET', keys[1], 'seen', now_ms(), 'lease', args[4], 'phase', '')
-  end
+  if lease > 0 then redis.call('HSET', keys[1], 'seen', now_ms(), 'lease', lease, 'phase', '') end
   for i = 2, #keys do
     redis.pcall('XGROUP', 'CREATE', keys[i], GROUP, '0', 'MKSTREAM')
   end

@@ -24,7 +24,7 @@ class LearnerQueue:
         """Load the functions, make the streams and fence off older incarnations.
 
         Raises RunTaken while another holder's lease lives, unless it is among those that are `gone` for
-        certain. `lease_s` 0 takes no lease of our own, or leaves the one we have as it is.
+        certain. `lease_s` 0 asks for no lease: a learner that has claimed before claims again.
         """
         self._connection.load_functions()
         lease_ms = int(1000 * lease_s)

@@ -17,7 +17,7 @@ from common.messages import Span, Version
 from common.protocol import RunView
 from tests.actors.conftest import LEASE_S, SAMPLING, ActorThread, Run
 from tests.fake_engine import FakeEngine, draw_tokens
-from tests.helpers import wait_until
+from tests.helpers import Clock, wait_until
 
 POISON = np.array([1, 99], dtype="<i4")
 
@@ -277,12 +277,19 @@ def test_an_actor_leaves_a_learner_that_gives_no_sign_of_life(
     assert "(train:0 for" in told
 
 
-def test_the_first_weights_may_be_long_in_coming_while_the_learner_lives(a_run: Run) -> None:
+def test_the_first_weights_may_be_long_in_coming_while_the_learner_lives(
+    a_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("actors.follow.time", clock)
     view = RunView(a_run.connection, a_run.keys)
-    follower = Follower(FakeEngine(), view, Desk(8), patience_s=0.0, take_timeout_s=5.0)
+    follower = Follower(FakeEngine(), view, Desk(8), patience_s=6.0, take_timeout_s=5.0)
     for number in range(3):
         a_run.queue.beat(30.0, f"reading checkpoint {number}")
         assert not asyncio.run(follower.look())
+        clock.now += 4.0
+        assert not asyncio.run(follower.look())
+    clock.now += 4.0
     with pytest.raises(DeadlineExceeded, match="first weights in vain: the learner is test"):
         asyncio.run(follower.look())
 

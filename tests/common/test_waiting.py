@@ -14,7 +14,7 @@ from common.settings import RunSettings
 from common.waiting import describe_waiting
 from learner.queue import LearnerQueue
 from tests.common.builders import Run
-from tests.helpers import wait_until
+from tests.helpers import Clock, wait_until
 
 
 def describe(run: Run, lease_s: float = 60.0) -> str:
@@ -70,6 +70,13 @@ def watch(run: Run, limit_s: float) -> LearnerWatch:
 
 
 @pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(patience, "time", clock)
+    return clock
+
+
+@pytest.fixture
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("common.learner_watch._LOOK_EVERY_S", 0.0)
 
@@ -98,13 +105,16 @@ def test_a_learner_that_stops_is_named_with_what_it_did_and_what_waits_for_it(ru
 
 
 @pytest.mark.usefixtures("looks_at_once")
-def test_a_learner_that_gives_signs_of_life_is_waited_for(run: Run) -> None:
-    run.learner.claim("nonce", "test", lease_s=30.0)
-    watching = watch(run, limit_s=0.05)
-    for number in range(40):
+def test_a_learner_that_gives_signs_of_life_is_waited_for(run: Run, clock: Clock) -> None:
+    watching = watch(run, limit_s=6.0)
+    for number in range(3):
         run.learner.beat(30.0, f"making Update {number}")
         watching.look()
-    assert watching._patience.waited_s == 0
+        clock.now += 4.0
+        watching.look()
+    clock.now += 4.0
+    with pytest.raises(DeadlineExceeded, match="no sign of life from the learner for 8 s"):
+        watching.look()
 
 
 def test_a_run_that_is_being_set_up_is_waited_for_while_its_learner_lives(run: Run) -> None:
@@ -137,23 +147,6 @@ class Silent:
 
 
 # Counting the wait
-
-
-class Clock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(patience, "time", clock)
-    return clock
 
 
 def test_a_stretch_in_which_nobody_looked_hardly_counts(clock: Clock) -> None:
@@ -209,6 +202,18 @@ def test_a_lease_that_ran_out_lets_the_next_learner_in(run: Run) -> None:
     wait_until(let_in, "the lease to run out")
     with pytest.raises(RunTaken, match="incarnation 2"):
         run.learner.beat(30.0, "back again")
+    assert run.view.learner().holder == "second"
+
+
+def test_a_server_that_went_back_to_the_lease_before_does_not_end_its_successor(run: Run) -> None:
+    run.learner.claim("nonce", "first", lease_s=3600.0)
+    kept = run.connection.execute("HGETALL", run.keys.fence)
+    second = LearnerQueue(run.connection, run.keys, 2)
+    second.claim("nonce", "second", 30.0, ["first"])
+    for name, value in kept.items():  # kill -9 of the server, with its last writes not on disk
+        run.connection.execute("HSET", run.keys.fence, name, value)
+    second.claim("nonce", "second")
+    second.beat(30.0, "waiting for groups")
     assert run.view.learner().holder == "second"
 
 
