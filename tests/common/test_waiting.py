@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import structlog
 
 from common import patience
 from common.errors import DeadlineExceeded, RunTaken
@@ -115,6 +116,19 @@ def test_a_learner_that_gives_signs_of_life_is_waited_for(run: Run, clock: Clock
     clock.now += 4.0
     with pytest.raises(DeadlineExceeded, match="no sign of life from the learner for 8 s"):
         watching.look()
+
+
+@pytest.mark.usefixtures("looks_at_once")
+def test_the_wait_for_a_silent_learner_is_reported(run: Run, clock: Clock) -> None:
+    watching = watch(run, limit_s=600.0)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(7):
+            clock.now += 5.0
+            watching.look()
+    (report,) = logs
+    assert report["event"] == "no sign of life from the learner"
+    assert report["waited_s"] == 30
+    assert "the learner is test (incarnation 1), no version is announced" in report["what"]
 
 
 def test_a_run_that_is_being_set_up_is_waited_for_while_its_learner_lives(run: Run) -> None:

@@ -70,7 +70,7 @@ CASES = {
     "a learner that is stopped": Case(
         "learner.1", 81,
         (": DeadlineExceeded: no sign of life from the learner for", "the learner is process {pid} on",
-         "is announced", "(train:"),
+         "(incarnation 1, when last seen: ", "is announced", "(train:"),
         is_stopped=True,
     ),
 }  # fmt: skip

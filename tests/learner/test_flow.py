@@ -8,7 +8,9 @@ from functools import partial
 
 import numpy as np
 import pytest
+import structlog
 
+from common import patience
 from common.codec import decode, encode
 from common.connection import Connection
 from common.errors import ConfigError, DeadlineExceeded, NoSignal, RunNotReady, RunTaken
@@ -292,6 +294,15 @@ def test_a_wait_in_vain_ends_with_who_holds_what(bench):
     bench.publish(0)
     with pytest.raises(DeadlineExceeded, match="4 in tickets held by nobody"):
         bench.flow.take_groups(0)
+
+
+def test_a_wait_in_vain_is_reported_with_who_holds_what(bench, monkeypatch):
+    monkeypatch.setattr(patience, "REPORT_EVERY_S", 0.1)
+    bench.publish(0)
+    with structlog.testing.capture_logs() as logs, pytest.raises(DeadlineExceeded):
+        bench.flow.take_groups(0)
+    (first, *_) = [log for log in logs if log["event"] == "waiting"]
+    assert "4 in tickets held by nobody (train:0 for 0 s at attempt 1;" in first["what"]
 
 
 def test_a_version_that_no_actor_takes_is_named(bench):

@@ -11,6 +11,7 @@ from common.errors import RunTaken
 from common.protocol import RunView
 from learner.pulse import Pulse
 from learner.queue import LearnerQueue
+from learner.ranks import Leader
 from tests.helpers import wait_until
 
 
@@ -63,3 +64,13 @@ def test_a_hanging_main_loop_does_not_keep_the_process():
     )  # fmt: skip
     assert done.returncode == 81
     assert done.stderr == "learner: DeadlineExceeded: it hangs\n"
+
+
+def test_what_the_policy_does_is_named():
+    class FakePolicy:
+        def update(self, batch: str) -> str:
+            return f"{batch} trained"
+
+    phases: list[str] = []
+    assert Leader(FakePolicy(), phases.append).update("batch") == "batch trained"
+    assert phases == ["making an Update", "working"]
