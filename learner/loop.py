@@ -116,6 +116,11 @@ def lead_alone(
             learner = Learner(command, plan, claim, policy, checkpoint, pulse.enter)
             learner.start(connection, queue, nonce, stopping)
             learner.train(stopping)
+        except OSError:
+            check_not_superseded(
+                folder, claim.incarnation
+            )  # a successor clears away what was half written
+            raise
         finally:
             policy.close()
 
