@@ -10,7 +10,7 @@ from actors.engine import Engine, WeightsRejected
 from common.errors import DeadlineExceeded, EngineFailed
 from common.log import get_logger
 from common.messages import Weights
-from common.protocol import RunView
+from common.protocol import LearnerSign, RunView
 
 log = get_logger(__name__)
 
@@ -32,16 +32,18 @@ class Follower:
         self._take_timeout_s = take_timeout_s
         self._reported = ""
         self._fine_at = time.monotonic()
+        self._sign: LearnerSign | None = None
 
     async def look(self) -> bool:
         """Take the announced version if it is another one; True if it was taken.
 
-        Raises DeadlineExceeded when nothing was announced, WeightsRejected when nothing announced
-        could be used, for `patience_s`; EngineFailed when the engine broke.
+        Raises DeadlineExceeded when for `patience_s` nothing was announced and the learner gave no sign
+        of life, WeightsRejected when nothing announced could be used for so long; EngineFailed when the
+        engine broke.
         """
         weights = await asyncio.to_thread(self._view.weights)
         if weights is None:
-            self._lose_patience(DeadlineExceeded("the actor waited for the first weights in vain"))
+            await self._wait_for_learner()
             return False
         if weights.version == self._engine.version or self._desk.pins_version():
             self._fine_at = time.monotonic()
@@ -69,10 +71,21 @@ class Follower:
         took_s = round(time.monotonic() - began, 3)
         log.debug("weights taken", version=str(weights.version), took_s=took_s)
 
-    def _lose_patience(self, reason: DeadlineExceeded | WeightsRejected) -> None:
+    async def _wait_for_learner(self) -> None:
+        """Nothing was announced: it may be long in coming, as long as the learner gets on."""
+        before, self._sign = self._sign, await asyncio.to_thread(self._view.learner)
+        if self._sign != before:
+            self._fine_at = time.monotonic()
+        elif time.monotonic() - self._fine_at > self._patience_s:
+            raise DeadlineExceeded(
+                f"the actor waited for the first weights in vain: {self._sign}, and gave no sign of "
+                f"life for {self._patience_s:g} s (RUN_JOIN_TIMEOUT_S)"
+            )
+
+    def _lose_patience(self, reason: WeightsRejected) -> None:
         """Raise the reason when it has lasted too long; a new announcement may mend it."""
         if time.monotonic() - self._fine_at > self._patience_s:
             raise reason
-        if isinstance(reason, WeightsRejected) and str(reason) != self._reported:
+        if str(reason) != self._reported:
             self._reported = str(reason)
             log.warning("weights refused", cause=str(reason), stays_at=str(self._engine.version))

@@ -26,6 +26,7 @@ from common.connection import Connection
 from common.contract import Contract
 from common.errors import EngineFailed, MalformedMessage
 from common.keys import Keys
+from common.learner_watch import LearnerWatch
 from common.lease import LeaseKeeper
 from common.log import get_logger
 from common.messages import Group, Purpose, Rollout, Ticket
@@ -57,6 +58,7 @@ class Shift:
         run, actor = settings.run, settings.actor
         self._keys = Keys(run.name)
         self._view = RunView(connection, self._keys)
+        self._learner_watch = LearnerWatch(connection, self._keys, run)
         self._contract = contract
         self._engine = engine
         self._consumer = consumer
@@ -83,7 +85,7 @@ class Shift:
         """Work until the run ends or `stopping` is set.
 
         Raises RunNotReady when the run is gone from the server or has another contract, and what
-        ends an actor: EngineFailed, ServerUnavailable.
+        ends an actor: EngineFailed, ServerUnavailable, DeadlineExceeded when the learner is gone.
         """
         self._loop = asyncio.get_running_loop()
         self._leases.start()
@@ -234,6 +236,7 @@ class Shift:
                     return
                 self._engine_watch.check()
                 self._engine_watch.report()
+                await asyncio.to_thread(self._learner_watch.look)
             await asyncio.sleep(_IDLE_S)
 
     async def _finish(self) -> None:

@@ -179,6 +179,8 @@ def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> No
         raise RunTaken(
             f"{text.removeprefix('FENCED ')}: this learner was superseded and stops"
         ) from error
+    if text.startswith("TAKEN"):
+        raise RunTaken(f"{text.removeprefix('TAKEN ')} ({address})") from error
     if text.startswith("FOREIGN"):
         raise ConfigError(
             f"{text.removeprefix('FOREIGN ')} ({address}): choose another RUN_NAME, use another server, "

@@ -7,13 +7,13 @@
     ├── RunTaken                73   another learner holds the run, or has taken it over; never restarted
     ├── ServerUnavailable       69   the queue server did not answer within its deadline
     ├── RunNotReady             75   the run's functions or streams are not there (yet)
-    ├── DeadlineExceeded        75   a named wait ran out
+    ├── DeadlineExceeded        81   a named wait ran out; never restarted
     ├── NoSignal                79   too many groups in a row had nothing to learn from; never restarted
     ├── NotFinite               80   NaN or infinity that does not go away; never restarted
     ├── MalformedMessage        76   bytes that are not what the wire schema says
     └── EngineFailed            70   the inference engine broke
 
-The numbers are those of sysexits.h, 79 and 80. A process that was told to stop exits with 0,
+The numbers are those of sysexits.h, 79, 80 and 81. A process that was told to stop exits with 0,
 or with 69 if it could not close its books because the queue server was away.
 """
 
@@ -61,9 +61,12 @@ class RunNotReady(PenstockError):
 
 
 class DeadlineExceeded(PenstockError):
-    """A named wait ran out; the text says who waited for what."""
+    """A named wait ran out; the text says who waited for what.
 
-    exit_code = 75
+    Started again, a process would only wait as long once more, and the run would never end.
+    """
+
+    exit_code = 81
 
 
 class NoSignal(PenstockError):
@@ -91,6 +94,6 @@ class EngineFailed(PenstockError):
 
 
 NEVER_RESTARTED = frozenset(
-    kind.exit_code for kind in (ConfigError, DataError, RunTaken, NoSignal, NotFinite)
+    kind.exit_code for kind in (ConfigError, DataError, DeadlineExceeded, RunTaken, NoSignal, NotFinite)
 )
 """Exit codes after which starting the process again cannot help."""

@@ -85,7 +85,29 @@ local function ready(fence)
   end
 end
 
--- keys: fence, work streams...; args: nonce, incarnation, holder
+local function now_ms()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+
+-- The refusal while another learner's lease lives, unless that one is among the `gone`.
+local function taken(fence, holder, gone)
+  local found = redis.call('HMGET', fence, 'holder', 'incarnation', 'seen', 'lease')
+  local other, lease = found[1], tonumber(found[4] or 0)
+  if lease == 0 or other == holder then return end
+  for _, name in ipairs(gone) do
+    if name == other then return end
+  end
+  local idle = now_ms() - tonumber(found[3])
+  if idle >= lease then return end
+  return redis.error_reply(string.format(
+    'TAKEN the learner %s (incarnation %s) holds run %s, last seen %.1f s ago; stop it, or wait until its '
+    .. 'lease of %g s has run out', other, found[2], string.match(fence, '{(.*)}'), idle / 1000, lease / 1000))
+end
+
+-- keys: fence, work streams...; args: nonce, incarnation, holder, lease_ms, then holders that have certainly
+-- ended. With lease_ms 0 a learner claims again what it had: by kill -9 the server may have gone back to the
+-- lease of the one before.
 local function claim(keys, args)
   local nonce = redis.call('HGET', keys[1], 'nonce')
   if nonce and nonce ~= args[1] then
@@ -95,11 +117,23 @@ local function claim(keys, args)
   if current and tonumber(current) > tonumber(args[2]) then
     return redis.error_reply('FENCED incarnation ' .. current .. ' of the learner holds the run')
   end
+  local lease = tonumber(args[4])
+  local refused = lease > 0 and taken(keys[1], args[3], {unpack(args, 5)})
+  if refused then return refused end
   redis.call('HSET', keys[1], 'nonce', args[1], 'incarnation', args[2], 'holder', args[3])
+  if lease > 0 then redis.call('HSET', keys[1], 'seen', now_ms(), 'lease', lease, 'phase', '') end
   for i = 2, #keys do
     redis.pcall('XGROUP', 'CREATE', keys[i], GROUP, '0', 'MKSTREAM')
   end
   return 'OK'
+end
+
+-- keys: fence; args: incarnation, lease_ms (0: the learner leaves), phase
+local function beat(keys, args)
+  local refused = fenced(keys[1], args[1])
+  if refused then return refused end
+  redis.call('HSET', keys[1], 'seen', now_ms(), 'lease', args[2], 'phase', args[3])
+  return 1
 end
 
 -- keys: fence, open, ledger, stream; args: incarnation, then (ticket, version, payload) each
@@ -330,6 +364,7 @@ local function register(name, callback, flags)
 end
 
 register('claim', claim, {})
+register('beat', beat, {'allow-oom'})
 register('issue', issue, {})
 register('handoff', handoff, {})
 register('bury', bury, {})

@@ -22,7 +22,7 @@ class Keys:
         self.scored = prefix + "scored"
         self.evaluated = prefix + "evaluated"
         self.dead = prefix + "dead"  # stream: what failed too often, with the reason
-        self.fence = prefix + "fence"  # hash: nonce of the run's folder, learner's incarnation
+        self.fence = prefix + "fence"  # hash: folder's nonce; learner's incarnation, lease, phase
         self.open = prefix + "open"  # hash: ticket -> the entry that holds it, first version
         self.ledger = prefix + "ledger"  # hash: issued, and a count per end state
         self.contract = prefix + "contract"

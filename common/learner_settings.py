@@ -199,6 +199,11 @@ class LearnerSettings(
     groups_per_step: int = Field(8, ge=1, description="prompts per batch")
     max_steps: int = Field(0, ge=0, description="Updates to make; 0: by num_train_epochs")
     num_train_epochs: float = Field(1.0, gt=0, description="passes over the questions")
+    stall_timeout_s: float = Field(
+        3600.0,
+        gt=0,
+        description="limit for one thing it does: an Update, a checkpoint, fetching a model",
+    )
 
     @model_validator(mode="after")
     def _weights_match_rewards(self) -> LearnerSettings:

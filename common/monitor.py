@@ -133,9 +133,23 @@ def read_audit(connection: Connection, run: str) -> Audit:
         run=run,
         issued=totals.get("issued", 0),
         ended={state: totals.get(state, 0) for state in END_STATES},
-        in_flight=tuple(
-            sorted((_in_flight(place, now_ms) for place in places), key=lambda found: found.entry)
-        ),
+        in_flight=_in_flight(places, now_ms),
+    )
+
+
+def read_in_flight(connection: Connection, view: RunView) -> tuple[InFlight, ...]:
+    """The open tickets at one instant, the oldest entry first; raises RunNotReady."""
+    _, places = view.audit()
+    return _in_flight(places, _now_ms(connection))
+
+
+def read_consumers(connection: Connection, key: str) -> tuple[ConsumerStatus, ...]:
+    """The processes that read a work stream, also those that died; none before the stream is made."""
+    if not (connection.execute("EXISTS", key) and connection.execute("XINFO", "GROUPS", key)):
+        return ()
+    found = map(_pairs, connection.execute("XINFO", "CONSUMERS", key, GROUP))
+    return tuple(
+        ConsumerStatus(_text(one["name"]), int(one["pending"]), int(one["idle"]) / 1000) for one in found
     )
 
 
@@ -166,13 +180,7 @@ def _view(connection: Connection, run: str) -> tuple[Keys, RunView]:
 def _read_stream(connection: Connection, key: str, now_ms: int) -> StreamStatus:
     depth = int(connection.execute("XLEN", key))
     first = connection.execute("XRANGE", key, "-", "+", "COUNT", 1)
-    consumers: tuple[ConsumerStatus, ...] = ()
-    if connection.execute("EXISTS", key) and connection.execute("XINFO", "GROUPS", key):
-        found = map(_pairs, connection.execute("XINFO", "CONSUMERS", key, GROUP))
-        consumers = tuple(
-            ConsumerStatus(_text(one["name"]), int(one["pending"]), int(one["idle"]) / 1000)
-            for one in found
-        )
+    consumers = read_consumers(connection, key)
     pending = sum(consumer.held for consumer in consumers)
     return StreamStatus(
         name=_short(key),
@@ -184,7 +192,11 @@ def _read_stream(connection: Connection, key: str, now_ms: int) -> StreamStatus:
     )
 
 
-def _in_flight(place: Place, now_ms: int) -> InFlight:
+def _in_flight(places: list[Place], now_ms: int) -> tuple[InFlight, ...]:
+    return tuple(sorted((_read_place(place, now_ms) for place in places), key=lambda one: one.entry))
+
+
+def _read_place(place: Place, now_ms: int) -> InFlight:
     return InFlight(
         ticket=place.ticket,
         stream=_short(place.stream),

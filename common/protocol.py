@@ -10,7 +10,6 @@ What only the learner does is in learner/queue.py.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +18,16 @@ from common.codec import decode, encode
 from common.connection import BLOCK_MS, Connection
 from common.errors import DeadlineExceeded
 from common.keys import GROUP, Keys
+from common.log import get_logger
 from common.messages import Purpose, Verdict, Weights
+from common.patience import Patience
 
 BEGINNING = "0-0"
 """The position before a stream's first entry."""
 
 _LOOK_EVERY_S = 0.2
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,22 @@ class WorkStream:
         self._connection.call("remove_consumer", [self.stream], [self.consumer])
 
 
+@dataclass(frozen=True, slots=True)
+class LearnerSign:
+    """The learner's last sign of life: who, what it was doing, and a stamp that changes with each."""
+
+    holder: str
+    incarnation: int
+    seen: str
+    phase: str
+
+    def __str__(self) -> str:
+        if not self.holder:
+            return "no learner has claimed the run"
+        doing = f", when last seen: {self.phase}" if self.phase else ""
+        return f"the learner is {self.holder} (incarnation {self.incarnation}{doing})"
+
+
 class RunView:
     """What every process may read of a run."""
 
@@ -183,6 +202,14 @@ class RunView:
         """The learner's present incarnation on this server; 0 before the first."""
         return int(self._connection.execute("HGET", self.keys.fence, "incarnation") or 0)
 
+    def learner(self) -> LearnerSign:
+        """Who leads the run, and its last sign of life; empty before the first claim."""
+        found = self._connection.execute(
+            "HMGET", self.keys.fence, "holder", "incarnation", "seen", "phase"
+        )
+        holder, incarnation, seen, phase = (text(value or b"") for value in found)
+        return LearnerSign(holder, int(incarnation or 0), seen, phase)
+
     def audit(self) -> tuple[dict[str, int], list[Place]]:
         """Totals and open tickets in one instant; raises RunNotReady."""
         totals, places = self._connection.call(
@@ -200,18 +227,25 @@ class RunView:
 def wait_for_contract(view: RunView, timeout_s: float, stopping: threading.Event) -> bytes | None:
     """The run's contract; None if told to stop first.
 
-    Raises DeadlineExceeded when no learner published one in time.
+    Raises DeadlineExceeded when none was published and no learner gave a sign of life in time.
     """
-    deadline = time.monotonic() + timeout_s
+    patience = Patience(timeout_s)
+    sign = view.learner()
     while not stopping.is_set():
         contract = view.contract()
         if contract is not None:
             return contract
-        if time.monotonic() > deadline:
+        before, sign = sign, view.learner()
+        if sign != before:  # it reads its data, or fetches its model
+            patience.renew()
+        elif patience.look():
             raise DeadlineExceeded(
-                f"no learner set up the run within {timeout_s:g} s: start `learner` with the same "
-                "RUN_NAME and REDIS_URL, or raise RUN_JOIN_TIMEOUT_S"
+                f"no learner set up the run within {timeout_s:g} s ({sign}): start `learner` with the "
+                "same RUN_NAME and REDIS_URL, or raise RUN_JOIN_TIMEOUT_S"
             )
+        if patience.report_due():
+            waited_s = round(patience.waited_s)
+            log.warning("waiting for the run to be set up", waited_s=waited_s, learner=str(sign))
         stopping.wait(_LOOK_EVERY_S)
     return None
 

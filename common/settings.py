@@ -36,13 +36,21 @@ class RunSettings(Section):
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="the run's name")
     dir: Path = Field(Path("runs"), description="folder that holds the runs' folders")
-    lease_s: float = Field(30.0, gt=0, description="work not renewed for so long is given to others")
+    lease_s: float = Field(
+        30.0,
+        gt=0,
+        description="what is not renewed for so long is given to others: work, the learner's place",
+    )
     max_attempts: int = Field(3, ge=1, description="failed attempts after which a ticket is dead")
     connect_timeout_s: float = Field(10.0, gt=0, description="wait for the queue server at start")
     server_timeout_s: float = Field(60.0, gt=0, description="wait for a lost queue server")
-    join_timeout_s: float = Field(300.0, gt=0, description="wait for the learner to set up the run")
+    join_timeout_s: float = Field(
+        300.0, gt=0, description="wait for a learner to set up the run, from its last sign of life"
+    )
     progress_timeout_s: float = Field(
-        600.0, gt=0, description="end the run when nothing came back for so long"
+        600.0,
+        gt=0,
+        description="end when nothing came back, or the learner gave no sign of life, for so long",
     )
     log_format: Literal["text", "json"] = Field("text", description="form of the log lines")
 

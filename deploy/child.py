@@ -90,9 +90,13 @@ class Child:
         return code
 
     def terminate(self) -> None:
-        """Ask the process to end; only itself, it knows what to do about its children."""
+        """Ask the process to end; only itself, it knows what to do about its children.
+
+        One that was stopped is continued, or it would not hear.
+        """
         if self._process is not None:
             self._process.terminate()
+            self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End the process and its group as kill -9 does."""

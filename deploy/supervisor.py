@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from common.errors import NEVER_RESTARTED
+from common.errors import NEVER_RESTARTED, ServerUnavailable
 from deploy.child import Child, Report, Service, describe_end
 
 LEARNER = "learner"
@@ -27,12 +27,16 @@ _REPORT_EVERY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Times in seconds, and how often in a row an essential service may fail."""
+    """Times in seconds, and how often in a row an essential service may fail.
+
+    `ready_s` is how long a service may keep the others waiting for it.
+    """
 
     first_backoff_s: float = 1.0
     longest_backoff_s: float = 30.0
     settled_s: float = 60.0
     leave_s: float = 60.0
+    ready_s: float = 600.0
     terminate_s: float = 30.0
     failures: int = 5
 
@@ -68,6 +72,7 @@ class Supervisor:
         self._learner_code = 0
         self._failed_code: int | None = None
         self._blocked_since: float | None = None
+        self._blocked_reported = 0.0
 
     def stop(self) -> None:
         """Have `run` end in order; a second time: at once. Safe in signal handlers and threads."""
@@ -144,10 +149,14 @@ class Supervisor:
 
     def _report_blocked(self, child: Child, now: float) -> None:
         if self._blocked_since is None:
-            self._blocked_since = now
-        elif now - self._blocked_since >= _REPORT_EVERY_S:
+            self._blocked_since = self._blocked_reported = now
+        blocked_s = now - self._blocked_since
+        if blocked_s >= self._limits.ready_s:
+            code = ServerUnavailable.exit_code
+            self._fail(child, code, f"was not ready for {blocked_s:.0f} s, and the others wait for it")
+        elif now - self._blocked_reported >= _REPORT_EVERY_S:
             self._say(child, "is not ready yet; the others wait for it", kind="run")
-            self._blocked_since = now
+            self._blocked_reported = now
 
     def _let_roles_leave(self) -> None:
         roles = self._roles()

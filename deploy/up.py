@@ -25,6 +25,7 @@ from deploy.supervisor import (
     LEARNER_STAGE,
     SERVER_STAGE,
     WORKER_STAGE,
+    Limits,
     Supervisor,
 )
 
@@ -53,7 +54,8 @@ def run_up(arguments: list[str], report: Callable[[Report], None] | None = None)
         if not settings.redis_url:
             services = [queue_service(settings.run.folder), *services]
         report = report or Printer([*counts, "queue"])
-        supervisor = Supervisor(services, child_environment(options.env_file), report, counts)
+        limits = Limits(ready_s=settings.run.progress_timeout_s)
+        supervisor = Supervisor(services, child_environment(options.env_file), report, counts, limits)
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: supervisor.stop())

@@ -32,8 +32,11 @@ class Claim:
     holder: str
 
 
-def lock_run(folder: Path) -> AbstractContextManager[None]:
-    """Hold the run's folder as its learner; raises RunTaken naming the process that does."""
+def lock_run(folder: Path) -> AbstractContextManager[list[str]]:
+    """Hold the run's folder as its learner; raises RunTaken naming the process that does.
+
+    Gives the names of the learners that held it before.
+    """
     return hold_lock(folder / "learner.lock", "learner")
 
 
@@ -45,12 +48,21 @@ def read_nonce(folder: Path) -> str:
     return path.read_text()
 
 
+def next_incarnation(folder: Path, redis_incarnation: int) -> int:
+    """The number after the largest that folder and Redis know."""
+    return max([redis_incarnation, *read_claims(folder)]) + 1
+
+
 def claim_incarnation(folder: Path, redis_incarnation: int) -> Claim:
-    """Take the number after the largest that folder and Redis know; raises RunTaken in a race."""
+    """Take the next number on the folder; raises RunTaken in a race.
+
+    Redis is claimed first: from there on the learner before can acknowledge nothing, so that whatever
+    it still appends to its journal may count or not.
+    """
     claims = read_claims(folder)
     parent = max(claims, default=0)
     claim = Claim(
-        incarnation=max(parent, redis_incarnation) + 1,
+        incarnation=next_incarnation(folder, redis_incarnation),
         parent=parent,
         parent_length=valid_length(segment_path(folder, parent)) if parent else 0,
         holder=holder_name(),
@@ -67,6 +79,16 @@ def claim_incarnation(folder: Path, redis_incarnation: int) -> Claim:
     failpoint("claims.linked")
     sync_folder(path.parent)
     return claim
+
+
+def check_not_superseded(folder: Path, incarnation: int) -> None:
+    """Raise RunTaken if a later learner has claimed the folder."""
+    newest = max(read_claims(folder), default=0)
+    if newest > incarnation:
+        raise RunTaken(
+            f"incarnation {newest} of the learner holds the run's folder: this learner was superseded "
+            "and stops"
+        )
 
 
 def read_claims(folder: Path) -> dict[int, Claim]:

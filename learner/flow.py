@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections.abc import Callable
 
 from common.codec import encode
 from common.connection import Connection
@@ -16,8 +16,10 @@ from common.errors import DeadlineExceeded, NoSignal
 from common.lock import holder_name
 from common.log import get_logger
 from common.messages import ScoredGroup, Version, Weights
+from common.patience import Patience
 from common.protocol import BEGINNING, Place, RunView
 from common.settings import RunSettings
+from common.waiting import describe_waiting
 from learner.books import Books
 from learner.evaluation import Evaluated, Evaluator
 from learner.intake import Intake
@@ -28,7 +30,10 @@ log = get_logger(__name__)
 
 _READ = 64
 _POLL_S = 0.01
-_REPORT_EVERY_S = 30.0
+
+
+def unnamed(_phase: str) -> None:
+    """For a learner that nobody watches."""
 
 
 class Flow:
@@ -43,6 +48,7 @@ class Flow:
         run: RunSettings,
         nonce: str,
         stopping: threading.Event,
+        enter_phase: Callable[[str], None] = unnamed,
     ) -> None:
         self.intake = Intake(books.ledger, plan.source, plan.vocab_size)
         self.evaluated: list[Evaluated] = []
@@ -58,7 +64,9 @@ class Flow:
         self._weights: Weights | None = None
         self._position = BEGINNING
         self._restarts = connection.restarts
-        self._heard_at = self._reported_at = time.monotonic()
+        self._enter_phase = enter_phase
+        self._announced_at = time.monotonic()
+        self._patience = Patience(run.progress_timeout_s)
 
     def join(self) -> None:
         """Set the run up on the server and put back what it lacks; may be repeated at any time."""
@@ -134,7 +142,7 @@ class Flow:
         raises DeadlineExceeded when nothing came back for RUN_PROGRESS_TIMEOUT_S, NoSignal when too
         much came back that nothing can be learned from.
         """
-        self._heard_at = self._reported_at = time.monotonic()
+        self._patience.renew()
         while not self._stopping.is_set():
             self.issue_tickets(step)
             self._advance(step)
@@ -151,6 +159,7 @@ class Flow:
 
     def _advance(self, step: int) -> None:
         """One round: repair after a server restart, read, evaluate; sleeps if nothing came."""
+        self._enter_phase("waiting for groups")
         if self._connection.restarts != self._restarts:
             self.join()
         entries = self._queue.outcomes("train", self._position, _READ)
@@ -162,7 +171,7 @@ class Flow:
         if result is not None:
             self.evaluated.append(result)
         if entries or answered:
-            self._heard_at = self._reported_at = time.monotonic()
+            self._patience.renew()
         else:
             self._check_deadline()
             time.sleep(_POLL_S)
@@ -170,7 +179,7 @@ class Flow:
     def publish(self, weights: Weights, step: int, evaluate: bool) -> None:
         """Announce a version, once the evaluation of the one before is done; maybe evaluate it."""
         self.finish_evaluation(step)
-        self._weights = weights
+        self._weights, self._announced_at = weights, time.monotonic()
         self._queue.announce(weights)
         if evaluate:
             self._evaluator.start(weights.version)
@@ -180,7 +189,7 @@ class Flow:
 
         Issues no training tickets: the version they would count from is about to be replaced.
         """
-        self._heard_at = self._reported_at = time.monotonic()
+        self._patience.renew()
         while self._evaluator.running and not self._stopping.is_set():
             self._advance(step)
 
@@ -196,21 +205,22 @@ class Flow:
         self._queue.set_state("ended")
 
     def _check_deadline(self) -> None:
-        now = time.monotonic()
-        waited_s = now - self._heard_at
-        if waited_s > self._run.progress_timeout_s:
+        if self._patience.look():
             raise DeadlineExceeded(
-                f"nothing came back for {waited_s:.0f} s (RUN_PROGRESS_TIMEOUT_S): {self._missing()}"
+                f"nothing came back for {self._patience.waited_s:.0f} s (RUN_PROGRESS_TIMEOUT_S): "
+                f"{self._missing()}"
             )
-        if now - self._reported_at > _REPORT_EVERY_S:
-            self._reported_at = now
-            log.warning("waiting", waited_s=round(waited_s), what=self._missing())
+        if self._patience.report_due():
+            log.warning("waiting", waited_s=round(self._patience.waited_s), what=self._missing())
 
     def _missing(self) -> str:
-        """Which processes hold how many of the tickets that are waited for."""
-        _, places = self._view.audit()
-        held = Counter((place.stream.rpartition(":")[2], place.consumer or "nobody") for place in places)
+        """Who holds the tickets that are waited for, and whether the last weights were taken."""
+        held = describe_waiting(self._connection, self._queue.keys, self._run.lease_s)
+        newest = self.intake.newest_version
+        if self._weights is None or newest == self._weights.version:
+            return held
+        announced_s = time.monotonic() - self._announced_at
         return (
-            "; ".join(f"{n} in {stream} held by {who}" for (stream, who), n in held.items())
-            or "no ticket is out"
+            f"{held}; version {self._weights.version} was announced {announced_s:.0f} s ago, and no "
+            f"group sampled by it has come (the newest is of {newest or 'none'})"
         )

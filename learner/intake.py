@@ -18,7 +18,7 @@ import numpy as np
 
 from common.codec import decode_outcome
 from common.errors import MalformedMessage, NoSignal
-from common.messages import Group, ScoredGroup, Verdict
+from common.messages import Group, ScoredGroup, Verdict, Version
 from common.protocol import Entry
 from learner.batch import is_ahead, is_over_lag
 from learner.ledger import Ledger
@@ -36,6 +36,7 @@ class Arrivals:
     foreign: int = 0  # of these stale, of an older contract: nothing against the questions
     dropped: list[ScoredGroup] = field(default_factory=list)  # of these stale, over max_staleness
     total_dropped: int = 0  # over the whole run
+    last_dead: str = ""  # a ticket, and who says why it died
 
     @property
     def without_signal(self) -> int:
@@ -48,6 +49,7 @@ class Intake:
 
     def __init__(self, ledger: Ledger, source: TicketSource, vocab_size: int) -> None:
         self.arrivals = Arrivals()
+        self.newest_version: Version | None = None
         self._ledger = ledger
         self._source = source
         self._settings = source.settings
@@ -78,6 +80,11 @@ class Intake:
             self._end_dead(entry.ticket, outcome.reason)
 
     def _accept(self, ticket: str, scored: ScoredGroup, step: int) -> None:
+        versions = [span.version for made in scored.group.rollouts for span in made.spans]
+        self.newest_version = max(
+            [*versions, *([self.newest_version] if self.newest_version else [])],
+            key=lambda version: (version.step, version.incarnation),
+        )
         if scored.group.ticket.id != ticket:
             self._end_dead(ticket, f"the group is of ticket {scored.group.ticket.id}")
         elif scored.group.ticket.contract != self._source.contract:
@@ -127,6 +134,7 @@ class Intake:
                 f"from ({len(self.arrivals.filtered)} without spread in their rewards, "
                 f"{self.arrivals.dead} dead, {self.arrivals.stale} stale): the questions are too easy, "
                 "too hard, or the rewards do not fit; see completions.jsonl and `queues audit`"
+                + (f". The last that died is {self.arrivals.last_dead}" if self.arrivals.dead else "")
             )
         return [self._held.pop(ticket) for ticket in chosen]
 
@@ -170,6 +178,7 @@ class Intake:
     def _end_dead(self, ticket: str, reason: str) -> None:
         self._ledger.close(ticket, "dead", reason)
         self.arrivals.dead += 1
+        self.arrivals.last_dead = f"{ticket}: {reason}"
 
     def _end_stale(self, ticket: str, reason: str) -> None:
         self._ledger.close(ticket, "stale", reason)

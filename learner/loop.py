@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from common.failpoint import failpoint
 from common.files import remove_asides, write_whole
 from common.keys import Keys
 from common.learner_settings import LearnerSettings
-from common.lock import holder_name
+from common.lock import holder_name, of_this_host
 from common.log import get_logger
 from common.messages import ScoredGroup, Version
 from common.protocol import RunView
@@ -26,15 +27,23 @@ from common.role import connect
 from learner.batch import build_batch
 from learner.books import Books
 from learner.checkpoint import Checkpoint, check_loadable, newest_checkpoint, save_checkpoint
-from learner.claim import Claim, claim_incarnation, lock_run, read_nonce
+from learner.claim import (
+    Claim,
+    check_not_superseded,
+    claim_incarnation,
+    lock_run,
+    next_incarnation,
+    read_nonce,
+)
 from learner.deepspeed_engine import join_process_group
 from learner.flops import peak_flops
-from learner.flow import Flow
+from learner.flow import Flow, unnamed
 from learner.journal import Journal
 from learner.ledger import Ledger
 from learner.plan import Plan, make_plan
 from learner.policy import Policy
 from learner.publish import write_version
+from learner.pulse import Pulse
 from learner.queue import LearnerQueue
 from learner.ranks import Leader, end_with_launcher, follow, rank, share, world_size
 from learner.record import Recorder, group_metrics, update_metrics
@@ -71,16 +80,30 @@ def run(command: LearnerCommand, stopping: threading.Event) -> None:
 def lead(command: LearnerCommand, stopping: threading.Event) -> None:
     """Train until the plan's steps are made or `stopping` is set; resumes what is in the folder."""
     folder = command.run.folder
-    with lock_run(folder):
+    with lock_run(folder) as before:
+        connection = connect(command.redis_url, command.run, stopping)
+        try:
+            lead_alone(command, connection, of_this_host(before), stopping)
+        finally:
+            connection.close()
+
+
+def lead_alone(
+    command: LearnerCommand, connection: Connection, gone: list[str], stopping: threading.Event
+) -> None:
+    """Lead the run as the one learner that Redis lets in; `gone` are learners that have ended."""
+    folder, run = command.run.folder, command.run
+    nonce = read_nonce(folder)
+    keys = Keys(run.name)
+    number = next_incarnation(folder, RunView(connection, keys).incarnation())
+    queue = LearnerQueue(connection, keys, number)
+    queue.claim(nonce, holder_name(), run.lease_s, gone)
+    with Pulse(queue, run.lease_s, command.learner.stall_timeout_s) as pulse:
+        pulse.enter("reading data and model")
+        plan = make_plan(command.learner)
+        claim = claim_incarnation(folder, number - 1)
         remove_asides(folder / "versions")
         remove_asides(folder / "checkpoints")
-        plan = make_plan(command.learner)
-        connection = connect(command.redis_url, command.run, stopping)
-        nonce = read_nonce(folder)
-        keys = Keys(command.run.name)
-        claim = claim_incarnation(folder, RunView(connection, keys).incarnation())
-        queue = LearnerQueue(connection, keys, claim.incarnation)
-        queue.claim(nonce, holder_name())
         queue.set_state("running")  # an earlier learner of the run may have said "ended"
         queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
         checkpoint = newest_checkpoint(folder, claim)
@@ -89,14 +112,18 @@ def lead(command: LearnerCommand, stopping: threading.Event) -> None:
         bare = checkpoint.bare_weights if checkpoint else None
         join_process_group()
         start = share(Start(plan.model_folder, bare, command.learner, plan.steps))
-        policy = Leader(start.make_policy())
+        policy = Leader(start.make_policy(), pulse.enter)
         try:
-            learner = Learner(command, plan, claim, policy, checkpoint)
+            learner = Learner(command, plan, claim, policy, checkpoint, pulse.enter)
             learner.start(connection, queue, nonce, stopping)
             learner.train(stopping)
+        except OSError:
+            check_not_superseded(
+                folder, claim.incarnation
+            )  # a successor clears away what was half written
+            raise
         finally:
             policy.close()
-            connection.close()
 
 
 class Learner:
@@ -109,6 +136,7 @@ class Learner:
         claim: Claim,
         policy: Policy | Leader,
         checkpoint: Checkpoint | None,
+        enter_phase: Callable[[str], None] = unnamed,
     ) -> None:
         self._settings = command.learner
         self._command = command
@@ -117,6 +145,7 @@ class Learner:
         self._claim = claim
         self._policy = policy
         self._checkpointed = checkpoint
+        self._enter_phase = enter_phase
         self._peak = peak_flops(command.learner.peak_tflops)
         self._recorder = Recorder(self._folder, command.learner.report_to, command.run.name)
 
@@ -136,7 +165,10 @@ class Learner:
         self._bad_steps = past.bad_steps
         self._parent = ""
         self._books = Books(ledger, Journal(self._folder, self._claim.incarnation), queue)
-        self._flow = Flow(connection, queue, self._books, self._plan, self._command.run, nonce, stopping)
+        self._flow = Flow(
+            connection, queue, self._books, self._plan, self._command.run, nonce, stopping,
+            self._enter_phase,
+        )  # fmt: skip
         for ticket in ledger.eval_open():
             ledger.close(ticket, "stale", "the learner that asked was restarted")
         self._books.record("header", **self._header())
@@ -228,6 +260,7 @@ class Learner:
 
     def _publish(self) -> None:
         """Write the present weights as a version and announce it, evaluating it if it is due."""
+        check_not_superseded(self._folder, self._claim.incarnation)
         version = Version(self._claim.incarnation, self._step)
         weights = write_version(self._folder, self._policy, version, self._parent)
         self._parent = weights.hash
@@ -249,6 +282,7 @@ class Learner:
             log.info("evaluation", step=result.version.step, questions=len(columns), **means)
 
     def _record(self, groups: list[ScoredGroup], metrics: dict[str, Any]) -> None:
+        check_not_superseded(self._folder, self._claim.incarnation)
         self._recorder.metrics(self._step, metrics)
         if self._settings.log_completions:
             self._recorder.completions(self._step, groups)
@@ -262,6 +296,7 @@ class Learner:
         )
 
     def _checkpoint(self) -> None:
+        check_not_superseded(self._folder, self._claim.incarnation)
         checkpoint = save_checkpoint(
             self._folder,
             self._policy,

@@ -20,12 +20,23 @@ class LearnerQueue:
         self._connection = connection
         self._incarnation = incarnation
 
-    def claim(self, nonce: str, holder: str) -> None:
-        """Load the functions, make the streams and fence off older incarnations."""
+    def claim(self, nonce: str, holder: str, lease_s: float = 0.0, gone: Iterable[str] = ()) -> None:
+        """Load the functions, make the streams and fence off older incarnations.
+
+        Raises RunTaken while another holder's lease lives, unless it is among those that are `gone` for
+        certain. `lease_s` 0 asks for no lease: a learner that has claimed before claims again.
+        """
         self._connection.load_functions()
+        lease_ms = int(1000 * lease_s)
         self._connection.call(
-            "claim", [self.keys.fence, *self.keys.work_streams], [nonce, self._incarnation, holder]
+            "claim",
+            [self.keys.fence, *self.keys.work_streams],
+            [nonce, self._incarnation, holder, lease_ms, *gone],
         )
+
+    def beat(self, lease_s: float, phase: str) -> None:
+        """Renew the lease, saying what the learner does; with `lease_s` 0 let it go."""
+        self._fenced("beat", [], [int(1000 * lease_s), phase])
 
     def issue(self, purpose: Purpose, tickets: list[tuple[str, Version, bytes]]) -> list[Version]:
         """Put tickets on their stream unless they are alive; returns the versions of first issue."""

@@ -13,14 +13,22 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 
 from common.errors import DeadlineExceeded
 
-COLLECTIVE = ("update", "logprobs", "save", "load", "export", "close")
-"""Methods of a policy that every rank calls at the same time."""
+COLLECTIVE = {
+    "update": "making an Update",
+    "logprobs": "computing log-probabilities",
+    "save": "writing a checkpoint",
+    "load": "reading a checkpoint",
+    "export": "writing weights",
+    "close": "closing the policy",
+}
+"""Methods of a policy that every rank calls at the same time, and what the learner does then."""
 
 _LAUNCHED = "TORCHELASTIC_RUN_ID"
 """Set by torchrun, also for a single rank."""
@@ -87,19 +95,24 @@ def share(value: Any) -> Any:
 
 
 class Leader:
-    """Rank 0's policy: every collective call is made by all ranks."""
+    """Rank 0's policy: every collective call is made by all ranks, and named as what rank 0 does."""
 
-    def __init__(self, policy: Any) -> None:
+    def __init__(self, policy: Any, enter_phase: Callable[[str], None]) -> None:
         self._policy = policy
+        self._enter_phase = enter_phase
 
     def __getattr__(self, name: str) -> Any:
         target = getattr(self._policy, name)
-        if name not in COLLECTIVE or world_size() == 1:
+        if name not in COLLECTIVE:
             return target
 
         def call(*arguments: Any) -> Any:
-            share((name, arguments))
-            return target(*arguments)
+            self._enter_phase(COLLECTIVE[name])
+            if world_size() > 1:
+                share((name, arguments))
+            result = target(*arguments)
+            self._enter_phase("working")
+            return result
 
         return call
 

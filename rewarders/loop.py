@@ -20,6 +20,7 @@ from common.command import RewarderCommand
 from common.connection import BLOCK_MS, Connection
 from common.errors import MalformedMessage, RunNotReady, ServerUnavailable
 from common.keys import Keys
+from common.learner_watch import LearnerWatch
 from common.lease import LeaseKeeper
 from common.log import get_logger
 from common.messages import Group, Outcome, Purpose, ScoredGroup
@@ -63,6 +64,7 @@ class Rewarder:
         self._pool = pool
         self._scorer = CurrentScorer(self._view, pool, name)
         self._keeper = self._make_keeper()
+        self._learner_watch = LearnerWatch(connection, self._keys, settings.run)
         self._threads = ThreadPoolExecutor(settings.rewarder.workers, "score")
         self._busy: set[Future[None]] = set()
         self._reclaim_at = 0.0
@@ -90,7 +92,10 @@ class Rewarder:
         log.info("left the run", **self._counts)
 
     def serve(self, stopping: threading.Event) -> None:
-        """Score groups until the run has ended or `stopping` is set."""
+        """Score groups until the run has ended or `stopping` is set.
+
+        Raises DeadlineExceeded when the learner is gone.
+        """
         while not stopping.is_set() and not self._view.ended():
             try:
                 self._start_work()
@@ -100,6 +105,7 @@ class Rewarder:
                 self.join(stopping)
             self._settle()
             self._report()
+            self._learner_watch.look()
         self._settle(wait_for_all=True)
 
     def _make_keeper(self) -> LeaseKeeper:
@@ -170,7 +176,8 @@ class Rewarder:
             outcome = self._outcome_of(entry)
         except (ScoringFailed, MalformedMessage) as error:
             self._count("failed")
-            buried = self._stream.fail(entry, purpose, str(error))
+            reason = f"{error}, says {self._stream.consumer}"
+            buried = self._stream.fail(entry, purpose, reason)
             log.warning("not scored", ticket=entry.ticket, reason=str(error), dead=buried)
             return
         if self._stream.handoff(entry, self._keys.outcomes_for(purpose), encode(outcome)):

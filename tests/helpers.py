@@ -113,3 +113,14 @@ def _receive(end: socket.socket) -> bytes:
 def _shut(end: socket.socket) -> None:
     with contextlib.suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
+
+
+class Clock:
+    """In place of the module `time`: a clock that the test moves, in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        """The time, as `time.monotonic` gives it."""
+        return self.now

@@ -110,13 +110,19 @@ class ActorThread:
         engine: FakeEngine,
         join_timeout_s: float = 5.0,
         stall_timeout_s: float = 60.0,
+        progress_timeout_s: float = 60.0,
     ) -> None:
         self.engine = engine
         self.stopping = threading.Event()
         self.error: PenstockError | None = None
         self._settings = ActorCommand(
             redis_url=url,
-            run=RunSettings(name=run_name, lease_s=LEASE_S, join_timeout_s=join_timeout_s),
+            run=RunSettings(
+                name=run_name,
+                lease_s=LEASE_S,
+                join_timeout_s=join_timeout_s,
+                progress_timeout_s=progress_timeout_s,
+            ),
             actor=ActorSettings(stall_timeout_s=stall_timeout_s),
         )
         self.thread = threading.Thread(target=self._run, daemon=True)

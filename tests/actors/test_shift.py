@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from actors.desk import Desk
+from actors.follow import Follower
 from common.codec import encode
 from common.contract import Contract
 from common.errors import DeadlineExceeded, EngineFailed, RunNotReady
 from common.messages import Span, Version
+from common.protocol import RunView
 from tests.actors.conftest import LEASE_S, SAMPLING, ActorThread, Run
 from tests.fake_engine import FakeEngine, draw_tokens
-from tests.helpers import wait_until
+from tests.helpers import Clock, wait_until
 
 POISON = np.array([1, 99], dtype="<i4")
 
@@ -260,6 +264,36 @@ def test_an_actor_without_a_learner_gives_up_and_says_so(start_actor: StartActor
     actor.wait()
     assert isinstance(actor.error, DeadlineExceeded)
     assert "no learner set up the run" in str(actor.error)
+
+
+def test_an_actor_leaves_a_learner_that_gives_no_sign_of_life(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    a_run.announce(0)
+    a_run.issue(a_run.ticket(0, min_step=1))
+    actor = start_actor(progress_timeout_s=0.5)
+    actor.wait()
+    assert isinstance(actor.error, DeadlineExceeded)
+    told = str(actor.error)
+    assert "the learner is test (incarnation 1), version 1.0 is announced" in told
+    assert "(train:0 for" in told
+
+
+def test_the_first_weights_may_be_long_in_coming_while_the_learner_lives(
+    a_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("actors.follow.time", clock)
+    view = RunView(a_run.connection, a_run.keys)
+    follower = Follower(FakeEngine(), view, Desk(8), patience_s=6.0, take_timeout_s=5.0)
+    for number in range(3):
+        a_run.queue.beat(30.0, f"reading checkpoint {number}")
+        assert not asyncio.run(follower.look())
+        clock.now += 4.0
+        assert not asyncio.run(follower.look())
+    clock.now += 4.0
+    with pytest.raises(DeadlineExceeded, match="first weights in vain: the learner is test"):
+        asyncio.run(follower.look())
 
 
 @pytest.mark.parametrize("lost", ["contract", "everything"])

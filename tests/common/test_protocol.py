@@ -430,6 +430,7 @@ def test_the_learners_totals_overwrite_the_servers(run: Run) -> None:
 
 VERBS: dict[str, Callable[[LearnerQueue], object]] = {
     "claim": lambda queue: queue.claim("nonce", "old"),
+    "beat": lambda queue: queue.beat(30.0, "training"),
     "issue": lambda queue: queue.issue("train", [("train:9", V0, b"ask")]),
     "outcomes": lambda queue: queue.outcomes("train", BEGINNING, 1),
     "close": lambda queue: queue.close("train", {"train:1": "trained"}),

@@ -134,7 +134,7 @@ def test_what_a_dead_child_left_behind_is_killed(shifts: list[Shift]) -> None:
     wait_until(lambda: not is_alive(orphan), "the orphan to be killed")
 
 
-@pytest.mark.parametrize("code", [78, 65, 73, 127])
+@pytest.mark.parametrize("code", [78, 65, 73, 81, 127])
 def test_an_exit_code_that_a_restart_cannot_mend_ends_the_run_with_it(
     shifts: list[Shift], tmp_path: Path, code: int
 ) -> None:
@@ -235,6 +235,24 @@ def test_roles_start_only_when_the_server_answers(shifts: list[Shift], tmp_path:
     assert not shift.said("learner.1", "started")
     door.touch()
     shift.wait_for("learner.1", "started")
+
+
+def test_a_server_that_never_answers_ends_the_run(shifts: list[Shift]) -> None:
+    limits = Limits(ready_s=0.1, terminate_s=5)
+    server = Service("queue", ("sleep", "1000"), SERVER_STAGE, True, lambda: False)
+    shift = Shift([server, *role_services({"learner": STAYS})], limits=limits)
+    shifts.append(shift)
+    assert shift.end() == 69
+    assert shift.said("queue.1", "was not ready for 0 s, and the others wait for it; the run stops")
+    assert not shift.said("learner.1", "started")
+
+
+def test_a_stopped_child_is_continued_to_hear_that_it_is_to_end(shifts: list[Shift]) -> None:
+    shift = begin(shifts, {"learner": STAYS}, limits=Limits(terminate_s=1000))
+    shift.wait_for("learner.1", "here")
+    os.kill(shift.pid("learner.1"), signal.SIGSTOP)
+    shift.stop()
+    assert shift.said("learner.1", "left")
 
 
 def test_without_a_learner_the_run_ends_when_all_have_left(shifts: list[Shift]) -> None:

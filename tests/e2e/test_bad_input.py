@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,18 @@ class Desk:
         path = self.folder / "written.jsonl"
         path.write_text("".join(f"{line}\n" for line in lines))
         return str(path)
+
+    @property
+    def run_folder(self) -> Path:
+        return self.folder / self.variables["RUN_NAME"]
+
+    def lead_from(self, holder: str) -> None:
+        """Have another process hold the run's lease."""
+        self.run_folder.mkdir()
+        (self.run_folder / "nonce").write_text("nonce")
+        connection = Connection(self.variables["REDIS_URL"], 10, 10)
+        LearnerQueue(connection, Keys(self.variables["RUN_NAME"]), 1).claim("nonce", holder, 3600.0)
+        connection.close()
 
     def publish_contract(self, model: Path, tokenizer_hash: str) -> None:
         connection = Connection(self.variables["REDIS_URL"], 10, 10)
@@ -163,6 +176,26 @@ def test_a_second_learner(desk):
         )  # fmt: skip
 
 
+def test_a_second_learner_on_another_host(desk):
+    desk.lead_from("process 7 on elsewhere")
+    told(
+        desk.run("learner"), 73,
+        f"process 7 on elsewhere (incarnation 1) holds run {desk.variables['RUN_NAME']}, last seen",
+        "stop it, or wait until its lease of 3600 s has run out",
+    )  # fmt: skip
+    assert not list(desk.run_folder.glob("claims/*.json"))  # it would cut off the other one's journal
+
+
+def test_a_learner_whose_predecessor_was_killed_on_this_host_takes_over_at_once(desk):
+    here = f"on {socket.gethostname()}"
+    desk.lead_from(f"process 7 {here}")
+    starts = f"process 9 {here}\nprocess 7 {here}"  # the last one was killed before it claimed
+    (desk.run_folder / "learner.lock").write_text(starts)
+    told(desk.run("learner", LEARNER_DATASET=desk.write("{}")), 65, "DataError")
+    names = (desk.run_folder / "learner.lock").read_text().splitlines()
+    assert names[1:] == starts.splitlines()
+
+
 @pytest.mark.parametrize("role", ["actor", "rewarder"])
 def test_a_tokenizer_that_differs_from_the_contract(desk, role, model):
     desk.publish_contract(model, tokenizer_hash="0" * 64)
@@ -172,7 +205,7 @@ def test_a_tokenizer_that_differs_from_the_contract(desk, role, model):
 @pytest.mark.parametrize("role", ["actor", "rewarder"])
 def test_a_learner_that_never_comes(desk, role):
     told(
-        desk.run(role, RUN_JOIN_TIMEOUT_S="0.5"), 75,
+        desk.run(role, RUN_JOIN_TIMEOUT_S="0.5"), 81,
         "no learner set up the run within 0.5 s", "start `learner`",
     )  # fmt: skip
 

@@ -8,7 +8,9 @@ from functools import partial
 
 import numpy as np
 import pytest
+import structlog
 
+from common import patience
 from common.codec import decode, encode
 from common.connection import Connection
 from common.errors import ConfigError, DeadlineExceeded, NoSignal, RunNotReady, RunTaken
@@ -18,9 +20,9 @@ from common.protocol import RunView, WorkStream
 from common.settings import RunSettings
 from learner.batch import token_staleness
 from learner.books import Books
-from learner.claim import claim_incarnation, read_chain
+from learner.claim import check_not_superseded, claim_incarnation, read_chain
 from learner.flow import Flow
-from learner.journal import Journal
+from learner.journal import Journal, read_segment, segment_path
 from learner.ledger import Ledger
 from learner.queue import LearnerQueue
 from tests.learner.builders import make_group, make_plan, make_settings
@@ -212,6 +214,28 @@ def test_an_older_incarnation_is_refused(tmp_path, connection, keys):
         first.publish(0)
 
 
+def test_what_a_superseded_learner_still_writes_is_no_part_of_the_run(tmp_path, connection, keys):
+    first = Bench(tmp_path, connection, keys)
+    first.publish(0)
+    first.flow.issue_tickets(0)
+    first.work()
+    for group in first.flow.take_groups(0):  # then it is stopped, until after the other one took over
+        first.ledger.close(group.group.ticket.id, "trained")
+    second = Bench(tmp_path, connection, keys)
+    with pytest.raises(RunTaken, match="incarnation 2"):
+        first.books.record("batch", step=1, groups=[])
+    assert [record["kind"] for _, record in read_segment(segment_path(tmp_path, 1))] == ["batch"]
+    with pytest.raises(RunTaken, match="incarnation 2 of the learner holds the run's folder"):
+        check_not_superseded(tmp_path, first.claim.incarnation)
+    check_not_superseded(tmp_path, second.claim.incarnation)
+    second.publish(0)
+    trained = second.train(0)
+    assert len(trained) == 2
+    second.balance()
+    kinds = [record["kind"] for _, record in read_chain(tmp_path, claim_incarnation(tmp_path, 0))]
+    assert kinds.count("batch") == 1
+
+
 def test_a_run_of_the_same_name_from_another_folder_is_refused(bench):
     stranger = LearnerQueue(bench.connection, bench.keys, 99)
     with pytest.raises(ConfigError, match="another folder"):
@@ -269,6 +293,40 @@ def test_what_is_left_at_the_end_is_unused_and_nothing_is_in_flight(bench):
 def test_a_wait_in_vain_ends_with_who_holds_what(bench):
     bench.publish(0)
     with pytest.raises(DeadlineExceeded, match="4 in tickets held by nobody"):
+        bench.flow.take_groups(0)
+
+
+def test_a_wait_in_vain_is_reported_with_who_holds_what(bench, monkeypatch):
+    monkeypatch.setattr(patience, "REPORT_EVERY_S", 0.1)
+    bench.publish(0)
+    with structlog.testing.capture_logs() as logs, pytest.raises(DeadlineExceeded):
+        bench.flow.take_groups(0)
+    (first, *_) = [log for log in logs if log["event"] == "waiting"]
+    assert "4 in tickets held by nobody (train:0 for 0 s at attempt 1;" in first["what"]
+
+
+def test_a_version_that_no_actor_takes_is_named(bench):
+    bench.publish(0)
+    bench.flow.issue_tickets(0)
+    bench.work()
+    bench.train(0)
+    bench.publish(1)
+    bench.flow.intake.take_arrivals()
+    bench.train(1)  # what was sampled by the version before
+    with pytest.raises(
+        DeadlineExceeded, match=r"version 1\.1 was announced .* \(the newest is of 1\.0\)"
+    ):
+        bench.flow.take_groups(2)
+
+
+def test_a_dead_ticket_is_named_when_nothing_is_left_to_train(tmp_path, connection, keys):
+    bench = Bench(tmp_path, connection, keys, max_resample_times=0)
+    bench.publish(0)
+    bench.flow.issue_tickets(0)
+    work = WorkStream(connection, keys, keys.tickets, "w", 30.0, 3)
+    for entry in work.take(1):
+        work.bury(entry, "train", "it hangs, says rewarder-x")
+    with pytest.raises(NoSignal, match="The last that died is train:0: it hangs, says rewarder-x"):
         bench.flow.take_groups(0)
 
 

@@ -159,13 +159,20 @@ class RewarderThread:
         lease_s: float = 30.0,
         timeout_s: float = 10.0,
         workers: int = 1,
+        progress_timeout_s: float = 60.0,
     ) -> None:
         self.stopping = threading.Event()
         self.error: BaseException | None = None
         self._settings = RewarderCommand(
             _cli_parse_args=[],
             redis_url=url,
-            run=RunSettings(name=run_name, lease_s=lease_s, join_timeout_s=5, server_timeout_s=10),
+            run=RunSettings(
+                name=run_name,
+                lease_s=lease_s,
+                join_timeout_s=5,
+                server_timeout_s=10,
+                progress_timeout_s=progress_timeout_s,
+            ),
             rewarder=RewarderSettings(workers=workers, timeout_s=timeout_s, memory_gib=2),
         )
         self._rewards = rewards

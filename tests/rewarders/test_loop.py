@@ -18,6 +18,7 @@ from common.connection import Connection
 from common.errors import ContractMismatch, DeadlineExceeded
 from common.keys import GROUP, Keys
 from common.messages import ScoredGroup, Verdict
+from common.monitor import read_consumers
 from common.protocol import RunView
 from common.server import LocalServer
 from rewarders.filtering import NO_REWARD, NO_SPREAD
@@ -133,6 +134,10 @@ def test_an_eval_group_is_never_filtered(run: RunUnderTest, rewarder: StartRewar
     assert all(isinstance(outcome, ScoredGroup) for outcome in outcomes)
 
 
+def read_consumer_names(connection: Connection, keys: Keys) -> list[str]:
+    return [consumer.name for consumer in read_consumers(connection, keys.rollouts)]
+
+
 def test_a_reward_that_keeps_failing_ends_as_dead_and_never_as_zero(
     run: RunUnderTest, rewarder: StartRewarder, connection: Connection, keys: Keys
 ) -> None:
@@ -140,7 +145,8 @@ def test_a_reward_that_keeps_failing_ends_as_dead_and_never_as_zero(
     run.hand_in("train:0", "4", "5")
     with rewarder(rewards=BAD_REWARDS):
         (verdict,) = run.outcomes("train", 1)
-    reason = "reward leave: killed its process (exit code 3)"
+        (name,) = read_consumer_names(connection, keys)
+    reason = f"reward leave: killed its process (exit code 3), says {name}"
     assert verdict == Verdict("train:0", "dead", reason)
     assert dead_reasons(connection, keys) == [reason]
 
@@ -177,7 +183,8 @@ def test_a_group_under_another_tickets_name_ends_as_dead(
     with rewarder():
         outcomes = run.outcomes("train", 2)
     assert isinstance(outcomes[0], ScoredGroup)
-    assert outcomes[1] == Verdict("train:1", "dead", "the entry of train:1 holds train:0")
+    assert isinstance(outcomes[1], Verdict)
+    assert outcomes[1].reason.startswith("the entry of train:1 holds train:0, says rewarder-")
 
 
 def test_work_of_a_lost_rewarder_is_taken_over(run: RunUnderTest, rewarder: StartRewarder) -> None:
@@ -362,6 +369,15 @@ def test_a_run_that_nobody_sets_up_is_not_waited_for_for_ever(queue_server: Loca
     )
     with pytest.raises(DeadlineExceeded, match="no learner"), rewarder:
         rewarder.join()
+
+
+def test_a_rewarder_leaves_a_learner_that_gives_no_sign_of_life(
+    run: RunUnderTest, rewarder: StartRewarder
+) -> None:
+    told = r"no sign of life .* the learner is learner \(incarnation 1\), no version is announced"
+    leaving = rewarder(progress_timeout_s=0.5)
+    with pytest.raises(DeadlineExceeded, match=told), leaving:
+        wait_until(lambda: not leaving.thread.is_alive(), "it to leave")
 
 
 def test_a_rewarder_that_waits_for_a_learner_can_be_stopped(queue_server: LocalServer) -> None:

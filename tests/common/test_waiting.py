@@ -1,0 +1,242 @@
+"""Who should deliver, and whether the learner is alive, as the other processes see it."""
+
+from __future__ import annotations
+
+import pytest
+import structlog
+
+from common import patience
+from common.errors import DeadlineExceeded, RunTaken
+from common.learner_watch import LearnerWatch
+from common.messages import Version, Weights
+from common.patience import Patience
+from common.protocol import wait_for_contract
+from common.settings import RunSettings
+from common.waiting import describe_waiting
+from learner.queue import LearnerQueue
+from tests.common.builders import Run
+from tests.helpers import Clock, wait_until
+
+
+def describe(run: Run, lease_s: float = 60.0) -> str:
+    return describe_waiting(run.connection, run.keys, lease_s)
+
+
+# Tickets, their holders, and roles that nobody fills
+
+
+def test_a_ticket_nobody_took_is_named_and_so_is_the_missing_role(run: Run) -> None:
+    run.issue(1)
+    assert describe(run) == (
+        "1 in tickets held by nobody (train:1 for 0 s at attempt 1); no actor is there"
+    )
+
+
+def test_a_held_ticket_is_named_with_its_holder_and_attempt(run: Run) -> None:
+    run.issue(1, 2)
+    (entry, _) = run.actor("actor-a").take(2)
+    run.actor("actor-a").fail(entry, "train", "broken")
+    run.actor("actor-b").take(1)
+    told = describe(run)
+    assert "1 in tickets held by actor-a (train:2 for 0 s at attempt 1, last sign of its holder" in told
+    assert "1 in tickets held by actor-b (train:1 for 0 s at attempt 2, last sign of its holder" in told
+    assert "is there" not in told
+
+
+def test_a_role_whose_process_gave_no_sign_within_a_lease_is_not_there(run: Run) -> None:
+    run.issue(1)
+    run.actor().take(1)
+    told = "no actor is there, actor was last seen 0 s ago"
+    wait_until(lambda: told in describe(run, lease_s=0.05), "the actor to be silent")
+
+
+def test_what_came_back_waits_for_the_learner(run: Run) -> None:
+    run.issue(1, 2, 3, 4, 5)
+    for entry in run.actor().take(5):
+        run.actor().handoff(entry, run.keys.scored, b"scored")
+    told = describe(run)
+    assert told.startswith("5 in scored for the learner (train:1 for 0 s at attempt 1; train:2")
+    assert told.endswith("train:3 for 0 s at attempt 1; and 2 more)")
+
+
+def test_without_a_ticket_that_is_said(run: Run) -> None:
+    assert describe(run) == "no ticket is out"
+
+
+# The learner's sign of life
+
+
+def watch(run: Run, limit_s: float) -> LearnerWatch:
+    return LearnerWatch(run.connection, run.keys, RunSettings(progress_timeout_s=limit_s))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(patience, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("common.learner_watch._LOOK_EVERY_S", 0.0)
+
+
+@pytest.mark.usefixtures("looks_at_once")
+def test_a_learner_that_stops_is_named_with_what_it_did_and_what_waits_for_it(run: Run) -> None:
+    run.learner.claim("nonce", "process 7 on here", lease_s=30.0)
+    run.learner.beat(30.0, "making an Update")
+    run.learner.announce(Weights(Version(1, 4), "path", "hash", ""))
+    run.issue(1)
+    (entry,) = run.actor().take(1)
+    run.actor().handoff(entry, run.keys.scored, b"scored")
+    watching = watch(run, limit_s=0.1)
+
+    def look_until_it_ends() -> DeadlineExceeded | None:
+        try:
+            watching.look()
+        except DeadlineExceeded as error:
+            return error
+        return None
+
+    told = str(wait_until(look_until_it_ends, "the end of patience"))
+    assert "no sign of life from the learner for 0 s (RUN_PROGRESS_TIMEOUT_S)" in told
+    assert "process 7 on here (incarnation 1, when last seen: making an Update)" in told
+    assert "version 1.4 is announced; 1 in scored for the learner (train:1" in told
+
+
+@pytest.mark.usefixtures("looks_at_once")
+def test_a_learner_that_gives_signs_of_life_is_waited_for(run: Run, clock: Clock) -> None:
+    watching = watch(run, limit_s=6.0)
+    for number in range(3):
+        run.learner.beat(30.0, f"making Update {number}")
+        watching.look()
+        clock.now += 4.0
+        watching.look()
+    clock.now += 4.0
+    with pytest.raises(DeadlineExceeded, match="no sign of life from the learner for 8 s"):
+        watching.look()
+
+
+@pytest.mark.usefixtures("looks_at_once")
+def test_the_wait_for_a_silent_learner_is_reported(run: Run, clock: Clock) -> None:
+    watching = watch(run, limit_s=600.0)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(7):
+            clock.now += 5.0
+            watching.look()
+    (report,) = logs
+    assert report["event"] == "no sign of life from the learner"
+    assert report["waited_s"] == 30
+    assert "the learner is test (incarnation 1), no version is announced" in report["what"]
+
+
+def test_a_run_that_is_being_set_up_is_waited_for_while_its_learner_lives(run: Run) -> None:
+    class Beating:
+        """Sets `stopping` after a few looks; each comes with a sign of life."""
+
+        looks = 0
+
+        def is_set(self) -> bool:
+            self.looks += 1
+            run.learner.beat(30.0, f"reading data {self.looks}")
+            return self.looks > 5
+
+        def wait(self, _timeout_s: float) -> None:
+            pass
+
+    assert wait_for_contract(run.view, 1e-9, Beating()) is None  # type: ignore[arg-type]
+    with pytest.raises(DeadlineExceeded, match=r"the learner is test .* reading data"):
+        wait_for_contract(run.view, 1e-9, Silent())  # type: ignore[arg-type]
+
+
+class Silent:
+    """Never set, and never waits."""
+
+    def is_set(self) -> bool:
+        return False
+
+    def wait(self, _timeout_s: float) -> None:
+        pass
+
+
+# Counting the wait
+
+
+def test_a_stretch_in_which_nobody_looked_hardly_counts(clock: Clock) -> None:
+    waiting = Patience(60.0)
+    clock.now += 3600.0  # stopped, or the server was away
+    assert not waiting.look()
+    assert waiting.waited_s == 5.0
+
+
+def test_patience_ends_at_its_limit_and_begins_again_when_something_came(clock: Clock) -> None:
+    waiting = Patience(6.0)
+    for expected in (False, False, True):
+        clock.now += 3.0
+        assert waiting.look() is expected
+    waiting.renew()
+    clock.now += 3.0
+    assert not waiting.look()
+
+
+def test_a_wait_in_vain_is_reported_every_30_seconds(clock: Clock) -> None:
+    waiting = Patience(600.0)
+    reports = []
+    for second in range(100):
+        clock.now += 1.0
+        waiting.look()
+        if waiting.report_due():
+            reports.append(second + 1)
+    assert reports == [30, 60, 90]
+
+
+# One learner, also on other hosts
+
+
+def test_a_second_learner_is_refused_while_the_first_ones_lease_lives(run: Run) -> None:
+    run.learner.claim("nonce", "process 7 on here", lease_s=30.0)
+    with pytest.raises(RunTaken, match=r"process 7 on here \(incarnation 1\) holds run .*, last seen 0"):
+        LearnerQueue(run.connection, run.keys, 2).claim("nonce", "process 7 on there", 30.0)
+    assert run.view.incarnation() == 1
+    run.learner.beat(30.0, "waiting")
+
+
+def test_a_lease_that_ran_out_lets_the_next_learner_in(run: Run) -> None:
+    run.learner.claim("nonce", "first", lease_s=0.05)
+    second = LearnerQueue(run.connection, run.keys, 2)
+
+    def let_in() -> bool:
+        try:
+            second.claim("nonce", "second", 30.0)
+        except RunTaken:
+            return False
+        return True
+
+    wait_until(let_in, "the lease to run out")
+    with pytest.raises(RunTaken, match="incarnation 2"):
+        run.learner.beat(30.0, "back again")
+    assert run.view.learner().holder == "second"
+
+
+def test_a_server_that_went_back_to_the_lease_before_does_not_end_its_successor(run: Run) -> None:
+    run.learner.claim("nonce", "first", lease_s=3600.0)
+    kept = run.connection.execute("HGETALL", run.keys.fence)
+    second = LearnerQueue(run.connection, run.keys, 2)
+    second.claim("nonce", "second", 30.0, ["first"])
+    for name, value in kept.items():  # kill -9 of the server, with its last writes not on disk
+        run.connection.execute("HSET", run.keys.fence, name, value)
+    second.claim("nonce", "second")
+    second.beat(30.0, "waiting for groups")
+    assert run.view.learner().holder == "second"
+
+
+def test_a_learner_that_left_lets_the_next_one_in_at_once(run: Run) -> None:
+    run.learner.claim("nonce", "first", lease_s=3600.0)
+    run.learner.beat(0.0, "ended")
+    LearnerQueue(run.connection, run.keys, 2).claim("nonce", "second", 30.0)
+
+
+def test_the_successor_of_a_learner_that_is_gone_for_certain_need_not_wait(run: Run) -> None:
+    run.learner.claim("nonce", "first", lease_s=3600.0)
+    LearnerQueue(run.connection, run.keys, 2).claim("nonce", "third", 30.0, ["second", "first"])

@@ -1,0 +1,99 @@
+"""What never answers ends the run within its limit, with who and what was waited for."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.e2e.site import FAKE_PROCFILE, Site
+
+pytestmark = pytest.mark.e2e
+
+LIMIT_S = 6
+BAD_REWARDER = FAKE_PROCFILE.replace(
+    "rewarder: rewarder", "rewarder: python -m tests.rewarders.bad_rewarder"
+)
+PLUS = "13"  # a token that is in every question
+
+
+@dataclass(frozen=True)
+class Case:
+    """What goes wrong: a process that is stopped, or variables; who says what, and the exit code.
+
+    {pid} in the words is the process id of `culprit`, the one that is waited for.
+    """
+
+    culprit: str
+    code: int
+    words: tuple[str, ...]
+    is_stopped: bool = False
+    procfile: str = FAKE_PROCFILE
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+CASES = {
+    "a rewarder that is stopped": Case(
+        "rewarder.1", 81,
+        ("learner: DeadlineExceeded: nothing came back for", "in rollouts held by", "(train:",
+         "no rewarder is there, rewarder-", "-{pid}-"),
+        is_stopped=True,
+    ),
+    "a reward that never answers": Case(
+        "rewarder.1", 81,
+        ("learner: DeadlineExceeded: nothing came back for", "1 in rollouts held by rewarder-",
+         "-{pid}-",
+         "(train:0 for"),
+        procfile=BAD_REWARDER, variables={"BAD_REWARD": "hang", "REWARDER_TIMEOUT_S": "10"},
+    ),
+    "a reward that always raises": Case(
+        "rewarder.1", 79,
+        ("learner: NoSignal:", "The last that died is train:", "reward accuracy", "no such verifier",
+         "says rewarder-", "-{pid}-"),
+        procfile=BAD_REWARDER,
+        variables={"BAD_REWARD": "raise_error", "LEARNER_MAX_RESAMPLE_TIMES": "0"},
+    ),
+    "an actor that is stopped": Case(
+        "actor.1", 81,
+        ("learner: DeadlineExceeded: nothing came back for", "in tickets held by", "(train:",
+         "no actor is there, actor-", "-{pid}-"),
+        is_stopped=True,
+    ),
+    "an actor whose engine hangs": Case(
+        "actor.1", 81,
+        ("learner: DeadlineExceeded: nothing came back for", "in tickets held by actor-", "-{pid}-",
+         "(train:0 for", "at attempt 1"),
+        variables={"FAKE_POISON": PLUS, "FAKE_MISBEHAVIOUR": "hang"},
+    ),
+    "a learner that is stopped": Case(
+        "learner.1", 81,
+        (": DeadlineExceeded: no sign of life from the learner for", "the learner is process {pid} on",
+         "(incarnation 1, when last seen: ", "is announced", "(train:"),
+        is_stopped=True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_run_ends_within_its_limit_and_says_who_was_waited_for(name: str, tmp_path) -> None:
+    case = CASES[name]
+    site = Site(
+        tmp_path, case.procfile, RUN_PROGRESS_TIMEOUT_S=str(LIMIT_S), RUN_LEASE_S="2",
+        LEARNER_EVAL_DATASET="", LEARNER_MAX_STEPS="1000", FAKE_TOKEN_DELAY_S="0.02", **case.variables,
+    )  # fmt: skip
+    site.start()
+    try:
+        if case.is_stopped:
+            site.wait_for(lambda: site.steps() >= 1, "a step")
+            os.kill(site.pid_of(case.culprit), signal.SIGSTOP)
+        assert site.wait(120) == case.code, "\n".join(site.lines[-40:])
+    finally:
+        site.stop()
+    said = [line for line in site.lines if case.words[0] in line]
+    assert said, "\n".join(site.lines[-40:])
+    pid = site.pid_of(case.culprit)
+    for word in case.words:
+        assert word.format(pid=pid) in said[0]
+    assert not any("the run is complete" in line for line in site.lines)

@@ -1,0 +1,76 @@
+"""The learner's sign of life follows its main loop."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from common.errors import RunTaken
+from common.protocol import RunView
+from learner.pulse import Pulse
+from learner.queue import LearnerQueue
+from learner.ranks import Leader
+from tests.helpers import wait_until
+
+
+@pytest.fixture
+def queue(connection, keys) -> LearnerQueue:
+    queue = LearnerQueue(connection, keys, 1)
+    queue.claim("nonce", "test", lease_s=3600.0)
+    return queue
+
+
+def test_the_phase_is_told_and_the_lease_renewed_again_and_again(queue, connection, keys):
+    view = RunView(connection, keys)
+    with Pulse(queue, lease_s=0.1, stall_timeout_s=60.0) as pulse:
+        pulse.enter("making an Update")
+        first = wait_until(
+            lambda: view.learner() if view.learner().phase == "making an Update" else None, "a beat"
+        )
+        wait_until(lambda: view.learner().seen != first.seen, "another one")
+
+
+def test_a_phase_that_lasts_too_long_ends_the_signs_of_life_and_says_which(queue, connection, keys):
+    said = []
+    with Pulse(queue, 0.05, stall_timeout_s=0.2, on_stall=said.append) as pulse:
+        pulse.enter("making an Update")
+        wait_until(lambda: said, "the stall")
+        assert "has been making an Update for 0 s (LEARNER_STALL_TIMEOUT_S)" in said[0]
+        last = RunView(connection, keys).learner()
+        assert not pulse._thread.is_alive() or pulse._thread.join(5) is None
+        assert RunView(connection, keys).learner() == last
+
+
+def test_a_learner_that_leaves_lets_its_lease_go(queue, connection, keys):
+    with Pulse(queue, lease_s=3600.0, stall_timeout_s=60.0), pytest.raises(RunTaken):
+        LearnerQueue(connection, keys, 2).claim("nonce", "next", 1.0)
+    LearnerQueue(connection, keys, 2).claim("nonce", "next", 1.0)
+
+
+def test_a_superseded_learner_leaves_its_successors_lease_alone(queue, connection, keys):
+    successor = LearnerQueue(connection, keys, 2)
+    with Pulse(queue, lease_s=3600.0, stall_timeout_s=60.0):
+        successor.claim("nonce", "next", 3600.0, ["test"])
+    with pytest.raises(RunTaken, match="next"):
+        LearnerQueue(connection, keys, 3).claim("nonce", "third", 1.0)
+
+
+def test_a_hanging_main_loop_does_not_keep_the_process():
+    done = subprocess.run(
+        [sys.executable, "-c", "from learner.pulse import end_process; end_process('it hangs')"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 81
+    assert done.stderr == "learner: DeadlineExceeded: it hangs\n"
+
+
+def test_what_the_policy_does_is_named():
+    class FakePolicy:
+        def update(self, batch: str) -> str:
+            return f"{batch} trained"
+
+    phases: list[str] = []
+    assert Leader(FakePolicy(), phases.append).update("batch") == "batch trained"
+    assert phases == ["making an Update", "working"]
