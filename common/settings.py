@@ -44,6 +44,7 @@ class RunSettings(Section):
     progress_timeout_s: float = Field(
         600.0, gt=0, description="end the run when nothing came back for so long"
     )
+    disk_timeout_s: float = Field(600.0, ge=0, description="wait for room on a full disk")
     log_format: Literal["text", "json"] = Field("text", description="form of the log lines")
 
     @property

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from common.codec import encode, pack
 from common.command import LearnerCommand
 from common.connection import Connection
+from common.disk import Disk
 from common.errors import NotFinite
 from common.files import remove_asides, write_whole
 from common.keys import Keys
@@ -24,13 +23,20 @@ from common.protocol import RunView
 from common.role import connect
 from learner.batch import build_batch
 from learner.books import Books
-from learner.checkpoint import Checkpoint, check_loadable, newest_checkpoint, save_checkpoint
+from learner.checkpoint import (
+    Checkpoint,
+    check_loadable,
+    newest_checkpoint,
+    newest_position,
+    save_checkpoint,
+)
 from learner.claim import Claim, claim_incarnation, lock_run, read_nonce
 from learner.deepspeed_engine import join_process_group
 from learner.flops import peak_flops
 from learner.flow import Flow
 from learner.journal import Journal
 from learner.ledger import Ledger
+from learner.machine import this_machine
 from learner.plan import Plan, make_plan
 from learner.policy import Policy
 from learner.publish import write_version
@@ -77,7 +83,8 @@ def lead(command: LearnerCommand, stopping: threading.Event) -> None:
         connection = connect(command.redis_url, command.run, stopping)
         nonce = read_nonce(folder)
         keys = Keys(command.run.name)
-        claim = claim_incarnation(folder, RunView(connection, keys).incarnation())
+        known = RunView(connection, keys).incarnation()
+        claim = claim_incarnation(folder, known, newest_position(folder))
         queue = LearnerQueue(connection, keys, claim.incarnation)
         queue.claim(nonce, holder_name())
         queue.set_state("running")  # an earlier learner of the run may have said "ended"
@@ -117,7 +124,6 @@ class Learner:
         self._policy = policy
         self._checkpointed = checkpoint
         self._peak = peak_flops(command.learner.peak_tflops)
-        self._recorder = Recorder(self._folder, command.learner.report_to, command.run.name)
 
     def start(
         self,
@@ -127,6 +133,8 @@ class Learner:
         stopping: threading.Event,
     ) -> None:
         """Relive the past, join the streams, publish the version the run stands at."""
+        self._disk = disk = Disk(self._command.run.disk_timeout_s, stopping)
+        self._recorder = Recorder(self._folder, self._settings.report_to, self._command.run.name, disk)
         ledger = Ledger()
         past = relive(
             self._folder, self._claim, self._policy, ledger, self._recorder, self._checkpointed
@@ -134,7 +142,9 @@ class Learner:
         self._step = self._saved = past.step
         self._bad_steps = past.bad_steps
         self._parent = ""
-        self._books = Books(ledger, Journal(self._folder, self._claim.incarnation), queue)
+        segment_bytes = round(self._settings.journal_segment_mib * 2**20)
+        journal = Journal(self._folder, self._claim.incarnation, segment_bytes, disk)
+        self._books = Books(ledger, journal, queue)
         self._flow = Flow(connection, queue, self._books, self._plan, self._command.run, nonce, stopping)
         for ticket in ledger.eval_open():
             ledger.close(ticket, "stale", "the learner that asked was restarted")
@@ -149,9 +159,7 @@ class Learner:
             "steps": self._plan.steps,
             "model_folder": str(self._plan.model_folder),
             "contract": self._plan.contract.hash,
-            "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
-            "ranks": world_size(),
+            "machine": this_machine(),
             "settings": self._settings.model_dump(mode="json"),
         }
 
@@ -214,7 +222,8 @@ class Learner:
         self._bad_steps += 1
         path = self._folder / "not_finite" / f"{self._step:08d}.msgpack"
         path.parent.mkdir(exist_ok=True)
-        write_whole(path, pack(encode_groups(groups)))
+        data = pack(encode_groups(groups))
+        self._disk.write("a batch that was not finite", path, lambda: write_whole(path, data), len(data))
         log.error("gradients are not finite: the step changed nothing", step=self._step, batch=str(path))
         if self._bad_steps >= self._settings.max_nonfinite_steps:
             raise NotFinite(
@@ -226,7 +235,7 @@ class Learner:
     def _publish(self) -> None:
         """Write the present weights as a version and announce it, evaluating it if it is due."""
         version = Version(self._claim.incarnation, self._step)
-        weights = write_version(self._folder, self._policy, version, self._parent)
+        weights = write_version(self._folder, self._policy, version, self._parent, self._disk)
         self._parent = weights.hash
         self._flow.publish(weights, self._step, self._evaluation_due())
         self._note_evaluations()
@@ -266,6 +275,7 @@ class Learner:
             self._books.position,
             self._books.recorded,
             self._settings,
+            self._disk,
         )
         self._saved = self._step
         adapter = checkpoint.model / "adapter" / "adapter_model.safetensors"

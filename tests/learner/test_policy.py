@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from common.codec import encode
+from common.disk import Disk
 from common.messages import Version
 from learner.batch import build_batch
 from learner.checkpoint import newest_checkpoint, save_checkpoint
@@ -136,9 +137,10 @@ class Run:
         self.policy.update(batch, step)
         return position
 
-    def checkpoint(self, step: int, position):
+    def checkpoint(self, step: int, position, disk: Disk | None = None, **changes):
+        settings = make_settings(**(SETTINGS | changes))
         return save_checkpoint(
-            self.folder, self.policy, step, position, self.ledger.snapshot(), make_settings(**SETTINGS)
+            self.folder, self.policy, step, position, self.ledger.snapshot(), settings, disk
         )
 
     def resume(self, model_folder: Path):

@@ -16,7 +16,7 @@ from common.errors import NotFinite, PenstockError
 from common.messages import Ticket
 from common.protocol import RunView, WorkStream
 from common.settings import RunSettings
-from learner.checkpoint import newest_checkpoint
+from learner.checkpoint import newest_checkpoint, newest_position
 from learner.claim import claim_incarnation
 from learner.loop import Learner
 from learner.queue import LearnerQueue
@@ -32,7 +32,7 @@ class Killed(BaseException):
 class FakePolicy:
     """Counts its Updates, and dies in the one that is asked for."""
 
-    def __init__(self, dies_in: int | None, skips: tuple[int, ...] = ()):
+    def __init__(self, dies_in: int | None = None, skips: tuple[int, ...] = ()):
         self.dies_in, self.skips, self.updates = dies_in, skips, 0
 
     def update(self, _batch, _step):
@@ -85,17 +85,30 @@ class Run:
         self.folder, self.connection, self.keys = folder, connection, keys
         folder.mkdir()
 
-    def start(self, steps: int, dies_in: int | None = None, skips: tuple[int, ...] = (), **settings):
+    def start(
+        self,
+        steps: int,
+        dies_in: int | None = None,
+        skips: tuple[int, ...] = (),
+        policy: FakePolicy | None = None,
+        stopping: threading.Event | None = None,
+        disk_timeout_s: float = 600,
+        **settings,
+    ):
         made = make_settings(**settings)
         plan = make_plan(made, steps=steps, eval_questions=2)
-        run = RunSettings(name=self.folder.name, dir=self.folder.parent, progress_timeout_s=10)
-        claim = claim_incarnation(self.folder, RunView(self.connection, self.keys).incarnation())
+        run = RunSettings(
+            name=self.folder.name, dir=self.folder.parent, progress_timeout_s=10,
+            disk_timeout_s=disk_timeout_s,
+        )  # fmt: skip
+        known = RunView(self.connection, self.keys).incarnation()
+        claim = claim_incarnation(self.folder, known, newest_position(self.folder))
         queue = LearnerQueue(self.connection, self.keys, claim.incarnation)
         queue.claim("nonce", "test")
         command = SimpleNamespace(learner=made, run=run)
         checkpoint = newest_checkpoint(self.folder, claim)
-        learner = Learner(command, plan, claim, FakePolicy(dies_in, skips), checkpoint)
-        stopping = threading.Event()
+        learner = Learner(command, plan, claim, policy or FakePolicy(dies_in, skips), checkpoint)
+        stopping = stopping or threading.Event()
         learner.start(self.connection, queue, "nonce", stopping)
         learner.train(stopping)
 
