@@ -73,6 +73,13 @@ def test_the_wait_names_file_and_missing_room_once_in_half_a_minute(tmp_path):
     assert (entry["needed_bytes"], entry["missing_bytes"], entry["limit_s"]) == (7, 0, 600)
 
 
+def test_each_round_of_the_wait_is_a_sign_of_life(tmp_path):
+    phases: list[str] = []
+    stopping = Meanwhile(lambda: None)
+    Disk(600, stopping, phases.append).write("a record", tmp_path / "x", Failing(full(), full()))
+    assert phases == ["waiting for room on the disk"] * 2
+
+
 def test_the_wait_is_said_again(tmp_path, monkeypatch):
     monkeypatch.setattr(common.disk, "_REPORT_EVERY_S", 0.0)
     with capture_logs() as logs:

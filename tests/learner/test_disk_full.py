@@ -19,9 +19,9 @@ from learner.ledger import Ledger
 from learner.publish import write_version
 from learner.segments import list_segments, read_journal, valid_length
 from tests.judge import judge
-from tests.learner import test_policy
-from tests.learner.test_policy import same, weights_of
-from tests.learner.test_restarts import FakePolicy, Run, Worker
+from tests.learner import trained as training
+from tests.learner.trained import same, weights_of
+from tests.learner.whole import FakePolicy, Run, Worker
 from tests.small_disk import Meanwhile, mounted
 
 
@@ -181,12 +181,13 @@ def test_a_new_file_of_the_journal_waits_for_room_too(tmp_path, monkeypatch):
     assert len(list_segments(tmp_path, 1)) == 2
 
 
+@pytest.mark.usefixtures("one_thread")
 class TestRealWeights:
     """What torch and safetensors do on a full disk."""
 
     @pytest.fixture
     def trained(self, small_disk, model_folder):
-        run = test_policy.Run(small_disk.folder, model_folder)
+        run = training.Run(small_disk.folder, model_folder)
         run.checkpoint(1, run.step(0))
         return run
 
