@@ -97,6 +97,9 @@ def _read_segment(segment: Segment, start: int, end: int | None) -> Iterator[tup
             if len(prefix) < _PREFIX.size:
                 return
             length, checksum = _PREFIX.unpack(prefix)
+            after = offset + _PREFIX.size + length
+            if end is not None and after > end:
+                return
             body = file.read(min(length, size))
             if len(body) < length or zlib.crc32(body) != checksum:
                 return
@@ -104,7 +107,7 @@ def _read_segment(segment: Segment, start: int, end: int | None) -> Iterator[tup
                 record = unpack(zlib.decompress(body))
             except (zlib.error, MalformedMessage):
                 return
-            offset += _PREFIX.size + length
+            offset = after
             yield offset, record
 
 
