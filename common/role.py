@@ -20,8 +20,7 @@ from typing import Any
 
 from common.command import Command, environment_of, load
 from common.connection import Connection
-from common.disk import is_full
-from common.errors import ConfigError, DiskFull, PenstockError
+from common.errors import ConfigError, PenstockError
 from common.guard import guard_children
 from common.log import configure_logs, get_logger
 from common.settings import RunSettings
@@ -53,11 +52,6 @@ def run_role(
     except PenstockError as error:
         print(f"{role}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
-    except OSError as error:
-        if not is_full(error):
-            raise
-        print(f"{role}: DiskFull: {error}: make room, then start again", file=sys.stderr, flush=True)
-        return DiskFull.exit_code
     return 0
 
 

@@ -141,16 +141,19 @@ def left_out(run_folder: Path, incarnation: int, end: int) -> LeftOut | None:
 
 
 def _holds_record_after(segment: Segment, offset: int) -> bool:
-    """Whether a whole record lies somewhere behind the damaged one: a torn append has none behind it."""
+    """Whether a whole record lies somewhere behind a damaged one: a torn append has none behind it."""
     data = segment.path.read_bytes()[offset - segment.start :]
-    for match in _MAYBE_PREFIX.finditer(data, 1):
-        first = match.start() + _PREFIX.size
-        if first > len(data):
-            return False
-        length, checksum = _PREFIX.unpack_from(data, match.start())
-        if first + length <= len(data) and zlib.crc32(data[first : first + length]) == checksum:
-            return True
-    return False
+    if _is_record(data, 0):  # it was being written when it was read
+        return False
+    return any(_is_record(data, match.start()) for match in _MAYBE_PREFIX.finditer(data, 1))
+
+
+def _is_record(data: bytes, place: int) -> bool:
+    first = place + _PREFIX.size
+    if first > len(data):
+        return False
+    length, checksum = _PREFIX.unpack_from(data, place)
+    return first + length <= len(data) and zlib.crc32(data[first : first + length]) == checksum
 
 
 def explain_gap(run_folder: Path, incarnation: int, offset: int, end: int | None = None) -> str:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 
 import pytest
 from structlog.testing import capture_logs
 
+import learner.__main__
+import learner.loop
+from common.command import LearnerCommand
 from common.disk import Disk
 from common.errors import DiskFull
 from common.messages import Version
@@ -251,6 +255,17 @@ def test_nothing_is_acknowledged_before_its_record_is_synced(tmp_path, monkeypat
     monkeypatch.setattr(os, "fsync", refuse)
     books.record("batch")
     assert (waited, queue.tickets) == ([[]], ["train:0"])
+
+
+@pytest.mark.parametrize(("code", "raised"), [(errno.EDQUOT, DiskFull), (errno.EIO, OSError)])
+def test_a_disk_that_is_full_where_nobody_waits_ends_the_learner_with_74(monkeypatch, code, raised):
+    def run(*_):
+        raise OSError(code, os.strerror(code), "/a/claim")
+
+    monkeypatch.setattr(learner.loop, "run", run)
+    with pytest.raises(raised, match="/a/claim"):
+        learner.__main__._run(LearnerCommand(), threading.Event())
+    assert DiskFull.exit_code == 74
 
 
 def refuse(_handle):

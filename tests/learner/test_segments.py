@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from common.errors import ConfigError
 from learner.claim import claim_incarnation, read_chain
 from learner.journal import Journal, Position
-from learner.segments import list_segments, read_journal, segments_before, valid_length
+from learner.segments import left_out, list_segments, read_journal, segments_before, valid_length
 from tests.judge import read_records
 
 RECORD = 600  # bytes that do not shrink, so that two records fill a file
@@ -113,6 +113,13 @@ def test_damage_before_other_records_is_said_with_file_and_place(written, step, 
     assert (entry["file"], entry["offset"]) == (str(path), place)
     assert entry["bytes_left_out"] == written.positions[-1].offset - whole
     assert steps(written.folder, claim_incarnation(written.folder, 0)) == list(range(1, step))
+
+
+def test_a_record_that_is_finished_meanwhile_is_no_damage(written):
+    """A replay of a live run reads half a record, and finds it whole, with another behind it."""
+    found = left_out(written.folder, 1, written.positions[3].offset)
+    assert found is not None
+    assert found.torn
 
 
 def test_a_file_that_is_missing_in_the_middle_is_said(written):
