@@ -10,6 +10,7 @@
     ├── DeadlineExceeded        81   a named wait ran out; never restarted
     ├── NoSignal                79   too many groups in a row had nothing to learn from; never restarted
     ├── NotFinite               80   NaN or infinity that does not go away; never restarted
+    ├── DiskFull                74   no room on the disk for too long; never restarted
     ├── MalformedMessage        76   bytes that are not what the wire schema says
     └── EngineFailed            70   the inference engine broke
 
@@ -81,6 +82,12 @@ class NotFinite(PenstockError):
     exit_code = 80
 
 
+class DiskFull(PenstockError):
+    """The disk, or its quota, was full for too long; what was written before is whole."""
+
+    exit_code = 74
+
+
 class MalformedMessage(PenstockError):
     """Bytes that are not a message of this wire schema."""
 
@@ -94,6 +101,7 @@ class EngineFailed(PenstockError):
 
 
 NEVER_RESTARTED = frozenset(
-    kind.exit_code for kind in (ConfigError, DataError, DeadlineExceeded, RunTaken, NoSignal, NotFinite)
+    kind.exit_code
+    for kind in (ConfigError, DataError, DeadlineExceeded, RunTaken, NoSignal, NotFinite, DiskFull)
 )
 """Exit codes after which starting the process again cannot help."""

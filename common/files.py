@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 
 from common.errors import ConfigError
@@ -34,37 +35,81 @@ def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Write a file aside and rename it into place."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        aside.unlink()
+        raise
     aside.rename(path)
     sync_folder(path.parent)
 
 
+def append_whole(file: FileIO, data: bytes, sync: bool = True) -> None:
+    """Append to an unbuffered file, which is as it was before if this raises."""
+    end = file.seek(0, os.SEEK_END)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[file.write(rest) :]
+        if sync:
+            failpoint("appended")
+            os.fsync(file.fileno())
+    except OSError:
+        file.truncate(end)
+        file.seek(end)
+        raise
+
+
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill aside; when the block ends well it is synced and renamed to `path`."""
+    """A folder to fill aside; when the block ends well it is synced and renamed to `path`.
+
+    Raises OSError when the disk is full, also where the block does not say so.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
+    kind = path.parent.name
     try:
         yield aside
-    except BaseException:
+        _sync_tree(aside, kind)
+    except BaseException as error:
+        full = _full_disk(aside) if isinstance(error, Exception) else None
         shutil.rmtree(aside, ignore_errors=True)
+        if full is not None:
+            raise full from error
         raise
-    kind = path.parent.name
-    for file in sorted(found for found in aside.rglob("*") if found.is_file()):
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
-        failpoint(f"{kind}.{file.name}")
-    for folder in (aside, *(found for found in aside.rglob("*") if found.is_dir())):
-        sync_folder(folder)
     shutil.rmtree(path, ignore_errors=True)
     failpoint(f"{kind}.synced")
     aside.rename(path)
     failpoint(f"{kind}.renamed")
     sync_folder(path.parent)
+
+
+def _sync_tree(folder: Path, kind: str) -> None:
+    for file in sorted(found for found in folder.rglob("*") if found.is_file()):
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+        failpoint(f"{kind}.{file.name}")
+    for each in (folder, *(found for found in folder.rglob("*") if found.is_dir())):
+        sync_folder(each)
+
+
+def _full_disk(folder: Path) -> OSError | None:
+    """What a write of 64 KiB raises: torch's own error does not tell that the disk is full."""
+    try:
+        (folder / "probe").write_bytes(bytes(1 << 16))
+    except OSError as error:
+        return error
+    return None
+
+
+def folder_size(folder: Path) -> int:
+    """Bytes of all files below."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def remove_asides(parent: Path) -> None:

@@ -178,6 +178,10 @@ class KeepingSettings(Section):
     save_only_model: bool = Field(
         False, description="no optimizer state in checkpoints; resuming is then not exact"
     )
+    journal_segment_mib: float = Field(64.0, gt=0, description="size of the journal's files, in MiB")
+    journal_retention: Literal["all", "resume"] = Field(
+        "all", description="all: the run can be replayed; resume: what lies before the checkpoints goes"
+    )
     log_completions: bool = Field(True, description="write completions.jsonl")
     report_to: Trackers = Field([], description="beside metrics.jsonl: wandb, tensorboard")
 

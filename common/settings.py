@@ -52,6 +52,7 @@ class RunSettings(Section):
         gt=0,
         description="end when nothing came back, or the learner gave no sign of life, for so long",
     )
+    disk_timeout_s: float = Field(600.0, ge=0, description="wait for room on a full disk")
     log_format: Literal["text", "json"] = Field("text", description="form of the log lines")
 
     @property

@@ -7,13 +7,20 @@ import threading
 from typing import Any
 
 from common.command import LearnerCommand
+from common.disk import is_full
+from common.errors import DiskFull
 from common.role import run_role
 
 
 def _run(command: LearnerCommand, stopping: threading.Event) -> None:
     from learner.loop import run
 
-    run(command, stopping)
+    try:
+        run(command, stopping)
+    except OSError as error:  # where it is not waited for: at the start, or beside other ranks
+        if not is_full(error):
+            raise
+        raise DiskFull(f"{error}: make room, then start again to resume") from error
 
 
 def _describe(command: LearnerCommand) -> dict[str, Any]:

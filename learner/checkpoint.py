@@ -3,7 +3,7 @@
 checkpoints/{incarnation:06d}-{step:08d}/
     model/          the policy as a Hugging Face folder
     trainer/        weights and optimizer for resuming; not with LEARNER_SAVE_ONLY_MODEL
-    state.json      step, the ledger's table, the journal's position
+    state.json      step, the ledger's table, the journal's position, the machine
     manifest.json   SHA-256 of every file above
 """
 
@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from common.disk import Disk
 from common.errors import ConfigError
-from common.files import hash_file, whole_folder
+from common.files import folder_size, hash_file, whole_folder
 from common.learner_settings import LearnerSettings
 from common.log import get_logger
-from learner.claim import Claim, read_claims
+from learner.claim import Claim, lengths_on_chain, read_claims
 from learner.journal import Position
+from learner.machine import this_machine
 from learner.ranks import world_size
+from learner.segments import segments_before
 
 log = get_logger(__name__)
 
@@ -38,6 +42,8 @@ class Checkpoint:
     ledger: dict[str, Any]
     trained_with: dict[str, Any]
     """What must be the same for `trainer` to be loaded, see `training_kind`."""
+    machine: dict[str, Any]
+    """On which it was trained, see `this_machine`."""
 
     @property
     def model(self) -> Path:
@@ -62,42 +68,90 @@ def save_checkpoint(
     position: Position,
     ledger: dict[str, Any],
     settings: LearnerSettings,
+    disk: Disk | None = None,
 ) -> Checkpoint:
-    """Write the checkpoint of a step, then delete all but the newest few.
+    """Write the checkpoint of a step, then delete what is older than the newest few.
 
-    `policy` is a Policy, or its Leader.
+    `policy` is a Policy, or its Leader. A full disk is waited for as `disk` says, but not where other
+    ranks have written their share of it. Raises DiskFull.
     """
     folder = checkpoints_folder(run_folder) / f"{position.incarnation:06d}-{step:08d}"
-    with whole_folder(folder) as aside:
-        policy.export(aside / "model")
-        if not settings.save_only_model:
-            policy.save(aside / "trainer")
-        state = {
-            "step": step,
-            "position": asdict(position),
-            "ledger": ledger,
-            "trained_with": training_kind(settings),
-        }
-        (aside / "state.json").write_text(json.dumps(state))
-        hashes = {str(path.relative_to(aside)): hash_file(path) for path in _files(aside)}
-        (aside / _MANIFEST).write_text(json.dumps(hashes, indent=1))
-    for old in _newest_first(run_folder)[settings.save_total_limit :]:
-        shutil.rmtree(old)
+    state = {
+        "step": step,
+        "position": asdict(position),
+        "ledger": ledger,
+        "trained_with": training_kind(settings),
+        "machine": this_machine(),
+    }
+
+    def write() -> None:
+        with whole_folder(folder) as aside:
+            policy.export(aside / "model")
+            if not settings.save_only_model:
+                policy.save(aside / "trainer")
+            (aside / "state.json").write_text(json.dumps(state))
+            hashes = {str(path.relative_to(aside)): hash_file(path) for path in _files(aside)}
+            (aside / _MANIFEST).write_text(json.dumps(hashes, indent=1))
+
+    if disk is None or world_size() > 1:
+        disk = Disk()
+    sizes = [folder_size(old) for old in _newest_first(run_folder)[:1]]
+    disk.write("a checkpoint", folder, write, sizes[0] if sizes else None)
+    _forget_old(run_folder, position.incarnation, settings)
     return _read(folder)
+
+
+def _forget_old(run_folder: Path, incarnation: int, settings: LearnerSettings) -> None:
+    """Delete all but the newest checkpoints on the chain, and perhaps the journal before them."""
+    claims = read_claims(run_folder)
+    if max(claims, default=0) > incarnation:  # superseded: what is old is for the successor to say
+        return
+    ends = {**lengths_on_chain(run_folder, claims[incarnation]), incarnation: sys.maxsize}
+    found = _newest_first(run_folder)
+    kept = [
+        folder
+        for folder in found
+        if (position := _position(folder)) and position.offset <= ends.get(position.incarnation, -1)
+    ][: settings.save_total_limit]
+    for old in found:
+        if old not in kept:
+            shutil.rmtree(old)
+    if settings.journal_retention == "resume":
+        _trim_journal(run_folder, kept)
+
+
+def _trim_journal(run_folder: Path, kept: list[Path]) -> None:
+    """Delete the segments before the oldest kept checkpoint, once two at least are whole."""
+    position = _position(kept[-1])
+    if position is None or len(kept) < 2:
+        return
+    doomed = segments_before(run_folder, position.incarnation, position.offset)
+    damaged = [folder for folder in kept[1:] if _find_damage(folder)] if doomed else []
+    if damaged:
+        log.error("the journal is kept: a checkpoint is damaged", folder=str(damaged[0]))
+        return
+    for path in doomed:
+        path.unlink()
+
+
+def newest_position(run_folder: Path) -> Position | None:
+    """The position of the newest checkpoint, so far as it can be read; it may yet be damaged."""
+    positions = filter(None, map(_position, _newest_first(run_folder)))
+    return next(positions, None)
 
 
 def newest_checkpoint(run_folder: Path, claim: Claim) -> Checkpoint | None:
     """The newest whole checkpoint on the claim's own chain, or None."""
-    ends = {found.parent: found.parent_length for found in read_claims(run_folder).values()}
-    ends[claim.parent] = claim.parent_length
+    ends = lengths_on_chain(run_folder, claim)
     for folder in _newest_first(run_folder):
         problem = _find_damage(folder)
         if not problem:
             checkpoint = _read(folder)
             position = checkpoint.position
-            if position.offset <= ends.get(position.incarnation, -1):
+            end = ends.get(position.incarnation, -1)
+            if position.offset <= end:
                 return checkpoint
-            problem = "written by a learner that was superseded"
+            problem = f"written by a learner that was superseded, at {position.offset} of {end} bytes"
         log.error("a checkpoint is passed over", folder=str(folder), problem=problem)
         folder.rename(folder.with_name(f"unused-{folder.name}"))  # it must not count among those kept
     return None
@@ -160,5 +214,20 @@ def _find_damage(folder: Path) -> str:
 def _read(folder: Path) -> Checkpoint:
     state = json.loads((folder / "state.json").read_text())
     return Checkpoint(
-        folder, state["step"], Position(**state["position"]), state["ledger"], state["trained_with"]
+        folder,
+        state["step"],
+        Position(**state["position"]),
+        state["ledger"],
+        state["trained_with"],
+        state["machine"],
     )
+
+
+def _position(folder: Path) -> Position | None:
+    """Where in the journal a checkpoint was made; None if its state is damaged."""
+    try:
+        hashes = json.loads((folder / _MANIFEST).read_text())
+        whole = hashes["state.json"] == hash_file(folder / "state.json")
+        return _read(folder).position if whole else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

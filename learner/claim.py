@@ -15,11 +15,12 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common.errors import RunTaken
+from common.errors import ConfigError, RunTaken
 from common.failpoint import failpoint
 from common.files import sync_folder, write_whole
 from common.lock import hold_lock, holder_name
-from learner.journal import Position, read_segment, segment_path, valid_length
+from learner.journal import Position
+from learner.segments import explain_gap, read_journal, valid_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +54,21 @@ def next_incarnation(folder: Path, redis_incarnation: int) -> int:
     return max([redis_incarnation, *read_claims(folder)]) + 1
 
 
-def claim_incarnation(folder: Path, redis_incarnation: int) -> Claim:
+def claim_incarnation(
+    folder: Path, redis_incarnation: int, checkpointed: Position | None = None
+) -> Claim:
     """Take the next number on the folder; raises RunTaken in a race.
 
     Redis is claimed first: from there on the learner before can acknowledge nothing, so that whatever
-    it still appends to its journal may count or not.
+    it still appends to its journal may count or not. `checkpointed` is the newest checkpoint's
+    position: damage of the journal before it does no harm.
     """
-    claims = read_claims(folder)
-    parent = max(claims, default=0)
+    parent = max(read_claims(folder), default=0)
+    start = checkpointed.offset if checkpointed and checkpointed.incarnation == parent else 0
     claim = Claim(
         incarnation=next_incarnation(folder, redis_incarnation),
         parent=parent,
-        parent_length=valid_length(segment_path(folder, parent)) if parent else 0,
+        parent_length=valid_length(folder, parent, start),
         holder=holder_name(),
     )
     path = folder / "claims" / f"{claim.incarnation:06d}.json"
@@ -102,7 +106,10 @@ def read_claims(folder: Path) -> dict[int, Claim]:
 def read_chain(
     folder: Path, newest: Claim, start: Position | None = None
 ) -> Iterator[tuple[Position, dict]]:
-    """The records that `newest` goes on from, in order, each with the position after it."""
+    """The records that `newest` goes on from, in order, each with the position after it.
+
+    Raises ConfigError where records are missing that a claim relies on.
+    """
     claims = read_claims(folder)
     chain = []
     incarnation, length = newest.parent, newest.parent_length
@@ -114,5 +121,14 @@ def read_chain(
         if start is not None and incarnation < start.incarnation:
             continue
         first = start.offset if start is not None and incarnation == start.incarnation else 0
-        for offset, record in read_segment(segment_path(folder, incarnation), first, length):
-            yield Position(incarnation, offset), record
+        reached = first
+        for reached, record in read_journal(folder, incarnation, first, length):
+            yield Position(incarnation, reached), record
+        if reached < length:
+            raise ConfigError(explain_gap(folder, incarnation, reached, length))
+
+
+def lengths_on_chain(folder: Path, newest: Claim) -> dict[int, int]:
+    """By incarnation, how much of its journal later ones went on from."""
+    lengths = {claim.parent: claim.parent_length for claim in read_claims(folder).values()}
+    return lengths | {newest.parent: newest.parent_length}

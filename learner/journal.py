@@ -1,9 +1,11 @@
 """The journal: a write-ahead log of everything the learner decided, synced before it acts.
 
-One file per incarnation, `journal/{incarnation:06d}.journal`. A record is its length (8 bytes), the
-CRC-32 of its body (4 bytes) and the body in msgpack: a map with `kind` and, per kind,
+An incarnation's journal lies in segments, `journal/{incarnation:06d}-{offset:012d}.journal`, named by
+the offset at which they begin; each begins where the one before ends. A record is the length of its
+body (8 bytes), the body's CRC-32 (4 bytes) and the body: zlib over msgpack, a map with `kind` and, per
+kind,
 
-    header      what this learner was started with: settings, model_folder, steps, threads, ranks
+    header      what this learner was started with: settings, model_folder, steps, machine
     batch       step, version, groups (encoded ScoredGroups in order), the settings and reward_weights
                 it was formed with, its metrics so far; ends, ledger
     evaluation  version, questions: the eval tickets that were issued; ledger
@@ -18,87 +20,71 @@ table after it. A torn last record is cut when the next incarnation claims the r
 
 from __future__ import annotations
 
-import os
-import struct
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.codec import pack, unpack
-from common.errors import MalformedMessage
+from common.disk import Disk
 from common.failpoint import failpoint
-from common.files import sync_folder
+from common.files import append_whole, sync_folder
+from learner.segments import encode_record, segment_path
 
-_PREFIX = struct.Struct("<QI")
+SEGMENT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place between two records: the incarnation's file and the offset in it, in bytes."""
+    """A place between two records: the incarnation and the offset in its journal, in bytes."""
 
     incarnation: int
     offset: int
 
 
 class Journal:
-    """The file that one incarnation appends to."""
+    """What one incarnation appends to. A full disk is waited for as `disk` says."""
 
-    def __init__(self, run_folder: Path, incarnation: int) -> None:
-        folder = run_folder / "journal"
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(
+        self,
+        run_folder: Path,
+        incarnation: int,
+        segment_bytes: int = SEGMENT_BYTES,
+        disk: Disk | None = None,
+    ) -> None:
+        (run_folder / "journal").mkdir(parents=True, exist_ok=True)
         self.incarnation = incarnation
-        self._file = segment_path(run_folder, incarnation).open("xb")
-        sync_folder(folder)
+        self._run_folder = run_folder
+        self._segment_bytes = segment_bytes
+        self._disk = disk or Disk()
+        self._begin_segment(0)
 
     def append(self, kind: str, **fields: Any) -> Position:
-        """Write one record and sync it; returns the position after it."""
-        body = pack({"kind": kind, **fields})
+        """Write one record and sync it; returns the position after it. Raises DiskFull."""
+        record = encode_record({"kind": kind, **fields})
+        size = self._file.tell()
+        if size and size + len(record) > self._segment_bytes:
+            self._file.close()
+            self._begin_segment(self._start + size)
+        what = f"the journal's record of {kind!r}"
         failpoint("journal.before")
-        self._file.write(_PREFIX.pack(len(body), zlib.crc32(body)) + body)
-        self._file.flush()
-        failpoint("journal.written")
-        os.fsync(self._file.fileno())
+        self._disk.write(what, self._path, lambda: append_whole(self._file, record), len(record))
         failpoint("journal.synced")
-        return Position(self.incarnation, self._file.tell())
+        return Position(self.incarnation, self._start + self._file.tell())
 
     def close(self) -> None:
         """Close the file; every record is on disk already."""
         self._file.close()
 
+    def _begin_segment(self, start: int) -> None:
+        self._start = start
+        self._path = segment_path(self._run_folder, self.incarnation, start)
+        self._disk.write("the journal's next file", self._path, self._open)
 
-def segment_path(run_folder: Path, incarnation: int) -> Path:
-    """Where an incarnation's journal lies."""
-    return run_folder / "journal" / f"{incarnation:06d}.journal"
-
-
-def read_segment(path: Path, start: int = 0, end: int | None = None) -> Iterator[tuple[int, Any]]:
-    """The records of a file between two offsets, each with the offset after it.
-
-    Stops at a torn or corrupt record: nothing after it was ever relied on.
-    """
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        file.seek(start)
-        offset = start
-        while end is None or offset < end:
-            prefix = file.read(_PREFIX.size)
-            if len(prefix) < _PREFIX.size:
-                return
-            length, checksum = _PREFIX.unpack(prefix)
-            body = file.read(min(length, path.stat().st_size))
-            if len(body) < length or zlib.crc32(body) != checksum:
-                return
-            try:
-                record = unpack(body)
-            except MalformedMessage:
-                return
-            offset += _PREFIX.size + length
-            yield offset, record
-
-
-def valid_length(path: Path) -> int:
-    """Length of the whole records at the file's beginning, in bytes."""
-    return max((offset for offset, _ in read_segment(path)), default=0)
+    def _open(self) -> None:
+        file = self._path.open("xb", buffering=0)
+        try:
+            sync_folder(self._path.parent)
+        except OSError:
+            file.close()
+            self._path.unlink()
+            raise
+        self._file = file

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from common.codec import encode, pack
 from common.command import LearnerCommand
 from common.connection import Connection
+from common.disk import Disk
 from common.errors import NotFinite
 from common.failpoint import failpoint
 from common.files import remove_asides, write_whole
@@ -26,7 +25,13 @@ from common.protocol import RunView
 from common.role import connect
 from learner.batch import build_batch
 from learner.books import Books
-from learner.checkpoint import Checkpoint, check_loadable, newest_checkpoint, save_checkpoint
+from learner.checkpoint import (
+    Checkpoint,
+    check_loadable,
+    newest_checkpoint,
+    newest_position,
+    save_checkpoint,
+)
 from learner.claim import (
     Claim,
     check_not_superseded,
@@ -40,6 +45,7 @@ from learner.flops import peak_flops
 from learner.flow import Flow, unnamed
 from learner.journal import Journal
 from learner.ledger import Ledger
+from learner.machine import this_machine
 from learner.plan import Plan, make_plan
 from learner.policy import Policy
 from learner.publish import write_version
@@ -101,7 +107,7 @@ def lead_alone(
     with Pulse(queue, run.lease_s, command.learner.stall_timeout_s) as pulse:
         pulse.enter("reading data and model")
         plan = make_plan(command.learner)
-        claim = claim_incarnation(folder, number - 1)
+        claim = claim_incarnation(folder, number - 1, newest_position(folder))
         remove_asides(folder / "versions")
         remove_asides(folder / "checkpoints")
         queue.set_state("running")  # an earlier learner of the run may have said "ended"
@@ -118,9 +124,8 @@ def lead_alone(
             learner.start(connection, queue, nonce, stopping)
             learner.train(stopping)
         except OSError:
-            check_not_superseded(
-                folder, claim.incarnation
-            )  # a successor clears away what was half written
+            # A successor clears away what was half written.
+            check_not_superseded(folder, claim.incarnation)
             raise
         finally:
             policy.close()
@@ -147,7 +152,6 @@ class Learner:
         self._checkpointed = checkpoint
         self._enter_phase = enter_phase
         self._peak = peak_flops(command.learner.peak_tflops)
-        self._recorder = Recorder(self._folder, command.learner.report_to, command.run.name)
 
     def start(
         self,
@@ -157,6 +161,8 @@ class Learner:
         stopping: threading.Event,
     ) -> None:
         """Relive the past, join the streams, publish the version the run stands at."""
+        self._disk = disk = Disk(self._command.run.disk_timeout_s, stopping, self._enter_phase)
+        self._recorder = Recorder(self._folder, self._settings.report_to, self._command.run.name, disk)
         ledger = Ledger()
         past = relive(
             self._folder, self._claim, self._policy, ledger, self._recorder, self._checkpointed
@@ -164,7 +170,9 @@ class Learner:
         self._step = self._saved = past.step
         self._bad_steps = past.bad_steps
         self._parent = ""
-        self._books = Books(ledger, Journal(self._folder, self._claim.incarnation), queue)
+        segment_bytes = round(self._settings.journal_segment_mib * 2**20)
+        journal = Journal(self._folder, self._claim.incarnation, segment_bytes, disk)
+        self._books = Books(ledger, journal, queue)
         self._flow = Flow(
             connection, queue, self._books, self._plan, self._command.run, nonce, stopping,
             self._enter_phase,
@@ -182,9 +190,7 @@ class Learner:
             "steps": self._plan.steps,
             "model_folder": str(self._plan.model_folder),
             "contract": self._plan.contract.hash,
-            "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
-            "ranks": world_size(),
+            "machine": this_machine(),
             "settings": self._settings.model_dump(mode="json"),
         }
 
@@ -249,7 +255,8 @@ class Learner:
         self._bad_steps += 1
         path = self._folder / "not_finite" / f"{self._step:08d}.msgpack"
         path.parent.mkdir(exist_ok=True)
-        write_whole(path, pack(encode_groups(groups)))
+        data = pack(encode_groups(groups))
+        self._disk.write("a batch that was not finite", path, lambda: write_whole(path, data), len(data))
         log.error("gradients are not finite: the step changed nothing", step=self._step, batch=str(path))
         if self._bad_steps >= self._settings.max_nonfinite_steps:
             raise NotFinite(
@@ -262,7 +269,7 @@ class Learner:
         """Write the present weights as a version and announce it, evaluating it if it is due."""
         check_not_superseded(self._folder, self._claim.incarnation)
         version = Version(self._claim.incarnation, self._step)
-        weights = write_version(self._folder, self._policy, version, self._parent)
+        weights = write_version(self._folder, self._policy, version, self._parent, self._disk)
         self._parent = weights.hash
         self._flow.publish(weights, self._step, self._evaluation_due())
         self._note_evaluations()
@@ -304,6 +311,7 @@ class Learner:
             self._books.position,
             self._books.recorded,
             self._settings,
+            self._disk,
         )
         self._saved = self._step
         adapter = checkpoint.model / "adapter" / "adapter_model.safetensors"

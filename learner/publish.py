@@ -9,19 +9,26 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from common.files import hash_file, whole_folder
+from common.disk import Disk
+from common.files import folder_size, hash_file, whole_folder
 from common.messages import Version, Weights
 
 KEEP = 4
 """Version folders kept: an actor may still be reading the one before the announced one."""
 
 
-def write_version(run_folder: Path, policy: Any, version: Version, parent: str) -> Weights:
-    """Export the policy as this version; returns what is to be announced."""
+def write_version(run_folder: Path, policy: Any, version: Version, parent: str, disk: Disk) -> Weights:
+    """Export the policy as this version; returns what is to be announced. Raises DiskFull."""
     versions = (run_folder / "versions").absolute()
     folder = versions / f"{version.incarnation:06d}-{version.step:08d}"
-    with whole_folder(folder) as aside:
-        policy.export(aside)
+    found = sorted(versions.glob("[0-9]*-[0-9]*"), reverse=True)
+    needed = folder_size(found[0]) if found else None
+    disk.write("the weights of a version", folder, lambda: _export(policy, folder), needed)
     for old in sorted(versions.glob("[0-9]*-[0-9]*"), reverse=True)[KEEP:]:
         shutil.rmtree(old)
     return Weights(version, str(folder), hash_file(folder / "model.safetensors"), parent)
+
+
+def _export(policy: Any, folder: Path) -> None:
+    with whole_folder(folder) as aside:
+        policy.export(aside)

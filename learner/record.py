@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from common.files import write_whole
+from common.disk import Disk
+from common.files import append_whole, write_whole
 from common.log import get_logger
 from common.messages import ScoredGroup
 from common.rewards import total_rewards
@@ -114,10 +115,13 @@ def _averages(name: str, groups: Sequence[ScoredGroup], weights: dict[str, float
 
 
 class Recorder:
-    """Appends to the run's files."""
+    """Appends to the run's files. A full disk is waited for as `disk` says."""
 
-    def __init__(self, folder: Path, report_to: Sequence[str], run: str) -> None:
+    def __init__(
+        self, folder: Path, report_to: Sequence[str], run: str, disk: Disk | None = None
+    ) -> None:
         self._folder = folder
+        self._disk = disk or Disk()
         self._trackers = start_trackers(report_to, folder, run)
 
     def cut_after(self, step: int) -> None:
@@ -128,7 +132,8 @@ class Recorder:
         self._rewrite("evaluations.jsonl", self._rows("evaluations.jsonl"))
 
     def _rewrite(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
-        write_whole(self._folder / name, "".join(_line(row) for row in rows).encode())
+        data, path = "".join(_line(row) for row in rows).encode(), self._folder / name
+        self._disk.write(name, path, lambda: write_whole(path, data), len(data))
 
     def evaluated_steps(self) -> set[int]:
         """Steps whose version was evaluated, all its answers on disk."""
@@ -184,8 +189,9 @@ class Recorder:
             tracker.close()
 
     def _append(self, name: str, *rows: dict[str, Any]) -> None:
-        with (self._folder / name).open("a", encoding="utf-8") as file:
-            file.write("".join(_line(row) for row in rows))
+        data, path = "".join(_line(row) for row in rows).encode(), self._folder / name
+        with path.open("ab", buffering=0) as file:
+            self._disk.write(name, path, lambda: append_whole(file, data, sync=False), len(data))
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
         """The whole rows of a file; a kill may have torn the last one."""

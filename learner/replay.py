@@ -26,12 +26,12 @@ from common.learner_settings import LearnerSettings
 from common.log import configure_logs, get_logger
 from learner.claim import Claim, read_chain, read_claims
 from learner.deepspeed_engine import join_process_group
-from learner.journal import segment_path, valid_length
 from learner.ledger import Ledger
 from learner.policy import Policy
 from learner.ranks import world_size
 from learner.record import Recorder
 from learner.resume import relive
+from learner.segments import explain_gap, left_out, valid_length
 
 log = get_logger(__name__)
 
@@ -59,12 +59,12 @@ def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
     claim = _after(folder)
     headers = [record for _, record in read_chain(folder, claim) if record["kind"] == "header"]
     if not headers:
-        raise ConfigError(f"{folder}: no journal of a run there; expected journal/000001.journal")
+        raise ConfigError(f"{folder}: no journal of a run there; expected journal/*.journal and claims/")
     header = headers[0]
     settings = _settings(header["settings"], changes)
     if any(later["settings"] != header["settings"] for later in headers):
         log.warning("the run's settings changed when it was resumed; it is replayed with the first ones")
-    torch.set_num_threads(header["threads"])  # the order of sums depends on it
+    torch.set_num_threads(header["machine"]["threads"])  # the order of sums depends on it
     out.mkdir(parents=True, exist_ok=True)
     join_process_group()
     policy = Policy(Path(header["model_folder"]), settings, header["steps"])
@@ -90,9 +90,12 @@ def _settings(recorded: Mapping[str, Any], changes: Mapping[str, str]) -> Learne
 
 
 def _after(folder: Path) -> Claim:
-    """The claim of a learner that would go on where the run stands."""
+    """The claim of a learner that would go on where the run stands; raises ConfigError."""
     newest = max(read_claims(folder), default=0) if (folder / "claims").is_dir() else 0
-    length = valid_length(segment_path(folder, newest)) if newest else 0
+    length = valid_length(folder, newest)
+    rest = left_out(folder, newest, length)
+    if rest is not None and not rest.torn:
+        raise ConfigError(explain_gap(folder, newest, length, length + rest.length))
     return Claim(newest + 1, newest, length, "replay")
 
 

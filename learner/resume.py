@@ -19,6 +19,7 @@ from learner.batch import build_batch
 from learner.checkpoint import Checkpoint
 from learner.claim import Claim, read_chain
 from learner.ledger import Ledger
+from learner.machine import warn_of_another_machine
 from learner.record import Recorder, update_metrics
 
 log = get_logger(__name__)
@@ -58,9 +59,12 @@ def relive(
             policy.load(checkpoint.trainer)
         ledger.restore(checkpoint.ledger)
         log.info("resuming from a checkpoint", step=step, folder=str(checkpoint.folder))
+    machines = [checkpoint.machine] if checkpoint else []
     recorder.cut_after(step)
     retrained = bad_steps = 0
     for _, record in read_chain(folder, claim, checkpoint.position if checkpoint else None):
+        if record["kind"] == "header":
+            machines.append(record["machine"])
         if record["kind"] == "batch" and record["step"] > step:
             groups = decode_groups(record["groups"])
             settings = LearnerSettings(**{**record["settings"], **(changes or {})})
@@ -73,6 +77,7 @@ def relive(
             recorder.metrics(step, record["metrics"] | update_metrics(update), track=False)
             log.info("retrained from the journal", step=step)
         ledger.restore(record["ledger"])
+    warn_of_another_machine(machines)
     return Past(step, retrained, bad_steps)
 
 

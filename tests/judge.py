@@ -34,19 +34,28 @@ def read_records(run_folder: Path) -> list[tuple[int, Any]]:
     return [
         (incarnation, record)
         for incarnation, length in reversed(chain)
-        for record in _read_file(run_folder / "journal" / f"{incarnation:06d}.journal", length)
+        for record in _parse(_read_files(run_folder / "journal", incarnation)[:length])
     ]
 
 
-def _read_file(path: Path, length: int | None) -> list[Any]:
-    data = path.read_bytes()[:length] if path.is_file() else b""
+def _read_files(folder: Path, incarnation: int) -> bytes:
+    """An incarnation's journal: its files one after the other, as far as none is missing."""
+    data = b""
+    for path in sorted(folder.glob(f"{incarnation:06d}-*.journal")):
+        if int(path.stem[7:]) != len(data):
+            break
+        data += path.read_bytes()
+    return data
+
+
+def _parse(data: bytes) -> list[Any]:
     records, offset = [], 0
     while offset + 12 <= len(data):
         size, checksum = struct.unpack_from("<QI", data, offset)
         body = data[offset + 12 : offset + 12 + size]
         if len(body) < size or zlib.crc32(body) != checksum:
             break
-        records.append(msgpack.unpackb(body, raw=False, strict_map_key=False))
+        records.append(msgpack.unpackb(zlib.decompress(body), raw=False, strict_map_key=False))
         offset += 12 + size
     return records
 

@@ -37,7 +37,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 """The protocol's commands by the role whose death is tried before and after each."""
 
 _PLACES = (
-    "claims.linked", "journal.before", "journal.written", "journal.synced", "updated", "recorded",
+    "claims.linked", "journal.before", "appended", "journal.synced", "updated", "recorded",
     "versions.model.safetensors", "versions.synced", "versions.renamed",
     "checkpoints.model.safetensors", "checkpoints.state.json", "checkpoints.manifest.json",
     "checkpoints.synced", "checkpoints.renamed",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.learner.whole import Run, Worker
 from tests.tiny_tokenizer import save_tokenizer
 
 
@@ -23,3 +25,22 @@ def model_folder(tmp_path_factory) -> Path:
     LlamaForCausalLM(config).save_pretrained(folder)
     save_tokenizer(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Threads that spin for one another make tiny models many times slower on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def run(tmp_path, connection, keys, queue_server) -> Iterator[Run]:
+    """A whole learner's run, with a worker that answers."""
+    worker = Worker(queue_server.url, keys)
+    worker.start()
+    yield Run(tmp_path / "run", connection, keys)
+    worker.leaving.set()
+    worker.join()

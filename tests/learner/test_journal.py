@@ -10,7 +10,8 @@ import pytest
 
 from common.errors import RunTaken
 from learner.claim import claim_incarnation, lock_run, read_chain
-from learner.journal import Journal, Position, read_segment, segment_path, valid_length
+from learner.journal import Journal, Position
+from learner.segments import read_journal, segment_path, valid_length
 
 
 def steps(run_folder, claim, start=None):
@@ -20,7 +21,7 @@ def steps(run_folder, claim, start=None):
 def test_records_come_back_in_order_with_the_position_after_each(tmp_path):
     journal = Journal(tmp_path, 1)
     positions = [journal.append("batch", step=step, groups=[b"x" * step]) for step in (1, 2, 3)]
-    found = list(read_segment(segment_path(tmp_path, 1)))
+    found = list(read_journal(tmp_path, 1))
     assert [record["groups"] for _, record in found] == [[b"x"], [b"xx"], [b"xxx"]]
     assert [offset for offset, _ in found] == [position.offset for position in positions]
 
@@ -30,24 +31,24 @@ def test_a_torn_or_flipped_last_record_is_cut(tmp_path, damage):
     journal = Journal(tmp_path, 1)
     whole = journal.append("batch", step=1)
     journal.append("batch", step=2)
-    path = segment_path(tmp_path, 1)
+    path = segment_path(tmp_path, 1, 0)
     data = bytearray(path.read_bytes())
     if damage == "cut":
         data = data[:-1]
     else:
         data[-1] ^= 1
     path.write_bytes(bytes(data))
-    assert valid_length(path) == whole.offset
+    assert valid_length(tmp_path, 1) == whole.offset
 
 
 def test_every_truncation_leaves_only_whole_records(tmp_path):
     journal = Journal(tmp_path, 1)
     ends = [journal.append("batch", step=step).offset for step in (1, 2)]
-    path = segment_path(tmp_path, 1)
+    path = segment_path(tmp_path, 1, 0)
     data = path.read_bytes()
     for length in range(len(data)):
         path.write_bytes(data[:length])
-        assert valid_length(path) == max((end for end in ends if end <= length), default=0)
+        assert valid_length(tmp_path, 1) == max((end for end in ends if end <= length), default=0)
 
 
 def test_what_a_superseded_learner_appends_is_not_part_of_the_run(tmp_path):

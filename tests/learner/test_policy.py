@@ -3,57 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from common.codec import encode
-from common.messages import Version
-from learner.batch import build_batch
-from learner.checkpoint import newest_checkpoint, save_checkpoint
+from learner.checkpoint import newest_checkpoint
 from learner.claim import claim_incarnation
-from learner.journal import Journal
-from learner.ledger import Ledger
-from learner.policy import Policy
-from learner.record import Recorder
-from learner.resume import relive
-from tests.learner.builders import make_group, make_plan, make_settings
+from tests.learner.trained import Run, make_batch, make_policy, same, weights_of
 
-SETTINGS = {"learning_rate": 1e-3, "micro_batch_tokens": 64}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Threads that spin for one another make tiny models many times slower on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def make_policy(folder: Path, **changes) -> Policy:
-    return Policy(folder, make_settings(**(SETTINGS | changes)), steps=10)
-
-
-def make_batch(step: int):
-    plan = make_plan(make_settings())
-    groups = [
-        make_group(plan.source.train(f"train:{n}", Version(1, step)), spans=[(step, 2 + n)])
-        for n in (2 * step, 2 * step + 1)
-    ]
-    return groups, build_batch(groups, plan.reward_weights, step, make_settings())
-
-
-def weights_of(policy: Policy) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in policy.model.state_dict().items()}
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return all(torch.equal(one[name], other[name]) for name in one)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_micro_batches_make_the_same_update_as_one_batch(model_folder):
@@ -114,41 +74,6 @@ def test_bf16_keeps_what_is_too_small_for_bf16(model_folder):
     assert not torch.equal(norm_after(40), ones)
 
 
-class Run:
-    """A run's folder with journaled steps, as a learner leaves it when it is killed."""
-
-    def __init__(self, folder: Path, model_folder: Path):
-        self.folder = folder
-        self.plan = make_plan(make_settings(**SETTINGS))
-        self.claim = claim_incarnation(folder, 0)
-        self.journal = Journal(folder, self.claim.incarnation)
-        self.policy = make_policy(model_folder)
-        self.ledger = Ledger()
-
-    def step(self, step: int):
-        groups, batch = make_batch(step)
-        position = self.journal.append(
-            "batch", step=step + 1, groups=[encode(group) for group in groups], ends={},
-            ledger=self.ledger.snapshot(), metrics={},
-            reward_weights=self.plan.reward_weights,
-            settings=make_settings(**SETTINGS).model_dump(mode="json"),
-        )  # fmt: skip
-        self.policy.update(batch, step)
-        return position
-
-    def checkpoint(self, step: int, position):
-        return save_checkpoint(
-            self.folder, self.policy, step, position, self.ledger.snapshot(), make_settings(**SETTINGS)
-        )
-
-    def resume(self, model_folder: Path):
-        policy = make_policy(model_folder)
-        claim = claim_incarnation(self.folder, 0)
-        recorder = Recorder(self.folder, [], "x")
-        checkpoint = newest_checkpoint(self.folder, claim)
-        return relive(self.folder, claim, policy, Ledger(), recorder, checkpoint), policy
-
-
 @pytest.mark.parametrize("checkpoint_at", [None, 1, 3])
 def test_a_killed_run_resumes_with_the_same_weights_bit_for_bit(model_folder, tmp_path, checkpoint_at):
     run = Run(tmp_path, model_folder)
@@ -158,29 +83,6 @@ def test_a_killed_run_resumes_with_the_same_weights_bit_for_bit(model_folder, tm
             run.checkpoint(step + 1, position)
     past, policy = run.resume(model_folder)
     assert (past.step, past.retrained) == (4, 4 - (checkpoint_at or 0))
-    assert same(weights_of(policy), weights_of(run.policy))
-
-
-@pytest.mark.parametrize("damage", ["flip", "truncate", "delete", "manifest"])
-def test_a_damaged_checkpoint_is_passed_over_and_the_journal_makes_up_for_it(
-    model_folder, tmp_path, damage
-):
-    run = Run(tmp_path, model_folder)
-    run.checkpoint(1, run.step(0))
-    newest = run.checkpoint(2, run.step(1))
-    victim = next((newest.folder / "trainer").rglob("*.pt"))
-    if damage == "flip":
-        data = bytearray(victim.read_bytes())
-        data[len(data) // 2] ^= 1
-        victim.write_bytes(bytes(data))
-    elif damage == "truncate":
-        victim.write_bytes(victim.read_bytes()[:-1])
-    elif damage == "delete":
-        shutil.rmtree(victim.parent)
-    else:
-        (newest.folder / "manifest.json").unlink()
-    past, policy = run.resume(model_folder)
-    assert (past.step, past.retrained) == (2, 1)
     assert same(weights_of(policy), weights_of(run.policy))
 
 

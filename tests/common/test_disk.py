@@ -1,0 +1,137 @@
+"""A disk that is full: waited for, said, given up; and files that are as they were before."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+from structlog.testing import capture_logs
+
+import common.disk
+from common.disk import Disk
+from common.errors import DiskFull
+from common.files import append_whole, whole_folder, write_whole
+from tests.small_disk import Meanwhile
+
+
+class Failing:
+    """Raises these errors, one per call, then succeeds."""
+
+    def __init__(self, *errors: Exception):
+        self.errors, self.calls = list(errors), 0
+
+    def __call__(self, *_: object) -> str:
+        self.calls += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return "written"
+
+
+def full(code: int = errno.ENOSPC) -> OSError:
+    return OSError(code, os.strerror(code), "file")
+
+
+def waiting(disk_is_full: Failing, timeout_s: float = 600, needed: int | None = None, path=None):
+    stopping = Meanwhile(lambda: None)
+    disk = Disk(timeout_s, stopping)
+    return stopping, lambda: disk.write("a record", path, disk_is_full, needed)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_write_waits_until_there_is_room(tmp_path, code):
+    action = Failing(full(code), full(code))
+    stopping, write = waiting(action, path=tmp_path / "x")
+    assert (write(), action.calls, stopping.waits) == ("written", 3, 2)
+
+
+def test_an_error_that_only_names_a_full_disk_is_one(tmp_path):
+    action = Failing(RuntimeError(f"I/O error: {os.strerror(errno.ENOSPC)} (os error 28)"))
+    assert waiting(action, path=tmp_path / "x")[1]() == "written"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O error"), ValueError("no")])
+def test_other_errors_are_not_waited_for(tmp_path, error):
+    action = Failing(error)
+    with pytest.raises(type(error)):
+        waiting(action, path=tmp_path / "x")[1]()
+    assert action.calls == 1
+
+
+def test_the_wait_names_file_and_missing_room_once_in_half_a_minute(tmp_path):
+    action = Failing(*[full()] * 5)
+    with capture_logs() as logs:
+        waiting(action, needed=7, path=tmp_path / "x")[1]()
+    (entry,) = logs
+    assert (entry["log_level"], entry["what"], entry["path"]) == (
+        "error",
+        "a record",
+        str(tmp_path / "x"),
+    )
+    assert (entry["needed_bytes"], entry["missing_bytes"], entry["limit_s"]) == (7, 0, 600)
+
+
+def test_each_round_of_the_wait_is_a_sign_of_life(tmp_path):
+    phases: list[str] = []
+    stopping = Meanwhile(lambda: None)
+    Disk(600, stopping, phases.append).write("a record", tmp_path / "x", Failing(full(), full()))
+    assert phases == ["waiting for room on the disk"] * 2
+
+
+def test_the_wait_is_said_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(common.disk, "_REPORT_EVERY_S", 0.0)
+    with capture_logs() as logs:
+        waiting(Failing(*[full()] * 5), path=tmp_path / "x")[1]()
+    assert len(logs) == 5
+
+
+def test_a_disk_that_stays_full_ends_with_what_is_missing_and_what_to_do(tmp_path):
+    action = Failing(*[full()] * 5)
+    huge = 10**18
+    with pytest.raises(DiskFull, match="a record") as raised:
+        waiting(action, timeout_s=0, needed=huge, path=tmp_path / "x")[1]()
+    for part in (
+        str(tmp_path / "x"),
+        f"needed bytes {huge}",
+        "missing bytes",
+        "RUN_DISK_TIMEOUT_S=0",
+        "make room",
+    ):
+        assert part in str(raised.value)
+    assert action.calls == 1
+
+
+def test_a_write_for_which_there_is_no_room_is_not_tried_meanwhile(tmp_path):
+    action = Failing(*[full()] * 5)
+    stopping = Meanwhile(lambda: stopping.waits == 3 and stopping.set())
+    with pytest.raises(DiskFull, match="told to stop"):
+        Disk(600, stopping).write("a record", tmp_path / "x", action, 10**18)
+    assert (action.calls, stopping.waits) == (1, 3)
+
+
+def test_a_failed_append_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "x"
+    with path.open("ab", buffering=0) as file:
+        append_whole(file, b"first")
+        monkeypatch.setattr(os, "fsync", Failing(full()))
+        with pytest.raises(OSError, match="No space left"):
+            append_whole(file, b"second")
+        assert path.read_bytes() == b"first"
+        monkeypatch.undo()
+        append_whole(file, b"third")
+    assert path.read_bytes() == b"firstthird"
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch):
+    write_whole(tmp_path / "x", b"old")
+    monkeypatch.setattr(os, "fsync", Failing(full()))
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(tmp_path / "x", b"new")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", b"old")]
+
+
+def test_a_folder_that_cannot_be_synced_is_not_renamed(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", Failing(full()))
+    with pytest.raises(OSError, match="No space left"), whole_folder(tmp_path / "x") as aside:
+        (aside / "file").write_bytes(b"new")
+    assert list(tmp_path.iterdir()) == []

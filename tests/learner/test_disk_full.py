@@ -1,0 +1,272 @@
+"""A run on a file system that is full at times: it waits, or ends with all that is old whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+
+import pytest
+from structlog.testing import capture_logs
+
+import learner.__main__
+import learner.loop
+from common.command import LearnerCommand
+from common.disk import Disk
+from common.errors import DiskFull
+from common.messages import Version
+from learner.books import Books
+from learner.checkpoint import newest_checkpoint
+from learner.claim import claim_incarnation
+from learner.journal import Journal
+from learner.ledger import Ledger
+from learner.publish import write_version
+from learner.segments import list_segments, read_journal, valid_length
+from tests.judge import judge
+from tests.learner import trained as training
+from tests.learner.trained import same, weights_of
+from tests.learner.whole import FakePolicy, Run, Worker
+from tests.small_disk import Meanwhile, mounted
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    with mounted(tmp_path / "disk", kib=1024) as disk:
+        yield disk
+
+
+class FillingPolicy(FakePolicy):
+    """Fills the disk once, in its second call of the method named."""
+
+    def __init__(self, disk, place: str):
+        super().__init__()
+        self.disk, self.place, self.calls = disk, place, 0
+
+    def fill(self, place: str):
+        self.calls += place == self.place
+        if place == self.place and self.calls == 2:
+            self.disk.fill()
+            self.calls += 1
+
+    def update(self, batch, step):
+        self.fill("update")
+        return super().update(batch, step)
+
+    def export(self, folder):
+        self.fill("export")
+        super().export(folder)
+
+    def save(self, folder):
+        self.fill("save")
+        super().save(folder)
+        (folder / "optimizer").write_bytes(bytes(9000))
+
+
+@pytest.fixture
+def run(small_disk, connection, keys, queue_server):
+    worker = Worker(queue_server.url, keys)
+    worker.start()
+    yield Run(small_disk.folder / "run", connection, keys)
+    worker.leaving.set()
+    worker.join()
+
+
+PLACES = {"update": "weights of a version", "export": "weights of a version", "save": "a checkpoint"}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_goes_on_when_there_is_room_again(run, small_disk, place):
+    stopping = Meanwhile(small_disk.clear)
+    policy = FillingPolicy(small_disk, place)
+    with capture_logs() as logs:
+        run.start(steps=4, policy=policy, stopping=stopping, save_steps=1)
+    (entry,) = [entry for entry in logs if entry["event"].startswith("no room")]
+    assert PLACES[place] in entry["what"]
+    assert stopping.waits == 1
+    assert policy.updates == 4
+    run.check()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_that_waited_in_vain_ends_and_is_resumed_without_a_loss(run, small_disk, place):
+    with pytest.raises(DiskFull, match=PLACES[place]):
+        run.start(steps=4, policy=FillingPolicy(small_disk, place), disk_timeout_s=0, save_steps=1)
+    small_disk.clear()
+    done = len([1 for _, record in read_journal(run.folder, 1) if record["kind"] == "batch"])
+    assert 1 <= done < 4
+    run.start(steps=4, save_steps=1)
+    assert judge(run.folder)["resumed_at"] == [done]
+    run.check()
+
+
+def test_a_record_that_found_no_room_is_written_whole_when_there_is(small_disk):
+    stopping = Meanwhile(small_disk.clear)
+    journal = Journal(small_disk.folder, 1, disk=Disk(600, stopping))
+    first = journal.append("batch", step=1)
+    small_disk.fill()
+    payload = os.urandom(20_000)
+    with capture_logs() as logs:
+        second = journal.append("batch", step=2, payload=payload)
+    (entry,) = logs
+    assert entry["missing_bytes"] == entry["needed_bytes"] > 20_000
+    assert entry["path"] == str(list_segments(small_disk.folder, 1)[0].path)
+    records = list(read_journal(small_disk.folder, 1))
+    assert [offset for offset, _ in records] == [first.offset, second.offset]
+    assert records[1][1]["payload"] == payload
+
+
+def test_a_record_that_never_found_room_leaves_no_trace(small_disk):
+    journal = Journal(small_disk.folder, 1)
+    first = journal.append("batch", step=1)
+    small_disk.fill()
+    with pytest.raises(DiskFull, match="record of 'batch'"):
+        journal.append("batch", payload=os.urandom(20_000))
+    (segment,) = list_segments(small_disk.folder, 1)
+    assert segment.end == first.offset == valid_length(small_disk.folder, 1)
+    small_disk.clear()
+    journal.append("batch", step=2)
+    assert [record["step"] for _, record in read_journal(small_disk.folder, 1)] == [1, 2]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("failing", ["fsync", "write"])
+def test_a_record_half_written_is_cut_back_before_it_is_tried_again(
+    tmp_path, monkeypatch, code, failing
+):
+    sizes = []
+    journal = Journal(tmp_path, 1, disk=Disk(600, Meanwhile(lambda: sizes.append(segment().end))))
+    first = journal.append("batch", step=1)
+
+    def segment():
+        return list_segments(tmp_path, 1)[0]
+
+    if failing == "write":
+        journal._file = HalfWriting(journal._file, code)
+    else:
+        real, monkeypatch_calls = os.fsync, []
+
+        def fsync(handle):
+            monkeypatch_calls.append(handle)
+            if len(monkeypatch_calls) == 1:
+                assert segment().end > first.offset
+                raise OSError(code, os.strerror(code))
+            real(handle)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+    second = journal.append("batch", step=2)
+    assert sizes == [first.offset]
+    assert [offset for offset, _ in read_journal(tmp_path, 1)] == [first.offset, second.offset]
+
+
+class HalfWriting:
+    """A file whose first write stores three bytes, whose second fails."""
+
+    def __init__(self, file, code: int):
+        self._file, self._code, self._writes = file, code, 0
+
+    def __getattr__(self, name: str):
+        return getattr(self._file, name)
+
+    def write(self, data) -> int:
+        self._writes += 1
+        if self._writes == 2:
+            raise OSError(self._code, os.strerror(self._code))
+        return self._file.write(data[:3] if self._writes == 1 else data)
+
+
+def test_a_new_file_of_the_journal_waits_for_room_too(tmp_path, monkeypatch):
+    stopping = Meanwhile(monkeypatch.undo)
+    journal = Journal(tmp_path, 1, segment_bytes=1, disk=Disk(600, stopping))
+    journal.append("batch", step=1)
+    monkeypatch.setattr(os, "fsync", refuse)
+    journal.append("batch", step=2)
+    assert stopping.waits == 1
+    assert [record["step"] for _, record in read_journal(tmp_path, 1)] == [1, 2]
+    assert len(list_segments(tmp_path, 1)) == 2
+
+
+@pytest.mark.usefixtures("one_thread")
+class TestRealWeights:
+    """What torch and safetensors do on a full disk."""
+
+    @pytest.fixture
+    def trained(self, small_disk, model_folder):
+        run = training.Run(small_disk.folder, model_folder)
+        run.checkpoint(1, run.step(0))
+        return run
+
+    def test_a_checkpoint_waits_for_room(self, trained, small_disk, model_folder):
+        position = trained.step(1)
+        small_disk.fill()
+        stopping = Meanwhile(small_disk.clear)
+        trained.checkpoint(2, position, Disk(600, stopping))
+        assert stopping.waits == 1
+        past, policy = trained.resume(model_folder)
+        assert (past.step, past.retrained) == (2, 0)
+        assert same(weights_of(policy), weights_of(trained.policy))
+
+    def test_the_optimizers_state_waits_too(self, trained, small_disk, monkeypatch):
+        """Torch's own error does not say that the disk is full."""
+        save = trained.policy.save
+        monkeypatch.setattr(trained.policy, "save", lambda folder: (small_disk.fill(), save(folder)))
+        stopping = Meanwhile(lambda: (small_disk.clear(), monkeypatch.undo()))
+        checkpoint = trained.checkpoint(2, trained.step(1), Disk(600, stopping))
+        assert stopping.waits == 1
+        assert newest_checkpoint(trained.folder, claim_incarnation(trained.folder, 0)) == checkpoint
+
+    def test_one_that_finds_none_leaves_the_old_one_whole(self, trained, small_disk, model_folder):
+        position = trained.step(1)
+        small_disk.fill()
+        with pytest.raises(DiskFull, match=r"a checkpoint in .*000001-00000002 \(free bytes 0, needed"):
+            trained.checkpoint(2, position)
+        assert [path.name for path in (trained.folder / "checkpoints").iterdir()] == ["000001-00000001"]
+        small_disk.clear()
+        past, policy = trained.resume(model_folder)
+        assert (past.step, past.retrained) == (2, 1)
+        assert same(weights_of(policy), weights_of(trained.policy))
+
+    def test_a_version_waits_for_room(self, trained, small_disk):
+        small_disk.fill()
+        stopping = Meanwhile(small_disk.clear)
+        disk = Disk(600, stopping)
+        weights = write_version(trained.folder, trained.policy, Version(1, 1), "", disk)
+        assert stopping.waits == 1
+        assert [path.name for path in (trained.folder / "versions").iterdir()] == ["000001-00000001"]
+        assert weights.version == Version(1, 1)
+
+
+class Closed:
+    """A queue that only remembers what it was told to close."""
+
+    def __init__(self):
+        self.tickets: list[str] = []
+
+    def close(self, _purpose, states, _entries):
+        self.tickets += states
+
+
+def test_nothing_is_acknowledged_before_its_record_is_synced(tmp_path, monkeypatch):
+    queue, ledger = Closed(), Ledger()
+    stopping = Meanwhile(lambda: waited.append(list(queue.tickets)) or monkeypatch.undo())
+    waited: list[list[str]] = []
+    books = Books(ledger, Journal(tmp_path, 1, disk=Disk(600, stopping)), queue)
+    ledger.opened(ledger.next_train_ticket(), Version(1, 0))
+    ledger.close("train:0", "trained", "step 1")
+    monkeypatch.setattr(os, "fsync", refuse)
+    books.record("batch")
+    assert (waited, queue.tickets) == ([[]], ["train:0"])
+
+
+@pytest.mark.parametrize(("code", "raised"), [(errno.EDQUOT, DiskFull), (errno.EIO, OSError)])
+def test_a_disk_that_is_full_where_nobody_waits_ends_the_learner_with_74(monkeypatch, code, raised):
+    def run(*_):
+        raise OSError(code, os.strerror(code), "/a/claim")
+
+    monkeypatch.setattr(learner.loop, "run", run)
+    with pytest.raises(raised, match="/a/claim"):
+        learner.__main__._run(LearnerCommand(), threading.Event())
+    assert DiskFull.exit_code == 74
+
+
+def refuse(_handle):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,0 +1,82 @@
+"""A tiny real policy in training, and the folder of its run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from common.codec import encode
+from common.disk import Disk
+from common.messages import Version
+from learner.batch import build_batch
+from learner.checkpoint import newest_checkpoint, newest_position, save_checkpoint
+from learner.claim import claim_incarnation
+from learner.journal import SEGMENT_BYTES, Journal
+from learner.ledger import Ledger
+from learner.policy import Policy
+from learner.record import Recorder
+from learner.resume import relive
+from tests.learner.builders import make_group, make_plan, make_settings
+
+SETTINGS = {"learning_rate": 1e-3, "micro_batch_tokens": 64}
+
+
+def make_policy(folder: Path, **changes) -> Policy:
+    return Policy(folder, make_settings(**(SETTINGS | changes)), steps=10)
+
+
+def make_batch(step: int):
+    plan = make_plan(make_settings())
+    groups = [
+        make_group(plan.source.train(f"train:{n}", Version(1, step)), spans=[(step, 2 + n)])
+        for n in (2 * step, 2 * step + 1)
+    ]
+    return groups, build_batch(groups, plan.reward_weights, step, make_settings())
+
+
+def weights_of(policy: Policy) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in policy.model.state_dict().items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+class Run:
+    """A run's folder with journaled steps, as a learner leaves it when it is killed.
+
+    `policy` is what an uninterrupted run would have.
+    """
+
+    def __init__(self, folder: Path, model_folder: Path, segment_bytes: int = SEGMENT_BYTES):
+        self.folder = folder
+        self.plan = make_plan(make_settings(**SETTINGS))
+        self.claim = claim_incarnation(folder, 0, newest_position(folder))
+        self.journal = Journal(folder, self.claim.incarnation, segment_bytes)
+        self.policy = make_policy(model_folder)
+        self.ledger = Ledger()
+
+    def step(self, step: int):
+        groups, batch = make_batch(step)
+        position = self.journal.append(
+            "batch", step=step + 1, groups=[encode(group) for group in groups], ends={},
+            ledger=self.ledger.snapshot(), metrics={},
+            reward_weights=self.plan.reward_weights,
+            settings=make_settings(**SETTINGS).model_dump(mode="json"),
+        )  # fmt: skip
+        self.policy.update(batch, step)
+        return position
+
+    def checkpoint(self, step: int, position, disk: Disk | None = None, **changes):
+        settings = make_settings(**(SETTINGS | changes))
+        return save_checkpoint(
+            self.folder, self.policy, step, position, self.ledger.snapshot(), settings, disk
+        )
+
+    def resume(self, model_folder: Path):
+        policy = make_policy(model_folder)
+        claim = claim_incarnation(self.folder, 0, newest_position(self.folder))
+        recorder = Recorder(self.folder, [], "x")
+        checkpoint = newest_checkpoint(self.folder, claim)
+        return relive(self.folder, claim, policy, Ledger(), recorder, checkpoint), policy

@@ -1,0 +1,122 @@
+"""The whole learner on a real queue server, with a policy that learns nothing and a worker."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from common.codec import decode, encode
+from common.connection import Connection
+from common.errors import PenstockError
+from common.messages import Ticket
+from common.protocol import RunView, WorkStream
+from common.settings import RunSettings
+from learner.checkpoint import newest_checkpoint, newest_position
+from learner.claim import claim_incarnation
+from learner.loop import Learner
+from learner.queue import LearnerQueue
+from learner.update import TokenRecord, Update
+from tests.judge import judge
+from tests.learner.builders import make_group, make_plan, make_settings
+
+
+class Killed(BaseException):
+    """What kill -9 is in a test."""
+
+
+class FakePolicy:
+    """Counts its Updates, and dies in the one that is asked for."""
+
+    def __init__(self, dies_in: int | None = None, skips: tuple[int, ...] = ()):
+        self.dies_in, self.skips, self.updates = dies_in, skips, 0
+
+    def update(self, _batch, _step):
+        if self.dies_in == self.updates:
+            raise Killed
+        self.updates += 1
+        skipped = int(self.updates in self.skips)
+        return Update(0.0, 0.0, 0.0, 1, skipped, 1.0, TokenRecord(*(np.zeros(0),) * 10))
+
+    def export(self, folder: Path):
+        folder.mkdir(exist_ok=True)
+        (folder / "model.safetensors").write_text("weights")
+
+    def save(self, folder: Path):
+        folder.mkdir()
+
+    def load(self, folder: Path):
+        assert folder.is_dir()
+
+
+class Worker(threading.Thread):
+    """Answers every ticket at once, until it is told to leave."""
+
+    def __init__(self, url: str, keys):
+        super().__init__(daemon=True)
+        self.connection, self.keys = Connection(url, 5, 5), keys
+        self.leaving = threading.Event()
+
+    def run(self):
+        while not self.leaving.wait(0.005):
+            for stream in (self.keys.eval_tickets, self.keys.tickets):
+                self.answer(WorkStream(self.connection, self.keys, stream, "w", 30.0, 3))
+
+    def answer(self, work: WorkStream):
+        try:
+            entries = work.take(50)
+        except PenstockError:  # no learner has set the run up yet
+            return
+        for entry in entries:
+            ticket = decode(entry.payload, Ticket)
+            rewards = (1.0,) if ticket.purpose == "eval" else (1.0, 0.0)
+            scored = make_group(ticket, rewards=rewards)
+            work.handoff(entry, self.keys.outcomes_for(ticket.purpose), encode(scored))
+
+
+class Run:
+    """A run's folder and its server's keys; `start` is one incarnation of the learner."""
+
+    def __init__(self, folder: Path, connection, keys):
+        self.folder, self.connection, self.keys = folder, connection, keys
+        folder.mkdir()
+
+    def start(
+        self,
+        steps: int,
+        dies_in: int | None = None,
+        skips: tuple[int, ...] = (),
+        policy: FakePolicy | None = None,
+        stopping: threading.Event | None = None,
+        disk_timeout_s: float = 600,
+        **settings,
+    ):
+        made = make_settings(**settings)
+        plan = make_plan(made, steps=steps, eval_questions=2)
+        run = RunSettings(
+            name=self.folder.name, dir=self.folder.parent, progress_timeout_s=10,
+            disk_timeout_s=disk_timeout_s,
+        )  # fmt: skip
+        known = RunView(self.connection, self.keys).incarnation()
+        claim = claim_incarnation(self.folder, known, newest_position(self.folder))
+        queue = LearnerQueue(self.connection, self.keys, claim.incarnation)
+        queue.claim("nonce", "test")
+        command = SimpleNamespace(learner=made, run=run)
+        checkpoint = newest_checkpoint(self.folder, claim)
+        learner = Learner(command, plan, claim, policy or FakePolicy(dies_in, skips), checkpoint)
+        stopping = stopping or threading.Event()
+        learner.start(self.connection, queue, "nonce", stopping)
+        learner.train(stopping)
+
+    def evaluated(self) -> list[int]:
+        rows = (self.folder / "evaluations.jsonl").read_text().splitlines()
+        return sorted({json.loads(row)["step"] for row in rows})
+
+    def check(self):
+        assert judge(self.folder)["faults"] == []
+        totals, places = RunView(self.connection, self.keys).audit()
+        assert not places
+        assert totals["issued"] == sum(totals.values()) - totals["issued"]
