@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
+
 from common.connection import Connection
 
 
@@ -31,6 +33,14 @@ def wait_until_written(connection: Connection) -> None:
     While the disk is busy with an earlier sync the server acknowledges first and writes later.
     """
     wait_until(lambda: connection.info()["aof_buffer_length"] == 0, "the server to have written")
+
+
+def is_dead(pid: int) -> bool:
+    """Whether a process is gone, or only waits to be reaped."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 class LossyProxy:
