@@ -5,9 +5,10 @@ The judge reads the journal; the streams are read from the server, started once 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from common.connection import Connection
@@ -57,9 +58,9 @@ def reach_verdict(world: World, kills: Sequence[Kill], floors: Floors, took_s: f
     faults = list(judged["faults"])
     if world.exit_code:
         faults.append(f"the run ended with exit code {world.exit_code}, see roles.log")
-    faults += _wrongly_dead(world)
-    left, books = _left_behind(world)
-    faults += books + [f"{count} entries are left on {name}" for name, count in left.items() if count]
+    faults += wrongly_dead(world.run_folder)
+    left, books = left_behind(world.run_folder, world.site.variables["RUN_NAME"])
+    faults += books
     replayed = world.site.replay() if judged["steps"] else {}
     if replayed.get("weights_difference") != 0.0 or replayed["steps"] != judged["steps"]:
         faults.append(f"the replayed journal gives other weights: {replayed}")
@@ -80,14 +81,15 @@ def reach_verdict(world: World, kills: Sequence[Kill], floors: Floors, took_s: f
         replayed=replayed,
         took_s=round(took_s, 1),
     )
-    faults += _missed(found, floors)
+    faults += missed(found, floors)
     return found
 
 
-def _wrongly_dead(world: World) -> list[str]:
+def wrongly_dead(run_folder: Path) -> list[str]:
+    """Tickets that died although only kills befell them, and none while they ran alone."""
     dead = {
         ticket: reason
-        for _, record in read_records(world.run_folder)
+        for _, record in read_records(run_folder)
         for ticket, (state, reason) in record["ends"].items()
         if state == "dead"
     }
@@ -98,11 +100,10 @@ def _wrongly_dead(world: World) -> list[str]:
     ]
 
 
-def _left_behind(world: World) -> tuple[dict[str, int], list[str]]:
-    """Entries per stream, and what the audit says."""
-    run = world.site.variables["RUN_NAME"]
+def left_behind(run_folder: Path, run: str) -> tuple[dict[str, int], list[str]]:
+    """Entries per stream of a run that has ended, and what is wrong with that or with its audit."""
     keys = Keys(run)
-    with LocalServer(world.run_folder) as server:
+    with LocalServer(run_folder) as server:
         connection = Connection(server.url, 10, 10)
         left = {
             key.rpartition(":")[2]: int(connection.execute("XLEN", key))
@@ -110,11 +111,13 @@ def _left_behind(world: World) -> tuple[dict[str, int], list[str]]:
         }
         audit = read_audit(connection, run)
         connection.close()
-    flying = Counter(ticket.stream for ticket in audit.in_flight)
-    return left, [*audit.faults, *(f"{count} in flight on {name}" for name, count in flying.items())]
+    faults = [f"{count} entries are left on {name}" for name, count in left.items() if count]
+    faults += [f"{ticket.ticket} is still in flight on {ticket.stream}" for ticket in audit.in_flight]
+    return left, [*faults, *audit.faults]
 
 
-def _missed(found: Verdict, floors: Floors) -> list[str]:
+def missed(found: Verdict, floors: Floors) -> list[str]:
+    """The floors that a run did not reach."""
     reached = {
         "kills": (found.total, floors.kills),
         "kills of the server": (len(found.kills[SERVER]), floors.server),
