@@ -4,13 +4,14 @@ PYTHON ?= python3
 VENV ?= .venv
 SEED ?= 1
 DEMO_FLAGS ?=
+CHAOS_FLAGS ?=
 BIN := $(VENV)/bin
 
 # On a CPU-only machine a plain `torch` would bring gigabytes of CUDA. This build comes from PyTorch's
 # own index, named on this one step only; where it cannot be reached, pip takes the build it finds.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: install demo test check format clean
+.PHONY: install demo test chaos check format clean
 
 install: $(VENV)/installed
 
@@ -28,6 +29,10 @@ demo: install
 test: install check
 	$(BIN)/python -m pytest -m 'not engine and not e2e' --durations=5
 	$(BIN)/python -m pytest -m 'engine or e2e' --durations=5
+
+# Over 300 kill -9 in a run of under ten minutes; CHAOS_FLAGS="--seconds 60" for a short one.
+chaos: install
+	$(BIN)/python -m tests.chaos --seed $(SEED) $(CHAOS_FLAGS)
 
 check: install
 	$(BIN)/ruff format --check .

@@ -67,7 +67,7 @@ class Connection:
         self._server_id = info["run_id"]
         self._new_socket.clear()
         self._check_version(info)
-        self._check_eviction()
+        self._check_eviction(connect_timeout_s)
 
     def _on_connect(self, connection: Any) -> None:
         connection.on_connect()
@@ -163,8 +163,9 @@ class Connection:
                 f"{_OLDEST[0]}.{_OLDEST[1]} or newer"
             )
 
-    def _check_eviction(self) -> None:
-        policy = self._client.info("memory").get("maxmemory_policy", "noeviction")
+    def _check_eviction(self, timeout_s: float) -> None:
+        memory = self._retrying(lambda: self._client.info("memory"), timeout_s)
+        policy = memory.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":
             raise ConfigError(
                 f"the queue server at {self.address} may evict keys (maxmemory-policy {policy}) and so "

@@ -58,8 +58,9 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Process id, or None while it does not run."""
-        return self._process.pid if self._process is not None else None
+        """Process id, or None while it does not run; safe in any thread."""
+        process = self._process
+        return process.pid if process is not None else None
 
     def start(self, environment: Mapping[str, str]) -> None:
         """Start the process."""

@@ -10,7 +10,7 @@ import multiprocessing
 import queue
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pebble
@@ -25,6 +25,9 @@ START_TIMEOUT_S = 60.0
 
 _CALLS_PER_PROCESS = 1000
 """Then the process is replaced: sympy's caches grow, and its memory limit is for the answer."""
+
+_STARTS = 5
+"""How often a scoring process is started that is killed before it is ready."""
 
 # A fork server has imported the rewards: what replaces a killed process is there at once.
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -52,18 +55,38 @@ class ScoringPool:
         self._count = threading.Lock()
 
     def start(self) -> None:
-        """Start all processes and wait until they are ready; raises ConfigError."""
+        """Start all processes and wait until they are ready; raises ConfigError, ScoringFailed."""
         _CONTEXT.set_forkserver_preload(["__main__", "rewarders.sandbox"])
-        processes = [self._new_process() for _ in range(self._settings.workers)]
-        starts = [process.schedule(ready, args=(self._memory_bytes,)) for process in processes]
-        for process in processes:
-            self._idle.put(process)
-        if not all(_succeeds(start) for start in starts):
+        count = self._settings.workers
+        with ThreadPoolExecutor(count) as threads:
+            starts = [threads.submit(self._start_process) for _ in range(count)]
+        for start in starts:
+            if start.exception() is None:
+                self._idle.put(start.result())
+        if self._idle.qsize() < count:
             self.close()
+        for start in starts:
+            start.result()
+
+    def _start_process(self) -> pebble.ProcessPool:
+        """A process that is ready. One that is killed before that is no sign of a wrong setting."""
+        for _ in range(_STARTS):
+            process = self._new_process()
+            try:
+                fits = process.schedule(ready, args=(self._memory_bytes,)).result(START_TIMEOUT_S)
+            except TimeoutError:
+                fits = False
+            except (pebble.ProcessExpired, RuntimeError):
+                _kill(process)
+                continue
+            if fits:
+                return process
+            _kill(process)
             raise ConfigError(
                 f"scoring processes do not start within {START_TIMEOUT_S:g} s and "
                 f"{self._settings.memory_gib:g} GiB: raise REWARDER_MEMORY_GIB"
             )
+        raise ScoringFailed(f"a scoring process was killed {_STARTS} times before it was ready")
 
     def close(self) -> None:
         """Kill all processes."""
@@ -117,13 +140,6 @@ class ScoringPool:
             initargs=(self._memory_bytes,),
             context=_CONTEXT,
         )
-
-
-def _succeeds(start: Future[bool]) -> bool:
-    try:
-        return start.result(START_TIMEOUT_S)
-    except (TimeoutError, RuntimeError, pebble.ProcessExpired):
-        return False
 
 
 def _kill(process: pebble.ProcessPool) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
+
 from common.connection import Connection
 from common.keys import GROUP
 
@@ -44,20 +46,32 @@ def runs_alone(connection: Connection, stream: str) -> bool:
     return any(deliveries > ALONE for _, _, _, deliveries in pending)
 
 
+def is_dead(pid: int) -> bool:
+    """Whether a process is gone, or only waits to be reaped."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 class LossyProxy:
-    """A network that loses a reply on demand: the server does what it was asked, nobody hears.
+    """A network that loses replies: the server does what it was asked, nobody hears.
 
     `lose_reply_to(pattern)` arms it: the next request that contains the pattern reaches the server,
-    whose reply is thrown away together with the connection. For clients that wait for each reply.
+    whose reply is thrown away together with the connection. With `every` each reply of that number is
+    lost so, whoever asked. For clients that wait for each reply.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, every: int = 0) -> None:
         parts = urlsplit(url)
         self._server = (parts.hostname or "", parts.port or 0)
         self._listener = socket.create_server(("127.0.0.1", 0))
         port = self._listener.getsockname()[1]
         self.url = f"redis://:{parts.password}@127.0.0.1:{port}/0"
+        self.replies = 0
         self.lost = 0
+        self._every = every
+        self._counting = threading.Lock()
         self._pattern: bytes | None = None
 
     def __enter__(self) -> LossyProxy:
@@ -81,15 +95,19 @@ class LossyProxy:
 
     def _relay(self, client: socket.socket) -> None:
         lose = threading.Event()
-        with client, socket.create_connection(self._server) as server:
+        with client, contextlib.suppress(OSError), socket.create_connection(self._server) as server:
             threading.Thread(target=self._forward, args=(client, server, lose), daemon=True).start()
-            while reply := _receive(server):
-                if lose.is_set():
-                    self.lost += 1
-                    break
+            while (reply := _receive(server)) and not self._loses(lose.is_set()):
                 client.sendall(reply)
             for end in (client, server):
                 _shut(end)
+
+    def _loses(self, armed: bool) -> bool:
+        with self._counting:
+            self.replies += 1
+            due = self._every and self.replies % self._every == 0
+            self.lost += bool(armed or due)
+        return bool(armed or due)
 
     def _forward(self, client: socket.socket, server: socket.socket, lose: threading.Event) -> None:
         while request := _receive(client):

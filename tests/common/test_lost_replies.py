@@ -116,6 +116,22 @@ def test_entries_whose_takeover_was_lost_come_back_through_the_lease(
     wait_until(take_over, "the ticket to be taken over again")
 
 
+def test_a_process_that_starts_asks_again_for_what_it_checks(proxy: LossyProxy) -> None:
+    proxy.lose_reply_to(b"memory")
+    Connection(proxy.url, 10, 10).close()
+    assert proxy.lost == 1
+
+
+def test_with_every_every_so_many_replies_are_lost_and_no_more(queue_server: LocalServer) -> None:
+    with LossyProxy(queue_server.url, every=20) as proxy:
+        connection = Connection(proxy.url, 10, 10)
+        assert [connection.execute("ECHO", number) for number in range(100)] == [
+            str(number).encode() for number in range(100)
+        ]
+        connection.close()
+    assert proxy.lost == proxy.replies // 20 >= 5
+
+
 def test_the_naive_way_does_lose_and_double_on_this_network(lossy_run: Run, proxy: LossyProxy) -> None:
     """The suite would notice: XADD then XACK, each repeated until answered, trains twice."""
     lossy_run.issue(1)

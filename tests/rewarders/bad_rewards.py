@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +108,15 @@ REWARDS = {
     for name, value in list(globals().items())
     if callable(value) and getattr(value, "__module__", "") == __name__
 }
+
+
+def ready_at_last(marker: str, victim: Callable[[], int], memory_bytes: int) -> bool:
+    """Stands in for `ready`: kills the victim, only once if there is a file `marker` to remember it."""
+    path = Path(marker)
+    if marker and path.exists():
+        return True
+    if marker:
+        path.touch()
+    os.kill(victim(), signal.SIGKILL)
+    time.sleep(3600)
+    return False

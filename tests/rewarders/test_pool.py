@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 
 import psutil
 import pytest
@@ -127,6 +130,25 @@ def test_an_idle_process_may_be_killed(make_pool: MakePool) -> None:
     wait_until(lambda: not process.is_running(), "the end of the process")
     time.sleep(0.3)  # until pebble has seen it
     assert score(pool, "length", "a") == (1.0,)
+
+
+@pytest.mark.parametrize("victim", [os.getpid, os.getppid], ids=["itself", "its fork server"])
+def test_a_process_that_is_killed_before_it_is_ready_is_replaced(
+    make_pool: MakePool, victim: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = tmp_path / "killed"
+    monkeypatch.setattr("rewarders.pool.ready", partial(bad_rewards.ready_at_last, str(marker), victim))
+    pool = make_pool(workers=2)
+    assert marker.exists()
+    assert score(pool, "length", "a") == (1.0,)
+
+
+def test_a_process_that_is_killed_at_every_start_fails_but_is_no_wrong_setting(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rewarders.pool.ready", partial(bad_rewards.ready_at_last, "", os.getpid))
+    with pytest.raises(ScoringFailed, match="killed 5 times before it was ready"):
+        make_pool()
 
 
 def test_a_polite_signal_to_the_process_group_does_not_spoil_a_scoring(make_pool: MakePool) -> None:

@@ -1,0 +1,77 @@
+"""The thread that kills."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.chaos.losses import LossMeter
+from tests.chaos.plan import Deck
+from tests.chaos.victims import LEARNER, SERVER, Victim, find_victims
+from tests.chaos.world import World
+
+_LOOK_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A kill that fell: what, when (in seconds of the run), at which step.
+
+    `lost`: entries that a killed server had acknowledged and lost, None where that is not known.
+    """
+
+    kind: str
+    child: str
+    pid: int
+    at_s: float
+    step: int
+    lost: int | None = None
+
+
+class Killer:
+    """Kills what the deck says until it is spent or the learner has finished."""
+
+    def __init__(self, world: World, deck: Deck, report: Callable[[Kill], None]) -> None:
+        self.kills: list[Kill] = []
+        self._world = world
+        self._deck = deck
+        self._report = report
+        self._meter = LossMeter(world.run_folder, world.site.variables["RUN_NAME"])
+        self._step = 0
+        self._learner_killed_at = -1
+
+    def run(self) -> None:
+        """Kill, in a thread beside the supervisor."""
+        self._began = time.monotonic()
+        while self._deck and self._sleep():
+            if victim := self._next_victim():
+                self._kill(victim)
+
+    def _sleep(self) -> bool:
+        """Wait until the next kill; False when the learner has finished."""
+        self._step = max(self._step, self._world.site.steps())
+        until = time.monotonic() + self._deck.pause_s(time.monotonic() - self._began, self._step)
+        while time.monotonic() < until and self._world.training:
+            time.sleep(_LOOK_S)
+        return self._world.training
+
+    def _next_victim(self) -> Victim | None:
+        victims = find_victims(self._world.children)
+        moved = self._step > self._learner_killed_at
+        kind = self._deck.draw({victim.kind for victim in victims}, moved)
+        alike = [victim for victim in victims if victim.kind == kind]
+        return alike[self._deck.choose(len(alike))] if alike else None
+
+    def _kill(self, victim: Victim) -> None:
+        shown = self._meter.shown() if victim.kind == SERVER else None
+        if not victim.kill():
+            self._deck.put_back(victim.kind)
+            return
+        lost = None if shown is None else self._meter.lost(shown, victim.pid)
+        if victim.kind == LEARNER:
+            self._learner_killed_at = self._step
+        at_s = round(time.monotonic() - self._began, 2)
+        kill = Kill(victim.kind, victim.child, victim.pid, at_s, self._step, lost)
+        self.kills.append(kill)
+        self._report(kill)

@@ -1,0 +1,118 @@
+"""How many kills of what, over how many steps; and when the next one falls.
+
+A plan is a deck of kinds, shuffled by the seed. Between two kills lies a random time whose mean follows
+the run's progress, so that the deck is spent shortly before the last step on a slow machine as well
+as on a fast one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+from tests.chaos.victims import (
+    ACTOR,
+    FORK_SERVER,
+    GUARD,
+    LEARNER,
+    REWARDER,
+    SCORER,
+    SERVER,
+    TRACKER,
+)
+
+WHOLE_S = 600.0
+_WHOLE_STEPS = 90
+GROUPS_PER_STEP = 12
+_WHOLE_DECK = {
+    SERVER: 26, LEARNER: 22, ACTOR: 120, REWARDER: 40,
+    SCORER: 60, FORK_SERVER: 16, TRACKER: 10, GUARD: 26,
+}  # fmt: skip
+_SHORTEST_MEAN_S, _LONGEST_MEAN_S = 0.5, 3.0
+_CALM = 0.05
+"""Share of the steps at the end in which no kill is planned: what a kill broke has to mend."""
+
+_AGAIN = 0.25
+"""How often a learner may be killed that has not made a step since it was killed last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """What a run of a plan has to reach."""
+
+    kills: int
+    server: int
+    learner: int
+    groups: int
+    updates: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A chaos run of about `seconds`: kills by kind, steps to make, and the time it must end in."""
+
+    deck: Mapping[str, int]
+    steps: int
+    limit_s: float
+    floors: Floors
+
+    @property
+    def kills(self) -> int:
+        """How many kills are planned."""
+        return sum(self.deck.values())
+
+
+def make_plan(seconds: float) -> Plan:
+    """The plan for a run of about so many seconds; WHOLE_S is what the promise is shown with.
+
+    Example:
+        make_plan(60).kills == 34
+    """
+    share = seconds / WHOLE_S
+    deck = {kind: max(1, round(count * share)) for kind, count in _WHOLE_DECK.items()}
+    deck |= {LEARNER: max(3, deck[LEARNER]), SERVER: max(3, deck[SERVER])}
+    floors = Floors(
+        kills=round(250 * share) if share < 1 else 300,
+        server=max(2, int(20 * share)),
+        learner=max(2, int(20 * share)),
+        groups=int(1000 * share),
+        updates=int(50 * share),
+    )
+    # The short form has the same start and end to get through.
+    return Plan(deck, max(2, round(_WHOLE_STEPS * share)), max(seconds, 300.0), floors)
+
+
+class Deck:
+    """The kinds still to be killed, in a random order that the seed decides."""
+
+    def __init__(self, plan: Plan, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._steps = plan.steps
+        self._kinds = [kind for kind, count in plan.deck.items() for _ in range(count)]
+        self._random.shuffle(self._kinds)
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def draw(self, alive: Set[str], learner_moved: bool) -> str | None:
+        """The next kind that lives; a learner without a step since its last kill is mostly spared."""
+        spared = not learner_moved and self._random.random() >= _AGAIN
+        for position, kind in enumerate(self._kinds):
+            if kind in alive and not (kind == LEARNER and spared):
+                return self._kinds.pop(position)
+        return None
+
+    def put_back(self, kind: str) -> None:
+        """One that ended by itself before it could be killed."""
+        self._kinds.append(kind)
+
+    def choose(self, count: int) -> int:
+        """One of `count`, at random."""
+        return self._random.randrange(count)
+
+    def pause_s(self, elapsed_s: float, step: int) -> float:
+        """Time to the next kill, from the time that the rest of the steps will take at this pace."""
+        left_s = elapsed_s / max(step, 1) * (self._steps * (1 - _CALM) - step)
+        mean_s = left_s / max(len(self._kinds), 1)
+        return self._random.expovariate(1 / min(max(mean_s, _SHORTEST_MEAN_S), _LONGEST_MEAN_S))

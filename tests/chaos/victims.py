@@ -1,0 +1,64 @@
+"""What can be killed: every process that lives below the supervisor, by kind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from deploy.child import Child
+
+SERVER, LEARNER, ACTOR, REWARDER = "server", "learner", "actor", "rewarder"
+SCORER, FORK_SERVER, TRACKER, GUARD = "scoring process", "fork server", "resource tracker", "guard"
+KINDS = (SERVER, LEARNER, ACTOR, REWARDER, SCORER, FORK_SERVER, TRACKER, GUARD)
+
+_BY_COMMAND = {"common.guard": GUARD, "resource_tracker": TRACKER, "forkserver": FORK_SERVER}
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A live process: its kind, the child it belongs to such as "actor.1", its process id."""
+
+    kind: str
+    child: str
+    pid: int
+
+    def kill(self) -> bool:
+        """End it as kill -9 does; False if it had ended by itself."""
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def find_victims(children: Sequence[Child]) -> list[Victim]:
+    """All live processes of these children, theirs included."""
+    found = []
+    for child in children:
+        if (pid := child.pid) is None:
+            continue
+        name = child.service.name
+        kind = SERVER if name == "queue" else name
+        found.append(Victim(kind, child.name, pid))
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [
+                Victim(helper, child.name, process.pid)
+                for process in psutil.Process(pid).children(recursive=True)
+                if (helper := _helper_kind(process, pid))
+            ]
+    return found
+
+
+def _helper_kind(process: psutil.Process, role: int) -> str:
+    """A fork server's copies have its command line; "" for what is gone or not yet itself."""
+    try:
+        command, parent = " ".join(process.cmdline()), process.ppid()
+    except psutil.NoSuchProcess:
+        return ""
+    kind = next((kind for part, kind in _BY_COMMAND.items() if part in command), "")
+    return SCORER if kind == FORK_SERVER and parent != role else kind

@@ -1,0 +1,17 @@
+"""A minute of `make chaos`: kill -9 of everything, helpers included, all the time."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos.plan import make_plan
+from tests.chaos.run import run_chaos
+
+pytestmark = pytest.mark.e2e
+
+
+def test_a_minute_of_kills_of_every_process_loses_nothing_and_trains_nothing_twice(tmp_path):
+    verdict = run_chaos(tmp_path, make_plan(60), seed=1)
+    assert verdict.faults == []
+    assert verdict.resumes >= 2
+    assert verdict.replayed["weights_difference"] == 0.0
