@@ -29,7 +29,7 @@ _WORKERS = (
 )  # fmt: skip
 COMMANDS: dict[str, tuple[str, ...]] = {
     "learner": (
-        "HGET", "FUNCTION", "claim", "put", "audit", "close", "set_totals", "issue", "outcomes",
+        "HGET", "FUNCTION", "claim", "beat", "put", "audit", "close", "set_totals", "issue", "outcomes",
     ),
     "actor": _WORKERS,
     "rewarder": _WORKERS,

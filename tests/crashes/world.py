@@ -146,7 +146,7 @@ class World:
                     over_at = time.monotonic()
                 elif role == "zombie":
                     self.zombie_code = code
-                elif code in NEVER_RESTARTED or self._last_line(role).startswith("DeadlineExceeded"):
+                elif code in NEVER_RESTARTED:
                     self.stuck = f"{role} ended with exit code {code}: {self._last_line(role)}"
                 elif code != 0:
                     self.deaths[role] += 1
@@ -193,6 +193,7 @@ class World:
         """Another takes the place of one that was stopped, and that its lock does not keep off."""
         self.pids["zombie"] = self.pids.pop(role)
         (self.run_folder / "learner.lock").unlink()
+        time.sleep(2 * self.lease_s)  # until its lease has run out
         self.start(role)
         self._zombie_wakes_at = self.steps() + _ZOMBIE_SLEEPS
 
