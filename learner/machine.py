@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,12 @@ def this_machine() -> dict[str, Any]:
     }
 
 
-def warn_of_another_machine(recorded: Iterable[Mapping[str, Any]]) -> None:
-    """Say in one line what differs between this machine and those of the records."""
+def warn_of_another_machine(then: Mapping[str, Any]) -> None:
+    """Say in one line what differs between this machine and that of a record."""
     now = this_machine()
-    found = {
-        f"{name} was {then[name]} and is {now[name]}": None
-        for then in recorded
-        for name in now
-        if name in then and then[name] != now[name]
-    }
+    found = [
+        f"{name} was {then.get(name)} and is {now[name]}" for name in now if then.get(name) != now[name]
+    ]
     if found:
         log.warning("another machine: the weights may differ in the last bits", differs="; ".join(found))
 

@@ -59,12 +59,14 @@ def relive(
             policy.load(checkpoint.trainer)
         ledger.restore(checkpoint.ledger)
         log.info("resuming from a checkpoint", step=step, folder=str(checkpoint.folder))
-    machines = [checkpoint.machine] if checkpoint else []
+        warn_of_another_machine(checkpoint.machine)
+    machine = checkpoint.machine if checkpoint else {}
     recorder.cut_after(step)
     retrained = bad_steps = 0
     for _, record in read_chain(folder, claim, checkpoint.position if checkpoint else None):
-        if record["kind"] == "header":
-            machines.append(record["machine"])
+        if record["kind"] == "header" and record["machine"] != machine:
+            machine = record["machine"]
+            warn_of_another_machine(machine)
         if record["kind"] == "batch" and record["step"] > step:
             groups = decode_groups(record["groups"])
             settings = LearnerSettings(**{**record["settings"], **(changes or {})})
@@ -77,7 +79,6 @@ def relive(
             recorder.metrics(step, record["metrics"] | update_metrics(update), track=False)
             log.info("retrained from the journal", step=step)
         ledger.restore(record["ledger"])
-    warn_of_another_machine(machines)
     return Past(step, retrained, bad_steps)
 
 

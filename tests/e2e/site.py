@@ -58,6 +58,7 @@ class Site:
             "RUN_NAME": "e2e",
             "RUN_DIR": str(folder / "runs"),
             "RUN_LEASE_S": "3",
+            "LEARNER_JOURNAL_SEGMENT_MIB": "0.005",  # many files
             "LEARNER_MODEL": str(make_model(folder / "model")),
             "LEARNER_DATASET": str(write_questions(folder / "train.jsonl", 200)),
             "LEARNER_EVAL_DATASET": str(write_questions(folder / "eval.jsonl", 10)),

@@ -42,3 +42,15 @@ def test_a_resume_elsewhere_is_said_in_one_line_and_one_at_home_is_not(run, monk
     with capture_logs() as logs:
         run.start(steps=6, save_steps=save_steps)
     assert warnings(logs) == [f"CPU was {here} and is abacus"]
+
+
+def test_another_machine_in_the_checkpoint_and_after_it_is_said_once(run, monkeypatch):
+    here = this_machine()["CPU"]
+    monkeypatch.setattr(learner.machine, "_cpu_name", lambda: "abacus")
+    for dies_in in (2, 1):  # the second leaves a header and no checkpoint
+        with pytest.raises(Killed):
+            run.start(steps=6, dies_in=dies_in, save_steps=1)
+    monkeypatch.undo()
+    with capture_logs() as logs:
+        run.start(steps=6)
+    assert warnings(logs) == [f"CPU was abacus and is {here}"]
