@@ -1,6 +1,6 @@
 """kill -9 of everything, at random, all the time: nothing is lost, nothing is trained twice.
 
-    python -m tests.chaos [--seed N] [--seconds S] [--lose-every N] [--json] [--folder FOLDER]
+    python -m tests.chaos [--seed N] [--seconds S] [--limit-s S] [--lose-every N] [--json] [--folder F]
 
 runs learner, four actors with a fake engine, two rewarders and the queue server under a supervisor and
 kills their processes, helpers included. Prints every kill, then a table and the verdict; exit code 1
@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tests.chaos.plan import WHOLE_S, make_plan
@@ -51,6 +51,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.chaos", description="kill -9 everything, at random.")
     parser.add_argument("--seed", type=int, default=1, help="decides which kinds are killed in turn")
     parser.add_argument("--seconds", type=float, default=WHOLE_S, help="size of the run")
+    parser.add_argument(
+        "--limit-s",
+        type=float,
+        help="end a run that takes longer (default: 600, or 300 for a short one)",
+    )
     parser.add_argument("--lose-every", type=int, default=0, help="lose each n-th reply of the server")
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
     parser.add_argument("--folder", type=Path, help="empty folder to use (default: a new one)")
@@ -58,7 +63,9 @@ def main() -> int:
     folder = options.folder or Path(tempfile.mkdtemp(prefix="penstock-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     say(f"the run's folder and its processes' lines (roles.log) are in {folder}")
-    verdict = run_chaos(folder, make_plan(options.seconds), options.seed, lose_every=options.lose_every)
+    plan = make_plan(options.seconds)
+    plan = replace(plan, limit_s=options.limit_s or plan.limit_s)
+    verdict = run_chaos(folder, plan, options.seed, lose_every=options.lose_every)
     print(json.dumps(asdict(verdict), indent=1) if options.json else format_verdict(verdict))
     return 1 if verdict.faults else 0
 

@@ -35,7 +35,7 @@ class World:
     ) -> None:
         self.site = Site(
             folder, FAKE_PROCFILE,
-            RUN_LEASE_S="2", RUN_MAX_ATTEMPTS="8", RUN_CONNECT_TIMEOUT_S="60",
+            RUN_LEASE_S="3", RUN_MAX_ATTEMPTS="8", RUN_CONNECT_TIMEOUT_S="60",
             RUN_PROGRESS_TIMEOUT_S="120", OMP_NUM_THREADS="1", FAKE_TOKEN_DELAY_S="0.2", **variables,
         )  # fmt: skip
         self.run_folder = self.site.run_folder
@@ -89,7 +89,8 @@ class World:
             command = ("/usr/bin/env", f"LD_PRELOAD={self._preload}", *server.command)
             server = replace(server, command=command)
         roles = role_services(read_procfile(self.site.folder / "Procfile"))
-        environment = child_environment(None) | self.site.variables
+        # A role starts more often here than anywhere: let Python keep what it compiled.
+        environment = child_environment(None) | self.site.variables | {"PYTHONDONTWRITEBYTECODE": ""}
         if self.network:
             environment["REDIS_URL"] = self.network.url
         return Supervisor([server, *roles], environment, self._write, COUNTS, _LIMITS)
