@@ -22,9 +22,10 @@ from learner.batch import token_staleness
 from learner.books import Books
 from learner.claim import check_not_superseded, claim_incarnation, read_chain
 from learner.flow import Flow
-from learner.journal import Journal, read_segment, segment_path
+from learner.journal import Journal
 from learner.ledger import Ledger
 from learner.queue import LearnerQueue
+from learner.segments import read_journal
 from tests.learner.builders import make_group, make_plan, make_settings
 
 
@@ -224,7 +225,7 @@ def test_what_a_superseded_learner_still_writes_is_no_part_of_the_run(tmp_path, 
     second = Bench(tmp_path, connection, keys)
     with pytest.raises(RunTaken, match="incarnation 2"):
         first.books.record("batch", step=1, groups=[])
-    assert [record["kind"] for _, record in read_segment(segment_path(tmp_path, 1))] == ["batch"]
+    assert [record["kind"] for _, record in read_journal(tmp_path, 1)] == ["batch"]
     with pytest.raises(RunTaken, match="incarnation 2 of the learner holds the run's folder"):
         check_not_superseded(tmp_path, first.claim.incarnation)
     check_not_superseded(tmp_path, second.claim.incarnation)
