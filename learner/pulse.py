@@ -57,7 +57,7 @@ class Pulse:
         self._left.set()
         self._thread.join(_JOIN_S)
         with contextlib.suppress(PenstockError):  # superseded, or the server is away: it runs out
-            self._queue.beat(0.0, "ended")
+            self._queue.beat(0.0, "leaving")
 
     def enter(self, phase: str) -> None:
         """The main loop begins something, or goes on waiting: its limit begins again."""
