@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -44,6 +45,12 @@ def format_verdict(verdict: Verdict) -> str:
         + (f"{len(verdict.faults)} faults" if verdict.faults else "0 lost, 0 twice"),
     ]
     return "\n".join(lines)
+
+
+def _counted(steps: list[int]) -> str:
+    return " ".join(
+        f"{step}x{count}" if count > 1 else str(step) for step, count in sorted(Counter(steps).items())
+    )
 
 
 def main() -> int:
