@@ -24,11 +24,8 @@ from tests.chaos.verdict import Verdict
 
 def format_verdict(verdict: Verdict) -> str:
     """The table for people."""
-    lines = [f"{'process':<18}{'kills':>6}  at steps"]
-    lines += [
-        f"{kind:<18}{len(steps):>6}  {' '.join(map(str, steps))}"
-        for kind, steps in verdict.kills.items()
-    ]
+    lines = [f"{'process':<18}{'kills':>6}  at steps (3x2: two at step 3)"]
+    lines += [f"{kind:<18}{len(steps):>6}  {_counted(steps)}" for kind, steps in verdict.kills.items()]
     states = ", ".join(f"{count} {state}" for state, count in sorted(verdict.states.items()))
     lines += [
         f"{'all':<18}{verdict.total:>6}",
