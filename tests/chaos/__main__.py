@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -23,11 +24,8 @@ from tests.chaos.verdict import Verdict
 
 def format_verdict(verdict: Verdict) -> str:
     """The table for people."""
-    lines = [f"{'process':<18}{'kills':>6}  at steps"]
-    lines += [
-        f"{kind:<18}{len(steps):>6}  {' '.join(map(str, steps))}"
-        for kind, steps in verdict.kills.items()
-    ]
+    lines = [f"{'process':<18}{'kills':>6}  at steps (3x2: two at step 3)"]
+    lines += [f"{kind:<18}{len(steps):>6}  {_counted(steps)}" for kind, steps in verdict.kills.items()]
     states = ", ".join(f"{count} {state}" for state, count in sorted(verdict.states.items()))
     lines += [
         f"{'all':<18}{verdict.total:>6}",
@@ -44,6 +42,12 @@ def format_verdict(verdict: Verdict) -> str:
         + (f"{len(verdict.faults)} faults" if verdict.faults else "0 lost, 0 twice"),
     ]
     return "\n".join(lines)
+
+
+def _counted(steps: list[int]) -> str:
+    return " ".join(
+        f"{step}x{count}" if count > 1 else str(step) for step, count in sorted(Counter(steps).items())
+    )
 
 
 def main() -> int:

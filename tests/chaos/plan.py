@@ -29,7 +29,7 @@ _WHOLE_DECK = {
     SERVER: 34, LEARNER: 22, ACTOR: 96, REWARDER: 26,
     SCORER: 90, FORK_SERVER: 14, TRACKER: 10, GUARD: 28,
 }  # fmt: skip
-_SHORTEST_MEAN_S, _LONGEST_MEAN_S = 0.5, 3.0
+_SHORTEST_MEAN_S, _LONGEST_MEAN_S = 0.5, 6.0
 _CALM = 0.05
 """Share of the steps at the end in which no kill is planned: what a kill broke has to mend."""
 

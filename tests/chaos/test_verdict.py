@@ -11,6 +11,7 @@ from learner.claim import claim_incarnation
 from learner.journal import Journal
 from learner.ledger import Ledger
 from learner.queue import LearnerQueue
+from tests.chaos.__main__ import format_verdict
 from tests.chaos.plan import Floors
 from tests.chaos.verdict import BLAMED, Verdict, left_behind, missed, wrongly_dead
 from tests.chaos.victims import LEARNER, SERVER
@@ -63,3 +64,12 @@ def test_what_is_left_on_the_server_is_a_fault(tmp_path):
     left, faults = left_behind(tmp_path, "left")
     assert left["tickets"] == 1
     assert faults == ["1 entries are left on tickets", "train:1 is still in flight on tickets"]
+
+
+def test_the_table_tells_kills_by_kind_and_step_and_every_fault():
+    found = replace(SOUND, kills={SERVER: [3, 3, 5], LEARNER: [1]}, faults=["train:7 never ended"])
+    lines = format_verdict(found).splitlines()
+    assert lines[1].split() == ["server", "3", "3x2", "5"]
+    assert lines[2].split() == ["learner", "1", "1"]
+    assert lines[-2:] == ["FAULT: train:7 never ended", "verdict           1 faults"]
+    assert format_verdict(SOUND).endswith("0 lost, 0 twice")
