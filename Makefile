@@ -28,7 +28,8 @@ demo: install
 
 test: install check
 	$(BIN)/python -m pytest -m 'not engine and not e2e' --durations=5
-	$(BIN)/python -m pytest -m 'engine or e2e' --durations=5
+	$(BIN)/python -m pytest -m 'engine' --durations=5
+	$(BIN)/python -m pytest -m 'e2e and not engine' -n 2 --dist loadfile --durations=20
 
 # Over 300 kill -9 in a run of under ten minutes; CHAOS_FLAGS="--seconds 60" for a short one.
 chaos: install
