@@ -24,7 +24,7 @@ _LATEST = 10
 """The latest passage at which a process dies: what is passed by more often is polled."""
 
 _WORKERS = (
-    "GET", "XREADGROUP", "reclaim", "renew", "handoff", "put_back", "mark_alone", "bury",
+    "GET", "HMGET", "XREADGROUP", "reclaim", "renew", "handoff", "put_back", "mark_alone", "bury",
     "remove_consumer",
 )  # fmt: skip
 COMMANDS: dict[str, tuple[str, ...]] = {

@@ -186,8 +186,8 @@ def copy_sources(folder: Path, edits: tuple[Edit, ...]) -> Path:
 def try_mutant(name: str) -> dict:
     """The verdicts on the scenario, with the rule and without."""
     mutant = MUTANTS[name]
+    kept = run_scenario(name)
     with tempfile.TemporaryDirectory(prefix="penstock-mutant-") as folder:
-        kept = _verdict(name, ROOT)
         taken_out = _verdict(name, copy_sources(Path(folder), mutant.edits))
     as_expected = not kept["kinds"] and mutant.verdict in taken_out["kinds"]
     return {
