@@ -47,8 +47,8 @@ class Desk:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def __contains__(self, job: Job) -> bool:
-        return job.request_id in self._jobs
+    def __contains__(self, entry: Entry) -> bool:
+        return f"{entry.ticket}/{entry.id}" in self._jobs
 
     @property
     def running(self) -> list[Job]:

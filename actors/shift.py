@@ -135,6 +135,8 @@ class Shift:
 
     async def _admit(self, purpose: Purpose, entry: Entry) -> None:
         stream = self._streams[purpose]
+        if entry in self._desk:  # reclaimed from ourselves after a hiccup: it is still at work
+            return
         if entry.doomed:
             reason = "lost its lease while running alone"
             log.error("ticket buried", ticket=entry.ticket, reason=reason)
@@ -146,8 +148,6 @@ class Shift:
             await asyncio.to_thread(stream.fail, entry, purpose, str(error))
             return
         job = Job(stream, entry, ticket, stream.runs_alone(entry))
-        if job in self._desk:  # reclaimed from ourselves after a hiccup: it is still at work
-            return
         self._desk.add(job)
         self._leases.hold(stream, entry, self._when_lost(job))
 

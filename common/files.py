@@ -47,9 +47,13 @@ def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:
     sync_folder(path.parent)
 
 
-def append_whole(file: FileIO, data: bytes, sync: bool = True) -> None:
-    """Append to an unbuffered file, which is as it was before if this raises."""
-    end = file.seek(0, os.SEEK_END)
+def append_whole(file: FileIO, data: bytes, end: int, sync: bool = True) -> None:
+    """Write to an unbuffered file at its end, `end`; what an earlier attempt left behind it is cut off.
+
+    The file is as it was before if this raises, or will be after the next attempt.
+    """
+    file.truncate(end)
+    file.seek(end)
     try:
         rest = memoryview(data)
         while rest:

@@ -20,7 +20,7 @@ from common.failpoint import failpoint
 from common.files import sync_folder, write_whole
 from common.lock import hold_lock, holder_name
 from learner.journal import Position
-from learner.segments import explain_gap, read_journal, valid_length
+from learner.segments import explain_gap, left_out, read_journal, valid_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +54,28 @@ def next_incarnation(folder: Path, redis_incarnation: int) -> int:
     return max([redis_incarnation, *read_claims(folder)]) + 1
 
 
-def claim_incarnation(
-    folder: Path, redis_incarnation: int, checkpointed: Position | None = None
-) -> Claim:
-    """Take the next number on the folder; raises RunTaken in a race.
+def claim_incarnation(folder: Path, number: int, checkpointed: Position | None = None) -> Claim:
+    """Take the number that Redis gave, on the folder; raises RunTaken, ConfigError.
 
     Redis is claimed first: from there on the learner before can acknowledge nothing, so that whatever
-    it still appends to its journal may count or not. `checkpointed` is the newest checkpoint's
-    position: damage of the journal before it does no harm.
+    it still appends to its journal may count or not. Exactly that number is taken, and none if a later
+    one is there: a learner that was stopped between the two would cut off its successor's journal.
+    `checkpointed` is the newest checkpoint's position: damage of the journal before it does no harm.
     """
+    check_not_superseded(folder, number)
     parent = max(read_claims(folder), default=0)
     start = checkpointed.offset if checkpointed and checkpointed.incarnation == parent else 0
+    length = valid_length(folder, parent, start)
+    rest = left_out(folder, parent, length)
+    if rest is not None and not rest.torn:
+        raise ConfigError(
+            f"{explain_gap(folder, parent, length)}. To give up what follows, {rest.length} bytes: "
+            f"truncate -s {rest.offset} {rest.path}, and delete the files of that incarnation after it"
+        )
     claim = Claim(
-        incarnation=next_incarnation(folder, redis_incarnation),
+        incarnation=number,
         parent=parent,
-        parent_length=valid_length(folder, parent, start),
+        parent_length=length,
         holder=holder_name(),
     )
     path = folder / "claims" / f"{claim.incarnation:06d}.json"

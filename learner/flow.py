@@ -201,8 +201,11 @@ class Flow:
         self._books.record("end")
 
     def release_workers(self) -> None:
-        """Let actors and rewarders leave; they look for this."""
+        """Let actors and rewarders leave; they look for this. A server that lost it is told again."""
         self._queue.set_state("ended")
+        while self._connection.restarts != self._restarts:
+            self.join()
+            self._queue.set_state("ended")
 
     def _check_deadline(self) -> None:
         if self._patience.look():

@@ -21,6 +21,7 @@ table after it. A torn last record is cut when the next incarnation claims the r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,22 +61,23 @@ class Journal:
     def append(self, kind: str, **fields: Any) -> Position:
         """Write one record and sync it; returns the position after it. Raises DiskFull."""
         record = encode_record({"kind": kind, **fields})
-        size = self._file.tell()
-        if size and size + len(record) > self._segment_bytes:
+        if self._size and self._size + len(record) > self._segment_bytes:
             self._file.close()
-            self._begin_segment(self._start + size)
+            self._begin_segment(self._start + self._size)
         what = f"the journal's record of {kind!r}"
         failpoint("journal.before")
-        self._disk.write(what, self._path, lambda: append_whole(self._file, record), len(record))
+        write = partial(append_whole, self._file, record, self._size)
+        self._disk.write(what, self._path, write, len(record))
+        self._size += len(record)
         failpoint("journal.synced")
-        return Position(self.incarnation, self._start + self._file.tell())
+        return Position(self.incarnation, self._start + self._size)
 
     def close(self) -> None:
         """Close the file; every record is on disk already."""
         self._file.close()
 
     def _begin_segment(self, start: int) -> None:
-        self._start = start
+        self._start, self._size = start, 0
         self._path = segment_path(self._run_folder, self.incarnation, start)
         self._disk.write("the journal's next file", self._path, self._open)
 

@@ -107,7 +107,8 @@ def lead_alone(
     with Pulse(queue, run.lease_s, command.learner.stall_timeout_s) as pulse:
         pulse.enter("reading data and model")
         plan = make_plan(command.learner)
-        claim = claim_incarnation(folder, number - 1, newest_position(folder))
+        queue.beat(run.lease_s, "claiming the folder")  # refused if another took over meanwhile
+        claim = claim_incarnation(folder, number, newest_position(folder))
         remove_asides(folder / "versions")
         remove_asides(folder / "checkpoints")
         queue.set_state("running")  # an earlier learner of the run may have said "ended"

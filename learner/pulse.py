@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from common.errors import DeadlineExceeded, PenstockError
+from common.errors import DeadlineExceeded, PenstockError, ServerUnavailable
 from common.log import get_logger
 from common.patience import Patience
 from learner.queue import LearnerQueue
@@ -20,6 +20,7 @@ from learner.queue import LearnerQueue
 log = get_logger(__name__)
 
 _JOIN_S = 5.0
+_LONGEST_PAUSE_S = 1.0  # between two signs of life, however long the lease: others go by them
 
 
 def end_process(reason: str) -> None:
@@ -53,9 +54,11 @@ class Pulse:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._left.set()
         self._thread.join(_JOIN_S)
+        if kind is not None and issubclass(kind, ServerUnavailable):
+            return  # it was waited for long enough
         with contextlib.suppress(PenstockError):  # superseded, or the server is away: it runs out
             self._queue.beat(0.0, "leaving")
 
@@ -65,7 +68,7 @@ class Pulse:
         self._patience.renew()
 
     def _run(self) -> None:
-        while not self._left.wait(self._lease_s / 4):
+        while not self._left.wait(min(self._lease_s / 4, _LONGEST_PAUSE_S)):
             if self._patience.look():
                 self._on_stall(
                     f"the learner has been {self._phase} for {self._patience.waited_s:.0f} s "

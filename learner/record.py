@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +193,8 @@ class Recorder:
     def _append(self, name: str, *rows: dict[str, Any]) -> None:
         data, path = "".join(_line(row) for row in rows).encode(), self._folder / name
         with path.open("ab", buffering=0) as file:
-            self._disk.write(name, path, lambda: append_whole(file, data, sync=False), len(data))
+            write = partial(append_whole, file, data, file.seek(0, os.SEEK_END), sync=False)
+            self._disk.write(name, path, write, len(data))
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
         """The whole rows of a file; a kill may have torn the last one."""

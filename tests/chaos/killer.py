@@ -39,7 +39,7 @@ class Killer:
         self._report = report
         self._meter = LossMeter(world.run_folder, world.site.variables["RUN_NAME"])
         self._step = 0
-        self._learner_killed_at = -1
+        self._learner_killed_at = 0  # it is spared until its first step
 
     def run(self) -> None:
         """Kill, in a thread beside the supervisor."""
@@ -58,6 +58,8 @@ class Killer:
 
     def _next_victim(self) -> Victim | None:
         victims = find_victims(self._world.children)
+        if self._step >= self._deck.steps:  # what a server loses now nobody would put back
+            victims = [victim for victim in victims if victim.kind != SERVER]
         moved = self._step > self._learner_killed_at
         kind = self._deck.draw({victim.kind for victim in victims}, moved)
         alike = [victim for victim in victims if victim.kind == kind]

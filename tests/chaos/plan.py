@@ -88,12 +88,22 @@ class Deck:
 
     def __init__(self, plan: Plan, seed: int) -> None:
         self._random = random.Random(seed)
-        self._steps = plan.steps
+        self.steps = plan.steps
         self._kinds = [kind for kind, count in plan.deck.items() for _ in range(count)]
         self._random.shuffle(self._kinds)
+        self._deal_early(LEARNER, SERVER)
 
     def __len__(self) -> int:
         return len(self._kinds)
+
+    def _deal_early(self, *scarce: str) -> None:
+        """Spread these kinds over the first two thirds: a run on a slow machine ends before its deck."""
+        for kind in scarce:
+            count = self._kinds.count(kind)
+            rest = [other for other in self._kinds if other != kind]
+            for number in range(count):
+                rest.insert(round((number + 0.5) * len(self._kinds) * 2 / 3 / count), kind)
+            self._kinds = rest
 
     def draw(self, alive: Set[str], learner_moved: bool) -> str | None:
         """The next kind that lives; a learner without a step since its last kill is mostly spared."""
@@ -113,6 +123,6 @@ class Deck:
 
     def pause_s(self, elapsed_s: float, step: int) -> float:
         """Time to the next kill, from the time that the rest of the steps will take at this pace."""
-        left_s = elapsed_s / max(step, 1) * (self._steps * (1 - _CALM) - step)
+        left_s = elapsed_s / max(step, 1) * (self.steps * (1 - _CALM) - step)
         mean_s = left_s / max(len(self._kinds), 1)
         return self._random.expovariate(1 / min(max(mean_s, _SHORTEST_MEAN_S), _LONGEST_MEAN_S))

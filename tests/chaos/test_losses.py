@@ -68,6 +68,7 @@ def test_what_is_in_the_file_of_a_killed_server_is_not_lost(tmp_path, start, met
     assert tickets_in_file(tmp_path) == ["train:1", "train:2", "train:3"]
 
 
+@pytest.mark.e2e
 def test_what_a_server_on_a_slow_disk_acknowledged_and_lost_is_counted(tmp_path, start, meter):
     server = start(f"LD_PRELOAD={build_slow_disk(tmp_path, delay_s=1.5)}")
     connection = connect(tmp_path)

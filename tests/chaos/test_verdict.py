@@ -7,7 +7,6 @@ import pytest
 from common.connection import Connection
 from common.keys import Keys
 from common.server import LocalServer
-from learner.claim import claim_incarnation
 from learner.journal import Journal
 from learner.ledger import Ledger
 from learner.queue import LearnerQueue
@@ -16,6 +15,7 @@ from tests.chaos.plan import Floors
 from tests.chaos.verdict import BLAMED, Verdict, left_behind, missed, wrongly_dead
 from tests.chaos.victims import LEARNER, SERVER
 from tests.common.builders import V0
+from tests.learner.builders import claim_next
 
 SOUND = Verdict(
     faults=[], kills={SERVER: [1, 2], LEARNER: [3]}, entries_lost=0, updates=4, groups=8, states={},
@@ -42,7 +42,7 @@ def test_what_a_run_did_not_reach_is_a_fault(change, fault):
 
 
 def test_a_ticket_may_die_of_a_kill_while_it_runs_alone_and_of_nothing_else(tmp_path):
-    claim = claim_incarnation(tmp_path, 0)
+    claim = claim_next(tmp_path)
     reasons = {
         "train:0": BLAMED[0],
         "train:1": "reward accuracy: killed its process",

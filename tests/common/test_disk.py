@@ -112,14 +112,23 @@ def test_a_write_for_which_there_is_no_room_is_not_tried_meanwhile(tmp_path):
 def test_a_failed_append_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     path = tmp_path / "x"
     with path.open("ab", buffering=0) as file:
-        append_whole(file, b"first")
+        append_whole(file, b"first", 0)
         monkeypatch.setattr(os, "fsync", Failing(full()))
         with pytest.raises(OSError, match="No space left"):
-            append_whole(file, b"second")
+            append_whole(file, b"second", 5)
         assert path.read_bytes() == b"first"
         monkeypatch.undo()
-        append_whole(file, b"third")
+        append_whole(file, b"third", 5)
     assert path.read_bytes() == b"firstthird"
+
+
+def test_what_could_not_be_cut_back_is_cut_off_by_the_next_attempt(tmp_path, monkeypatch):
+    path = tmp_path / "x"
+    with path.open("ab", buffering=0) as file:
+        append_whole(file, b"first", 0)
+        file.write(b"sec")  # where there is no room to cut back either
+        append_whole(file, b"second", 5)
+    assert path.read_bytes() == b"firstsecond"
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import structlog
 
@@ -27,8 +29,9 @@ def describe(run: Run, lease_s: float = 60.0) -> str:
 
 def test_a_ticket_nobody_took_is_named_and_so_is_the_missing_role(run: Run) -> None:
     run.issue(1)
-    assert describe(run) == (
-        "1 in tickets held by nobody (train:1 for 0 s at attempt 1); no actor is there"
+    assert re.fullmatch(
+        r"1 in tickets held by nobody \(train:1 for \d+ s at attempt 1\); no actor is there",
+        describe(run),
     )
 
 
@@ -38,16 +41,19 @@ def test_a_held_ticket_is_named_with_its_holder_and_attempt(run: Run) -> None:
     run.actor("actor-a").fail(entry, "train", "broken")
     run.actor("actor-b").take(1)
     told = describe(run)
-    assert "1 in tickets held by actor-a (train:2 for 0 s at attempt 1, last sign of its holder" in told
-    assert "1 in tickets held by actor-b (train:1 for 0 s at attempt 2, last sign of its holder" in told
+    for holder, ticket in (
+        ("actor-a", "train:2 for . s at attempt 1"),
+        ("actor-b", "train:1 for . s at attempt 2"),
+    ):
+        assert re.search(rf"1 in tickets held by {holder} \({ticket}, last sign of its holder", told)
     assert "is there" not in told
 
 
 def test_a_role_whose_process_gave_no_sign_within_a_lease_is_not_there(run: Run) -> None:
     run.issue(1)
     run.actor().take(1)
-    told = "no actor is there, actor was last seen 0 s ago"
-    wait_until(lambda: told in describe(run, lease_s=0.05), "the actor to be silent")
+    told = r"no actor is there, actor was last seen \d+ s ago"
+    wait_until(lambda: re.search(told, describe(run, lease_s=0.05)), "the actor to be silent")
 
 
 def test_what_came_back_waits_for_the_learner(run: Run) -> None:
@@ -55,8 +61,8 @@ def test_what_came_back_waits_for_the_learner(run: Run) -> None:
     for entry in run.actor().take(5):
         run.actor().handoff(entry, run.keys.scored, b"scored")
     told = describe(run)
-    assert told.startswith("5 in scored for the learner (train:1 for 0 s at attempt 1; train:2")
-    assert told.endswith("train:3 for 0 s at attempt 1; and 2 more)")
+    assert re.match(r"5 in scored for the learner \(train:1 for \d+ s at attempt 1; train:2", told)
+    assert re.search(r"train:3 for \d+ s at attempt 1; and 2 more\)$", told)
 
 
 def test_without_a_ticket_that_is_said(run: Run) -> None:

@@ -39,13 +39,13 @@ def checkpoint_is_damaged(folder: Path) -> World:
     """A byte of the newest checkpoint flips; then the learner is killed."""
 
     def damage(world: World, step: int) -> None:
-        if step == 5:
+        if step == 3:
             newest = max((world.run_folder / "checkpoints").glob("[0-9]*"))
             for path in newest.glob("*/model.safetensors"):
                 path.write_text("0" + path.read_text()[1:] + "0")
             os.kill(world.pids["learner"], signal.SIGKILL)
 
-    return World(folder, on_step=damage)
+    return World(folder, on_step=damage, options={"max_steps": 10})
 
 
 def server_is_rolled_back(folder: Path) -> World:

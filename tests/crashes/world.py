@@ -50,7 +50,7 @@ HOPELESS = (4, 9)
 BROKEN, SLOW = "broken", "slow"
 """Solutions of the questions whose reward always fails, and takes so long that its lease is renewed."""
 
-SLOW_S = 0.6
+SLOW_S = 0.8
 STEPS = 6
 _PDEATHSIG = 1
 _ZOMBIE_SLEEPS = 4  # Updates
@@ -107,7 +107,7 @@ class World:
     on_step: Callable[[World, int], None] = lambda _world, _step: None
     options: Mapping[str, Any] = field(default_factory=dict)
     limit_s: float = 30.0
-    lease_s: float = 1.0
+    lease_s: float = 2.0
 
     def __post_init__(self) -> None:
         self.keys = Keys("crash")

@@ -170,6 +170,7 @@ def test_when_the_learner_has_finished_the_others_leave_by_themselves(
         assert shift.said(name, "ended with exit code 0")
 
 
+@pytest.mark.e2e
 def test_workers_that_do_not_leave_are_told_to_and_then_killed(
     shifts: list[Shift], tmp_path: Path
 ) -> None:
@@ -312,6 +313,7 @@ def test_up_starts_no_server_where_redis_url_is_set(tmp_path: Path, queue_server
     assert "queue.1" not in out
 
 
+@pytest.mark.e2e
 def test_up_killed_with_9_leaves_nothing_running_and_can_be_started_again(tmp_path: Path) -> None:
     procfile = tmp_path / "Procfile"
     procfile.write_text(f"learner: {STAYS}\n")

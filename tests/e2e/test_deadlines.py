@@ -12,7 +12,7 @@ from tests.e2e.site import FAKE_PROCFILE, Site
 
 pytestmark = pytest.mark.e2e
 
-LIMIT_S = 10
+LIMIT_S = 15
 BAD_REWARDER = FAKE_PROCFILE.replace(
     "rewarder: rewarder", "rewarder: python -m tests.rewarders.bad_rewarder"
 )
@@ -46,7 +46,7 @@ CASES = {
         ("learner: DeadlineExceeded: nothing came back for", "1 in rollouts held by rewarder-",
          "-{pid}-",
          "(train:0 for"),
-        procfile=BAD_REWARDER, variables={"BAD_REWARD": "hang", "REWARDER_TIMEOUT_S": "14"},
+        procfile=BAD_REWARDER, variables={"BAD_REWARD": "hang", "REWARDER_TIMEOUT_S": "60"},
     ),
     "a reward that always raises": Case(
         "rewarder.1", 79,

@@ -11,11 +11,18 @@ from common.contract import Contract
 from common.learner_settings import LearnerSettings
 from common.messages import Group, Rollout, ScoredGroup, Span, Ticket, Verdict, Version
 from common.protocol import Entry
+from learner.claim import Claim, claim_incarnation, next_incarnation
 from learner.dataset import Question
+from learner.journal import Position
 from learner.plan import Plan
 from learner.tickets import TicketSource
 
 CONTRACT = Contract("model", "hash", "float32", 40, ("accuracy",), (1.0,), True, "answer", 2, 4)
+
+
+def claim_next(folder: Path, checkpointed: Position | None = None, known: int = 0) -> Claim:
+    """The claim of the learner that starts next; `known` is the incarnation that Redis knows."""
+    return claim_incarnation(folder, next_incarnation(folder, known), checkpointed)
 
 
 def make_settings(**changes: object) -> LearnerSettings:

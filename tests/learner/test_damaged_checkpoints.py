@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from learner.checkpoint import newest_checkpoint
-from learner.claim import claim_incarnation
+from tests.learner.builders import claim_next
 from tests.learner.trained import Run, same, weights_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -108,4 +108,4 @@ def test_a_place_in_the_journal_that_was_flipped_is_not_gone_on_from(run, model_
     past, policy = run.resume(model_folder)
     assert (past.step, past.retrained) == (3, 2)
     assert same(weights_of(policy), weights_of(run.policy))
-    assert newest_checkpoint(run.folder, claim_incarnation(run.folder, 0)).step == 1
+    assert newest_checkpoint(run.folder, claim_next(run.folder)).step == 1

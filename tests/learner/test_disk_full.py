@@ -17,13 +17,13 @@ from common.errors import DiskFull
 from common.messages import Version
 from learner.books import Books
 from learner.checkpoint import newest_checkpoint
-from learner.claim import claim_incarnation
 from learner.journal import Journal
 from learner.ledger import Ledger
 from learner.publish import write_version
 from learner.segments import list_segments, read_journal, valid_length
 from tests.judge import judge
 from tests.learner import trained as training
+from tests.learner.builders import claim_next
 from tests.learner.trained import same, weights_of
 from tests.learner.whole import FakePolicy, Run, Worker
 from tests.small_disk import Meanwhile, mounted
@@ -212,7 +212,7 @@ class TestRealWeights:
         stopping = Meanwhile(lambda: (small_disk.clear(), monkeypatch.undo()))
         checkpoint = trained.checkpoint(2, trained.step(1), Disk(600, stopping))
         assert stopping.waits == 1
-        assert newest_checkpoint(trained.folder, claim_incarnation(trained.folder, 0)) == checkpoint
+        assert newest_checkpoint(trained.folder, claim_next(trained.folder)) == checkpoint
 
     def test_one_that_finds_none_leaves_the_old_one_whole(self, trained, small_disk, model_folder):
         position = trained.step(1)

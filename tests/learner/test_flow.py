@@ -20,13 +20,13 @@ from common.protocol import RunView, WorkStream
 from common.settings import RunSettings
 from learner.batch import token_staleness
 from learner.books import Books
-from learner.claim import check_not_superseded, claim_incarnation, read_chain
+from learner.claim import check_not_superseded, read_chain
 from learner.flow import Flow
 from learner.journal import Journal
 from learner.ledger import Ledger
 from learner.queue import LearnerQueue
 from learner.segments import read_journal
-from tests.learner.builders import make_group, make_plan, make_settings
+from tests.learner.builders import claim_next, make_group, make_plan, make_settings
 
 
 class Bench:
@@ -38,7 +38,7 @@ class Bench:
         self.late: list[Callable[[], object]] = []
         self.asked: list[str] = []
         self.plan = make_plan(make_settings(**settings), steps=4, eval_questions=2)
-        self.claim = claim_incarnation(folder, RunView(connection, keys).incarnation())
+        self.claim = claim_next(folder, known=RunView(connection, keys).incarnation())
         self.queue = LearnerQueue(connection, keys, self.claim.incarnation)
         self.ledger = Ledger()
         for _, record in read_chain(folder, self.claim):
@@ -233,7 +233,7 @@ def test_what_a_superseded_learner_still_writes_is_no_part_of_the_run(tmp_path, 
     trained = second.train(0)
     assert len(trained) == 2
     second.balance()
-    kinds = [record["kind"] for _, record in read_chain(tmp_path, claim_incarnation(tmp_path, 0))]
+    kinds = [record["kind"] for _, record in read_chain(tmp_path, claim_next(tmp_path))]
     assert kinds.count("batch") == 1
 
 

@@ -9,9 +9,10 @@ import sys
 import pytest
 
 from common.errors import RunTaken
-from learner.claim import claim_incarnation, lock_run, read_chain
+from learner.claim import claim_incarnation, lock_run, next_incarnation, read_chain, read_claims
 from learner.journal import Journal, Position
 from learner.segments import read_journal, segment_path, valid_length
+from tests.learner.builders import claim_next
 
 
 def steps(run_folder, claim, start=None):
@@ -52,30 +53,30 @@ def test_every_truncation_leaves_only_whole_records(tmp_path):
 
 
 def test_what_a_superseded_learner_appends_is_not_part_of_the_run(tmp_path):
-    first = claim_incarnation(tmp_path, 0)
+    first = claim_next(tmp_path)
     journal = Journal(tmp_path, first.incarnation)
     journal.append("batch", step=1)
-    second = claim_incarnation(tmp_path, 0)
+    second = claim_next(tmp_path)
     journal.append("batch", step=2)  # the zombie
     Journal(tmp_path, second.incarnation).append("batch", step=7)
-    third = claim_incarnation(tmp_path, 0)
+    third = claim_next(tmp_path)
     assert steps(tmp_path, third) == [1, 7]
 
 
 def test_a_resume_reads_from_the_checkpoints_position(tmp_path):
-    first = claim_incarnation(tmp_path, 0)
+    first = claim_next(tmp_path)
     journal = Journal(tmp_path, first.incarnation)
     positions = [journal.append("batch", step=step) for step in (1, 2)]
-    second = claim_incarnation(tmp_path, 0)
+    second = claim_next(tmp_path)
     Journal(tmp_path, second.incarnation).append("batch", step=3)
-    third = claim_incarnation(tmp_path, 0)
+    third = claim_next(tmp_path)
     assert steps(tmp_path, third, positions[0]) == [2, 3]
     assert steps(tmp_path, third, Position(2, 0)) == [3]
 
 
 def test_an_incarnation_is_above_all_that_folder_and_redis_know(tmp_path):
-    assert claim_incarnation(tmp_path, 0).incarnation == 1
-    later = claim_incarnation(tmp_path, 6)
+    assert claim_next(tmp_path).incarnation == 1
+    later = claim_next(tmp_path, known=6)
     assert (later.incarnation, later.parent) == (7, 1)
 
 
@@ -92,3 +93,11 @@ def test_a_killed_learner_leaves_the_folder_free(tmp_path):
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
     with lock_run(tmp_path):
         pass
+
+
+def test_a_learner_stopped_between_its_two_claims_does_not_cut_off_its_successor(tmp_path):
+    number = next_incarnation(tmp_path, 0)
+    successor = claim_incarnation(tmp_path, number + 1)
+    with pytest.raises(RunTaken, match="incarnation 2 of the learner holds the run's folder"):
+        claim_incarnation(tmp_path, number)
+    assert read_claims(tmp_path) == {2: successor}

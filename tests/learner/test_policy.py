@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from learner.checkpoint import newest_checkpoint
-from learner.claim import claim_incarnation
+from tests.learner.builders import claim_next
 from tests.learner.trained import Run, make_batch, make_policy, same, weights_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -97,7 +97,7 @@ def test_only_the_newest_checkpoints_are_kept(model_folder, tmp_path):
 def test_a_checkpoint_of_a_superseded_learner_is_passed_over(model_folder, tmp_path):
     run = Run(tmp_path, model_folder)
     run.checkpoint(1, run.step(0))
-    claim = claim_incarnation(tmp_path, 0)
+    claim = claim_next(tmp_path)
     zombie = run.checkpoint(2, run.step(1))
     assert json.loads((zombie.folder / "state.json").read_text())["step"] == 2
     assert newest_checkpoint(tmp_path, claim).step == 1

@@ -7,8 +7,8 @@ import pytest
 from common.errors import NotFinite
 from common.protocol import RunView
 from learner.checkpoint import newest_checkpoint
-from learner.claim import claim_incarnation
 from tests.judge import judge
+from tests.learner.builders import claim_next
 from tests.learner.whole import Killed
 
 
@@ -46,7 +46,7 @@ def test_a_damaged_checkpoint_does_not_count_among_those_kept(run):
     newest = max((run.folder / "checkpoints").glob("[0-9]*"))
     (newest / "state.json").write_text("{")
     run.start(steps=3, save_steps=5)
-    claim = claim_incarnation(run.folder, 0)
+    claim = claim_next(run.folder)
     kept = sorted((run.folder / "checkpoints").glob("[0-9]*"))
     assert len(kept) == 2
     for folder in reversed(kept):
@@ -65,7 +65,7 @@ def test_updates_that_are_not_finite_are_kept_and_end_the_run_when_there_are_too
 
 def test_a_run_without_optimizer_state_in_its_checkpoints_goes_on(run):
     run.start(steps=2, save_steps=1, save_only_model=True)
-    newest = newest_checkpoint(run.folder, claim_incarnation(run.folder, 0))
+    newest = newest_checkpoint(run.folder, claim_next(run.folder))
     assert newest.bare_weights == newest.model
     run.start(steps=4, save_only_model=True)
     assert judge(run.folder)["steps"] == 4

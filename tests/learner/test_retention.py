@@ -7,9 +7,9 @@ from structlog.testing import capture_logs
 
 from common.errors import ConfigError
 from learner.checkpoint import newest_checkpoint, newest_position
-from learner.claim import claim_incarnation
 from learner.replay import replay
 from learner.segments import list_segments
+from tests.learner.builders import claim_next
 from tests.learner.trained import Run, same, weights_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -96,7 +96,7 @@ def test_older_incarnations_go_too_and_only_when_both_checkpoints_are_past_them(
 def test_a_superseded_learner_deletes_nothing(trained):
     train(trained, range(3), "all")
     before = kept(trained), starts(trained)
-    claim_incarnation(trained.folder, 0)
+    claim_next(trained.folder)
     position = trained.step(3)
     zombie = trained.checkpoint(4, position, journal_retention="resume")
     assert (sorted({*kept(trained)} - {zombie.folder.name}), starts(trained)[:-1]) == before
@@ -139,5 +139,5 @@ def test_a_whole_learner_that_trims_its_journal_is_resumed(run):
     run.start(steps=9, **settings)
     rows = (run.folder / "metrics.jsonl").read_text().splitlines()
     assert len(rows) == 9
-    claim = claim_incarnation(run.folder, 0, newest_position(run.folder))
+    claim = claim_next(run.folder, newest_position(run.folder))
     assert newest_checkpoint(run.folder, claim).step == 9

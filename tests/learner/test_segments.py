@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
+
 import pytest
 from structlog.testing import capture_logs
 
 from common.errors import ConfigError
-from learner.claim import claim_incarnation, read_chain
+from learner.claim import read_chain
 from learner.journal import Journal, Position
 from learner.segments import left_out, list_segments, read_journal, segments_before, valid_length
 from tests.judge import read_records
+from tests.learner.builders import claim_next
 
 RECORD = 600  # bytes that do not shrink, so that two records fill a file
 
@@ -23,7 +27,7 @@ class Written:
 
     def __init__(self, folder):
         self.folder = folder
-        self.claim = claim_incarnation(folder, 0)
+        self.claim = claim_next(folder)
         self.journal = Journal(folder, self.claim.incarnation, segment_bytes=3 * RECORD)
         self.positions = [self.append(step) for step in range(1, 7)]
 
@@ -82,7 +86,7 @@ def test_records_are_read_across_files_from_any_position_to_any_other(written):
 
 
 def test_the_judge_reads_the_same_records(written):
-    claim_incarnation(written.folder, 0)
+    claim_next(written.folder)
     assert [record["step"] for _, record in read_records(written.folder)] == [1, 2, 3, 4, 5, 6]
 
 
@@ -112,7 +116,12 @@ def test_damage_before_other_records_is_said_with_file_and_place(written, step, 
     (entry,) = said(logs, "error")
     assert (entry["file"], entry["offset"]) == (str(path), place)
     assert entry["bytes_left_out"] == written.positions[-1].offset - whole
-    assert steps(written.folder, claim_incarnation(written.folder, 0)) == list(range(1, step))
+    with pytest.raises(ConfigError, match=rf"truncate -s {place} {re.escape(str(path))}"):
+        claim_next(written.folder)
+    os.truncate(path, place)
+    for later in [segment.path for segment in written.segments if segment.path > path]:
+        later.unlink()
+    assert steps(written.folder, claim_next(written.folder)) == list(range(1, step))
 
 
 def test_a_record_that_is_finished_meanwhile_is_no_damage(written):
@@ -132,7 +141,7 @@ def test_a_file_that_is_missing_in_the_middle_is_said(written):
 def test_damage_before_the_checkpoint_costs_a_resume_nothing(written):
     written.flip(2)
     checkpointed = written.positions[2]
-    claim = claim_incarnation(written.folder, 0, checkpointed)
+    claim = claim_next(written.folder, checkpointed)
     assert claim.parent_length == written.positions[-1].offset
     assert steps(written.folder, claim, checkpointed) == [4, 5, 6]
     with pytest.raises(
@@ -142,9 +151,9 @@ def test_damage_before_the_checkpoint_costs_a_resume_nothing(written):
 
 
 def test_damage_in_an_older_incarnation_is_never_read_over(written):
-    second = claim_incarnation(written.folder, 0)
+    second = claim_next(written.folder)
     Journal(written.folder, second.incarnation).append("batch", step=7)
-    third = claim_incarnation(written.folder, 0)
+    third = claim_next(written.folder)
     assert steps(written.folder, third) == [1, 2, 3, 4, 5, 6, 7]
     written.flip(6)
     with pytest.raises(ConfigError, match="journal of incarnation 1 is needed from offset"):
@@ -165,10 +174,10 @@ def test_a_journal_without_its_beginning_is_read_from_a_position_and_refused_fro
     for path in segments_before(written.folder, 1, written.positions[2].offset):
         path.unlink()
     with pytest.raises(ConfigError, match="is needed from offset 0"):
-        claim_incarnation(written.folder, 0)
+        claim_next(written.folder)
     assert len(list((written.folder / "claims").iterdir())) == 1
     start = written.positions[3]
-    claim = claim_incarnation(written.folder, 0, start)
+    claim = claim_next(written.folder, start)
     assert steps(written.folder, claim, start) == [5, 6]
     begins = written.positions[1].offset
     with pytest.raises(ConfigError, match=f"begins at offset {begins}.*LEARNER_JOURNAL_RETENTION=all"):

@@ -11,13 +11,12 @@ from common.disk import Disk
 from common.messages import Version
 from learner.batch import build_batch
 from learner.checkpoint import newest_checkpoint, newest_position, save_checkpoint
-from learner.claim import claim_incarnation
 from learner.journal import SEGMENT_BYTES, Journal
 from learner.ledger import Ledger
 from learner.policy import Policy
 from learner.record import Recorder
 from learner.resume import relive
-from tests.learner.builders import make_group, make_plan, make_settings
+from tests.learner.builders import claim_next, make_group, make_plan, make_settings
 
 SETTINGS = {"learning_rate": 1e-3, "micro_batch_tokens": 64}
 
@@ -52,7 +51,7 @@ class Run:
     def __init__(self, folder: Path, model_folder: Path, segment_bytes: int = SEGMENT_BYTES):
         self.folder = folder
         self.plan = make_plan(make_settings(**SETTINGS))
-        self.claim = claim_incarnation(folder, 0, newest_position(folder))
+        self.claim = claim_next(folder, newest_position(folder))
         self.journal = Journal(folder, self.claim.incarnation, segment_bytes)
         self.policy = make_policy(model_folder)
         self.ledger = Ledger()
@@ -76,7 +75,7 @@ class Run:
 
     def resume(self, model_folder: Path):
         policy = make_policy(model_folder)
-        claim = claim_incarnation(self.folder, 0, newest_position(self.folder))
+        claim = claim_next(self.folder, newest_position(self.folder))
         recorder = Recorder(self.folder, [], "x")
         checkpoint = newest_checkpoint(self.folder, claim)
         return relive(self.folder, claim, policy, Ledger(), recorder, checkpoint), policy

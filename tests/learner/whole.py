@@ -16,12 +16,11 @@ from common.messages import Ticket
 from common.protocol import RunView, WorkStream
 from common.settings import RunSettings
 from learner.checkpoint import newest_checkpoint, newest_position
-from learner.claim import claim_incarnation
 from learner.loop import Learner
 from learner.queue import LearnerQueue
 from learner.update import TokenRecord, Update
 from tests.judge import judge
-from tests.learner.builders import make_group, make_plan, make_settings
+from tests.learner.builders import claim_next, make_group, make_plan, make_settings
 
 
 class Killed(BaseException):
@@ -101,7 +100,7 @@ class Run:
             disk_timeout_s=disk_timeout_s,
         )  # fmt: skip
         known = RunView(self.connection, self.keys).incarnation()
-        claim = claim_incarnation(self.folder, known, newest_position(self.folder))
+        claim = claim_next(self.folder, newest_position(self.folder), known)
         queue = LearnerQueue(self.connection, self.keys, claim.incarnation)
         queue.claim("nonce", "test")
         command = SimpleNamespace(learner=made, run=run)

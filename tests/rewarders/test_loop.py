@@ -397,6 +397,7 @@ def command(queue_server: LocalServer, run_name: str) -> Iterator[subprocess.Pop
         command.kill()
 
 
+@pytest.mark.e2e
 def test_the_command_serves_a_run_and_a_signal_ends_it_with_zero(
     run: RunUnderTest, command: subprocess.Popen[bytes]
 ) -> None:
@@ -407,6 +408,7 @@ def test_the_command_serves_a_run_and_a_signal_ends_it_with_zero(
     assert command.wait(15) == 0
 
 
+@pytest.mark.e2e
 def test_a_killed_command_leaves_no_process_behind(
     run: RunUnderTest, command: subprocess.Popen[bytes]
 ) -> None:
