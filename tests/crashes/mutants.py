@@ -46,7 +46,7 @@ MUTANTS: dict[str, Mutant] = {
         1,
         "a resumed learner issues a ticket again while its group is on its way",
         (("common/functions.lua", "alive = find(stream, entry)", "alive = false"),),
-        dies_at("learner", "updated", 3),
+        scenarios.learner_dies_before_slow_actors,
         "twice",
     ),
     "forgets what is closed": Mutant(

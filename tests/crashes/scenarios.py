@@ -30,6 +30,12 @@ def dies_at(role: str, place: str, passage: int, **options: Any) -> Scenario:
     return make
 
 
+def learner_dies_before_slow_actors(folder: Path) -> World:
+    """The learner is back while much of what it issued is still being generated."""
+    armed = Armed("updated", 3, folder / "fired")
+    return World(folder, {"learner": armed}, options={"max_staleness": 8}, token_delay_s=0.1)
+
+
 def poison_kills_the_actor(folder: Path) -> World:
     """Whoever generates the poison question dies of it, with others in flight."""
     return World(folder, misbehaviour="exit")

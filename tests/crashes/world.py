@@ -108,6 +108,7 @@ class World:
     options: Mapping[str, Any] = field(default_factory=dict)
     limit_s: float = 30.0
     lease_s: float = 2.0
+    token_delay_s: float = 0.02
 
     def __post_init__(self) -> None:
         self.keys = Keys("crash")
@@ -244,7 +245,7 @@ class World:
         learner.loop.run(command, stop_on_signals())
 
     def _be_actor(self) -> None:
-        engine = FakeEngine(8, 0.02, POISON, self.misbehaviour)  # type: ignore[arg-type]
+        engine = FakeEngine(8, self.token_delay_s, POISON, self.misbehaviour)  # type: ignore[arg-type]
         command = ActorCommand(
             _cli_parse_args=[], redis_url=self.server.url, run=self._run_settings, actor=ActorSettings()
         )
