@@ -95,9 +95,9 @@ class Connection:
         return self._retrying(self._client.info, self._server_timeout_s)
 
     def uptime_ms(self) -> int:
-        """How long the server has been up, to the second."""
+        """How long the server has been up at least: it counts begun seconds, so one less."""
         info = self._retrying(lambda: self._client.info("server"), self._server_timeout_s)
-        return 1000 * int(info["uptime_in_seconds"])
+        return 1000 * max(0, int(info["uptime_in_seconds"]) - 1)
 
     def close(self) -> None:
         """Close the sockets."""
