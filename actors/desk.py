@@ -25,7 +25,7 @@ class Job:
     @property
     def request_id(self) -> str:
         """A name for the engine; another attempt at the ticket has another."""
-        return f"{self.ticket.id}/{self.entry.id}"
+        return _request_id(self.entry)
 
     def is_ready(self, version: Version | None, steady: bool) -> bool:
         """Whether the engine's version suits; an eval ticket also needs it to stay (`steady`)."""
@@ -48,7 +48,7 @@ class Desk:
         return len(self._jobs)
 
     def __contains__(self, entry: Entry) -> bool:
-        return f"{entry.ticket}/{entry.id}" in self._jobs
+        return _request_id(entry) in self._jobs
 
     @property
     def running(self) -> list[Job]:
@@ -108,3 +108,8 @@ class Desk:
             held = sum(job.ticket.purpose == "train" for job in self._jobs.values())
             count = min(count, self._credit - held)
         return max(0, count)
+
+
+def _request_id(entry: Entry) -> str:
+    """By the entry alone: what its payload says may be wrong."""
+    return f"{entry.ticket}/{entry.id}"

@@ -34,7 +34,7 @@ GOAL = 0.8
 """The least share of the plain commands' rate that the functions are to reach."""
 WAYS = ("plain", "ledger", "actor")
 
-_SENT = ("fcall", "hmget", "xreadgroup")
+_SENT = ("fcall", "xreadgroup")
 """What the ways with the ledger send; the other commands are called by the functions."""
 _WAIT_S = 30.0
 _LEASE_S = 30.0

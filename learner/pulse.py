@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from common.errors import DeadlineExceeded, PenstockError, ServerUnavailable
+from common.errors import DeadlineExceeded, PenstockError, RunTaken, ServerUnavailable
 from common.log import get_logger
 from common.patience import Patience
 from learner.queue import LearnerQueue
@@ -77,5 +77,7 @@ class Pulse:
                 return
             try:
                 self._queue.beat(self._lease_s, self._phase)
+            except RunTaken:  # a successor has the lease; the main loop learns it at its next call
+                return
             except PenstockError as error:  # the main loop meets the same server and reports it
                 log.warning("the learner's lease was not renewed", cause=str(error))

@@ -322,7 +322,7 @@ def _become(main: Callable[[], None], log: Path, armed: Armed | None) -> None:
     except PenstockError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         code = error.exit_code
-    except BaseException:
+    except BaseException:  # whatever it is, a forked process must not return into its parent's code
         traceback.print_exc()
     finally:
         sys.stdout.flush()
