@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from common.errors import ConfigError
 
 
 @dataclass(slots=True)
@@ -61,7 +64,16 @@ def arm(armed: Armed | None) -> None:
 
 
 def _from_environment() -> Armed | None:
-    name, _, passage = os.environ.get("PENSTOCK_FAILPOINT", "").partition(":")
+    """Read at import, before there is anybody to catch an error: a bad value ends the process here."""
+    text = os.environ.get("PENSTOCK_FAILPOINT", "")
+    name, colon, passage = text.partition(":")
+    if text and not (name and (not colon or (passage.isdecimal() and int(passage) > 0))):
+        print(
+            f"PENSTOCK_FAILPOINT={text}: expected a place, or a place and the number of the passage, "
+            "counted from 1, such as handoff.after:3",
+            file=sys.stderr,
+        )
+        sys.exit(ConfigError.exit_code)
     fired = os.environ.get("PENSTOCK_FAILPOINT_FIRED")
     return Armed(name, int(passage or 1), Path(fired) if fired else None) if name else None
 

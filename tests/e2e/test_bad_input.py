@@ -121,6 +121,11 @@ def test_a_value_of_the_wrong_kind(desk):
     told(desk.run("learner", LEARNER_MAX_STEPS="many"), 78, "LEARNER_MAX_STEPS", "'many'")
 
 
+@pytest.mark.parametrize("value", ["handoff.after:soon", "handoff.after:0", "handoff.after:", ":3"])
+def test_a_failpoint_that_names_no_passage(desk, value):
+    told(desk.run("rewarder", PENSTOCK_FAILPOINT=value), 78, f"PENSTOCK_FAILPOINT={value}: expected")
+
+
 def test_a_model_that_is_not_there(desk):
     told(
         desk.run("learner", LEARNER_MODEL=str(desk.folder / "nothing"), HF_HUB_OFFLINE="1"), 78,

@@ -66,6 +66,12 @@ def test_a_superseded_learner_leaves_its_successors_lease_alone(queue, connectio
         LearnerQueue(connection, keys, 3).claim("nonce", "third", 1.0)
 
 
+def test_a_superseded_learner_gives_no_more_signs_of_life(queue, connection, keys):
+    with Pulse(queue, lease_s=0.1, stall_timeout_s=60.0) as pulse:
+        LearnerQueue(connection, keys, 2).claim("nonce", "next", 3600.0, ["test"])
+        wait_until(lambda: not pulse._thread.is_alive(), "the end of its pulse")
+
+
 def test_a_hanging_main_loop_does_not_keep_the_process():
     done = subprocess.run(
         [sys.executable, "-c", "from learner.pulse import end_process; end_process('it hangs')"],
