@@ -39,7 +39,7 @@ class Killer:
         self._report = report
         self._meter = LossMeter(world.run_folder, world.site.variables["RUN_NAME"])
         self._step = 0
-        self._learner_killed_at = 0  # it is spared until its first step
+        self._learner_killed_at = 0
 
     def run(self) -> None:
         """Kill, in a thread beside the supervisor."""
@@ -60,6 +60,8 @@ class Killer:
         victims = find_victims(self._world.children)
         if self._step >= self._deck.steps:  # what a server loses now nobody would put back
             victims = [victim for victim in victims if victim.kind != SERVER]
+        if self._step == 0:  # the first kill of the learner is to be one that it resumes from
+            victims = [victim for victim in victims if victim.kind != LEARNER]
         moved = self._step > self._learner_killed_at
         kind = self._deck.draw({victim.kind for victim in victims}, moved)
         alike = [victim for victim in victims if victim.kind == kind]

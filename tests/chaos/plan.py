@@ -29,7 +29,10 @@ _WHOLE_DECK = {
     SERVER: 34, LEARNER: 22, ACTOR: 96, REWARDER: 26,
     SCORER: 90, FORK_SERVER: 14, TRACKER: 10, GUARD: 28,
 }  # fmt: skip
-_SHORTEST_MEAN_S, _LONGEST_MEAN_S = 0.5, 6.0
+_SHORTEST_MEAN_S, _LONGEST_MEAN_S = 0.5, 1.5
+"""Where a run starts slowly its pace promises too much time: then the deck would be spent too late."""
+_START_STEPS = 12
+"""Steps of a short run beside its share: its start takes as long as that of a whole one."""
 _CALM = 0.05
 """Share of the steps at the end in which no kill is planned: what a kill broke has to mend."""
 
@@ -67,7 +70,7 @@ def make_plan(seconds: float) -> Plan:
     """The plan for a run of about so many seconds; WHOLE_S is what the promise is shown with.
 
     Example:
-        make_plan(60).kills == 34
+        make_plan(60).kills == 33
     """
     share = seconds / WHOLE_S
     deck = {kind: max(1, round(count * share)) for kind, count in _WHOLE_DECK.items()}
@@ -79,8 +82,9 @@ def make_plan(seconds: float) -> Plan:
         groups=int(1000 * share),
         updates=int(50 * share),
     )
+    steps = _WHOLE_STEPS if share == 1 else _START_STEPS + round(_WHOLE_STEPS * share)
     # The short form has the same start and end to get through.
-    return Plan(deck, max(2, round(_WHOLE_STEPS * share)), max(seconds, 300.0), floors)
+    return Plan(deck, steps, max(seconds, 300.0), floors)
 
 
 class Deck:

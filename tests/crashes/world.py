@@ -265,6 +265,9 @@ class World:
 
     def _faults(self) -> set[tuple[str, str]]:
         faults = set(self.watch.found)
+        for ticket, reason in _dead(self.run_folder):
+            if not _is_hopeless(ticket):
+                faults.add(("lost", f"{ticket} is dead: {reason}"))
         if self.stuck:
             return faults | {("stuck", self.stuck)}
         self.watch.look()
@@ -272,9 +275,6 @@ class World:
             faults.add(("lost", f"{ticket} was left behind on a stream"))
         for text in judge(self.run_folder)["faults"]:
             faults.add((_kind_of(text), text))
-        for ticket, reason in _dead(self.run_folder):
-            if not _is_hopeless(ticket):
-                faults.add(("lost", f"{ticket} is dead: {reason}"))
         if weights_by_the_journal(self.run_folder) != final_weights(self.run_folder):
             faults.add(("other weights", "the last checkpoint's are not those of the journal's batches"))
         return faults
