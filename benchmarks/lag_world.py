@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM
 from common.learner_settings import LearnerSettings
 from common.log import get_logger
 from common.messages import FinishReason, Group, Rollout, ScoredGroup, Span, Ticket, Version
+from common.reward_spec import RewardSpec
 from deploy.demo.base_model import make_base_model
 from deploy.demo.task import write_task
 from learner.batch import build_batch
@@ -35,6 +36,7 @@ from learner.policy import Policy
 from learner.update import Update
 from rewarders.pool import ScoringPool
 from rewarders.rewards.accuracy import accuracy
+from rewarders.sandbox import Scores
 from rewarders.scoring import make_scorer
 
 log = get_logger(__name__)
@@ -196,15 +198,14 @@ class Site:
 class PlainPool:
     """The rewarder's accuracy without its processes: an answer is a few digits, nothing to be feared."""
 
-    rewards = ("accuracy",)
+    def check(self, spec: RewardSpec) -> str:
+        """As `ScoringPool.check`."""
+        return ""
 
-    def score(
-        self, name: str, prompts: list[str], texts: list[str], columns: dict[str, list[Any]]
-    ) -> tuple[float | None, ...]:
+    def score(self, spec: RewardSpec, arguments: dict[str, list[Any]]) -> Scores:
         """As `ScoringPool.score`."""
-        return tuple(
-            _accuracy(text, gold) for text, gold in zip(texts, columns["solution"], strict=True)
-        )
+        pairs = zip(arguments["completions"], arguments["solution"], strict=True)
+        return Scores(tuple(_accuracy(text, gold) for text, gold in pairs))
 
 
 @cache

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from common.codec import decode, encode
 from common.errors import ConfigError, ContractMismatch
+from common.reward_spec import RewardSpec
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -23,12 +24,15 @@ class Contract:
     tokenizer_hash: str
     dtype: str
     tokens_per_sequence: int
-    rewards: tuple[str, ...]
-    reward_weights: tuple[float, ...]
+    rewards: tuple[RewardSpec, ...]
     filter_zero_std: bool
-    solution_column: str
     groups_per_step: int
     credit: int
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """The weight of each reward, by its name."""
+        return {reward.name: reward.weight for reward in self.rewards}
 
     @property
     def hash(self) -> str:

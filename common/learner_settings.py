@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
 
+from common.reward_spec import BUILT_IN, LANGUAGES, split_reward
 from common.settings import Names, Numbers, Section, split_commas
 
 Trackers = Annotated[list[Literal["wandb", "tensorboard"]], NoDecode, BeforeValidator(split_commas)]
@@ -21,19 +23,43 @@ KLEstimator = Literal["k1", "k2", "k3"]
 class DataSettings(Section):
     """What is asked: the data sets and how a question becomes a prompt."""
 
-    dataset: str = Field("", description="training questions: a JSONL file or a hub id")
+    dataset: Names = Field(
+        [],
+        description="training questions, with commas: JSONL, Parquet, CSV, a saved folder, or a hub id "
+        "as ID[:CONFIG][@REVISION]; #N behind any takes N rows",
+    )
     dataset_split: str = Field("train", description="split of the training questions")
-    eval_dataset: str = Field("", description="held-out questions: a JSONL file or a hub id")
+    dataset_weights: Numbers = Field([], description="one per data set; empty: by their sizes")
+    dataset_shuffle: bool = Field(True, description="ask in another order in each epoch")
+    dataset_streaming: bool = Field(False, description="read the data set as it is needed, not whole")
+    eval_dataset: Names = Field([], description="held-out questions, named in the same way")
     eval_split: str = Field("test", description="split of the held-out questions")
+    eval_holdout: float = Field(
+        0.0, ge=0, description="hold out training questions: a share below 1, or a number; 0: none"
+    )
     eval_samples: int = Field(0, ge=0, description="held-out questions used; 0 means all")
     eval_steps: int = Field(0, ge=0, description="evaluate every so many steps; 0: start and end")
+    eval_num_generations: int = Field(1, ge=1, description="answers per held-out question (k)")
+    eval_temperature: float = Field(0.0, ge=0, description="of the answers; 0: greedy")
+    evaluate_only: bool = Field(False, description="answer the held-out questions, train nothing")
+    metric_for_best_model: str = Field(
+        "", description="the reward that says whether an answer is right; empty: the first"
+    )
+    save_best_model: bool = Field(True, description="keep the model that did best on held-out questions")
     prompt_column: str = Field("", description="column with the question; empty: recognised")
     solution_column: str = Field("", description="column with the gold answer; empty: recognised")
-    system_prompt: str = Field("", description="system message put before each question")
-    prompt_template: Literal["auto", "chat", "none"] = Field(
-        "auto", description="chat: the tokenizer's template; none: the bare question"
+    system_prompt: str = Field(
+        "", description="system message put before each question; or a file *.txt with it"
     )
-    max_prompt_length: int = Field(512, ge=1, description="longer prompts are left out, in tokens")
+    prompt_template: str = Field(
+        "auto",
+        description="chat: the tokenizer's template; none: the bare question; r1, qwen_r1; or a file "
+        "*.jinja; auto: chat if there is one",
+    )
+    max_prompt_length: int = Field(512, ge=1, description="tokens of a prompt at most")
+    overlong_prompts: Literal["drop", "truncate"] = Field(
+        "drop", description="what becomes of longer ones; truncate keeps their end"
+    )
 
 
 class SamplingSettings(Section):
@@ -50,10 +76,33 @@ class SamplingSettings(Section):
     )
 
 
-class RewardSettings(Section):
+class RewardOptions(Section):
+    """What the built-in rewards can be told; see docs/rewards.md."""
+
+    cosine_min_len_value_wrong: float = Field(-0.5, description="cosine: wrong, length 0")
+    cosine_max_len_value_wrong: float = Field(0.0, description="cosine: wrong, cosine_max_len or more")
+    cosine_min_len_value_correct: float = Field(1.0, description="cosine: right, length 0")
+    cosine_max_len_value_correct: float = Field(0.5, description="cosine: right, cosine_max_len or more")
+    cosine_max_len: int = Field(0, ge=0, description="in tokens; 0: max_completion_length")
+    repetition_n_grams: int = Field(3, ge=1, description="words in what is counted as repeated")
+    repetition_max_penalty: float = Field(-1.0, le=0, description="repetition: all words the same")
+    soft_max_length: int = Field(
+        0, ge=0, description="soft_overlong is -1 from here on, in tokens; 0: max_completion_length"
+    )
+    soft_cache_length: int = Field(
+        0, ge=0, description="soft_overlong falls from 0 to -1 over so many tokens; no default"
+    )
+    target_language: str = Field("en", description="language_consistency: ISO 639-1, such as en or zh")
+
+
+class RewardSettings(RewardOptions):
     """What is rewarded, and what a reward becomes."""
 
-    rewards: Names = Field(["accuracy"], min_length=1, description="names, with commas")
+    rewards: Names = Field(
+        ["accuracy"],
+        min_length=1,
+        description="names with commas; own functions as file.py:function or package.module.function",
+    )
     reward_weights: Numbers = Field([], description="one per reward; empty: all 1.0")
     filter_zero_std: bool = Field(True, description="groups without spread are not trained")
     max_resample_times: int = Field(
@@ -182,7 +231,7 @@ class KeepingSettings(Section):
     journal_retention: Literal["all", "resume"] = Field(
         "all", description="all: the run can be replayed; resume: what lies before the checkpoints goes"
     )
-    log_completions: bool = Field(True, description="write completions.jsonl")
+    log_completions: bool = Field(True, description="write completions/, a Parquet file per step")
     report_to: Trackers = Field([], description="beside metrics.jsonl: wandb, tensorboard")
 
 
@@ -208,6 +257,67 @@ class LearnerSettings(
         gt=0,
         description="limit for one thing it does: an Update, a checkpoint, fetching a model",
     )
+
+    @model_validator(mode="after")
+    def _data_sets_fit(self) -> LearnerSettings:
+        found, expected = len(self.dataset_weights), len(self.dataset)
+        if self.dataset_weights and found != expected:
+            raise ValueError(f"LEARNER_DATASET_WEIGHTS has {found} weights for {expected} data sets")
+        if any(weight <= 0 for weight in self.dataset_weights):
+            raise ValueError("LEARNER_DATASET_WEIGHTS: a weight is not above 0")
+        if self.eval_num_generations > 1 and not self.eval_temperature:
+            raise ValueError(
+                "LEARNER_EVAL_NUM_GENERATIONS above 1 needs LEARNER_EVAL_TEMPERATURE above 0: greedy "
+                "answers are all the same"
+            )
+        if self.evaluate_only and not (self.eval_dataset or self.eval_holdout):
+            raise ValueError("LEARNER_EVALUATE_ONLY needs LEARNER_EVAL_DATASET")
+        if self.eval_dataset and self.eval_holdout:
+            raise ValueError("give LEARNER_EVAL_DATASET or LEARNER_EVAL_HOLDOUT, not both")
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_are_known(self) -> LearnerSettings:
+        names = self.reward_names
+        for asked in self.rewards:
+            source, name = split_reward(asked)
+            if not name.isidentifier():
+                raise ValueError(f"LEARNER_REWARDS: {asked!r} names no function")
+            if not source and name not in BUILT_IN:
+                near = difflib.get_close_matches(name, BUILT_IN, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(BUILT_IN)}"
+                raise ValueError(
+                    f"LEARNER_REWARDS: there is no reward {name!r}: {hint} (own functions: "
+                    "file.py:function or package.module.function)"
+                )
+        if self.metric_for_best_model not in ("", *names):
+            raise ValueError(
+                f"LEARNER_METRIC_FOR_BEST_MODEL={self.metric_for_best_model}: expected one of the "
+                f"rewards, {', '.join(names)}"
+            )
+        if len(set(names)) < len(names):
+            raise ValueError(f"LEARNER_REWARDS: two rewards have one name: {', '.join(names)}")
+        if "language_consistency" in names and self.target_language not in LANGUAGES:
+            raise ValueError(
+                f"LEARNER_TARGET_LANGUAGE: {self.target_language!r} is not known; expected one of "
+                f"{', '.join(sorted(LANGUAGES))}"
+            )
+        if "soft_overlong" in names and not self.soft_cache_length:
+            raise ValueError(
+                "LEARNER_REWARDS has soft_overlong, so set LEARNER_SOFT_CACHE_LENGTH: the tokens over "
+                "which the punishment grows (the DAPO recipe: 819 of 4096)"
+            )
+        return self
+
+    @property
+    def main_reward(self) -> str:
+        """The reward that says whether an answer is right."""
+        return self.metric_for_best_model or self.reward_names[0]
+
+    @property
+    def reward_names(self) -> list[str]:
+        """What the rewards are called in metrics and logs."""
+        return [split_reward(asked)[1] for asked in self.rewards]
 
     @model_validator(mode="after")
     def _weights_match_rewards(self) -> LearnerSettings:

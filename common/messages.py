@@ -18,12 +18,15 @@ import numpy as np
 
 from common.errors import MalformedMessage
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the wire; part of the contract, and of every message."""
 
 Int32s = Annotated[np.ndarray, "<i4"]
 Float32s = Annotated[np.ndarray, "<f4"]
 Bools = Annotated[np.ndarray, "|b1"]
+
+ANSWER = "answer"
+"""Name of the extra column in which an eval group's answers lie, as the rewarder found them."""
 
 Purpose = Literal["train", "eval"]
 FinishReason = Literal["stop", "length"]
@@ -157,13 +160,18 @@ class Group:
 class ScoredGroup:
     """A group with its rewards: by reward name G numbers, None where the reward does not apply.
 
-    `texts` are the decoded completions, for the logs.
+    `texts` are the decoded completions, for the logs. `failures` is empty, or says per rollout why it
+    could not be scored ("" if it was); such a rollout has no reward at all and is not trained.
+    `extra` are columns that rewards logged, G values each; `metrics` numbers that they logged.
     """
 
     group: Group
     rewards: dict[str, tuple[float | None, ...]]
     texts: tuple[str, ...]
     rewarder: str
+    failures: tuple[str, ...] = ()
+    extra: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         size = len(self.group.rollouts)
@@ -173,23 +181,38 @@ class ScoredGroup:
             _require(len(values) == size, f"reward {name}: {len(values)} values for {size}")
             finite = all(value is None or np.isfinite(value) for value in values)
             _require(finite, f"reward {name} is not finite: {values}")
+        _require(len(self.failures) in (0, size), f"{len(self.failures)} failures for {size} rollouts")
+        for index, failure in enumerate(self.failures):
+            scored = any(values[index] is not None for values in self.rewards.values())
+            _require(not (failure and scored), f"rollout {index} has rewards, and failed: {failure}")
+        for name, column in self.extra.items():
+            _require(len(column) == size, f"extra column {name}: {len(column)} values for {size}")
+        for name, value in self.metrics.items():
+            _require(bool(np.isfinite(value)), f"metric {name} is not finite: {value}")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The end of a ticket without a group; what is small enough to count rides along."""
+    """The end of a ticket without a group; what is small enough to count or to show rides along.
+
+    `prompt` and `completion` are the beginnings of the question and of the first completion.
+    """
 
     ticket_id: str
     state: Literal["filtered", "dead"]
     reason: str
     rewards: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
     lengths: tuple[int, ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+    prompt: str = ""
+    completion: str = ""
 
     def __post_init__(self) -> None:
         _require(self.state in ("filtered", "dead"), f"verdict {self.state!r} is unknown")
         sizes = {len(values) for values in self.rewards.values()}
         _require(len(sizes) <= 1 and 0 not in sizes, f"rewards of {self.ticket_id} differ in number")
         values = [value for row in self.rewards.values() for value in row if value is not None]
+        values += self.metrics.values()
         _require(bool(np.isfinite(values).all()), f"a reward of {self.ticket_id} is not finite")
 
 

@@ -85,6 +85,12 @@ class RewarderSettings(Section):
 
     workers: int = Field(2, ge=1, description="killable scoring processes")
     timeout_s: float = Field(30.0, gt=0, description="limit for one reward of one group")
+    user: str = Field(
+        "nobody", description="whom scoring processes run as when root starts them; empty: root"
+    )
+    environment: Names = Field(
+        [], description="environment variables that scoring processes see, beside PATH and the like"
+    )
     memory_gib: float = Field(
         4.0,
         gt=0,

@@ -12,6 +12,8 @@ from importlib import import_module
 COMMANDS = {
     "up": ("deploy.up", "run learner, actors, rewarders and queue server on this machine"),
     "demo": ("deploy.demo.run", "teach a tiny model to add, on this machine's CPU"),
+    "evaluate": ("deploy.evaluate", "answer held-out questions with a model: pass@1, avg@k, maj@k"),
+    "samples": ("deploy.samples", "read what a run sampled: best, worst, without spread, truncated"),
     "replay": ("deploy.replay", "train a run again from its journal alone, and compare"),
     "convert-smollm2": ("deploy.smollm2", "make a model folder of the packaged SmolLM2-135M"),
 }

@@ -1,139 +1,222 @@
-"""Questions: rows of a data set with the prompt rendered and measured in tokens.
+"""Questions from data sets: which columns hold what, what is left out, in which order they are asked.
 
-Columns are recognised by their usual names, or named by LEARNER_PROMPT_COLUMN and
-LEARNER_SOLUTION_COLUMN; the mapping is logged. Every column but the prompt rides on the ticket, for
-the rewards.
+Column names are recognised (PROMPT_NAMES, SOLUTION_NAMES) or named by LEARNER_PROMPT_COLUMN and
+LEARNER_SOLUTION_COLUMN; dots reach into nested values; the mapping is logged. Every column rides on the
+ticket, for the rewards; the question and the gold answer under the names `prompt` and `solution` too.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from common.errors import DataError
+from common.errors import ConfigError, DataError
 from common.learner_settings import LearnerSettings
 from common.log import get_logger
+from common.reward_spec import NEED_GOLD
+from learner.questions import Question, Questions, Shuffled, Streamed
+from learner.sources import Source, load_rows, stream_rows
+from learner.templates import Template
 
-PROMPT_NAMES = ("prompt", "question", "problem", "messages", "query", "instruction")
-SOLUTION_NAMES = ("solution", "answer", "ground_truth", "label", "labels", "target")
+PROMPT_NAMES = (
+    "prompt", "question", "problem", "query", "instruction", "messages",
+    "0.value",  # Open-Reasoner-Zero: a list of turns
+)  # fmt: skip
+SOLUTION_NAMES = (
+    "solution", "answer", "ground_truth",
+    "reward_model.ground_truth",  # verl
+    "label", "labels", "target",
+    "1.ground_truth.value",  # Open-Reasoner-Zero
+)  # fmt: skip
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A prompt in tokens (P,) and the data set's other columns."""
-
-    prompt_ids: np.ndarray
-    columns: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Mapping:
-    """Which columns hold the question and the gold answer."""
+    """Which columns hold the question and the gold answer ("" if no reward needs one)."""
 
     prompt: str
     solution: str
 
 
-def load_questions(
-    source: str, split: str, settings: LearnerSettings, tokenizer: Any, limit: int = 0
-) -> tuple[list[Question], Mapping]:
-    """Rows of `source` as questions, at most `limit` of them; raises DataError.
+class Reader:
+    """Makes questions of rows, and counts what it leaves out or cuts."""
 
-    Prompts over max_prompt_length are left out and counted.
-    """
-    rows = load_rows(source, split)
-    mapping = map_columns(rows.column_names, source, settings)
-    log.info("data set", source=source, rows=len(rows), prompt=mapping.prompt, solution=mapping.solution)
-    questions, too_long = [], 0
-    for number, row in enumerate(rows if not limit else rows.select(range(min(limit, len(rows)))), 1):
-        check_row(row, mapping, f"{source}, row {number}")
-        ids = render_prompt(row[mapping.prompt], settings, tokenizer)
-        if len(ids) > settings.max_prompt_length:
-            too_long += 1
-            continue
-        columns = {name: value for name, value in row.items() if name != mapping.prompt}
-        questions.append(Question(np.array(ids, dtype="<i4"), columns))
-    if too_long:
-        log.warning("prompts over LEARNER_MAX_PROMPT_LENGTH were left out", count=too_long)
+    def __init__(self, settings: LearnerSettings, tokenizer: Any) -> None:
+        self.too_long = 0
+        self._settings = settings
+        self._template = Template(settings, tokenizer)
+
+    def read(self, row: dict[str, Any], mapping: Mapping, where: str) -> Question | None:
+        """The question of a row, None if its prompt is too long; raises DataError."""
+        prompt = look_up(row, mapping.prompt)
+        solution = look_up(row, mapping.solution) if mapping.solution else None
+        check_row(prompt, solution, mapping, where)
+        prompt = without_answer(prompt)
+        ids = self._template.render(prompt)
+        limit = self._settings.max_prompt_length
+        if len(ids) > limit:
+            self.too_long += 1
+            if self._settings.overlong_prompts == "drop":
+                return None
+            ids = ids[-limit:]  # the end holds the question, and where the answer begins
+        columns = {**row, "prompt": prompt}
+        if mapping.solution:
+            columns["solution"] = solution
+        if mapping.prompt != "prompt":
+            columns.pop(mapping.prompt, None)
+        return Question(np.array(ids, dtype="<i4"), columns)
+
+    def report(self) -> None:
+        """Say how many prompts were too long."""
+        if self.too_long:
+            done = "left out" if self._settings.overlong_prompts == "drop" else "cut at their beginning"
+            log.warning(f"prompts over LEARNER_MAX_PROMPT_LENGTH were {done}", count=self.too_long)
+
+
+def load_questions(settings: LearnerSettings, tokenizer: Any) -> tuple[Questions, list[Question]]:
+    """What is trained on, and what is held out; raises DataError, ConfigError."""
+    reader = Reader(settings, tokenizer)
+    sources = [Source.parse(name) for name in settings.dataset or settings.eval_dataset]
+    held_out = [
+        question
+        for name in settings.eval_dataset
+        for question in read_questions(Source.parse(name), settings.eval_split, settings, reader)
+    ]
+    if settings.dataset_streaming:
+        questions: Questions = open_stream(sources, settings, reader)
+    else:
+        split = settings.dataset_split if settings.dataset else settings.eval_split
+        sets = [read_questions(one, split, settings, reader) for one in sources]
+        if settings.eval_holdout:
+            sets, held_out = hold_out(sets, settings)
+        questions = Shuffled(sets, settings.dataset_weights, settings.seed, settings.dataset_shuffle)
+    reader.report()
+    return questions, held_out[: settings.eval_samples or None]
+
+
+def read_questions(
+    source: Source, split: str, settings: LearnerSettings, reader: Reader
+) -> list[Question]:
+    """All questions of a data set; raises DataError."""
+    rows = load_rows(source, split, settings.seed)
+    mapping = map_columns(rows.column_names, source.name, settings, rows[0] if len(rows) else {})
+    log.info(
+        "data set", source=source.name, rows=len(rows), prompt=mapping.prompt, solution=mapping.solution
+    )
+    found = (
+        reader.read(row, mapping, f"{source.name}, row {number}") for number, row in enumerate(rows, 1)
+    )
+    questions = [question for question in found if question is not None]
     if not questions:
-        raise DataError(f"{source}: no question left of {len(rows)} rows")
-    return questions, mapping
+        raise DataError(f"{source.name}: no question left of {len(rows)} rows")
+    return questions
 
 
-def load_rows(source: str, split: str) -> Any:
-    """A `datasets.Dataset` from a local JSONL file or a hub id; raises DataError."""
-    import datasets
-
-    datasets.disable_progress_bars()
-    path = Path(source)
-    if path.suffix in (".jsonl", ".json"):
-        if not path.is_file():
-            raise DataError(f"{source}: no such file")
-        # Not Dataset.from_json: it makes dates of texts that look like dates.
-        rows = read_lines(path)
-        try:
-            return datasets.Dataset.from_list(rows)
-        except (ValueError, TypeError, OverflowError) as error:  # pyarrow's errors are ValueErrors
-            raise DataError(f"{source}: a column mixes kinds of values: {error}") from error
-    try:
-        return datasets.load_dataset(source, split=split)
-    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
-        raise DataError(f"{source} (split {split}): cannot be loaded: {error}") from error
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows; raises DataError naming the first line that is no object or lacks a column."""
-    columns: set[str] | None = None
-    rows = []
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise DataError(
-                    f"{path}, line {number}: not readable as JSON ({error}): {line.strip()[:60]!r}"
-                ) from error
-            if not isinstance(row, dict):
-                raise DataError(f"{path}, line {number}: expected an object, found {line[:60]!r}")
-            columns = set(row) if columns is None else columns
-            if missing := columns - set(row):
-                raise DataError(
-                    f"{path}, line {number}: lacks {', '.join(sorted(missing))}, which line 1 has"
-                )
-            rows.append(row)
-    if columns is None:
-        raise DataError(f"{path} is empty")
-    return rows
+def hold_out(
+    sets: list[list[Question]], settings: LearnerSettings
+) -> tuple[list[list[Question]], list[Question]]:
+    """Set questions aside by the seed: a share (below 1) or a number of them; raises ConfigError."""
+    total = sum(map(len, sets))
+    asked = settings.eval_holdout
+    count = round(asked * total) if asked < 1 else int(asked)
+    if not 0 < count < total:
+        raise ConfigError(f"LEARNER_EVAL_HOLDOUT={asked:g} of {total} questions leaves none on one side")
+    places = [(which, index) for which, one in enumerate(sets) for index in range(len(one))]
+    order = np.random.default_rng([settings.seed, total]).permutation(total)
+    chosen = {places[position] for position in order[:count]}
+    kept = [
+        [question for index, question in enumerate(one) if (which, index) not in chosen]
+        for which, one in enumerate(sets)
+    ]
+    if not all(kept):
+        raise ConfigError(f"LEARNER_EVAL_HOLDOUT={asked:g} leaves nothing of one of the data sets")
+    return kept, [sets[which][index] for which, index in sorted(chosen)]
 
 
-def map_columns(names: Iterable[str], source: str, settings: LearnerSettings) -> Mapping:
-    """Find the prompt's and the solution's column; raises DataError naming what is there."""
+def open_stream(sources: list[Source], settings: LearnerSettings, reader: Reader) -> Streamed:
+    """Questions as they are needed; raises DataError, ConfigError."""
+    if len(sources) > 1 or settings.eval_holdout or not settings.max_steps:
+        raise ConfigError(
+            "LEARNER_DATASET_STREAMING needs one data set, LEARNER_MAX_STEPS, and no "
+            "LEARNER_EVAL_HOLDOUT: how many questions there are is not known beforehand"
+        )
+    (source,) = sources
+
+    def open_epoch(epoch: int) -> Iterable[Question]:
+        seed = settings.seed + epoch if settings.dataset_shuffle else None
+        mapping: Mapping | None = None
+        for number, row in enumerate(stream_rows(source, settings.dataset_split, seed), 1):
+            if mapping is None:
+                mapping = map_columns(row, source.name, settings, row)
+            question = reader.read(row, mapping, f"{source.name}, row {number}")
+            if question is not None:
+                yield question
+
+    return Streamed(open_epoch, source.name)
+
+
+def map_columns(
+    names: Iterable[str], source: str, settings: LearnerSettings, row: dict[str, Any]
+) -> Mapping:
+    """Find the prompt's and the solution's column; raises DataError naming what is there.
+
+    `row` is any row: nested names are looked up in it.
+    """
     found = list(names)
 
+    def has(name: str) -> bool:
+        return name in found or (
+            name.split(".", maxsplit=1)[0] in found and look_up(row, name) is not None
+        )
+
     def pick(asked: str, usual: tuple[str, ...], variable: str) -> str:
-        candidates = [asked] if asked else [name for name in usual if name in found]
-        if candidates and candidates[0] in found:
+        candidates = [asked] if asked else [name for name in usual if has(name)]
+        if candidates and has(candidates[0]):
             return candidates[0]
         wanted = f"column {asked!r}" if asked else f"none of the columns {', '.join(usual)}"
         verb = "is missing" if asked else "is there"
         raise DataError(f"{source}: {wanted} {verb}; it has {', '.join(found)}. Set {variable}.")
 
-    return Mapping(
-        pick(settings.prompt_column, PROMPT_NAMES, "LEARNER_PROMPT_COLUMN"),
-        pick(settings.solution_column, SOLUTION_NAMES, "LEARNER_SOLUTION_COLUMN"),
-    )
+    prompt = pick(settings.prompt_column, PROMPT_NAMES, "LEARNER_PROMPT_COLUMN")
+    if not (settings.solution_column or NEED_GOLD & set(settings.reward_names)):
+        return Mapping(prompt, next(filter(has, SOLUTION_NAMES), ""))
+    return Mapping(prompt, pick(settings.solution_column, SOLUTION_NAMES, "LEARNER_SOLUTION_COLUMN"))
 
 
-def check_row(row: dict[str, Any], mapping: Mapping, where: str) -> None:
+def look_up(row: dict[str, Any], name: str) -> Any:
+    """A column, or by dots what lies in it; None if it is not there.
+
+    Example:
+        >>> look_up({"reward_model": {"ground_truth": "72"}}, "reward_model.ground_truth")
+        '72'
+    """
+    if name in row:
+        return row[name]
+    value: Any = row
+    for part in name.split("."):
+        if isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        elif isinstance(value, dict) and part in value:
+            value = value[part]
+        else:
+            return None
+    return value
+
+
+def without_answer(prompt: Any) -> Any:
+    """A conversation without the assistant's last turn, which the policy is to write."""
+    if isinstance(prompt, list) and len(prompt) > 1 and prompt[-1]["role"] == "assistant":
+        return prompt[:-1]
+    return prompt
+
+
+def check_row(prompt: Any, solution: Any, mapping: Mapping, where: str) -> None:
     """A prompt is a text or a list of messages, a solution is anything but nothing; raises DataError."""
-    prompt = row[mapping.prompt]
     is_text = isinstance(prompt, str) and bool(prompt.strip())
     is_messages = (
         isinstance(prompt, list)
@@ -145,19 +228,5 @@ def check_row(row: dict[str, Any], mapping: Mapping, where: str) -> None:
             f"{where}: {mapping.prompt} is {prompt!r}; expected a text, or messages with role and "
             "content"
         )
-    if row[mapping.solution] is None:
+    if mapping.solution and solution is None:
         raise DataError(f"{where}: {mapping.solution} is null")
-
-
-def render_prompt(prompt: Any, settings: LearnerSettings, tokenizer: Any) -> list[int]:
-    """Token ids of a question: by the tokenizer's chat template if it has one, else as it stands."""
-    messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": str(prompt)}]
-    if settings.system_prompt:
-        messages = [{"role": "system", "content": settings.system_prompt}, *messages]
-    has_template = bool(getattr(tokenizer, "chat_template", None))
-    if settings.prompt_template == "chat" and not has_template:
-        raise DataError("LEARNER_PROMPT_TEMPLATE=chat, but the model's tokenizer has no chat template")
-    if has_template and settings.prompt_template != "none":
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return tokenizer(text, add_special_tokens=False).input_ids
-    return tokenizer("\n".join(message["content"] for message in messages)).input_ids

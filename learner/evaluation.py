@@ -6,11 +6,11 @@ runs while the next batch's groups are generated, and is done before that batch 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from common.codec import decode_outcome, encode
 from common.errors import MalformedMessage
-from common.messages import ScoredGroup, Verdict, Version
+from common.messages import ANSWER, ScoredGroup, Verdict, Version
 from common.protocol import BEGINNING
 from learner.books import Books
 from learner.ledger import eval_ticket
@@ -22,13 +22,18 @@ _READ = 64
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of one held-out question; no rewards when its ticket died."""
+    """What came of one held-out question: K completions, `answers` what the rewarder found in each.
+
+    There is none when its ticket died; `reason` says why.
+    """
 
     index: int
-    completion: str
-    length: int
-    finish_reason: str
-    rewards: dict[str, float | None] = field(default_factory=dict)
+    completions: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+    rewards: tuple[dict[str, float | None], ...] = ()
+    lengths: tuple[int, ...] = ()
+    finish_reasons: tuple[str, ...] = ()
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +42,6 @@ class Evaluated:
 
     version: Version
     answers: tuple[Answer, ...]
-
-    def mean(self, reward: str) -> float | None:
-        """Mean of a reward over the answers it applies to."""
-        values = [answer.rewards.get(reward) for answer in self.answers]
-        known = [value for value in values if value is not None]
-        return sum(known) / len(known) if known else None
 
 
 class Evaluator:
@@ -107,19 +106,26 @@ class Evaluator:
         if isinstance(outcome, ScoredGroup) and not self._is_pinned(outcome):
             outcome = Verdict(ticket, "dead", f"not sampled by version {self._version} alone")
         if isinstance(outcome, Verdict):
-            self._answers[index] = Answer(index, "", 0, "dead")
+            self._answers[index] = Answer(index, reason=outcome.reason)
             self._books.ledger.close(ticket, "dead", outcome.reason)
             return
-        rollout = outcome.group.rollouts[0]
-        rewards = {name: values[0] for name, values in outcome.rewards.items()}
+        rollouts = outcome.group.rollouts
         self._answers[index] = Answer(
-            index, outcome.texts[0], len(rollout.token_ids), rollout.finish_reason, rewards
+            index,
+            outcome.texts,
+            tuple(map(str, outcome.extra.get(ANSWER, outcome.texts))),
+            tuple(
+                {name: values[place] for name, values in outcome.rewards.items()}
+                for place in range(len(rollouts))
+            ),
+            tuple(len(rollout.token_ids) for rollout in rollouts),
+            tuple(rollout.finish_reason for rollout in rollouts),
         )
         self._books.ledger.close(ticket, "evaluated", str(self._version))
 
     def _is_pinned(self, outcome: ScoredGroup) -> bool:
         """Whether every token was sampled by the version that is being evaluated."""
-        spans = outcome.group.rollouts[0].spans
+        spans = [span for rollout in outcome.group.rollouts for span in rollout.spans]
         return all(span.version == self._version for span in spans)
 
     def _finish(self, version: Version) -> Evaluated:
@@ -128,6 +134,8 @@ class Evaluator:
         self._books.record(
             "evaluated",
             version=str(version),
-            results=[[answer.index, answer.completion, answer.rewards] for answer in answers],
+            results=[
+                [answer.index, list(answer.completions), list(answer.rewards)] for answer in answers
+            ],
         )
         return Evaluated(version, answers)

@@ -74,7 +74,7 @@ class Intake:
             self._accept(entry.ticket, outcome, step)
         elif outcome.state == "filtered":
             self._ledger.close(entry.ticket, "filtered", outcome.reason)
-            fits = set(outcome.rewards) == set(self._settings.rewards)  # else of an older contract
+            fits = set(outcome.rewards) == set(self._settings.reward_names)  # else of an older contract
             self.arrivals.filtered.append(outcome if fits else replace(outcome, rewards={}))
         else:
             self._end_dead(entry.ticket, outcome.reason)
@@ -90,7 +90,7 @@ class Intake:
         elif scored.group.ticket.contract != self._source.contract:
             self._end_stale(ticket, "contract")
             self.arrivals.foreign += 1
-        elif set(scored.rewards) != set(self._settings.rewards):
+        elif set(scored.rewards) != set(self._settings.reward_names):
             self._end_dead(ticket, f"it has the rewards {', '.join(scored.rewards)}")
         elif not self._is_as_issued(scored.group):
             self._end_stale(ticket, "prompt, sampling or tokens differ from what was asked for")
@@ -133,7 +133,7 @@ class Intake:
                 f"step {step + 1}: {self.arrivals.without_signal} groups in a row had nothing to learn "
                 f"from ({len(self.arrivals.filtered)} without spread in their rewards, "
                 f"{self.arrivals.dead} dead, {self.arrivals.stale} stale): the questions are too easy, "
-                "too hard, or the rewards do not fit; see completions.jsonl and `queues audit`"
+                "too hard, or the rewards do not fit; see `penstock samples` and `queues audit`"
                 + (f". The last that died is {self.arrivals.last_dead}" if self.arrivals.dead else "")
             )
         return [self._held.pop(ticket) for ticket in chosen]

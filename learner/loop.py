@@ -24,6 +24,7 @@ from common.messages import ScoredGroup, Version
 from common.protocol import RunView
 from common.role import connect
 from learner.batch import build_batch
+from learner.best import keep_if_best
 from learner.books import Books
 from learner.checkpoint import (
     Checkpoint,
@@ -40,20 +41,23 @@ from learner.claim import (
     next_incarnation,
     read_nonce,
 )
+from learner.completions import completion_rows
 from learner.deepspeed_engine import join_process_group
 from learner.flops import peak_flops
 from learner.flow import Flow, unnamed
+from learner.intake import Arrivals
 from learner.journal import Journal
 from learner.ledger import Ledger
 from learner.machine import this_machine
 from learner.plan import Plan, make_plan
 from learner.policy import Policy
-from learner.publish import write_version
+from learner.publish import version_folder, write_version
 from learner.pulse import Pulse
 from learner.queue import LearnerQueue
 from learner.ranks import Leader, end_with_launcher, follow, rank, share, world_size
 from learner.record import Recorder, group_metrics, update_metrics
 from learner.resume import encode_groups, relive
+from learner.scores import summarise
 from learner.update import Update
 
 log = get_logger(__name__)
@@ -151,6 +155,7 @@ class Learner:
         self._claim = claim
         self._policy = policy
         self._checkpointed = checkpoint
+        self._last: dict[str, Any] = {}  # metrics of the last step that was made here
         self._enter_phase = enter_phase
         self._peak = peak_flops(command.learner.peak_tflops)
 
@@ -204,7 +209,8 @@ class Learner:
             if groups is None:
                 break
             self._note_evaluations()
-            metrics = self._journal(groups, time.monotonic() - started)
+            arrivals = self._flow.intake.take_arrivals()
+            metrics = self._journal(groups, arrivals, time.monotonic() - started)
             batch = build_batch(groups, self._plan.reward_weights, self._step, self._settings)
             update_started = time.monotonic()
             update = self._policy.update(batch, self._step)
@@ -223,16 +229,23 @@ class Learner:
             }
             if self._peak:
                 metrics["perf/mfu"] = update.flops / update_s / (self._peak * world_size())
-            self._record(groups, metrics)
+            self._record(metrics)
+            if self._settings.log_completions:
+                self._recorder.completions(
+                    self._step,
+                    completion_rows(
+                        self._step, groups, arrivals.filtered, batch, self._plan.reward_weights
+                    ),
+                )
             failpoint("recorded")
             due = self._step - self._saved >= self._settings.save_steps
             if due and self._step < self._plan.steps:  # the last one is made when the books are closed
                 self._checkpoint()
         self._finish(stopping)
 
-    def _journal(self, groups: list[ScoredGroup], wait_s: float) -> dict[str, Any]:
+    def _journal(self, groups: list[ScoredGroup], arrivals: Arrivals, wait_s: float) -> dict[str, Any]:
         """Write the batch down and acknowledge it: from here on it is certain to be trained."""
-        metrics = group_metrics(groups, self._flow.intake.take_arrivals(), self._plan.reward_weights)
+        metrics = group_metrics(groups, arrivals, self._plan.reward_weights)
         metrics["perf/rollout_wait_s"] = wait_s
         step = self._step + 1
         for group in groups:
@@ -285,15 +298,25 @@ class Learner:
         columns = [question.columns for question in self._plan.source.eval_questions]
         while self._flow.evaluated:
             result = self._flow.evaluated.pop(0)
-            means = {name: result.mean(name) for name in self._plan.reward_weights}
-            self._recorder.evaluation(result, columns)
-            log.info("evaluation", step=result.version.step, questions=len(columns), **means)
+            metrics = summarise(result.answers, self._settings.main_reward)
+            self._recorder.evaluation(result, columns, metrics)
+            self._recorder.results("eval", {"step": result.version.step, **metrics})
+            shown = {name.removeprefix("eval/"): round(value, 4) for name, value in metrics.items()}
+            log.info("evaluation", step=result.version.step, **shown)
+            self._keep_if_best(result.version, metrics)
 
-    def _record(self, groups: list[ScoredGroup], metrics: dict[str, Any]) -> None:
+    def _keep_if_best(self, version: Version, metrics: dict[str, float]) -> None:
+        metric = f"eval/rewards/{self._settings.main_reward}/mean"
+        if not self._settings.save_best_model or metric not in metrics:
+            return
+        model = version_folder(self._folder, version)
+        if keep_if_best(self._folder, model, version, metric, metrics[metric], self._disk):
+            log.info("the best model so far", step=version.step, **{metric: metrics[metric]})
+
+    def _record(self, metrics: dict[str, Any]) -> None:
         check_not_superseded(self._folder, self._claim.incarnation)
         self._recorder.metrics(self._step, metrics)
-        if self._settings.log_completions:
-            self._recorder.completions(self._step, groups)
+        self._last = metrics
         log.info(
             f"step {self._step}/{self._plan.steps}",
             reward=round(metrics["reward"], 3),
@@ -326,10 +349,16 @@ class Learner:
         complete = self._step >= self._plan.steps and not stopping.is_set()
         if complete:
             self._flow.close_rest()
-        if complete or self._saved != self._step:
+        if self._settings.evaluate_only:
+            log.info("only evaluated: no checkpoint")
+        elif complete or self._saved != self._step:
             self._checkpoint()
         if complete:
             self._flow.release_workers()
+            self._recorder.results(
+                "train",
+                {"step": self._step, "questions": len(self._plan.source.questions), **self._last},
+            )
         self._recorder.close()
         log.info("the run is complete" if complete else "stopped; start again to resume",
                  step=self._step)  # fmt: skip

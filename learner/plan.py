@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoTokenizer
 from common.contract import Contract, hash_tokenizer
 from common.errors import ConfigError
 from common.learner_settings import LearnerSettings
-from learner.dataset import Question, load_questions
+from learner.dataset import load_questions
+from learner.rewards import resolve_rewards
 from learner.tickets import TicketSource
 
 
@@ -32,26 +33,18 @@ def make_plan(settings: LearnerSettings) -> Plan:
     """Resolve model, data and contract; raises ConfigError or DataError."""
     check_sampling(settings)
     model_folder = resolve_model(settings.model)
-    if not settings.dataset:
-        raise ConfigError("LEARNER_DATASET is not set: name a JSONL file or a hub id")
+    if not (settings.dataset or settings.evaluate_only):
+        raise ConfigError("LEARNER_DATASET is not set: name a file, a folder or a hub id")
     tokenizer, config = read_model(model_folder)
     check_length(settings, config)
-    questions, mapping = load_questions(settings.dataset, settings.dataset_split, settings, tokenizer)
-    eval_questions: list[Question] = []
-    if settings.eval_dataset:
-        eval_questions, _ = load_questions(
-            settings.eval_dataset, settings.eval_split, settings, tokenizer, settings.eval_samples
-        )
-    weights = settings.reward_weights or [1.0] * len(settings.rewards)
+    questions, eval_questions = load_questions(settings, tokenizer)
     contract = Contract(
         model=str(model_folder),
         tokenizer_hash=hash_tokenizer(model_folder),
         dtype=settings.dtype,
         tokens_per_sequence=settings.max_prompt_length + settings.max_completion_length,
-        rewards=tuple(settings.rewards),
-        reward_weights=tuple(weights),
+        rewards=resolve_rewards(settings),
         filter_zero_std=settings.filter_zero_std,
-        solution_column=mapping.solution,
         groups_per_step=settings.groups_per_step,
         credit=settings.credit,
     )
@@ -61,7 +54,7 @@ def make_plan(settings: LearnerSettings) -> Plan:
         contract=contract,
         source=TicketSource(questions, eval_questions, settings, contract.hash),
         steps=count_steps(settings, len(questions)),
-        reward_weights=dict(zip(settings.rewards, weights, strict=True)),
+        reward_weights=contract.reward_weights,
     )
 
 
@@ -85,7 +78,7 @@ def check_sampling(settings: LearnerSettings) -> None:
 def count_steps(settings: LearnerSettings, questions: int) -> int:
     """Updates of the run: max_steps, or as many as the epochs fill."""
     by_epochs = math.ceil(questions * settings.num_train_epochs / settings.groups_per_step)
-    return settings.max_steps or by_epochs
+    return 0 if settings.evaluate_only else settings.max_steps or by_epochs
 
 
 def resolve_model(name: str) -> Path:

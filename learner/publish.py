@@ -19,14 +19,20 @@ KEEP = 4
 
 def write_version(run_folder: Path, policy: Any, version: Version, parent: str, disk: Disk) -> Weights:
     """Export the policy as this version; returns what is to be announced. Raises DiskFull."""
-    versions = (run_folder / "versions").absolute()
-    folder = versions / f"{version.incarnation:06d}-{version.step:08d}"
+    folder = version_folder(run_folder, version)
+    versions = folder.parent
     found = sorted(versions.glob("[0-9]*-[0-9]*"), reverse=True)
     needed = folder_size(found[0]) if found else None
     disk.write("the weights of a version", folder, lambda: _export(policy, folder), needed)
     for old in sorted(versions.glob("[0-9]*-[0-9]*"), reverse=True)[KEEP:]:
         shutil.rmtree(old)
     return Weights(version, str(folder), hash_file(folder / "model.safetensors"), parent)
+
+
+def version_folder(run_folder: Path, version: Version) -> Path:
+    """Where a version lies, or lay."""
+    name = f"{version.incarnation:06d}-{version.step:08d}"
+    return (run_folder / "versions").absolute() / name
 
 
 def _export(policy: Any, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a run leaves to read: metrics.jsonl by TRL's names, completions.jsonl, evaluations.jsonl."""
+"""What a run leaves to read: metrics.jsonl by TRL's names, completions/, evaluations.jsonl."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from common.files import append_whole, write_whole
 from common.log import get_logger
 from common.messages import ScoredGroup
 from common.rewards import total_rewards
+from learner.completions import completions_path, to_parquet
 from learner.evaluation import Evaluated
 from learner.intake import Arrivals
 from learner.trackers import start_trackers
@@ -83,7 +84,11 @@ def group_metrics(
     lengths = [len(r.token_ids) for group in groups for r in group.group.rollouts]
     clipped = [r.finish_reason == "length" for group in groups for r in group.group.rollouts]
     all_lengths = lengths + [n for verdict in arrivals.filtered for n in verdict.lengths]
+    logged = [group.metrics for group in groups] + [verdict.metrics for verdict in arrivals.filtered]
+    custom = sorted({name for found in logged for name in found})
+    failures = [failure for group in groups for failure in group.failures if failure]
     metrics: dict[str, Any] = {
+        **{name: float(np.mean([m[name] for m in logged if name in m])) for name in custom},
         "reward": float(np.mean([np.nanmean(total) for total in totals])),
         "reward_std": float(np.mean([np.nanstd(total, ddof=1) for total in totals])),
         "frac_reward_zero_std": float(np.mean([np.nanstd(total) < 1e-6 for total in totals])),
@@ -99,7 +104,10 @@ def group_metrics(
         **_averages("trained", groups, weights),
         **_averages("dropped", arrivals.dropped, weights),
     }
+    metrics["rewards/unscored"] = len(failures)
     for name in weights:
+        found_none = sum(v is None for found in rewards for v in found.get(name, ()))
+        metrics[f"rewards/{name}/none"] = found_none - len(failures)
         values = [v for found in rewards for v in found.get(name, ()) if v is not None]
         if values:
             metrics[f"rewards/{name}/mean"] = float(np.mean(values))
@@ -128,9 +136,8 @@ class Recorder:
 
     def cut_after(self, step: int) -> None:
         """Drop what a learner that resumes at `step` will write again."""
-        for name in ("metrics.jsonl", "completions.jsonl"):
-            rows = [row for row in self._rows(name) if row["step"] <= step]
-            self._rewrite(name, rows)
+        rows = [row for row in self._rows("metrics.jsonl") if row["step"] <= step]
+        self._rewrite("metrics.jsonl", rows)
         self._rewrite("evaluations.jsonl", self._rows("evaluations.jsonl"))
 
     def _rewrite(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -149,30 +156,19 @@ class Recorder:
         for tracker in self._trackers if track else ():
             tracker.log(metrics, step)
 
-    def completions(self, step: int, groups: Sequence[ScoredGroup]) -> None:
-        """One line per completion that was trained on, with its rewards and versions."""
-        for scored in groups:
-            ticket = scored.group.ticket
-            for index, rollout in enumerate(scored.group.rollouts):
-                self._append(
-                    "completions.jsonl",
-                    {
-                        "step": step,
-                        "ticket": ticket.id,
-                        "index": index,
-                        "completion": scored.texts[index],
-                        "rewards": {name: values[index] for name, values in scored.rewards.items()},
-                        "finish_reason": rollout.finish_reason,
-                        "length": len(rollout.token_ids),
-                        "versions": [
-                            [str(span.version), span.start, span.end] for span in rollout.spans
-                        ],
-                        "columns": ticket.columns,
-                    },
-                )
+    def completions(self, step: int, rows: Sequence[dict[str, Any]], track: bool = True) -> None:
+        """A file per step, see learner/completions.py; trackers have what is retrained already."""
+        path = completions_path(self._folder, step)
+        path.parent.mkdir(exist_ok=True)
+        data = to_parquet(rows)
+        self._disk.write("completions", path, lambda: write_whole(path, data), len(data))
+        for tracker in self._trackers if track else ():
+            tracker.log_completions(rows, step)
 
-    def evaluation(self, result: Evaluated, columns: Sequence[dict[str, Any]]) -> None:
-        """One line per held-out answer."""
+    def evaluation(
+        self, result: Evaluated, columns: Sequence[dict[str, Any]], metrics: dict[str, float]
+    ) -> None:
+        """One line per held-out question, with its answers; trackers get the metrics."""
         head = {
             "step": result.version.step,
             "version": str(result.version),
@@ -180,10 +176,14 @@ class Recorder:
         }
         rows = [head | asdict(answer) | {"columns": columns[answer.index]} for answer in result.answers]
         self._append("evaluations.jsonl", *rows)
-        names = {name for answer in result.answers for name in answer.rewards}
-        means = {f"eval/rewards/{name}/mean": result.mean(name) for name in names}
         for tracker in self._trackers:
-            tracker.log(means, result.version.step)
+            tracker.log(metrics, result.version.step)
+
+    def results(self, name: str, metrics: dict[str, Any]) -> None:
+        """The final figures, as NAME_results.json: train, eval."""
+        path = self._folder / f"{name}_results.json"
+        data = json.dumps(metrics, indent=2, default=str).encode()
+        self._disk.write(path.name, path, lambda: write_whole(path, data), len(data))
 
     def close(self) -> None:
         """End the trackers' run."""

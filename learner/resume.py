@@ -18,6 +18,7 @@ from common.messages import ScoredGroup
 from learner.batch import build_batch
 from learner.checkpoint import Checkpoint
 from learner.claim import Claim, read_chain
+from learner.completions import completion_rows
 from learner.ledger import Ledger
 from learner.machine import warn_of_another_machine
 from learner.record import Recorder, update_metrics
@@ -75,7 +76,9 @@ def relive(
             bad_steps = bad_steps + 1 if update.skipped else 0
             step = record["step"]
             retrained += 1
-            recorder.completions(step, groups)
+            if settings.log_completions:
+                rows = completion_rows(step, groups, (), batch, record["reward_weights"])
+                recorder.completions(step, rows, track=False)
             recorder.metrics(step, record["metrics"] | update_metrics(update), track=False)
             log.info("retrained from the journal", step=step)
         ledger.restore(record["ledger"])

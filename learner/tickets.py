@@ -4,35 +4,31 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from functools import lru_cache
-
-import numpy as np
 
 from common.learner_settings import LearnerSettings
 from common.messages import Sampling, Ticket, Version
-from learner.dataset import Question
 from learner.ledger import eval_ticket
+from learner.questions import Question, Questions
 
 
 @dataclass(frozen=True, slots=True)
 class TicketSource:
     """Makes tickets; making one again gives the same one, at whatever version."""
 
-    questions: list[Question]
+    questions: Questions
     eval_questions: list[Question]
     settings: LearnerSettings
     contract: str
 
     def train(self, ticket: str, version: Version, position: int | None = None) -> Ticket:
-        """The training ticket with this id; epoch e visits the questions in a seeded order.
+        """The training ticket with this id.
 
         `position` is that of its question, over all epochs: `Ledger.position`, or else its number. The
         sampling follows from the id, so a question that is asked again is sampled anew.
         """
         if position is None:
             position = int(ticket.partition(":")[2])
-        epoch, index = divmod(position, len(self.questions))
-        question = self.questions[_order(self.settings.seed, epoch, len(self.questions))[index]]
+        question = self.questions.at(position)
         settings = self.settings
         return Ticket(
             id=ticket,
@@ -55,31 +51,26 @@ class TicketSource:
         )
 
     def evaluation(self, version: Version, index: int) -> Ticket:
-        """The ticket that asks held-out question `index` of a version, greedily."""
+        """The ticket that asks held-out question `index` of a version."""
         question = self.eval_questions[index]
         return Ticket(
             id=eval_ticket(version, index),
             purpose="eval",
             prompt_ids=question.prompt_ids,
-            num_generations=1,
+            num_generations=self.settings.eval_num_generations,
             sampling=Sampling(
-                temperature=0.0,
+                temperature=self.settings.eval_temperature,
                 top_p=1.0,
                 top_k=0,
                 min_p=0.0,
                 max_tokens=self.settings.max_completion_length,
-                seed=0,
+                seed=_sampling_seed(self.settings.seed, f"eval:{index}"),
             ),
             version=version,
             min_step=version.step,
             contract=self.contract,
             columns=question.columns,
         )
-
-
-@lru_cache(maxsize=2)
-def _order(seed: int, epoch: int, size: int) -> np.ndarray:
-    return np.random.default_rng([seed, epoch]).permutation(size)
 
 
 def _sampling_seed(seed: int, ticket: str) -> int:

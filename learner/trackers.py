@@ -15,6 +15,9 @@ class Tracker(Protocol):
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Report a step."""
 
+    def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Report what was sampled in a step, if it has tables."""
+
     def close(self) -> None:
         """End the run."""
 
@@ -34,6 +37,14 @@ class WandbTracker:
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """See Tracker."""
         self._run.log(dict(metrics), step=step)
+
+    def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        """See Tracker. W&B escapes what a table holds."""
+        import wandb
+
+        names: list[str | int] = list(rows[0]) if rows else []
+        data = [[row.get(str(name)) for name in names] for row in rows]
+        self._run.log({"completions": wandb.Table(columns=names, data=data)}, step=step)
 
     def close(self) -> None:
         """See Tracker."""
@@ -57,6 +68,9 @@ class TensorBoardTracker:
         for name, value in metrics.items():
             if isinstance(value, int | float):
                 self._writer.add_scalar(name, value, step)
+
+    def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        """See Tracker; TensorBoard has no tables."""
 
     def close(self) -> None:
         """See Tracker."""

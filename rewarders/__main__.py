@@ -16,9 +16,8 @@ def main() -> None:
 
 def _run(settings: RewarderCommand, stopping: threading.Event) -> None:
     from rewarders.loop import run
-    from rewarders.rewards import REWARDS
 
-    run(settings, stopping, REWARDS)
+    run(settings, stopping)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ class CurrentScorer:
         before = self._scorer
         if before is not None and data == encode(before.contract):
             return
+        self._pool.start()
         try:
             self._scorer = make_scorer(read_contract(data), self._pool, self._name)
         except MalformedMessage as error:

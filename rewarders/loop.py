@@ -12,7 +12,6 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from common.codec import decode, encode
@@ -28,28 +27,27 @@ from common.protocol import Entry, RunView, WorkStream
 from common.role import connect, consumer_name
 from rewarders.join import CurrentScorer
 from rewarders.pool import START_TIMEOUT_S, ScoringFailed, ScoringPool
-from rewarders.rewards import Reward
 
 _REPORT_EVERY_S = 10.0
 
 log = get_logger(__name__)
 
 
-def run(settings: RewarderCommand, stopping: threading.Event, rewards: Mapping[str, Reward]) -> None:
+def run(settings: RewarderCommand, stopping: threading.Event) -> None:
     """Serve a run until it ends or `stopping` is set."""
     connection = connect(settings.redis_url, settings.run, stopping)
-    pool = ScoringPool(settings.rewarder, rewards)
-    rewarder = Rewarder(settings, connection, pool)
-    if rewarder.join(stopping):
-        with rewarder:
-            rewarder.serve(stopping)
+    with ScoringPool(settings.rewarder) as pool:
+        rewarder = Rewarder(settings, connection, pool)
+        if rewarder.join(stopping):
+            with rewarder:
+                rewarder.serve(stopping)
     connection.close()
 
 
 class Rewarder:
     """Takes as many groups as it has free scoring processes, and serves each in a thread.
 
-    As a context: starts the processes; at the end finishes what it holds, stops them and leaves.
+    As a context: at the end finishes what it holds, stops its processes and leaves.
     """
 
     def __init__(self, settings: RewarderCommand, connection: Connection, pool: ScoringPool) -> None:
@@ -73,11 +71,13 @@ class Rewarder:
         self._reported = (0, time.monotonic())
 
     def join(self, stopping: threading.Event) -> bool:
-        """Wait for the run's contract and check it; False if told to stop first."""
+        """Wait for the run's contract, start the scoring processes, check that they can serve it.
+
+        False if told to stop first.
+        """
         return self._scorer.join(self._settings.run.join_timeout_s, stopping)
 
     def __enter__(self) -> Rewarder:
-        self._pool.start()
         self._keeper.start()
         log.info("joined the run", run=self._settings.run.name, rewarder=self._stream.consumer)
         return self

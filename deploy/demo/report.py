@@ -38,7 +38,8 @@ def accuracy_by_step(answers: list[dict[str, Any]]) -> dict[int, float]:
     """Share of the held-out questions that each evaluated step answered right."""
     rewards: dict[int, list[float]] = {}
     for row in answers:
-        rewards.setdefault(row["step"], []).append(row["rewards"].get("accuracy") or 0.0)
+        (found,) = row["rewards"] or [{}]
+        rewards.setdefault(row["step"], []).append(found.get("accuracy") or 0.0)
     return {step: sum(values) / len(values) for step, values in sorted(rewards.items())}
 
 
@@ -75,7 +76,8 @@ def _print_answers(answers: list[dict[str, Any]]) -> None:
     print(f"\n{'right answer':>14}{'before':>10}{'after':>10}")
     for index in sorted(before)[:SHOWN]:
         gold = before[index]["columns"]["answer"]
-        print(f"{gold:>14}{before[index]['completion']:>10}{after[index]['completion']:>10}")
+        texts = (" ".join(rows[index]["completions"]) for rows in (before, after))
+        print(f"{gold:>14}{''.join(f'{text:>10}' for text in texts)}")
 
 
 def draw_curve(metrics: list[dict[str, Any]], accuracy: dict[int, float], path: Path) -> None:

@@ -1,9 +1,10 @@
-"""The rewards by name. LEARNER_REWARDS chooses among them; the contract carries the choice.
+"""The rewards that come with Penstock, by name. LEARNER_REWARDS chooses; the choice is in the contract.
 
-A reward is a pure function with TRL's signature. It gets the G decoded prompts and completions of
-one group and, by keyword, every column of the data set as a list of G values; the column with the
-gold answer is called `solution`, whatever the data set calls it. It returns G numbers, None for a
-completion to which it does not apply. What it raises is a failed scoring, never a low reward.
+A reward has TRL's signature: `reward(prompts, completions, completion_ids, **columns)`. For one group it
+gets G prompts (texts, or messages where the data set has them), G completions as texts, G lists of token
+ids, and every column of the data set as a list of G values; the gold answer is in the column `solution`,
+whatever the data set calls it. It returns G numbers, None for a completion to which it does not apply.
+What it raises is a failed scoring, never a low reward. docs/rewards.md has a table of all.
 """
 
 from __future__ import annotations
@@ -11,9 +12,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rewarders.rewards.accuracy import accuracy
-from rewarders.rewards.think_answer import think_answer
+from rewarders.rewards.accuracy import acc, accuracy, base_acc, cosine, length
+from rewarders.rewards.correctness import correctness
+from rewarders.rewards.language import language_consistency
+from rewarders.rewards.overlong import soft_overlong
+from rewarders.rewards.repetition import repetition
+from rewarders.rewards.tags import strict_think_answer, think_answer, xml_tags
 
 Reward = Callable[..., list[Any]]
 
-REWARDS: Mapping[str, Reward] = {"accuracy": accuracy, "format": think_answer}
+REWARDS: Mapping[str, Reward] = {
+    "accuracy": accuracy,
+    "acc": acc,
+    "base_acc": base_acc,
+    "format": think_answer,
+    "strict_format": strict_think_answer,
+    "xml_tags": xml_tags,
+    "correctness": correctness,
+    "cosine": cosine,
+    "length": length,
+    "soft_overlong": soft_overlong,
+    "repetition": repetition,
+    "language_consistency": language_consistency,
+}

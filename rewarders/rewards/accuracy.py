@@ -1,19 +1,28 @@
-"""The reward `accuracy`, and the only module that imports math_verify.
+"""The rewards that ask whether an answer is right, and the only module that imports math_verify.
 
 math_verify's own time limits are off: they return "wrong" when they strike. The pool kills instead.
+Where the gold answer cannot be read, every one of them is None for the whole group: it is set aside,
+counted, and the other rewards still train it.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 from math_verify import parse, verify
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", flags=re.DOTALL)
+from rewarders.rewards.answers import final_answer, last_box
+from rewarders.rewards.lengths import half_cosine, relative_lengths
+from rewarders.rewards.tags import has_structure
+
 _DELIMITERS = ("$", r"\boxed", r"\(", r"\[")
-_NUMBER = re.compile(r"[-+]?[\d.,:]*(e[-+]?\d+)?\s*%?", flags=re.IGNORECASE)
+_NUMBER = re.compile(r"[-+]?[\d.,:]*\s*%?")
+_SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d+)?e[-+]?\d\d?", flags=re.IGNORECASE)
+_THOUSANDS = re.compile(r"(?<=\d)\\[,!;: ]\s?(?=\d{3}(?!\d))")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 
 # It warns in every process that its time limits are off.
@@ -21,39 +30,113 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 def accuracy(
-    prompts: list[str], completions: list[str], solution: list[Any], **columns: Any
+    prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
 ) -> list[float | None]:
-    """1.0 where the answer equals the gold solution, else 0.0; None for all if no gold can be read.
+    """1.0 where the answer equals the gold solution, else 0.0.
 
     Example:
         >>> accuracy(["", ""], ["It is <answer>72</answer>", "71"], ["#### 72", "#### 72"])
         [1.0, 0.0]
     """
-    gold = _read(_after_marker(str(solution[0])))
+    return _by_verdict(completions, solution, lambda _, right: float(right))
+
+
+def acc(
+    prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
+) -> list[float | None]:
+    """1.0 where the last box holds the gold solution, -0.5 where another, -1.0 without a box.
+
+    Example:
+        >>> acc([""] * 3, [r"\boxed{72}", r"\boxed{71}", "72"], ["72"] * 3)
+        [1.0, -0.5, -1.0]
+    """
+    gold = read_gold(solution[0])
     if not gold:
         return [None] * len(completions)
-    return [_verdict(gold, _read(final_answer(completion))) for completion in completions]
+    boxes = [last_box(completion) for completion in completions]
+    return [-1.0 if box is None else 1.0 if is_right(gold, box) else -0.5 for box in boxes]
 
 
-def final_answer(completion: str) -> str:
-    """The part of a completion that holds its answer.
+def base_acc(
+    prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
+) -> list[float | None]:
+    """1.0 where the answer is right and the structure <think>..</think><answer>..</answer>, else 0.0.
 
-    The inside of the last <answer> block, else what follows the last ####, else everything. The
-    tags go because math_verify finds no number that touches them.
+    Example:
+        >>> base_acc(["", ""], ["<think>.</think><answer>72</answer>", "72"], ["72", "72"])
+        [1.0, 0.0]
     """
-    blocks = _ANSWER.findall(completion)
-    return blocks[-1] if blocks else _after_marker(completion)
+    return _by_verdict(
+        completions, solution, lambda index, right: float(right and has_structure(completions[index]))
+    )
 
 
-def _after_marker(text: str) -> str:
-    return text.rpartition("####")[2]
+def cosine(
+    prompts: list[Any],
+    completions: list[str],
+    completion_ids: list[list[int]],
+    solution: list[Any],
+    cosine_max_len: int,
+    cosine_min_len_value_wrong: float = -0.5,
+    cosine_max_len_value_wrong: float = 0.0,
+    cosine_min_len_value_correct: float = 1.0,
+    cosine_max_len_value_correct: float = 0.5,
+    **columns: Any,
+) -> list[float | None]:
+    """Right answers are worth the less the longer they are, wrong ones the more (in tokens)."""
+
+    def value(index: int, right: bool) -> float:
+        ends = (
+            (cosine_min_len_value_correct, cosine_max_len_value_correct)
+            if right
+            else (cosine_min_len_value_wrong, cosine_max_len_value_wrong)
+        )
+        return half_cosine(len(completion_ids[index]), cosine_max_len, *ends)
+
+    return _by_verdict(completions, solution, value)
+
+
+def length(
+    prompts: list[Any],
+    completions: list[str],
+    completion_ids: list[list[int]],
+    solution: list[Any],
+    **columns: Any,
+) -> list[float | None]:
+    """0.5 for the group's shortest to -0.5 for its longest, in tokens; wrong answers get at most 0."""
+    gold = read_gold(solution[0])
+    if not gold:
+        return [None] * len(completions)
+    right = [is_right(gold, final_answer(completion)) for completion in completions]
+    return list(relative_lengths([len(ids) for ids in completion_ids], right))
+
+
+def read_gold(solution: Any) -> list[Any]:
+    """What math_verify makes of a gold solution; nothing where it cannot read it."""
+    return _read(final_answer(str(solution)))
+
+
+def is_right(gold: list[Any], answer: str) -> bool:
+    """Whether an answer equals the gold."""
+    # The order matters: verify(gold, answer).
+    return bool(verify(gold, _read(answer), timeout_seconds=None, raise_on_error=True))
+
+
+def _by_verdict(
+    completions: list[str], solution: list[Any], value: Callable[[int, bool], float]
+) -> list[float | None]:
+    """A value per completion from its index and whether its answer is right; None without a gold."""
+    gold = read_gold(solution[0])
+    if not gold:
+        return [None] * len(completions)
+    return [value(index, is_right(gold, final_answer(text))) for index, text in enumerate(completions)]
 
 
 def _read(text: str) -> list[Any]:
     """What math_verify makes of a text; nothing where it cannot read it."""
     try:
         return parse(
-            _delimited(text.strip()),
+            _delimited(_plain(text.strip())),
             fallback_mode="no_fallback",
             parsing_timeout=None,
             raise_on_error=True,
@@ -64,14 +147,17 @@ def _read(text: str) -> list[Any]:
         return []
 
 
+def _plain(text: str) -> str:
+    """What math_verify stumbles over: dollar signs, spaces between thousands, +4, 1.5e3 as a whole."""
+    text = _THOUSANDS.sub("", text.replace(r"\$", ""))
+    if _SCIENTIFIC.fullmatch(text):
+        return f"{Decimal(text):f}"
+    return text.removeprefix("+")
+
+
 def _delimited(text: str) -> str:
     """Bare mathematics between dollars; without them math_verify reads 2 from `2x+1`."""
-    bare = not (
-        any(mark in text for mark in _DELIMITERS) or _NUMBER.fullmatch(text) or _WORD.search(text)
-    )
-    return f"${text}$" if bare else text
-
-
-def _verdict(gold: list[Any], answer: list[Any]) -> float:
-    # The order matters: verify(gold, answer).
-    return float(verify(gold, answer, timeout_seconds=None, raise_on_error=True))
+    if any(mark in text for mark in _DELIMITERS):
+        return text
+    is_words = _WORD.search(text) and r"\begin{" not in text
+    return text if is_words or _NUMBER.fullmatch(text) else f"${text}$"

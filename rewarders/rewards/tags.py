@@ -1,4 +1,4 @@
-"""The reward `format`: reasoning and answer each in their own tags, in that order."""
+"""Rewards for tags around reasoning and answer: `format`, `strict_format`, `xml_tags`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,44 @@ import re
 from typing import Any
 
 _BLOCK = r"<{0}>(?:(?!</?(?:think|answer)>).)*</{0}>"
-_FORMAT = re.compile(rf"\s*{_BLOCK.format('think')}\s*{_BLOCK.format('answer')}\s*", flags=re.DOTALL)
+_THINK, _ANSWER = _BLOCK.format("think"), _BLOCK.format("answer")
+_FORMAT = re.compile(rf"\s*{_THINK}\s*{_ANSWER}\s*", flags=re.DOTALL)
+_STRICT = re.compile(_THINK + _ANSWER, flags=re.DOTALL)
+_XML_TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
 
-def think_answer(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+def has_structure(completion: str) -> bool:
+    """Whether it is <think>..</think><answer>..</answer> and nothing else but white space."""
+    return _FORMAT.fullmatch(completion) is not None
+
+
+def think_answer(prompts: list[Any], completions: list[str], **columns: Any) -> list[float]:
     """1.0 for <think>..</think><answer>..</answer> and nothing else but white space, else 0.0.
+
+    Source: DeepSeek-R1 (arXiv:2501.12948).
 
     Example:
         >>> think_answer([""], ["<think>2 + 2</think> <answer>4</answer>"])
         [1.0]
     """
-    return [1.0 if _FORMAT.fullmatch(completion) else 0.0 for completion in completions]
+    return [float(has_structure(completion)) for completion in completions]
+
+
+def strict_think_answer(prompts: list[Any], completions: list[str], **columns: Any) -> list[float]:
+    """The same without white space before, between and after the two blocks.
+
+    Example:
+        >>> strict_think_answer([""], ["<think>2 + 2</think> <answer>4</answer>"])
+        [0.0]
+    """
+    return [1.0 if _STRICT.fullmatch(completion) else 0.0 for completion in completions]
+
+
+def xml_tags(prompts: list[Any], completions: list[str], **columns: Any) -> list[float]:
+    """0.2 for each of <reasoning>, </reasoning>, <answer>, </answer> that occurs, wherever.
+
+    Example:
+        >>> xml_tags(["", ""], ["<answer>4</answer>", "4"])
+        [0.4, 0.0]
+    """
+    return [round(0.2 * sum(tag in text for tag in _XML_TAGS), 1) for text in completions]

@@ -21,6 +21,7 @@ from common.errors import PenstockError
 from common.keys import Keys
 from common.messages import Group, Sampling, Ticket, Verdict, Version, Weights
 from common.protocol import WorkStream
+from common.reward_spec import RewardSpec
 from common.server import LocalServer
 from common.settings import ActorSettings, RunSettings
 from learner.queue import LearnerQueue
@@ -44,8 +45,8 @@ class Run:
     def __post_init__(self) -> None:
         self.folder.joinpath("tokenizer.json").write_text(json.dumps({"model": "none"}))
         self.contract = Contract(
-            str(self.folder), hash_tokenizer(self.folder), "float32", 64, ("accuracy",), (1.0,),
-            True, "solution", 4, 8,
+            str(self.folder), hash_tokenizer(self.folder), "float32", 64,
+            (RewardSpec("accuracy"),), True, 4, 8,
         )  # fmt: skip
         self.queue = LearnerQueue(self.connection, self.keys, 1)
         self.queue.claim("nonce", "test")

@@ -15,6 +15,7 @@ import pytest
 from actors.engine import Aborted, PromptRefused, WeightsRejected, hash_weights
 from common.contract import Contract
 from common.messages import Int32s, Rollout, Sampling, Version, Weights
+from common.reward_spec import RewardSpec
 from common.settings import ActorSettings
 
 pytest.importorskip("vllm")
@@ -38,7 +39,7 @@ class Live:
     def __init__(self, folder: Path, dtype: str) -> None:
         self.dtype = dtype
         self.a, self.b = train_pair(folder, dtype)
-        contract = Contract(str(self.a), "", dtype, 384, ("accuracy",), (1.0,), True, "solution", 4, 8)
+        contract = Contract(str(self.a), "", dtype, 384, (RewardSpec("accuracy"),), True, 4, 8)
         self.engine = VllmEngine(ActorSettings(max_num_seqs=128, kv_cache_gib=0.5), contract)
         self.loop = asyncio.new_event_loop()
         self._steps = 0

@@ -11,13 +11,14 @@ from common.errors import RunNotReady
 from common.messages import Version, Weights
 from common.monitor import read_audit, read_dead, read_status
 from common.queues import run as queues
+from common.reward_spec import RewardSpec
 from common.server import LocalServer
 from tests.common.builders import Run
 from tests.common.test_connection import closed_port
 
 
 def contract() -> Contract:
-    return Contract("model", "hash", "float32", 64, ("accuracy",), (1.0,), True, "solution", 2, 8)
+    return Contract("model", "hash", "float32", 64, (RewardSpec("accuracy"),), True, 2, 8)
 
 
 @pytest.fixture

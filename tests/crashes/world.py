@@ -30,10 +30,12 @@ from common.errors import NEVER_RESTARTED, PenstockError
 from common.failpoint import Armed, arm
 from common.keys import Keys
 from common.learner_settings import LearnerSettings
+from common.reward_spec import RewardSpec
 from common.role import stop_on_signals
 from common.server import LocalServer
 from common.settings import ActorSettings, RewarderSettings, RunSettings
 from rewarders.pool import ScoringFailed
+from rewarders.sandbox import Scores
 from tests.crashes.policy import HashPolicy, final_weights, weights_by_the_journal
 from tests.crashes.watch import Watch
 from tests.e2e.site import make_model
@@ -75,23 +77,33 @@ class Verdict:
 class InlinePool:
     """Stands in for the pool of scoring processes."""
 
-    def __init__(self, _settings: RewarderSettings, _rewards: Any) -> None:
-        self.rewards = {"accuracy": None}
+    def __init__(self, _settings: RewarderSettings) -> None:
         self.finished = 0
+
+    def __enter__(self) -> InlinePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to end."""
 
     def start(self) -> None:
         """Nothing to start."""
 
     close = start
 
-    def score(self, _name: str, _prompts: Any, completions: list[str], columns: dict[str, Any]) -> tuple:
+    def check(self, _spec: RewardSpec) -> str:
+        """Nothing is wrong with the reward."""
+        return ""
+
+    def score(self, _spec: RewardSpec, arguments: dict[str, list[Any]]) -> Scores:
         """One for a completion of even length; one question takes long, one cannot be scored."""
         self.finished += 1
-        if SLOW in columns["solution"]:
+        if SLOW in arguments["solution"]:
             time.sleep(SLOW_S)
-        if BROKEN in columns["solution"]:
+        if BROKEN in arguments["solution"]:
             raise ScoringFailed("the reward is broken")
-        return tuple(float(len(text.replace(" ", "")) % 2 == 0) for text in completions)
+        evens = (len(text.replace(" ", "")) % 2 == 0 for text in arguments["completions"])
+        return Scores(tuple(map(float, evens)))
 
 
 @dataclass

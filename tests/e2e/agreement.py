@@ -23,6 +23,7 @@ from actors.engine import hash_weights
 from actors.vllm_engine import VllmEngine
 from common.contract import Contract
 from common.messages import Rollout, Sampling, Version, Weights
+from common.reward_spec import RewardSpec
 from common.settings import ActorSettings
 
 LIMITS = {"float32": 1e-4, "bfloat16": 5e-3}
@@ -33,7 +34,7 @@ async def sample(
     folder: Path, dtype: str, prompts: list[np.ndarray], temperatures: list[float]
 ) -> dict[float, list[Rollout]]:
     """One completion per prompt and temperature, by the engine that actors run."""
-    contract = Contract(str(folder), "", dtype, 0, ("accuracy",), (1.0,), True, "answer", 1, 1)
+    contract = Contract(str(folder), "", dtype, 0, (RewardSpec("accuracy"),), True, 1, 1)
     length = max(map(len, prompts)) + NEW_TOKENS
     engine = VllmEngine(ActorSettings(max_model_len=length, kv_cache_gib=0.5), contract)
     await engine.start(folder)

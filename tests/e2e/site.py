@@ -25,12 +25,13 @@ FAKE_PROCFILE = "learner: learner\nactor: python -m tests.actors.fake_actor\nrew
 REAL_PROCFILE = "learner: learner\nactor: actor\nrewarder: rewarder\n"
 
 
-def make_model(folder: Path) -> Path:
+def make_model(folder: Path, max_position_embeddings: int = 128) -> Path:
     """A Llama with random weights that reads single letters."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(LETTERS), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=2, head_dim=32, max_position_embeddings=128,
+        num_attention_heads=2, num_key_value_heads=2, head_dim=32,
+        max_position_embeddings=max_position_embeddings,
         bos_token_id=1, eos_token_id=2, pad_token_id=0, initializer_range=0.2,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)

@@ -15,6 +15,7 @@ from common.codec import encode
 from common.connection import Connection
 from common.contract import Contract
 from common.keys import Keys
+from common.reward_spec import RewardSpec
 from common.server import LocalServer
 from learner.claim import lock_run
 from learner.queue import LearnerQueue
@@ -77,7 +78,7 @@ class Desk:
         queue = LearnerQueue(connection, Keys(self.variables["RUN_NAME"]), 1)
         queue.claim("nonce", "test")
         contract = Contract(
-            str(model), tokenizer_hash, "float32", 40, ("accuracy",), (1.0,), True, "answer", 2, 4
+            str(model), tokenizer_hash, "float32", 40, (RewardSpec("accuracy"),), True, 2, 4
         )
         queue.publish_contract(encode(contract))
         connection.close()

@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.e2e.site import FAKE_PROCFILE, Site
+from tests.e2e.site import FAKE_PROCFILE, ROOT, Site
 
 pytestmark = pytest.mark.e2e
 
 LIMIT_S = 15
-BAD_REWARDER = FAKE_PROCFILE.replace(
-    "rewarder: rewarder", "rewarder: python -m tests.rewarders.bad_rewarder"
-)
+BAD_REWARDS = ROOT / "tests" / "rewarders" / "bad_rewards.py"
 PLUS = "13"  # a token that is in every question
 
 
@@ -46,14 +44,15 @@ CASES = {
         ("learner: DeadlineExceeded: nothing came back for", "1 in rollouts held by rewarder-",
          "-{pid}-",
          "(train:0 for"),
-        procfile=BAD_REWARDER, variables={"BAD_REWARD": "hang", "REWARDER_TIMEOUT_S": "60"},
+        variables={"LEARNER_REWARDS": f"{BAD_REWARDS}:hang", "REWARDER_TIMEOUT_S": "60"},
     ),
     "a reward that always raises": Case(
         "rewarder.1", 79,
-        ("learner: NoSignal:", "The last that died is train:", "reward accuracy", "no such verifier",
-         "says rewarder-", "-{pid}-"),
-        procfile=BAD_REWARDER,
-        variables={"BAD_REWARD": "raise_error", "LEARNER_MAX_RESAMPLE_TIMES": "0"},
+        ("learner: NoSignal:", "The last that died is train:", "reward raise_error",
+         "no such verifier", "says rewarder-", "-{pid}-"),
+        variables={
+            "LEARNER_REWARDS": f"{BAD_REWARDS}:raise_error", "LEARNER_MAX_RESAMPLE_TIMES": "0",
+        },
     ),
     "an actor that is stopped": Case(
         "actor.1", 81,

@@ -14,7 +14,7 @@ from common.learner_settings import LearnerSettings
 from common.messages import Version
 from common.monitor import read_consumers
 from common.role import started_server
-from learner.dataset import Question
+from learner.questions import Question, Shuffled
 from learner.tickets import TicketSource
 from tests.e2e.site import FAKE_PROCFILE, Site
 from tests.judge import judge, read_records
@@ -31,7 +31,9 @@ def place_of(ticket: str, questions: int) -> int:
     """The row of the data set that a ticket asks."""
     blank = np.zeros(1, dtype="<i4")
     rows = [Question(blank, {"row": str(row)}) for row in range(questions)]
-    source = TicketSource(rows, [], LearnerSettings(), "contract")
+    source = TicketSource(
+        Shuffled([rows], [], LearnerSettings().seed, shuffle=True), [], LearnerSettings(), "contract"
+    )
     return int(source.train(ticket, Version(0, 0)).columns["row"])
 
 

@@ -11,13 +11,14 @@ from common.contract import Contract
 from common.learner_settings import LearnerSettings
 from common.messages import Group, Rollout, ScoredGroup, Span, Ticket, Verdict, Version
 from common.protocol import Entry
+from common.reward_spec import RewardSpec
 from learner.claim import Claim, claim_incarnation, next_incarnation
-from learner.dataset import Question
 from learner.journal import Position
 from learner.plan import Plan
+from learner.questions import Question, Shuffled
 from learner.tickets import TicketSource
 
-CONTRACT = Contract("model", "hash", "float32", 40, ("accuracy",), (1.0,), True, "answer", 2, 4)
+CONTRACT = Contract("model", "hash", "float32", 40, (RewardSpec("accuracy"),), True, 2, 4)
 
 
 def claim_next(folder: Path, checkpointed: Position | None = None, known: int = 0) -> Claim:
@@ -34,7 +35,12 @@ def make_plan(settings: LearnerSettings, steps: int = 3, eval_questions: int = 0
     questions = [
         Question(np.array([3, 4 + number], dtype="<i4"), {"answer": str(number)}) for number in range(10)
     ]
-    source = TicketSource(questions, questions[:eval_questions], settings, CONTRACT.hash)
+    source = TicketSource(
+        Shuffled([questions], [], settings.seed, shuffle=True),
+        questions[:eval_questions],
+        settings,
+        CONTRACT.hash,
+    )
     return Plan(Path("model"), 32, CONTRACT, source, steps, {"accuracy": 1.0})
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
+import datasets
 import numpy as np
 import pytest
 
-from common.errors import DataError
+from common.errors import ConfigError, DataError
 from common.messages import Version
 from learner.dataset import load_questions, map_columns
 from learner.plan import count_steps
+from learner.questions import Question, Shuffled, Streamed
+from learner.sources import Source
 from learner.tickets import TicketSource
 from tests.learner.builders import make_plan, make_settings
 
@@ -27,8 +31,11 @@ def write(path, *lines):
     return str(path)
 
 
-def load(source, **settings):
-    return load_questions(source, "train", make_settings(**settings), CharTokenizer())
+def load(*sources, **settings):
+    """What is trained on, in the files' order, and what is held out."""
+    settings = {"dataset": list(sources), "dataset_shuffle": False} | settings
+    questions, held_out = load_questions(make_settings(**settings), CharTokenizer())
+    return [questions.at(position) for position in range(len(questions))], held_out
 
 
 ROW = json.dumps({"question": "1+1=", "answer": "2"})
@@ -36,9 +43,8 @@ ROW = json.dumps({"question": "1+1=", "answer": "2"})
 
 def test_columns_are_recognised_and_the_rest_rides_along(tmp_path):
     row = json.dumps({"question": "1+1=", "answer": "2", "level": 3})
-    questions, mapping = load(write(tmp_path / "q.jsonl", row))
-    assert (mapping.prompt, mapping.solution) == ("question", "answer")
-    assert questions[0].columns == {"answer": "2", "level": 3}
+    questions, _ = load(write(tmp_path / "q.jsonl", row))
+    assert questions[0].columns == {"prompt": "1+1=", "answer": "2", "solution": "2", "level": 3}
     assert questions[0].prompt_ids.tolist() == [ord(letter) for letter in "1+1="]
 
 
@@ -57,7 +63,7 @@ def test_a_missing_column_is_told_with_those_that_are_there(tmp_path):
     with pytest.raises(DataError, match=r"column 'task' is missing; it has question, answer"):
         load(source, prompt_column="task")
     with pytest.raises(DataError, match="none of the columns prompt, question"):
-        map_columns(["text", "answer"], source, make_settings())
+        map_columns(["text", "answer"], source, make_settings(), {})
 
 
 def test_a_missing_or_empty_file_is_told(tmp_path):
@@ -113,3 +119,190 @@ def test_a_ticket_is_not_sampled_by_a_version_older_than_itself():
 def test_steps_are_counted_by_epochs_unless_given():
     assert count_steps(make_settings(groups_per_step=4, num_train_epochs=2), 10) == 5
     assert count_steps(make_settings(max_steps=7), 10) == 7
+
+
+def rows_of(*pairs):
+    return [json.dumps({"question": question, "answer": answer}) for question, answer in pairs]
+
+
+def prompts(questions):
+    return [question.columns["prompt"] for question in questions]
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt", "solution"),
+    [
+        ({"prompt": "q", "ground_truth": "a"}, "q", "a"),
+        ({"problem": "q", "solution": "a", "messages": [{"role": "user", "content": "no"}]}, "q", "a"),
+        (
+            {
+                "data_source": "gsm8k",
+                "prompt": [{"role": "user", "content": "q"}],
+                "reward_model": {"style": "rule", "ground_truth": "a"},
+            },
+            [{"role": "user", "content": "q"}],
+            "a",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "q"},
+                    {"role": "assistant", "content": "not to be seen"},
+                ],
+                "solution": "a",
+            },
+            [{"role": "user", "content": "q"}],
+            "a",
+        ),
+        (
+            {
+                "0": {"from": "human", "value": "q"},
+                "1": {"from": "assistant", "ground_truth": {"value": "a"}},
+            },
+            "q",
+            "a",
+        ),
+    ],
+    ids=["TRL", "NuminaMath-TIR", "verl", "ms-swift", "Open-Reasoner-Zero"],
+)
+def test_the_conventions_of_others_are_recognised(tmp_path, row, prompt, solution):
+    (question,), _ = load(write(tmp_path / "q.jsonl", json.dumps(row)))
+    assert question.columns["prompt"] == prompt
+    assert question.columns["solution"] == solution
+
+
+def test_own_columns_may_be_nested(tmp_path):
+    row = {"task": {"text": "q"}, "gold": ["x", "a"]}
+    source = write(tmp_path / "q.jsonl", json.dumps(row))
+    (question,), _ = load(source, prompt_column="task.text", solution_column="gold.1")
+    assert (question.columns["prompt"], question.columns["solution"]) == ("q", "a")
+
+
+def test_a_gold_is_needed_only_if_a_reward_needs_it(tmp_path):
+    source = write(tmp_path / "q.jsonl", json.dumps({"question": "q"}))
+    with pytest.raises(DataError, match="Set LEARNER_SOLUTION_COLUMN"):
+        load(source)
+    (question,), _ = load(source, rewards=["format"])
+    assert question.columns == {"prompt": "q"}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "saved", "saved splits", "json"])
+def test_files_and_folders_of_other_kinds_are_read(tmp_path, kind):
+    rows = datasets.Dataset.from_list(
+        [{"question": "01+1=", "answer": "02"}, {"question": "2+2=", "answer": "4"}]
+    )
+    path = tmp_path / f"q.{kind}" if kind in ("parquet", "csv", "json") else tmp_path / "saved"
+    if kind == "parquet":
+        rows.to_parquet(path)
+    elif kind == "csv":
+        rows.to_csv(path)
+    elif kind == "json":
+        path.write_text(json.dumps(rows.to_list(), indent=1))
+    elif kind == "saved":
+        rows.save_to_disk(path)
+    else:
+        datasets.DatasetDict({"train": rows}).save_to_disk(path)
+    questions, _ = load(str(path))
+    assert [(q.columns["prompt"], q.columns["solution"]) for q in questions] == [
+        ("01+1=", "02"), ("2+2=", "4"),
+    ]  # fmt: skip
+
+
+def test_a_split_that_is_not_there_is_told_with_those_that_are(tmp_path):
+    rows = datasets.Dataset.from_list([{"question": "1+1=", "answer": "2"}])
+    datasets.DatasetDict({"train": rows}).save_to_disk(tmp_path / "saved")
+    with pytest.raises(DataError, match="it has the splits train"):
+        load(str(tmp_path / "saved"), dataset_split="validation")
+
+
+def test_a_number_takes_so_many_rows_by_the_seed(tmp_path):
+    source = write(tmp_path / "q.jsonl", *rows_of(*((str(n), str(n)) for n in range(20))))
+    first, again, other = (
+        prompts(load(f"{source}#5", seed=seed)[0]) for seed in (1, 1, 2)
+    )  # fmt: skip
+    assert len(first) == 5
+    assert first == again != other
+    assert len(load(f"{source}#50")[0]) == 20
+    with pytest.raises(DataError, match="a number of rows after #, found 'many'"):
+        load(f"{source}#many")
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("AI-MO/NuminaMath-TIR#5000", Source("AI-MO/NuminaMath-TIR", count=5000)),
+        ("openai/gsm8k:main", Source("openai/gsm8k", "main")),
+        ("openai/gsm8k:main@v1#7", Source("openai/gsm8k", "main", "v1", 7)),
+        ("openai/gsm8k@v1", Source("openai/gsm8k", revision="v1")),
+    ],
+)
+def test_hub_ids_name_configuration_revision_and_rows(text, parsed):
+    assert Source.parse(text) == parsed
+
+
+def test_several_data_sets_are_mixed_by_their_weights(tmp_path):
+    many = write(tmp_path / "many.jsonl", *rows_of(*((f"m{n}", "1") for n in range(30))))
+    few = write(tmp_path / "few.jsonl", *rows_of(*((f"f{n}", "1") for n in range(10))))
+    asked = prompts(load(many, few, dataset_shuffle=True)[0])
+    assert sorted(asked) == sorted([f"m{n}" for n in range(30)] + [f"f{n}" for n in range(10)])
+    asked = prompts(load(many, few, dataset_shuffle=True, dataset_weights=[1, 3])[0])
+    assert len(asked) == 40
+    counts = Counter(asked)
+    assert [counts[f"f{n}"] for n in range(10)] == [3] * 10
+    assert len([name for name in counts if name.startswith("m")]) == 10
+
+
+def test_with_weights_every_question_comes_round_over_the_epochs(tmp_path):
+    sets = [[Question(np.array([n], "<i4"), {"n": n}) for n in range(10)],
+            [Question(np.array([n], "<i4"), {"n": n}) for n in range(10, 20)]]  # fmt: skip
+    order = Shuffled(sets, [4, 1], seed=3, shuffle=True)
+    counts = Counter(order.at(position).columns["n"] for position in range(5 * len(order)))
+    assert [counts[n] for n in range(10)] == [8] * 10
+    assert [counts[n] for n in range(10, 20)] == [2] * 10
+
+
+def test_questions_are_held_out_by_the_seed_and_never_trained(tmp_path):
+    source = write(tmp_path / "q.jsonl", *rows_of(*((f"q{n}", "1") for n in range(20))))
+    trained, held_out = load(source, eval_holdout=0.25)
+    assert len(held_out) == 5
+    assert not set(prompts(trained)) & set(prompts(held_out))
+    assert prompts(load(source, eval_holdout=5)[1]) == prompts(held_out)
+    assert prompts(load(source, eval_holdout=5, seed=1)[1]) != prompts(held_out)
+    with pytest.raises(ConfigError, match="leaves none on one side"):
+        load(source, eval_holdout=20)
+
+
+def test_long_prompts_may_be_cut_at_their_beginning(tmp_path):
+    source = write(tmp_path / "q.jsonl", *rows_of(("x" * 30 + "1+1=", "2")))
+    (question,), _ = load(source, max_prompt_length=6, overlong_prompts="truncate")
+    assert question.prompt_ids.tolist() == [ord(letter) for letter in "xx1+1="]
+
+
+def stream(source, **settings):
+    base = {"dataset": [source], "dataset_streaming": True, "max_steps": 5}
+    return load_questions(make_settings(**(base | settings)), CharTokenizer())[0]
+
+
+def test_a_stream_gives_the_same_question_at_a_position_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(Streamed, "KEPT", 4)
+    source = write(tmp_path / "q.jsonl", *rows_of(*((f"q{n}", "1") for n in range(10))))
+    questions = stream(source)
+    first = [questions.at(position).columns["prompt"] for position in range(25)]
+    assert sorted(first[:10]) == sorted(first[10:20]) == sorted(f"q{n}" for n in range(10))
+    assert first[:10] != first[10:20]
+    again = stream(source)
+    assert [again.at(position).columns["prompt"] for position in (24, 3, 0, 13)] == [
+        first[position] for position in (24, 3, 0, 13)
+    ]
+
+
+def test_a_stream_in_the_files_order_leaves_long_prompts_out(tmp_path):
+    source = write(tmp_path / "q.jsonl", *rows_of(("a", "1"), ("b" * 30, "1"), ("c", "1")))
+    questions = stream(source, dataset_shuffle=False, max_prompt_length=10)
+    assert [questions.at(position).columns["prompt"] for position in range(3)] == ["a", "c", "a"]
+
+
+def test_a_stream_needs_a_number_of_steps(tmp_path):
+    source = write(tmp_path / "q.jsonl", ROW)
+    with pytest.raises(ConfigError, match="LEARNER_DATASET_STREAMING needs"):
+        stream(source, max_steps=0)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 
-def length(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+def length_in_letters(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
     """What a healthy reward looks like."""
     return [float(len(completion)) for completion in completions]
 
@@ -20,9 +20,9 @@ def length(prompts: list[str], completions: list[str], **columns: Any) -> list[f
 def show_arguments(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
     """1.0 where prompt, completion and every column arrived as promised."""
     return [
-        float(columns == {"question": ["Q?"] * 2, "answer": ["4"] * 2, "solution": ["4"] * 2})
-        * float(prompts == ["2+2="] * 2),
-        2.0 * float(completions == ["4", "5"]),
+        float(columns["answer"] == ["4"] * 2 and columns["solution"] == ["4"] * 2)
+        * float(prompts == ["Q?"] * 2),
+        2.0 * float(completions == ["4", "5"] and columns["completion_ids"] == [[21, 0], [22, 0]]),
     ]
 
 
@@ -44,12 +44,12 @@ def hang_once(
     if not path.exists():
         path.touch()
         time.sleep(3600)
-    return length(prompts, completions)
+    return length_in_letters(prompts, completions)
 
 
 def slow(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
     time.sleep(0.3)
-    return length(prompts, completions)
+    return length_in_letters(prompts, completions)
 
 
 def leave(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
@@ -99,15 +99,70 @@ def text(prompts: list[str], completions: list[str], **columns: Any) -> list[str
     return ["1.0"] * len(completions)
 
 
+def spin(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    while True:
+        pass
+
+
+def bad_for_five(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    """Segfaults on `five`; compares what is left."""
+    if "five" in completions:
+        ctypes.string_at(0)
+    longest = max(len(completion) for completion in completions)
+    return [len(completion) / longest if longest else 0.0 for completion in completions]
+
+
+def fork_bomb(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    while True:
+        os.fork()
+
+
+def fork_and_return(
+    prompts: list[str], completions: list[str], marker: list[str], **columns: Any
+) -> list[float]:
+    """Leaves a process behind, its number in the file `marker`."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(3600)
+    Path(marker[0]).write_text(str(child))
+    return length_in_letters(prompts, completions)
+
+
+def fork_and_hang(
+    prompts: list[str], completions: list[str], marker: list[str], **columns: Any
+) -> list[float]:
+    fork_and_return(prompts, completions, marker)
+    return hang(prompts, completions)
+
+
+def show_environment(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    """Number of secrets it can see; raises its user's number if asked for `uid`."""
+    if completions == ["uid"]:
+        return [float(os.getuid())]
+    seen = dict(os.environ)
+    with open("/proc/self/environ", "rb") as file:
+        started_with = file.read()
+    return [float("A_SECRET" in seen) + float(b"A_SECRET" in started_with)] * len(completions)
+
+
+def logs(
+    prompts: list[str], completions: list[str], log_extra: Any, log_metric: Any, **columns: Any
+) -> list[float]:
+    """Uses TRL's two ways to log."""
+    log_extra("shouted", [completion.upper() for completion in completions])
+    log_metric("letters", float(sum(map(len, completions))))
+    return length_in_letters(prompts, completions)
+
+
+def logs_too_few(
+    prompts: list[str], completions: list[str], log_extra: Any, **columns: Any
+) -> list[float]:
+    log_extra("shouted", [])
+    return length_in_letters(prompts, completions)
+
+
 def nothing(prompts: list[str], completions: list[str], **columns: Any) -> None:
     return None
-
-
-REWARDS = {
-    name: value
-    for name, value in list(globals().items())
-    if callable(value) and getattr(value, "__module__", "") == __name__
-}
 
 
 def ready_at_last(marker: str, victim: Callable[[], int], memory_bytes: int) -> bool:

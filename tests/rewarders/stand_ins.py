@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,11 +31,12 @@ from common.messages import (
     Version,
 )
 from common.protocol import BEGINNING, WorkStream
+from common.reward_spec import BUILT_IN, RewardSpec
 from common.settings import RewarderSettings, RunSettings
 from learner.queue import LearnerQueue
 from rewarders.loop import run
-from rewarders.rewards import REWARDS, Reward
 from tests.helpers import wait_until
+from tests.rewarders import bad_rewards
 
 VERSION = Version(1, 0)
 END_ID = 0
@@ -58,6 +60,17 @@ def token_ids(text: str) -> np.ndarray:
     return np.array([ord(character) - 31 for character in text], "<i4")
 
 
+def reward(name: str, weight: float = 1.0) -> RewardSpec:
+    """A built-in reward, or a function of bad_rewards.py, or a reward that nobody knows."""
+    source = Path(bad_rewards.__file__)
+    if name not in vars(bad_rewards):
+        lengths = {"soft_max_length": 8, "soft_cache_length": 4, "cosine_max_len": 8}
+        return RewardSpec(
+            name, weight, options={key: lengths[key] for key in BUILT_IN.get(name, ()) if key in lengths}
+        )
+    return RewardSpec(name, weight, str(source), hashlib.sha256(source.read_bytes()).hexdigest())
+
+
 def make_contract(folder: Path, rewards: Mapping[str, float]) -> Contract:
     """A contract with these reward weights."""
     return Contract(
@@ -65,10 +78,8 @@ def make_contract(folder: Path, rewards: Mapping[str, float]) -> Contract:
         tokenizer_hash=hash_tokenizer(folder),
         dtype="float32",
         tokens_per_sequence=64,
-        rewards=tuple(rewards),
-        reward_weights=tuple(rewards.values()),
+        rewards=tuple(reward(name, weight) for name, weight in rewards.items()),
         filter_zero_std=True,
-        solution_column="answer",
         groups_per_step=1,
         credit=8,
     )
@@ -85,7 +96,7 @@ def make_group(contract: Contract, ticket_id: str, *texts: str, **columns: Any) 
         version=VERSION,
         min_step=0,
         contract=contract.hash,
-        columns={"question": "Q?", "answer": "4", **columns},
+        columns={"prompt": "Q?", "answer": "4", "solution": "4", **columns},
     )
     return Group(ticket, tuple(make_rollout(text) for text in texts), "actor-1")
 
@@ -155,11 +166,11 @@ class RewarderThread:
         self,
         url: str,
         run_name: str,
-        rewards: Mapping[str, Reward] = REWARDS,
         lease_s: float = 30.0,
         timeout_s: float = 10.0,
         workers: int = 1,
         progress_timeout_s: float = 60.0,
+        user: str = "nobody",
     ) -> None:
         self.stopping = threading.Event()
         self.error: BaseException | None = None
@@ -173,14 +184,13 @@ class RewarderThread:
                 server_timeout_s=10,
                 progress_timeout_s=progress_timeout_s,
             ),
-            rewarder=RewarderSettings(workers=workers, timeout_s=timeout_s, memory_gib=2),
+            rewarder=RewarderSettings(workers=workers, timeout_s=timeout_s, memory_gib=2, user=user),
         )
-        self._rewards = rewards
         self.thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
         try:
-            run(self._settings, self.stopping, self._rewards)
+            run(self._settings, self.stopping)
         except BaseException as error:  # handed to the test's own thread
             self.error = error
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rewarders.rewards import REWARDS
-from rewarders.rewards.accuracy import accuracy, final_answer
+from rewarders.rewards.accuracy import accuracy
 
 
 def score(gold: object, *completions: str) -> list[float | None]:
@@ -72,14 +71,3 @@ def test_golds_may_be_plain_or_latex(gold: object, right: str, wrong: str) -> No
 @pytest.mark.parametrize("gold", ["", "it depends", None])
 def test_a_gold_that_cannot_be_read_sets_the_whole_group_aside(gold: object) -> None:
     assert score(gold, "1", "2") == [None, None]
-
-
-def test_the_answer_block_goes_before_the_marker() -> None:
-    assert final_answer("#### 1 <answer>2</answer>") == "2"
-    assert final_answer("<answer>a\nb</answer>") == "a\nb"
-    assert final_answer("#### 1 #### 2").strip() == "2"
-    assert final_answer("just 3") == "just 3"
-
-
-def test_accuracy_is_known_by_its_name() -> None:
-    assert REWARDS["accuracy"] is accuracy

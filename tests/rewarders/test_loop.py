@@ -23,12 +23,12 @@ from common.protocol import RunView
 from common.server import LocalServer
 from rewarders.filtering import NO_REWARD, NO_SPREAD
 from tests.helpers import runs_alone, wait_until
-from tests.rewarders.bad_rewards import REWARDS as BAD_REWARDS
 from tests.rewarders.stand_ins import (
     RewarderThread,
     RunUnderTest,
     make_contract,
     make_model_folder,
+    reward,
 )
 
 StartRewarder = Callable[..., RewarderThread]
@@ -56,7 +56,7 @@ def rewarder(queue_server: LocalServer, run_name: str) -> StartRewarder:
 
 
 def ask_for(run: RunUnderTest, *rewards: str) -> None:
-    run.change_contract(rewards=rewards, reward_weights=(1.0,) * len(rewards))
+    run.change_contract(rewards=tuple(reward(name) for name in rewards))
 
 
 def dead_reasons(connection: Connection, keys: Keys) -> list[str]:
@@ -93,7 +93,7 @@ def test_rewards_see_the_prompt_the_columns_and_the_solution(
 ) -> None:
     ask_for(run, "show_arguments")
     run.hand_in("train:0", "4", "5")
-    with rewarder(rewards=BAD_REWARDS):
+    with rewarder():
         (scored,) = run.outcomes("train", 1)
     assert isinstance(scored, ScoredGroup)
     assert scored.rewards == {"show_arguments": (1.0, 2.0)}
@@ -111,6 +111,8 @@ def test_a_group_without_spread_comes_back_as_a_verdict(
         NO_SPREAD,
         rewards={"accuracy": (1.0, 1.0), "format": (0.0, 0.0)},
         lengths=(2, 8),
+        prompt="Q?",
+        completion="4",
     )
 
 
@@ -118,11 +120,11 @@ def test_a_group_whose_gold_cannot_be_read_comes_back_as_a_verdict(
     run: RunUnderTest, rewarder: StartRewarder
 ) -> None:
     ask_for(run, "accuracy")
-    run.hand_in("train:0", "4", "5", answer="it depends")
+    run.hand_in("train:0", "4", "5", solution="it depends")
     with rewarder():
         (verdict,) = run.outcomes("train", 1)
     assert verdict == Verdict(
-        "train:0", "filtered", NO_REWARD, {"accuracy": (None, None)}, lengths=(2, 2)
+        "train:0", "filtered", NO_REWARD, {"accuracy": (None, None)}, (2, 2), {}, "Q?", "4"
     )
 
 
@@ -143,10 +145,10 @@ def test_a_reward_that_keeps_failing_ends_as_dead_and_never_as_zero(
 ) -> None:
     ask_for(run, "leave")
     run.hand_in("train:0", "4", "5")
-    with rewarder(rewards=BAD_REWARDS):
+    with rewarder():
         (verdict,) = run.outcomes("train", 1)
         (name,) = read_consumer_names(connection, keys)
-    reason = f"reward leave: killed its process (exit code 3), says {name}"
+    reason = f"reward leave: killed its process (exit code 3), for the completion `0` too, says {name}"
     assert verdict == Verdict("train:0", "dead", reason)
     assert dead_reasons(connection, keys) == [reason]
 
@@ -156,7 +158,7 @@ def test_a_reward_that_failed_is_tried_again(
 ) -> None:
     ask_for(run, "hang_once")
     run.hand_in("train:0", "4", "five", marker=str(tmp_path / "marker"))
-    with rewarder(rewards=BAD_REWARDS, timeout_s=0.5):
+    with rewarder(timeout_s=0.5, user=""):
         (scored,) = run.outcomes("train", 1)
     assert isinstance(scored, ScoredGroup)
     assert scored.rewards == {"hang_once": (1.0, 4.0)}
@@ -198,7 +200,7 @@ def test_work_of_a_lost_rewarder_is_taken_over(run: RunUnderTest, rewarder: Star
 def test_a_long_scoring_keeps_its_lease(run: RunUnderTest, rewarder: StartRewarder) -> None:
     ask_for(run, "slow")
     run.hand_in("train:0", "4", "five")
-    with rewarder(rewards=BAD_REWARDS, lease_s=0.2):
+    with rewarder(lease_s=0.2):
         other = run.stream(run.keys.rollouts, "rewarder-other", lease_s=0.2)
         deadline = time.monotonic() + 10
         while not run.queue.outcomes("train", "0-0", 1) and time.monotonic() < deadline:
@@ -229,7 +231,7 @@ def test_a_last_attempt_is_made_alone(
     run.hand_in("train:0", "4", "five")
     unlucky.fail(entry, "train", "no luck")
     run.hand_in("train:2", "4", "five")
-    with rewarder(rewards=BAD_REWARDS, workers=3):
+    with rewarder(workers=3):
         wait_until(lambda: runs_alone(connection, keys.rollouts), "the attempt made alone")
         _, places = RunView(connection, keys).audit()
         assert {place.ticket for place in places if place.stream == keys.scored} == {"train:0"}
@@ -242,7 +244,7 @@ def test_groups_are_scored_side_by_side(run: RunUnderTest, rewarder: StartReward
     ask_for(run, "slow")
     for number in range(4):
         run.hand_in(f"train:{number}", "4", "five")
-    with rewarder(rewards=BAD_REWARDS, workers=4):
+    with rewarder(workers=4):
         wait_until(lambda: run.queue.outcomes("train", "0-0", 1), "the first")
         start = time.monotonic()
         run.outcomes("train", 4)
@@ -256,7 +258,7 @@ def test_no_more_is_taken_than_can_be_scored(
     for number in range(4):
         run.hand_in(f"train:{number}", "4", "five")
     held = []
-    with rewarder(rewards=BAD_REWARDS, workers=2):
+    with rewarder(workers=2):
         deadline = time.monotonic() + 10
         while len(run.queue.outcomes("train", "0-0", 4)) < 4 and time.monotonic() < deadline:
             held.append(held_groups(connection, keys))
@@ -269,7 +271,7 @@ def test_stopping_finishes_what_is_held_and_leaves(
 ) -> None:
     ask_for(run, "slow")
     run.hand_in("train:0", "4", "five")
-    with rewarder(rewards=BAD_REWARDS):
+    with rewarder():
         wait_until(lambda: held_groups(connection, keys), "the start")
     (scored,) = run.outcomes("train", 1)
     assert isinstance(scored, ScoredGroup)
@@ -351,7 +353,7 @@ def test_what_is_held_is_finished_even_by_a_rewarder_that_must_end(
 ) -> None:
     ask_for(run, "slow")
     run.hand_in("train:0", "4", "five")
-    running = rewarder(rewards=BAD_REWARDS, workers=2)
+    running = rewarder(workers=2)
     running.thread.start()
     wait_until(lambda: held_groups(connection, keys), "the start")
     ask_for(run, "politeness")

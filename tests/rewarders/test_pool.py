@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,9 +20,9 @@ import pytest
 from common.errors import ConfigError
 from common.settings import RewarderSettings
 from rewarders.pool import ScoringFailed, ScoringPool
-from rewarders.rewards import REWARDS, Reward
 from tests.helpers import wait_until
 from tests.rewarders import bad_rewards
+from tests.rewarders.stand_ins import reward
 
 MakePool = Callable[..., ScoringPool]
 
@@ -29,10 +32,9 @@ def make_pool() -> Iterator[MakePool]:
     """Starts pools that end with the test."""
     with ExitStack() as pools:
 
-        def make(rewards: Mapping[str, Reward] = bad_rewards.REWARDS, **limits: float) -> ScoringPool:
+        def make(**limits: Any) -> ScoringPool:
             defaults = {"workers": 1, "timeout_s": 10.0, "memory_gib": 1.0}
-            pool = ScoringPool(RewarderSettings(**(defaults | limits)), rewards)
-            pools.callback(pool.close)
+            pool = pools.enter_context(ScoringPool(RewarderSettings(**(defaults | limits))))
             pool.start()
             return pool
 
@@ -42,16 +44,23 @@ def make_pool() -> Iterator[MakePool]:
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ScoringPool]:
     """One pool that lives through all that its rewards do to it."""
-    pool = ScoringPool(
-        RewarderSettings(workers=1, timeout_s=10, memory_gib=1), {**bad_rewards.REWARDS, **REWARDS}
-    )
-    pool.start()
-    yield pool
-    pool.close()
+    with ScoringPool(RewarderSettings(workers=1, timeout_s=10, memory_gib=1)) as pool:
+        pool.start()
+        yield pool
 
 
-def score(pool: ScoringPool, name: str, *completions: str) -> tuple[float | None, ...]:
-    return pool.score(name, [""] * len(completions), list(completions), {})
+def arguments(*completions: str, **columns: Any) -> dict[str, list[Any]]:
+    size = len(completions)
+    return {
+        "prompts": [""] * size,
+        "completions": list(completions),
+        "completion_ids": [[1] * len(text) for text in completions],
+        **{name: [value] * size for name, value in columns.items()},
+    }
+
+
+def score(pool: ScoringPool, name: str, *completions: str, **columns: Any) -> tuple[float | None, ...]:
+    return pool.score(reward(name), arguments(*completions, **columns)).values
 
 
 def scoring_processes() -> set[psutil.Process]:
@@ -61,11 +70,11 @@ def scoring_processes() -> set[psutil.Process]:
 
 
 def test_a_healthy_reward_comes_back(pool: ScoringPool) -> None:
-    assert score(pool, "length", "a", "abc") == (1.0, 3.0)
+    assert score(pool, "length_in_letters", "a", "abc") == (1.0, 3.0)
 
 
 @pytest.mark.parametrize(
-    ("reward", "reason"),
+    ("name", "reason"),
     [
         ("leave", "killed its process .exit code 3"),
         ("segfault", "killed its process .exit code -11"),
@@ -78,32 +87,32 @@ def test_a_healthy_reward_comes_back(pool: ScoringPool) -> None:
         ("wrong_count", "a list of 1 values"),
         ("text", "finite numbers or None, found 1.0"),
         ("nothing", "a list of 1 values, found None"),
+        ("logs_too_few", "log_extra.* has 0 values for 1 completions"),
     ],
 )
 def test_what_goes_wrong_is_a_failure_and_the_next_scoring_works(
-    pool: ScoringPool, reward: str, reason: str
+    pool: ScoringPool, name: str, reason: str
 ) -> None:
-    with pytest.raises(ScoringFailed, match=f"reward {reward}: .*{reason}"):
-        score(pool, reward, "a")
-    assert score(pool, "length", "a") == (1.0,)
+    with pytest.raises(ScoringFailed, match=f"reward {name}: .*{reason}"):
+        score(pool, name, "a")
+    assert score(pool, "length_in_letters", "a") == (1.0,)
 
 
-@pytest.mark.parametrize("reward", ["hang", "hang_in_c"])
-def test_a_hang_is_killed_in_time_and_the_next_scoring_works(make_pool: MakePool, reward: str) -> None:
+@pytest.mark.parametrize("name", ["hang", "hang_in_c", "spin"])
+def test_a_hang_is_killed_in_time_and_the_next_scoring_works(make_pool: MakePool, name: str) -> None:
     pool = make_pool(timeout_s=0.3)
     start = time.monotonic()
     with pytest.raises(ScoringFailed, match=r"took more than 0\.3 s"):
-        score(pool, reward, "a")
-    assert score(pool, "length", "a") == (1.0,)
+        score(pool, name, "a")
+    assert score(pool, "length_in_letters", "a") == (1.0,)
     assert time.monotonic() - start < 3
 
 
 def test_a_tower_of_powers_is_a_failure_and_not_a_zero(make_pool: MakePool) -> None:
-    pool = make_pool(REWARDS, timeout_s=1.0)
-    columns = {"solution": ["5"]}
+    pool = make_pool(timeout_s=1.0)
     with pytest.raises(ScoringFailed, match="accuracy"):
-        pool.score("accuracy", [""], ["$9^{9^{9^{9}}}$"], columns)
-    assert pool.score("accuracy", [""], ["5"], columns) == (1.0,)
+        score(pool, "accuracy", "$9^{9^{9^{9}}}$", solution="5")
+    assert score(pool, "accuracy", "5", solution="5") == (1.0,)
 
 
 def test_a_reward_without_its_column_is_a_failure(pool: ScoringPool) -> None:
@@ -117,7 +126,7 @@ def test_a_hang_does_not_hold_up_the_other_processes(make_pool: MakePool) -> Non
         hanging = threads.submit(score, pool, "hang", "a")
         wait_until(hanging.running, "the hang")
         for _ in range(20):
-            assert score(pool, "length", "a") == (1.0,)
+            assert score(pool, "length_in_letters", "a") == (1.0,)
         assert not hanging.done()
         assert isinstance(hanging.exception(), ScoringFailed)
 
@@ -129,7 +138,7 @@ def test_an_idle_process_may_be_killed(make_pool: MakePool) -> None:
     process.kill()
     wait_until(lambda: not process.is_running(), "the end of the process")
     time.sleep(0.3)  # until pebble has seen it
-    assert score(pool, "length", "a") == (1.0,)
+    assert score(pool, "length_in_letters", "a") == (1.0,)
 
 
 @pytest.mark.parametrize("victim", [os.getpid, os.getppid], ids=["itself", "its fork server"])
@@ -138,9 +147,9 @@ def test_a_process_that_is_killed_before_it_is_ready_is_replaced(
 ) -> None:
     marker = tmp_path / "killed"
     monkeypatch.setattr("rewarders.pool.ready", partial(bad_rewards.ready_at_last, str(marker), victim))
-    pool = make_pool(workers=2)
+    pool = make_pool(workers=2, user="")
     assert marker.exists()
-    assert score(pool, "length", "a") == (1.0,)
+    assert score(pool, "length_in_letters", "a") == (1.0,)
 
 
 def test_a_process_that_is_killed_at_every_start_fails_but_is_no_wrong_setting(
@@ -173,3 +182,50 @@ def test_no_process_is_left_behind(make_pool: MakePool) -> None:
     assert len(scoring_processes() - others) == 3
     pool.close()
     wait_until(lambda: scoring_processes() <= others, "the end of the processes")
+
+
+def test_a_fork_bomb_is_contained(pool: ScoringPool) -> None:
+    """Root would not be held by a limit of processes: the scoring process is somebody else."""
+    if os.geteuid() != 0:
+        pytest.skip("the limit counts all processes of this user")
+    with pytest.raises(ScoringFailed, match=r"BlockingIOError"):
+        score(pool, "fork_bomb", "a")
+    wait_until(lambda: len(scoring_processes()) < 5, "the end of the bomb")
+    assert score(pool, "length_in_letters", "a") == (1.0,)
+
+
+@pytest.mark.parametrize("name", ["fork_and_hang", "fork_and_return"])
+def test_what_a_reward_starts_ends_with_it(make_pool: MakePool, name: str, tmp_path: Path) -> None:
+    pool = make_pool(timeout_s=1.0, user="")
+    with contextlib.suppress(ScoringFailed):
+        score(pool, name, "a", marker=str(tmp_path / "child"))
+    child = int((tmp_path / "child").read_text())
+    wait_until(lambda: not psutil.pid_exists(child), "the end of what it started")
+    assert score(pool, "length_in_letters", "a") == (1.0,)
+
+
+def test_secrets_are_not_seen_unless_they_are_named(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_SECRET", "hush")
+    assert score(make_pool(), "show_environment", "a") == (0.0,)
+
+
+def test_a_scoring_process_is_nobody(make_pool: MakePool) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    assert score(make_pool(), "show_environment", "uid") == (pwd.getpwnam("nobody").pw_uid,)
+    assert score(make_pool(user=""), "show_environment", "uid") == (0.0,)
+
+
+def test_a_user_that_does_not_exist_is_a_wrong_setting(make_pool: MakePool) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    with pytest.raises(ConfigError, match="REWARDER_USER: there is no user 'nosuchuser'"):
+        make_pool(user="nosuchuser")
+
+
+def test_what_a_reward_logs_comes_back(pool: ScoringPool) -> None:
+    scores = pool.score(reward("logs"), arguments("a", "bc"))
+    assert scores.extra == {"shouted": ("A", "BC")}
+    assert scores.metrics == {"letters": 3.0}

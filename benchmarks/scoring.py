@@ -1,0 +1,96 @@
+"""Does a hung scoring process slow the other one down?
+
+    python -m benchmarks.scoring
+
+Two scoring processes; rounds with both free and rounds in which one hangs alternate, and one thread
+scores as fast as it can. The figure is the rate beside a hang over the rate without: goal 0.9.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from common.reward_spec import RewardSpec
+from common.settings import RewarderSettings
+from rewarders.pool import ScoringFailed, ScoringPool
+
+GOAL = 0.9
+_HANG = "import time\ndef hang(completions):\n    time.sleep(3600)\n"
+_ACCURACY = RewardSpec("accuracy")
+_GROUP = {
+    "prompts": ["1+1="] * 8,
+    "completions": [f"so it is <answer>{n}</answer>" for n in range(8)],
+    "completion_ids": [[1]] * 8,
+    "solution": ["4"] * 8,
+}
+
+
+def rate(pool: ScoringPool, seconds: float) -> float:
+    """Groups per second that one thread scores."""
+    done, began = 0, time.monotonic()
+    while time.monotonic() - began < seconds:
+        pool.score(_ACCURACY, _GROUP)
+        done += 1
+    return done / (time.monotonic() - began)
+
+
+def rate_beside_a_hang(pool: ScoringPool, hang: RewardSpec, seconds: float) -> float:
+    """The same while another thread's scoring hangs, in the other process, for longer than that."""
+
+    def wait() -> None:
+        try:
+            pool.score(hang, _GROUP)
+        except ScoringFailed:
+            return
+        raise AssertionError("it did not hang")
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.2)
+    found = rate(pool, seconds)
+    assert thread.is_alive(), "the hang ended before the round"
+    thread.join()
+    return found
+
+
+def main() -> int:
+    """Print the ratio, median and range of the rounds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a round")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "hang.py"
+        path.write_text(_HANG)
+        Path(folder).chmod(0o755)
+        hang = RewardSpec("hang", source=str(path), digest=hashlib.sha256(_HANG.encode()).hexdigest())
+        with ScoringPool(RewarderSettings(workers=2, timeout_s=options.seconds + 1.0)) as pool:
+            pool.start()
+            rate(pool, 1.0)  # the first ones fill caches
+            ratios, rates = [], []
+            for _ in range(options.rounds):
+                free = rate(pool, options.seconds)
+                ratios.append(rate_beside_a_hang(pool, hang, options.seconds) / free)
+                rates.append(free)
+    found = {
+        "rounds": options.rounds,
+        "groups_per_s": round(statistics.median(rates), 1),
+        "ratio": round(statistics.median(ratios), 3),
+        "lowest": round(min(ratios), 3),
+        "highest": round(max(ratios), 3),
+    }
+    print(json.dumps(found) if options.json else "\n".join(f"{k:<14}{v}" for k, v in found.items()))
+    return 0 if found["ratio"] >= GOAL else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Which rewards there are, and what a run's contract says of each of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+BUILT_IN: Mapping[str, tuple[str, ...]] = {
+    "accuracy": (),
+    "acc": (),
+    "base_acc": (),
+    "format": (),
+    "strict_format": (),
+    "xml_tags": (),
+    "correctness": (),
+    "cosine": (
+        "cosine_min_len_value_wrong",
+        "cosine_max_len_value_wrong",
+        "cosine_min_len_value_correct",
+        "cosine_max_len_value_correct",
+        "cosine_max_len",
+    ),
+    "length": (),
+    "soft_overlong": ("soft_max_length", "soft_cache_length"),
+    "repetition": ("repetition_n_grams", "repetition_max_penalty"),
+    "language_consistency": ("target_language",),
+}
+"""The rewards that come with Penstock, and the settings each one takes as keyword arguments."""
+
+NEED_GOLD = frozenset({"accuracy", "acc", "base_acc", "correctness", "cosine", "length"})
+"""The built-in rewards that need a gold answer."""
+
+LANGUAGES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("en", "de", "es", "fr", "id", "it", "nl", "pl", "pt", "tr", "vi"), ("LATIN",)),
+    **dict.fromkeys(("ru", "uk"), ("CYRILLIC",)),
+    **dict.fromkeys(("ar", "fa"), ("ARABIC",)),
+    "zh": ("CJK",),
+    "ja": ("CJK", "HIRAGANA", "KATAKANA"),
+    "ko": ("HANGUL",),
+    "el": ("GREEK",),
+    "he": ("HEBREW",),
+    "hi": ("DEVANAGARI",),
+    "th": ("THAI",),
+}
+"""Languages that language_consistency knows, by the scripts they are written in (Unicode's names)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSpec:
+    """One reward of a run, as the contract carries it.
+
+    `source` is empty for a built-in reward, else the absolute path of a Python file or the dotted name
+    of a module; `digest` is the SHA-256 of that code. `options` are keyword arguments.
+    """
+
+    name: str
+    weight: float = 1.0
+    source: str = ""
+    digest: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def split_reward(asked: str) -> tuple[str, str]:
+    """What LEARNER_REWARDS says of one reward, as (source, name).
+
+    Example:
+        >>> split_reward("accuracy"), split_reward("my/rewards.py:short"), split_reward("pkg.mod.short")
+        (('', 'accuracy'), ('my/rewards.py', 'short'), ('pkg.mod', 'short'))
+    """
+    source, _, name = asked.rpartition(":" if ":" in asked else ".")
+    return source, name

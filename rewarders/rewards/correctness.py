@@ -1,0 +1,50 @@
+"""The reward `correctness`: of "GRPO from scratch", for answers that are one number or word."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from rewarders.rewards.answers import after_marker
+
+_LAST_NUMBER = re.compile(r"(?:^|\s|=)(-?\d*\.?\d+)$")
+
+
+def correctness(
+    prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
+) -> list[float | None]:
+    """2.0 for the gold answer to the letter, 1.5 for an equal number, else 0.0.
+
+    The answer is the last <answer> block, unless it is "..."; a number has to end it. The gold follows
+    ####, if it has one; None for all if nothing follows.
+
+    Example:
+        >>> correctness([""] * 2, ["<answer>72</answer>", "<answer>= 72.0</answer>"], ["#### 72"] * 2)
+        [2.0, 1.5]
+    """
+    gold = after_marker(str(solution[0])).strip()
+    if not gold:
+        return [None] * len(completions)
+    return [_value(tagged_answer(completion), gold) for completion in completions]
+
+
+def tagged_answer(completion: str) -> str | None:
+    """The inside of the last <answer> tag; None if it is not closed, missing, or just "..."."""
+    _, opened, rest = completion.rpartition("<answer>")
+    inside, closed, _ = rest.partition("</answer>")
+    answer = inside.strip()
+    return answer if opened and closed and answer != "..." else None
+
+
+def _value(answer: str | None, gold: str) -> float:
+    if answer is None:
+        return 0.0
+    if answer == gold:
+        return 2.0
+    number = _last_number(answer)
+    return 1.5 if number is not None and number == _last_number(gold) else 0.0
+
+
+def _last_number(text: str) -> float | None:
+    found = _LAST_NUMBER.search(text.replace("$", "").replace("%", "").strip())
+    return float(found.group(1)) if found else None

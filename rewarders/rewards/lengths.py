@@ -1,0 +1,51 @@
+"""Formulas of the rewards that depend on a completion's length in tokens. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def half_cosine(length: int, max_len: int, at_zero: float, at_max: float) -> float:
+    """From `at_zero` at length 0 along half a cosine to `at_max` at `max_len` tokens, and on.
+
+    Source: "Demystifying Long Chain-of-Thought Reasoning in LLMs" (arXiv:2502.03373), cosine reward.
+
+    Example:
+        >>> half_cosine(50, 100, 1.0, 0.5)
+        0.75
+    """
+    share = min(length, max_len) / max_len
+    return at_max + (at_zero - at_max) * (1.0 + math.cos(math.pi * share)) / 2.0
+
+
+def relative_lengths(lengths: Sequence[int], right: Sequence[bool]) -> list[float]:
+    """0.5 for the shortest of a group to -0.5 for the longest; wrong ones get no more than 0.
+
+    All are 0 where all lengths are the same. Source: Kimi k1.5 (arXiv:2501.12599), length penalty.
+
+    Example:
+        >>> relative_lengths([10, 20, 30], [True, True, False])
+        [0.5, 0.0, -0.5]
+    """
+    shortest, spread = min(lengths), max(lengths) - min(lengths)
+    if not spread:
+        return [0.0] * len(lengths)
+    values = [0.5 - (length - shortest) / spread for length in lengths]
+    return [
+        value if is_right else min(0.0, value) for value, is_right in zip(values, right, strict=True)
+    ]
+
+
+def overlong_punishment(length: int, max_length: int, cache_length: int) -> float:
+    """0 up to max_length - cache_length tokens, from there linear to -1 at max_length, then -1.
+
+    Source: DAPO (arXiv:2503.14476), equation 13.
+
+    Example:
+        >>> [overlong_punishment(n, 100, 20) for n in (80, 90, 100, 101)]
+        [0.0, -0.5, -1.0, -1.0]
+    """
+    if length <= max_length - cache_length:
+        return 0.0
+    return max(-1.0, (max_length - cache_length - length) / cache_length)

@@ -1,0 +1,112 @@
+"""Every recipe resolves, and trains a tiny stand-in for its model for two steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dotenv import dotenv_values
+
+from tests.e2e.site import FAKE_PROCFILE, ROOT, Site, make_model
+
+RECIPES = sorted((ROOT / "deploy" / "recipes").glob("*.env"))
+STAND_IN = {
+    "LEARNER_MAX_PROMPT_LENGTH": "900",
+    "LEARNER_MAX_COMPLETION_LENGTH": "8",
+    "LEARNER_COSINE_MAX_LEN": "0",
+    "LEARNER_SOFT_CACHE_LENGTH": "4",
+    "LEARNER_REPORT_TO": "",
+    "LEARNER_EVAL_SAMPLES": "4",
+}
+PAGE = ROOT / "docs" / "coming-from.md"
+
+
+def write_numina(path: Path, count: int = 40) -> Path:
+    """Rows in the columns of NuminaMath-TIR, Orz-57K and GSM8K, as a recipe expects them."""
+    rows = [
+        {
+            "0": {"from": "human", "value": f"{n}+1="},
+            "1": {"from": "assistant", "ground_truth": {"value": str(n + 1)}},
+            "problem": f"{n}+1=",
+            "solution": rf"It is \boxed{{{n + 1}}}.",
+        }
+        for n in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def variables_for(recipe: Path, folder: Path) -> dict[str, str]:
+    """What stands in for the recipe's model and data sets."""
+    found = dotenv_values(recipe)
+    changes = dict(STAND_IN)
+    data = str(write_numina(folder / "rows.jsonl"))
+    for name in ("LEARNER_DATASET", "LEARNER_EVAL_DATASET"):
+        if found.get(name) or name == "LEARNER_DATASET":
+            changes[name] = data
+    return changes
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"), max_position_embeddings=1024)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_resolves_and_says_how_many_steps_it_makes(recipe, model, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "learner", "--dry-run", "--env-file", str(recipe)],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        env=os.environ | variables_for(recipe, tmp_path) | {"LEARNER_MODEL": str(model)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"steps\W+[1-9]", done.stdout), done.stdout
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_trains_a_stand_in(recipe, model, tmp_path):
+    """All but the model, the data, the lengths and the number of steps is the recipe's."""
+    kept = {name: value for name, value in dotenv_values(recipe).items() if value is not None}
+    changes = variables_for(recipe, tmp_path) | {
+        "LEARNER_MODEL": str(model),
+        "LEARNER_MAX_STEPS": "2",
+        "LEARNER_GROUPS_PER_STEP": "2",
+        "LEARNER_NUM_GENERATIONS": "4",
+        "LEARNER_FILTER_ZERO_STD": "false",
+        "LEARNER_EVAL_HOLDOUT": "4" if "LEARNER_EVAL_HOLDOUT" in kept else "0",
+        "RUN_NAME": "e2e",
+    }
+    site = Site(tmp_path, FAKE_PROCFILE)
+    theirs = {"RUN_DIR", "RUN_LEASE_S", "REWARDER_WORKERS"}
+    site.variables = {name: value for name, value in site.variables.items() if name in theirs}
+    site.variables |= kept | changes
+    site.start()
+    assert site.wait(180) == 0, "\n".join(site.lines[-30:])
+    rows = [json.loads(line) for line in (site.run_folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+
+
+def test_the_page_names_tests_and_recipes_that_exist():
+    page = PAGE.read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "---" not in line]
+    shown = [row.rstrip(" |").rpartition("| ")[2] for row in rows]
+    assert len(rows) > 60
+    for proofs in shown:
+        for proof in proofs.split(", "):
+            assert proof in ("open", "shown by") or (ROOT / proof).is_file(), proof
+    named = set(re.findall(r"deploy/recipes/[\w.-]+\.env", page))
+    assert all((ROOT / name).is_file() for name in named)
+
+
+def test_every_variable_the_page_names_is_one():
+    from common.command import variables
+
+    known = set(variables())
+    for name in re.findall(r"\b((?:ACTOR|REWARDER|RUN)_[A-Z_]+[A-Z])\b", PAGE.read_text()):
+        assert name in known, name

@@ -1,0 +1,124 @@
+"""`penstock samples` shows what a run sampled, and nothing in a text commands the terminal."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from common.errors import ConfigError
+from deploy.samples import main, shown
+
+ROW = {
+    "step": 1, "prompt": "1+1=", "completion": "2", "advantage": 0.5, "accuracy": 1.0, "reward": 1.0,
+    "ticket": "train:0", "index": 0, "state": "trained", "failure": "", "length": 2,
+    "finish_reason": "stop", "staleness_mean": 0.0, "staleness_max": 0, "versions": "1.0:0-2",
+    "solution": "2", "extra": "{}",
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "completions").mkdir()
+    steps = {
+        1: [
+            ROW | {"completion": "good"},
+            ROW | {"completion": "bad", "accuracy": 0.0, "reward": 0.0, "index": 1},
+            ROW | {"completion": "cut", "reward": 0.5, "finish_reason": "length", "index": 2},
+            ROW
+            | {
+                "completion": "same", "state": "filtered", "ticket": "train:1", "prompt": "hard?",
+                "reward": 0.0, "failure": "no spread",
+            },
+            ROW | {"completion": "hung", "state": "failed", "failure": "took 30 s", "reward": None},
+        ],
+        2: [ROW | {"step": 2, "completion": "newer"}],
+    }  # fmt: skip
+    for step, rows in steps.items():
+        path = tmp_path / "completions" / f"completions_{step:05d}.parquet"
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return tmp_path
+
+
+def told(capsys, run, *arguments):
+    assert main([str(run), *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def completions(text):
+    return [line.split(maxsplit=1)[1] for line in text.splitlines() if line.startswith("completion ")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), ["newer", "good", "bad", "cut", "same"]),
+        (("--step", "1", "--count", "2"), ["good", "bad"]),
+        (("--best", "--count", "2"), ["newer", "good"]),
+        (("--worst", "--count", "1"), ["bad"]),
+        (("--truncated",), ["cut"]),
+        (("--no-spread",), ["same"]),
+        (("--failed",), ["hung"]),
+        (("--compare", "1", "2"), ["good", "newer"]),
+    ],
+)
+def test_what_is_asked_for_is_shown(run, capsys, arguments, expected):
+    assert completions(told(capsys, run, *arguments)) == expected
+
+
+def test_a_reason_is_shown(run, capsys):
+    assert "why         took 30 s" in told(capsys, run, "--failed")
+
+
+def test_difficulty_by_question(run, capsys):
+    lines = told(capsys, run, "--difficulty").splitlines()
+    assert lines[1].split() == ["0.000", "1", "1", "hard?"]
+    assert lines[2].split() == ["0.625", "1", "0", "1+1="]
+
+
+def test_json_holds_everything(run, capsys):
+    rows = [json.loads(line) for line in told(capsys, run, "--json", "--best").splitlines()]
+    assert rows[0]["completion"] == "newer"
+    assert rows[0].keys() == ROW.keys()
+
+
+def test_nothing_in_a_text_commands_the_terminal():
+    assert shown("a\x1b[2J\rb\n\u202ec", 0) == "a\\x1b[2J\\rb\n            \\u202ec"
+    assert shown("x" * 20, 5) == "xxxxx ... (15 more)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--step", "7"), "no completions of step 7; there are 1 to 2"),
+        (("--evaluations",), "set LEARNER_EVAL_DATASET"),
+        (("--step", "2", "--truncated"), "none of 1 completions is truncated"),
+    ],
+)
+def test_what_is_not_there_is_told(run, arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        main([str(run), *arguments])
+
+
+def test_a_folder_that_is_no_run_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="holds no completions"):
+        main([str(tmp_path)])
+
+
+def test_answers_to_held_out_questions(run, capsys):
+    rows = [
+        {
+            "step": step, "version": f"1.{step}", "questions": 1, "index": 0,
+            "completions": [f"a{step}"], "answers": ["a"], "rewards": [{"accuracy": 1.0}],
+            "lengths": [1], "finish_reasons": ["stop"], "reason": "",
+            "columns": {"prompt": "1+1=", "solution": "2"},
+        }
+        for step in (0, 5)
+    ]  # fmt: skip
+    (run / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = told(capsys, run, "--evaluations")
+    assert "--- question 0, step 0" in text
+    assert "answer      a5   (accuracy 1.0)" in text
+    assert "a0" not in told(capsys, run, "--evaluations", "--step", "5")

@@ -1,0 +1,101 @@
+"""What an evaluation says, by hand."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+
+import pytest
+
+from common.disk import Disk
+from common.messages import Version
+from learner.best import keep_if_best, read_best
+from learner.evaluation import Answer
+from learner.scores import majority, pass_at_k, summarise
+
+
+@pytest.mark.parametrize("n", [1, 4, 7])
+def test_pass_at_k_is_the_share_of_all_choices_with_a_right_one(n):
+    for right in range(n + 1):
+        for k in range(1, n + 1):
+            choices = list(combinations([place < right for place in range(n)], k))
+            assert pass_at_k(n, right, k) == pytest.approx(sum(map(any, choices)) / len(choices))
+
+
+@pytest.mark.parametrize(
+    ("answers", "right", "verdict"),
+    [
+        (("72", "72", "71"), (True, True, False), True),
+        (("71", "71", "72"), (False, False, True), False),
+        (("1,000", "$1000", "7"), (True, True, False), True),
+        (("72", "71"), (True, False), True),
+        (("71", "72"), (False, True), False),
+        (("", "", "72"), (False, False, True), True),
+        (("", ""), (False, False), False),
+    ],
+)
+def test_the_majority(answers, right, verdict):
+    assert majority(answers, right) is verdict
+
+
+def answer(index, *values, reward="accuracy", texts=None):
+    return Answer(
+        index,
+        tuple(texts or ("x" for _ in values)),
+        tuple(texts or ("x" for _ in values)),
+        tuple({reward: value} for value in values),
+        tuple(10 + place for place in range(len(values))),
+        tuple("length" if place == 0 else "stop" for place in range(len(values))),
+    )
+
+
+def test_the_figures_of_an_evaluation():
+    answers = [
+        answer(0, 1.0, 1.0, 0.0, 0.0, texts=("a", "a", "b", "c")),
+        answer(1, 0.0, 0.0, 0.0, 1.0, texts=("a", "a", "b", "c")),
+        answer(2, 0.0, 0.0, 0.0, 0.0),
+        Answer(3, reason="the engine died of it"),
+    ]
+    assert summarise(answers, "accuracy") == pytest.approx(
+        {
+            "eval/questions": 4,
+            "eval/unanswered": 1,
+            "eval/rewards/accuracy/mean": 3 / 12,
+            "eval/completions/mean_length": 11.5,
+            "eval/completions/clipped_ratio": 0.25,
+            "eval/avg@4": 3 / 16,
+            "eval/pass@1": 3 / 16,
+            "eval/pass@2": (5 / 6 + 1 / 2) / 4,
+            "eval/pass@4": 2 / 4,
+            "eval/maj@4": 1 / 4,
+        }
+    )
+
+
+def test_questions_without_a_gold_count_neither_way():
+    found = summarise([answer(0, 1.0), answer(1, None)], "accuracy")
+    assert found["eval/pass@1"] == 1.0
+    assert "eval/maj@1" not in found
+
+
+def test_nothing_but_dead_tickets():
+    assert summarise([Answer(0, reason="dead")], "accuracy") == {
+        "eval/questions": 1,
+        "eval/unanswered": 1,
+    }
+
+
+def test_the_best_model_is_kept_and_a_worse_one_is_not(tmp_path):
+    def evaluate(step, value):
+        model = tmp_path / "versions" / str(step)
+        model.mkdir(parents=True)
+        (model / "model.safetensors").write_text(f"weights {step}")
+        return keep_if_best(tmp_path, model, Version(1, step), "accuracy", value, Disk())
+
+    assert [evaluate(step, value) for step, value in ((0, 0.3), (5, 0.5), (10, 0.4), (15, 0.5))] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    assert read_best(tmp_path) == {"step": 5, "version": "1.5", "metric": "accuracy", "value": 0.5}
+    (kept,) = (tmp_path / "best").iterdir()
+    assert (kept / "model" / "model.safetensors").read_text() == "weights 5"
+    assert json.loads((kept / "best.json").read_text())["step"] == 5

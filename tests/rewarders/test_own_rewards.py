@@ -1,0 +1,201 @@
+"""Rewards of users: the ones docs/rewards.md shows, and the ways in which they can be wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import ConfigError
+from common.learner_settings import LearnerSettings
+from common.reward_spec import BUILT_IN, RewardSpec
+from common.settings import RewarderSettings
+from learner.rewards import resolve_rewards
+from rewarders.pool import ScoringFailed, ScoringPool
+from tests.rewarders.test_pool import arguments
+
+PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ScoringPool]:
+    with ScoringPool(RewarderSettings(workers=1, timeout_s=20, memory_gib=2, user="")) as pool:
+        pool.start()
+        yield pool
+
+
+def documented(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Write the page's files; by their names, what the page sets LEARNER_REWARDS to."""
+    monkeypatch.chdir(folder)
+    blocks = re.findall(
+        r"```python\n# (\w+\.py)(.*?)```\n\n?(?:    LEARNER_REWARDS=(\S+))?", PAGE, re.DOTALL
+    )
+    for name, code, _ in blocks:
+        (folder / name).write_text(f"#{code}")
+    return {name: variable for name, _, variable in blocks}
+
+
+def specs(variable: str) -> tuple[RewardSpec, ...]:
+    """What the learner makes of LEARNER_REWARDS."""
+    return resolve_rewards(LearnerSettings(rewards=variable))
+
+
+def write(folder: Path, code: str) -> Path:
+    path = folder / "own.py"
+    path.write_text(code)
+    return path
+
+
+def score(pool: ScoringPool, spec: RewardSpec, *completions: str, **columns: Any) -> tuple[Any, ...]:
+    assert pool.check(spec) == ""
+    return pool.score(spec, arguments(*completions, **columns)).values
+
+
+@pytest.mark.parametrize(
+    ("file", "completions", "values"),
+    [
+        ("short.py", ("it is 72", "72" + "!" * 40, "71"), (1.0, 0.0, 0.0)),
+        ("plugin.py", ("short", "x" * 2000), (1.0, 0.0)),
+        ("gsm8k_score.py", ("it is 72", "71"), (1.0, 0.0)),
+        ("same.py", (" 72", "it is 72"), (1.0, 0.0)),
+    ],
+)
+def test_what_the_page_shows_works_by_one_variable(
+    pool: ScoringPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, completions, values
+) -> None:
+    variables = documented(tmp_path, monkeypatch)
+    if file == "short.py":
+        assert len((tmp_path / file).read_text().splitlines()) <= 10
+    spec = specs(variables[file] or "accuracy,short.py:short")[-1]
+    assert score(pool, spec, *completions, solution="72") == values
+
+
+def test_the_page_lists_every_reward_with_its_defaults() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (\w+) \|$", PAGE, re.MULTILINE)
+    assert [name for name, _ in rows] == sorted(BUILT_IN, key=[name for name, _ in rows].index)
+    tests = (Path(__file__).parent / "test_formulas.py").read_text()
+    for _, test in rows:
+        assert f"def {test}(" in tests
+    settings = LearnerSettings()
+    for name, default in re.findall(r"\b([A-Z]+(?:_[A-Z]+)+) (-?[\d.]+|en)\b", PAGE):
+        assert str(getattr(settings, name.lower())) == default, name
+
+
+@pytest.mark.parametrize(
+    ("code", "values"),
+    [
+        ("def own(prompts, completions, **kwargs): return [len(c) for c in completions]", (1, 2)),
+        ("def own(completions): return (1, None)", (1.0, None)),
+        ("async def own(completions, **kwargs): return [0.5 for _ in completions]", (0.5, 0.5)),
+        ("async def own(completion, answer): return float(completion == answer)", (1.0, 0.0)),
+        ("import numpy\ndef own(completions, level): return numpy.array(level)", (3.0, 3.0)),
+        ("def own(solution_str, ground_truth): return {'score': 2}", (2, 2)),
+        (
+            "def own(data_source, solution_str, ground_truth, extra_info=None, **kwargs):\n"
+            "    return float(extra_info['index']) if data_source == 'gsm8k' else -1.0",
+            (7.0, 7.0),
+        ),
+        (
+            "class own:\n    def __init__(self): self.unit = 2.0\n"
+            "    def __call__(self, completions, solution, **kw): return [self.unit for _ in solution]",
+            (2.0, 2.0),
+        ),
+        ("class own:\n    def __call__(completions, **kwargs): return [1.0, 2.0]", (1.0, 2.0)),
+        (
+            "class Made:\n    def __call__(self, completions, **kwargs): return [3.0, 4.0]\n"
+            "orms = {'own': Made}",
+            (3.0, 4.0),
+        ),
+    ],
+    ids=["TRL", "few parameters", "async", "async pair", "array", "verl's map", "verl", "class",
+         "the guide's class", "orms"],
+)  # fmt: skip
+def test_forms_that_people_have(pool: ScoringPool, tmp_path: Path, code: str, values) -> None:
+    (spec,) = specs(f"{write(tmp_path, code)}:own")
+    columns = {"solution": "a", "level": 3, "data_source": "gsm8k", "extra_info": {"index": 7}}
+    assert score(pool, spec, "a", "bb", **columns) == values
+
+
+def test_conversations_stay_conversations(pool: ScoringPool, tmp_path: Path) -> None:
+    code = (
+        "def own(prompts, completions, **kwargs):\n"
+        "    assert prompts[0][-1]['role'] == 'user'\n"
+        "    return [len(completion[0]['content']) for completion in completions]"
+    )
+    (spec,) = specs(f"{write(tmp_path, code)}:own")
+    asked = arguments("a", "bb") | {"prompts": [[{"role": "user", "content": "q"}]] * 2}
+    assert pool.score(spec, asked).values == (1.0, 2.0)
+
+
+def test_a_module_by_its_dotted_name(
+    pool: ScoringPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (spec,) = specs("tests.rewarders.bad_rewards.length_in_letters")
+    assert (spec.name, spec.source) == ("length_in_letters", "tests.rewarders.bad_rewards")
+    assert score(pool, spec, "abc") == (3.0,)
+
+
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [
+        ("gone.py:own", "there is no file .*gone.py"),
+        ("nosuchpackage.own", "there is no module nosuchpackage here"),
+        ("nosuchpackage.module.own", "nosuchpackage.module cannot be imported"),
+    ],
+)
+def test_code_that_is_not_there_is_told_by_the_learner(variable: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        specs(variable)
+
+
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [
+        ("acuracy", "there is no reward 'acuracy': did you mean accuracy"),
+        ("a.py:f,b.py:f", "two rewards have one name"),
+        ("own.py:", "names no function"),
+        ("soft_overlong", "set LEARNER_SOFT_CACHE_LENGTH"),
+        ("language_consistency", "LEARNER_TARGET_LANGUAGE: 'xx' is not known"),
+    ],
+)
+def test_a_wrong_name_is_told_at_once(variable: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        LearnerSettings(rewards=variable, target_language="xx")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("def other(completions): ...", "has no own; it has other"),
+        ("own = 3", "reward own is a int; expected a function or a class"),
+        ("def own(a, b, c): ...", "is of no known form"),
+        ("import nosuchpackage", "No module named 'nosuchpackage'"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("def own(:", "SyntaxError"),
+    ],
+)
+def test_code_that_does_not_fit_is_told_before_any_scoring(
+    pool: ScoringPool, tmp_path: Path, code: str, words: str
+) -> None:
+    (spec,) = specs(f"{write(tmp_path, code)}:own")
+    assert words in pool.check(spec)
+
+
+def test_code_that_changed_since_the_learner_saw_it_is_refused(
+    pool: ScoringPool, tmp_path: Path
+) -> None:
+    path = write(tmp_path, "def own(completions): return [1.0]")
+    (spec,) = specs(f"{path}:own")
+    path.write_text("def own(completions): return [0.0]")
+    assert "differs from the learner's" in pool.check(spec)
+    assert spec.digest == hashlib.sha256(b"def own(completions): return [1.0]").hexdigest()
+
+
+def test_a_column_that_is_not_there_is_a_failure(pool: ScoringPool, tmp_path: Path) -> None:
+    (spec,) = specs(f"{write(tmp_path, 'def own(completions, level): return level')}:own")
+    with pytest.raises(ScoringFailed, match="level"):
+        score(pool, spec, "a")

@@ -1,0 +1,93 @@
+"""One group to its outcome: what cannot be scored is left out, named, and never worth 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.contract import Contract
+from common.messages import ScoredGroup, Verdict
+from common.settings import RewarderSettings
+from rewarders.pool import ScoringFailed, ScoringPool
+from rewarders.scoring import Scorer, make_scorer
+from tests.rewarders.stand_ins import make_contract, make_group, make_model_folder
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ScoringPool]:
+    with ScoringPool(RewarderSettings(workers=1, timeout_s=2.0, memory_gib=1)) as pool:
+        pool.start()
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model_folder(tmp_path_factory.mktemp("model"))
+
+
+def scorer_for(pool: ScoringPool, folder: Path, **rewards: float) -> tuple[Scorer, Contract]:
+    contract = make_contract(folder, rewards)
+    return make_scorer(contract, pool, "rewarder-1"), contract
+
+
+def test_a_completion_that_cannot_be_scored_is_left_out_and_named(pool, folder) -> None:
+    scorer, contract = scorer_for(pool, folder, bad_for_five=1.0, format=0.5)
+    outcome = scorer.score_group(make_group(contract, "train:0", "4", "five", "four: 4"))
+    assert isinstance(outcome, ScoredGroup)
+    assert outcome.rewards == {"bad_for_five": (1 / 7, None, 1.0), "format": (0.0, None, 0.0)}
+    assert outcome.failures[0] == outcome.failures[2] == ""
+    assert "reward bad_for_five: killed its process" in outcome.failures[1]
+
+
+def test_the_rest_is_scored_as_if_it_were_the_group(pool, folder) -> None:
+    """The longest completion is the one that fails: what is left is compared with what is left."""
+    scorer, contract = scorer_for(pool, folder, bad_for_five=1.0)
+    outcome = scorer.score_group(make_group(contract, "train:0", "4", "five", "44"))
+    assert isinstance(outcome, ScoredGroup)
+    assert outcome.rewards["bad_for_five"] == (0.5, None, 1.0)
+
+
+def test_with_fewer_than_two_left_the_group_fails(pool, folder) -> None:
+    scorer, contract = scorer_for(pool, folder, bad_for_five=1.0)
+    with pytest.raises(ScoringFailed, match="2 of 3 completions: reward bad_for_five"):
+        scorer.score_group(make_group(contract, "train:0", "4", "five", "five"))
+
+
+def test_an_eval_group_of_one_fails_alone(pool, folder) -> None:
+    scorer, contract = scorer_for(pool, folder, bad_for_five=1.0)
+    with pytest.raises(ScoringFailed, match="1 of 1 completions"):
+        scorer.score_group(make_group(contract, "eval:1.0:0", "five"))
+
+
+def test_a_question_that_hangs_every_scoring_is_found_at_once(pool, folder) -> None:
+    scorer, contract = scorer_for(pool, folder, accuracy=1.0)
+    calls = pool.finished
+    gold = "$9^{9^{9^{9}}}$"
+    with pytest.raises(ScoringFailed, match="for the completion `0` too"):
+        scorer.score_group(make_group(contract, "train:0", *"12345678", solution=gold))
+    assert pool.finished - calls == 2
+
+
+def test_what_rewards_log_goes_along(pool, folder) -> None:
+    scorer, contract = scorer_for(pool, folder, logs=1.0)
+    outcome = scorer.score_group(make_group(contract, "train:0", "a", "bc"))
+    assert isinstance(outcome, ScoredGroup)
+    assert outcome.extra == {"shouted": ("A", "BC")}
+    assert outcome.metrics == {"letters": 3.0}
+
+
+def test_a_filtered_group_shows_its_first_completion(pool, folder) -> None:
+    scorer, contract = scorer_for(pool, folder, accuracy=1.0)
+    outcome = scorer.score_group(make_group(contract, "train:0", "5", "6"))
+    assert isinstance(outcome, Verdict)
+    assert (outcome.prompt, outcome.completion) == ("Q?", "5")
+
+
+def test_an_eval_group_carries_the_answers_that_were_found(pool, folder) -> None:
+    scorer, contract = scorer_for(pool, folder, accuracy=1.0)
+    group = make_group(contract, "eval:1.0:0", "so <answer> 4 </answer>", "#### 5")
+    outcome = scorer.score_group(group)
+    assert isinstance(outcome, ScoredGroup)
+    assert outcome.extra["answer"] == ("4", "5")
