@@ -74,7 +74,7 @@ def test_the_tokenizer_reads_characters_and_adds_nothing():
 
 
 def test_the_curve_is_drawn_from_the_runs_own_rows(tmp_path):
-    answers = [{"step": step, "rewards": {"accuracy": float(step > 0)}} for step in (0, 0, 5, 5)]
+    answers = [{"step": step, "rewards": [{"accuracy": float(step > 0)}]} for step in (0, 0, 5, 5)]
     accuracy = accuracy_by_step(answers)
     assert accuracy == {0: 0.0, 5: 1.0}
     draw_curve([{"step": 1, "reward": 0.5}], accuracy, tmp_path / "curve.png")

@@ -26,7 +26,7 @@ STAND_IN = {
 PAGE = ROOT / "docs" / "coming-from.md"
 
 
-def write_numina(path: Path, count: int = 40) -> Path:
+def write_numina(path: Path, count: int = 400) -> Path:
     """Rows in the columns of NuminaMath-TIR, Orz-57K and GSM8K, as a recipe expects them."""
     rows = [
         {

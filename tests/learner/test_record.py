@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
+from pyarrow import parquet
 
-from common.messages import Version
+from common.messages import Verdict, Version
+from learner.batch import build_batch
+from learner.completions import completion_rows, completions_path
 from learner.evaluation import Answer, Evaluated
-from learner.record import Recorder
+from learner.intake import Arrivals
+from learner.record import Recorder, group_metrics
+from tests.learner.builders import make_group, make_plan, make_settings
 
 
 @pytest.fixture
@@ -17,7 +23,9 @@ def recorder(tmp_path):
 
 
 def evaluated(step: int, *completions: str) -> Evaluated:
-    answers = (Answer(index, text, 1, "stop", {}) for index, text in enumerate(completions))
+    answers = (
+        Answer(index, (text,), (text,), ({},), (1,), ("stop",)) for index, text in enumerate(completions)
+    )
     return Evaluated(Version(1, step), tuple(answers))
 
 
@@ -31,7 +39,7 @@ def test_a_resume_keeps_the_rows_up_to_its_step(recorder, tmp_path):
 
 @pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x0c"])
 def test_line_separators_inside_a_completion_end_no_row(recorder, separator):
-    recorder.evaluation(evaluated(0, f"a{separator}b"), [{}])
+    recorder.evaluation(evaluated(0, f"a{separator}b"), [{}], {})
     recorder.cut_after(0)
     assert recorder.evaluated_steps() == {0}
 
@@ -39,13 +47,50 @@ def test_line_separators_inside_a_completion_end_no_row(recorder, separator):
 def test_a_torn_row_hides_none_that_come_after_it(recorder, tmp_path):
     (tmp_path / "evaluations.jsonl").write_text('{"step": 0, "ver')
     recorder.cut_after(0)
-    recorder.evaluation(evaluated(4, "2"), [{}])
+    recorder.evaluation(evaluated(4, "2"), [{}], {})
     assert recorder.evaluated_steps() == {4}
 
 
 def test_half_an_evaluation_is_none(recorder, tmp_path):
-    recorder.evaluation(evaluated(0, "1", "2"), [{}, {}])
+    recorder.evaluation(evaluated(0, "1", "2"), [{}, {}], {})
     path = tmp_path / "evaluations.jsonl"
     path.write_text(path.read_text()[:-20])
     recorder.cut_after(0)
     assert recorder.evaluated_steps() == set()
+
+
+def test_completions_are_tables_by_step_and_come_back_whole(recorder, tmp_path):
+    settings = make_settings()
+    plan = make_plan(settings)
+    scored = make_group(plan.source.train("train:0", Version(1, 0)))
+    batch = build_batch([scored], plan.reward_weights, 0, settings)
+    filtered = Verdict(
+        "train:1", "filtered", "no spread", {"accuracy": (0.0, 0.0)}, (3, 3), {}, "1+1=", "3"
+    )
+    recorder.completions(1, completion_rows(1, [scored], [filtered], batch, plan.reward_weights))
+    rows = parquet.read_table(completions_path(tmp_path, 1)).to_pylist()
+    assert [(row["ticket"], row["index"], row["state"]) for row in rows] == [
+        ("train:0", 0, "trained"), ("train:0", 1, "trained"), ("train:1", 0, "filtered"),
+    ]  # fmt: skip
+    assert [row["accuracy"] for row in rows] == [1.0, 0.0, 0.0]
+    assert rows[0]["advantage"] == -rows[1]["advantage"] > 0
+    assert (rows[2]["prompt"], rows[2]["completion"]) == ("1+1=", "3")
+    assert rows[0]["versions"] == "1.0:0-3"
+
+
+def test_what_rewards_logged_and_could_not_score_is_counted():
+    settings = make_settings()
+    plan = make_plan(settings)
+    whole = make_group(plan.source.train("train:0", Version(1, 0)), rewards=(1.0, None))
+    logged = replace(whole, metrics={"letters": 3.0}, failures=("", "it hung"))
+    other = replace(make_group(plan.source.train("train:1", Version(1, 0))), metrics={"letters": 5.0})
+    metrics = group_metrics([logged, other], Arrivals(), plan.reward_weights)
+    assert metrics["letters"] == 4.0
+    assert metrics["rewards/unscored"] == 1
+    assert metrics["rewards/accuracy/none"] == 0
+    assert group_metrics([whole, other], Arrivals(), plan.reward_weights)["rewards/accuracy/none"] == 1
+
+
+def test_the_final_figures_are_files(recorder, tmp_path):
+    recorder.results("eval", {"step": 3, "eval/pass@1": 0.5})
+    assert json.loads((tmp_path / "eval_results.json").read_text())["eval/pass@1"] == 0.5
