@@ -33,8 +33,9 @@ _SHORTEST_MEAN_S, _LONGEST_MEAN_S = 0.5, 1.5
 """Where a run starts slowly its pace promises too much time: then the deck would be spent too late."""
 _START_STEPS = 12
 """Steps of a short run beside its share: its start takes as long as that of a whole one."""
-_CALM = 0.05
-"""Share of the steps at the end in which no kill is planned: what a kill broke has to mend."""
+_CALM = 0.25
+"""Share of the steps at the end in which no kill is planned: they are the fastest, once all learner and
+server cards are dealt, and what a kill broke has to mend."""
 
 _AGAIN = 0.25
 """How often a learner may be killed that has not made a step since it was killed last."""
