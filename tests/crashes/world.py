@@ -271,7 +271,7 @@ class World:
             run=self._run_settings,
             rewarder=RewarderSettings(workers=1),
         )
-        rewarders.loop.run(command, stop_on_signals(), {})
+        rewarders.loop.run(command, stop_on_signals())
 
     # What it left behind
 

@@ -43,7 +43,7 @@ CASES = {
         "rewarder.1", 81,
         ("learner: DeadlineExceeded: nothing came back for", "1 in rollouts held by rewarder-",
          "-{pid}-",
-         "(train:0 for"),
+         " s at attempt 1"),
         variables={"LEARNER_REWARDS": f"{BAD_REWARDS}:hang", "REWARDER_TIMEOUT_S": "60"},
     ),
     "a reward that always raises": Case(
