@@ -80,7 +80,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     try:
         yield aside
         _sync_tree(aside, kind)
-    except BaseException as error:
+    except BaseException as error:  # whatever it is, nothing half written stays
         full = _full_disk(aside) if isinstance(error, Exception) else None
         shutil.rmtree(aside, ignore_errors=True)
         if full is not None:

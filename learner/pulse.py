@@ -68,6 +68,7 @@ class Pulse:
         self._patience.renew()
 
     def _run(self) -> None:
+        superseded = False
         while not self._left.wait(min(self._lease_s / 4, _LONGEST_PAUSE_S)):
             if self._patience.look():
                 self._on_stall(
@@ -75,9 +76,11 @@ class Pulse:
                     "(LEARNER_STALL_TIMEOUT_S): it hangs there, or needs a larger limit"
                 )
                 return
+            if superseded:
+                continue
             try:
                 self._queue.beat(self._lease_s, self._phase)
-            except RunTaken:  # a successor has the lease; the main loop learns it at its next call
-                return
+            except RunTaken:  # the main loop learns it at its next call, unless it hangs: watch on
+                superseded = True
             except PenstockError as error:  # the main loop meets the same server and reports it
                 log.warning("the learner's lease was not renewed", cause=str(error))

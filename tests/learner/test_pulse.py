@@ -66,10 +66,16 @@ def test_a_superseded_learner_leaves_its_successors_lease_alone(queue, connectio
         LearnerQueue(connection, keys, 3).claim("nonce", "third", 1.0)
 
 
-def test_a_superseded_learner_gives_no_more_signs_of_life(queue, connection, keys):
-    with Pulse(queue, lease_s=0.1, stall_timeout_s=60.0) as pulse:
+def test_a_superseded_learner_gives_no_more_signs_of_life_and_is_watched_on(
+    queue, connection, keys, monkeypatch
+):
+    beats, said = [], []
+    monkeypatch.setattr(queue, "beat", lambda *args, beat=queue.beat: (beats.append(args), beat(*args)))
+    with Pulse(queue, lease_s=0.1, stall_timeout_s=0.5, on_stall=said.append):
         LearnerQueue(connection, keys, 2).claim("nonce", "next", 3600.0, ["test"])
-        wait_until(lambda: not pulse._thread.is_alive(), "the end of its pulse")
+        count = len(beats)
+        wait_until(lambda: said, "the stall of its main loop")
+        assert len(beats) <= count + 2  # one under way, and the one that learned it
 
 
 def test_a_hanging_main_loop_does_not_keep_the_process():
