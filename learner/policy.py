@@ -242,6 +242,12 @@ def _record(row: Row, tokens: LossTokens, terms: LossTerms, first: bool) -> Toke
     values = (
         tokens.logprobs_N.detach(), tokens.behaviour_N, terms.ratio_N, tokens.entropy_N.detach(),
         terms.kl_N, terms.clipped_low_N, terms.clipped_high_N, terms.bounded_N, row.staleness_N,
-        torch.full_like(row.mask_N, first),
+        _oldest_N(row).eq(0).logical_and(torch.tensor(first)),
     )  # fmt: skip
     return TokenRecord(*(value[row.mask_N].cpu().numpy() for value in values))
+
+
+def _oldest_N(row: Row) -> torch.Tensor:
+    """Per token, the staleness of its completion's oldest, (N,)."""
+    oldest_S = row.staleness_N.new_zeros(row.sequences)
+    return oldest_S.scatter_reduce(0, row.sequence_N, row.staleness_N, "amax")[row.sequence_N]

@@ -60,10 +60,10 @@ def update_metrics(update: Update) -> dict[str, Any]:
 
 def agreement(tokens: TokenRecord) -> dict[str, float]:
     """How far trainer and engine differ, over the tokens that both computed with equal weights."""
-    fresh = (tokens.staleness == 0) & tokens.first.astype(bool)
-    if not fresh.any():
+    comparable = tokens.comparable.astype(bool)
+    if not comparable.any():
         return {}
-    difference = np.abs(tokens.logprobs[fresh] - tokens.behaviour[fresh])
+    difference = np.abs(tokens.logprobs[comparable] - tokens.behaviour[comparable])
     return {
         "sampling/sampling_logp_difference/mean": float(difference.mean()),
         "sampling/sampling_logp_difference/max": float(difference.max()),

@@ -9,8 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from common.messages import Version
+from learner.batch import build_batch
 from learner.checkpoint import newest_checkpoint
-from tests.learner.builders import claim_next
+from learner.record import agreement
+from tests.learner.builders import claim_next, make_group, make_plan, make_settings
 from tests.learner.trained import Run, make_batch, make_policy, same, weights_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -35,6 +38,23 @@ def test_company_in_a_row_does_not_change_log_probabilities(model_folder):
     alone = [policy.logprobs([sequence])[0] for sequence in sequences]
     for one, other in zip(together, alone, strict=True):
         assert np.allclose(one, other, atol=1e-5)
+
+
+def test_only_completions_of_the_newest_version_are_compared_with_the_engine(model_folder):
+    """Behind a token of older weights the engine's attention holds what these made of it."""
+    ticket = make_plan(make_settings()).source.train("train:0", Version(1, 1))
+    group = make_group(ticket, spans=[(0, 2), (1, 5)])
+    whole = make_group(ticket, spans=[(1, 4)])
+    batch = build_batch([group, whole], {"accuracy": 1.0}, 1, make_settings())
+    tokens = make_policy(model_folder, num_iterations=2).update(batch, 1).tokens
+    compared = tokens.comparable.astype(bool)
+    count = sum(len(rollout.token_ids) for rollout in whole.group.rollouts)
+    assert compared.sum() == count
+    assert (tokens.staleness[~compared] == 0).any()
+    engine, trainer = tokens.behaviour[compared].astype(float), tokens.logprobs[compared]
+    assert agreement(tokens)["sampling/sampling_logp_difference/max"] == pytest.approx(
+        np.abs(trainer - engine).max()
+    )
 
 
 def test_a_loaded_policy_goes_on_as_the_saved_one(model_folder, tmp_path):
