@@ -27,7 +27,7 @@ demo: install
 	$(BIN)/penstock demo --seed $(SEED) $(DEMO_FLAGS)
 
 test: install check
-	$(BIN)/python -m pytest -m 'not engine and not e2e' --durations=5
+	$(BIN)/python -m pytest -m 'not engine and not e2e' -n 2 --dist loadfile --durations=5
 	$(BIN)/python -m pytest -m 'engine' --durations=5
 	$(BIN)/python -m pytest -m 'e2e and not engine' -n 2 --dist loadfile --durations=20
 

@@ -242,7 +242,7 @@ def _record(row: Row, tokens: LossTokens, terms: LossTerms, first: bool) -> Toke
     values = (
         tokens.logprobs_N.detach(), tokens.behaviour_N, terms.ratio_N, tokens.entropy_N.detach(),
         terms.kl_N, terms.clipped_low_N, terms.clipped_high_N, terms.bounded_N, row.staleness_N,
-        _oldest_N(row).eq(0).logical_and(torch.tensor(first)),
+        _oldest_N(row), torch.full_like(row.mask_N, first),
     )  # fmt: skip
     return TokenRecord(*(value[row.mask_N].cpu().numpy() for value in values))
 

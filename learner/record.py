@@ -59,11 +59,14 @@ def update_metrics(update: Update) -> dict[str, Any]:
 
 
 def agreement(tokens: TokenRecord) -> dict[str, float]:
-    """How far trainer and engine differ, over the tokens that both computed with equal weights."""
-    comparable = tokens.comparable.astype(bool)
-    if not comparable.any():
+    """How far trainer and engine differ, over the tokens that both computed with equal weights.
+
+    Behind an older token the engine's attention still reads what older weights made of it.
+    """
+    equal = (tokens.oldest == 0) & tokens.first.astype(bool)
+    if not equal.any():
         return {}
-    difference = np.abs(tokens.logprobs[comparable] - tokens.behaviour[comparable])
+    difference = np.abs(tokens.logprobs[equal] - tokens.behaviour[equal])
     return {
         "sampling/sampling_logp_difference/mean": float(difference.mean()),
         "sampling/sampling_logp_difference/max": float(difference.max()),

@@ -21,10 +21,10 @@ class TokenRecord:
     clipped_high: np.ndarray
     bounded: np.ndarray
     staleness: np.ndarray
-    comparable: np.ndarray
-    """Whether trainer and engine computed its log-probability with the same weights: before any of the
-    Update's optimizer steps, in a completion that the newest version sampled from its first token on.
-    (Behind older tokens the engine's attention still reads what older weights made of them.)"""
+    oldest: np.ndarray
+    """The staleness of its completion's oldest token."""
+    first: np.ndarray
+    """Whether it was computed before any of the Update's optimizer steps."""
 
     @classmethod
     def join(cls, records: Sequence[TokenRecord]) -> TokenRecord:

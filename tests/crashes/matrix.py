@@ -40,7 +40,8 @@ _PLACES = (
     "claims.linked", "journal.before", "appended", "journal.synced", "updated", "recorded",
     "versions.model.safetensors", "versions.synced", "versions.renamed",
     "checkpoints.model.safetensors", "checkpoints.state.json", "checkpoints.manifest.json",
-    "checkpoints.synced", "checkpoints.renamed", "best.best.json", "best.synced", "best.renamed",
+    "checkpoints.synced", "checkpoints.renamed",
+    "best.best.json", "best.model.safetensors", "best.synced", "best.renamed",
 )  # fmt: skip
 """The learner's other places."""
 

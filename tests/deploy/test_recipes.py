@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from dotenv import dotenv_values
 
+from learner.__main__ import main
 from tests.e2e.site import FAKE_PROCFILE, ROOT, Site, make_model
 
 RECIPES = sorted((ROOT / "deploy" / "recipes").glob("*.env"))
@@ -58,14 +57,19 @@ def model(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_resolves_and_says_how_many_steps_it_makes(recipe, model, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "learner", "--dry-run", "--env-file", str(recipe)],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
-        env=os.environ | variables_for(recipe, tmp_path) | {"LEARNER_MODEL": str(model)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"steps\W+[1-9]", done.stdout), done.stdout
+def test_a_recipe_resolves_and_says_how_many_steps_it_makes(
+    recipe, model, tmp_path, monkeypatch, capsys
+):
+    variables = variables_for(recipe, tmp_path) | {"LEARNER_MODEL": str(model)}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["learner", "--dry-run", "--env-file", str(recipe)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert ended.value.code == 0, said.err
+    assert re.search(r"steps\W+[1-9]", said.out), said.out
 
 
 @pytest.mark.e2e

@@ -47,7 +47,7 @@ def test_only_completions_of_the_newest_version_are_compared_with_the_engine(mod
     whole = make_group(ticket, spans=[(1, 4)])
     batch = build_batch([group, whole], {"accuracy": 1.0}, 1, make_settings())
     tokens = make_policy(model_folder, num_iterations=2).update(batch, 1).tokens
-    compared = tokens.comparable.astype(bool)
+    compared = (tokens.oldest == 0) & tokens.first.astype(bool)
     count = sum(len(rollout.token_ids) for rollout in whole.group.rollouts)
     assert compared.sum() == count
     assert (tokens.staleness[~compared] == 0).any()

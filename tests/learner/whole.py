@@ -7,8 +7,6 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
-
 from common.codec import decode, encode
 from common.connection import Connection
 from common.errors import PenstockError
@@ -38,7 +36,7 @@ class FakePolicy:
             raise Killed
         self.updates += 1
         skipped = int(self.updates in self.skips)
-        return Update(0.0, 0.0, 0.0, 1, skipped, 1.0, TokenRecord(*(np.zeros(0),) * 10))
+        return Update(0.0, 0.0, 0.0, 1, skipped, 1.0, TokenRecord.join([]))
 
     def export(self, folder: Path):
         folder.mkdir(exist_ok=True)

@@ -12,6 +12,8 @@ from rewarders.pool import ScoringFailed, ScoringPool
 from tests.rewarders.stand_ins import reward
 from tests.rewarders.test_pool import arguments
 
+pytestmark = pytest.mark.e2e  # some seconds each
+
 TEXTS = {
     "a tower of powers": "$9^{9^{9^{9}}}$",
     "a large factorial": "$10000000!$",
