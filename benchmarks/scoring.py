@@ -23,6 +23,8 @@ from common.settings import RewarderSettings
 from rewarders.pool import ScoringFailed, ScoringPool
 
 GOAL = 0.9
+_WARM_UP = 100
+"""Groups scored before the clock starts."""
 _HANG = "import time\ndef hang(completions):\n    time.sleep(3600)\n"
 _ACCURACY = RewardSpec("accuracy")
 _GROUP = {
@@ -34,7 +36,11 @@ _GROUP = {
 
 
 def rate(pool: ScoringPool, seconds: float) -> float:
-    """Groups per second that one thread scores."""
+    """Groups per second that one thread scores, once the process that it gets is warm: the one that
+    took the place of a killed one starts with empty caches.
+    """
+    for _ in range(_WARM_UP):
+        pool.score(_ACCURACY, _GROUP)
     done, began = 0, time.monotonic()
     while time.monotonic() - began < seconds:
         pool.score(_ACCURACY, _GROUP)
@@ -73,9 +79,8 @@ def main() -> int:
         path.write_text(_HANG)
         Path(folder).chmod(0o755)
         hang = RewardSpec("hang", source=str(path), digest=hashlib.sha256(_HANG.encode()).hexdigest())
-        with ScoringPool(RewarderSettings(workers=2, timeout_s=options.seconds + 1.0)) as pool:
+        with ScoringPool(RewarderSettings(workers=2, timeout_s=options.seconds + 3.0)) as pool:
             pool.start()
-            rate(pool, 1.0)  # the first ones fill caches
             ratios, rates = [], []
             for _ in range(options.rounds):
                 free = rate(pool, options.seconds)
