@@ -66,6 +66,8 @@ def main() -> int:
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="penstock-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        parser.error(f"--folder {folder} is not empty: a run in it would go on; give a new one")
     say(f"the run's folder and its processes' lines (roles.log) are in {folder}")
     plan = make_plan(options.seconds)
     plan = replace(plan, limit_s=options.limit_s or plan.limit_s)

@@ -32,7 +32,7 @@ _WHOLE_DECK = {
 _SHORTEST_MEAN_S, _LONGEST_MEAN_S = 0.5, 1.5
 """Where a run starts slowly its pace promises too much time: then the deck would be spent too late."""
 _START_STEPS = 12
-"""Steps of a short run beside its share: its start takes as long as that of a whole one."""
+"""Of these, whatever the run's size: the start of a short run takes as long as that of a whole one."""
 _CALM = 0.25
 """Share of the steps at the end in which no kill is planned: they are the fastest, once all learner and
 server cards are dealt, and what a kill broke has to mend."""
@@ -83,8 +83,8 @@ def make_plan(seconds: float) -> Plan:
         groups=int(1000 * share),
         updates=int(50 * share),
     )
-    steps = _WHOLE_STEPS if share == 1 else _START_STEPS + round(_WHOLE_STEPS * share)
-    # The short form has the same start and end to get through.
+    steps = _START_STEPS + round((_WHOLE_STEPS - _START_STEPS) * share)
+    # A short run has the same start and end to get through.
     return Plan(deck, steps, max(seconds, 300.0), floors)
 
 
