@@ -66,8 +66,8 @@ def decode_outcome(data: bytes) -> Outcome:
 
 
 def pack(value: PlainData) -> bytes:
-    """Plain data (numbers, strings, bytes, lists, maps) to msgpack."""
-    return msgpack.packb(value, use_bin_type=True)
+    """Plain data (numbers, strings, bytes, lists, maps) to msgpack; lone surrogates are written out."""
+    return msgpack.packb(value, use_bin_type=True, unicode_errors="backslashreplace")
 
 
 def unpack(data: bytes) -> PlainData:

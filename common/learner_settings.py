@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
 
-from common.reward_spec import BUILT_IN, LANGUAGES, split_reward
+from common.reward_spec import BUILT_IN, COLUMNS, LANGUAGES, split_reward
 from common.settings import Names, Numbers, Section, split_commas
 
 Trackers = Annotated[list[Literal["wandb", "tensorboard"]], NoDecode, BeforeValidator(split_commas)]
@@ -107,6 +107,9 @@ class RewardSettings(RewardOptions):
     filter_zero_std: bool = Field(True, description="groups without spread are not trained")
     max_resample_times: int = Field(
         3, ge=0, description="extra rounds of groups for one batch before it is taken smaller"
+    )
+    max_empty_updates: int = Field(
+        3, ge=1, description="batches in a row without one usable group, after which the run ends"
     )
     advantage_estimator: AdvantageEstimator = Field(
         "grpo", description="baseline: the group's mean, the group's others, the batch's mean"
@@ -297,6 +300,11 @@ class LearnerSettings(
             )
         if len(set(names)) < len(names):
             raise ValueError(f"LEARNER_REWARDS: two rewards have one name: {', '.join(names)}")
+        if taken := set(names) & set(COLUMNS):
+            raise ValueError(
+                f"LEARNER_REWARDS: a reward cannot be called {', '.join(sorted(taken))}: the table of "
+                "completions has a column of that name beside one per reward; rename the function"
+            )
         if "language_consistency" in names and self.target_language not in LANGUAGES:
             raise ValueError(
                 f"LEARNER_TARGET_LANGUAGE: {self.target_language!r} is not known; expected one of "

@@ -195,7 +195,8 @@ class ScoredGroup:
 class Verdict:
     """The end of a ticket without a group; what is small enough to count or to show rides along.
 
-    `prompt` and `completion` are the beginnings of the question and of the first completion.
+    `prompt` and `completion` are the beginnings of the question and of the first completion that has
+    a reward.
     """
 
     ticket_id: str

@@ -23,6 +23,7 @@ from common.monitor import (
     read_status,
 )
 from common.role import print_settings, started_server
+from common.text import printable
 
 _WATCH_EVERY_S = 1.0
 _DEAD_SHOWN = 50
@@ -79,7 +80,7 @@ def watch(connection: Connection, run: str, _flags: set[str]) -> int:
 def dead(connection: Connection, run: str, _flags: set[str]) -> int:
     """`queues dead`."""
     for ticket, reason in read_dead(connection, run, _DEAD_SHOWN):
-        print(f"{ticket:<24}{reason}")
+        print(f"{ticket:<24}{printable(reason)}")
     return 0
 
 
@@ -120,7 +121,7 @@ def run(arguments: list[str]) -> int:
     try:
         return _dispatch(arguments[0], arguments[1:])
     except PenstockError as error:
-        print(f"queues: {type(error).__name__}: {error}", file=sys.stderr)
+        print(printable(f"queues: {type(error).__name__}: {error}"), file=sys.stderr)
         return error.exit_code
 
 

@@ -31,6 +31,13 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
 NEED_GOLD = frozenset({"accuracy", "acc", "base_acc", "correctness", "cosine", "length"})
 """The built-in rewards that need a gold answer."""
 
+COLUMNS = (
+    "step", "prompt", "completion", "advantage", "reward", "ticket", "index", "state", "failure",
+    "completion_length", "finish_reason", "staleness_mean", "staleness_max", "versions", "solution",
+    "extra",
+)  # fmt: skip
+"""Columns of the table of completions; each reward gets one more, of its name."""
+
 LANGUAGES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("en", "de", "es", "fr", "id", "it", "nl", "pl", "pt", "tr", "vi"), ("LATIN",)),
     **dict.fromkeys(("ru", "uk"), ("CYRILLIC",)),

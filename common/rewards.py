@@ -12,6 +12,12 @@ import numpy as np
 Rewards = Mapping[str, Sequence[float | None]]
 
 
+def first_scored(rewards: Rewards) -> int:
+    """Index of the first rollout that has a reward; 0 if none has."""
+    rows = zip(*rewards.values(), strict=True)
+    return next((index for index, row in enumerate(rows) if any(v is not None for v in row)), 0)
+
+
 def total_rewards(rewards: Rewards, weights: Mapping[str, float]) -> np.ndarray:
     """Weighted sum over the rewards that apply, (G,) float64; NaN where none applies.
 

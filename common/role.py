@@ -24,6 +24,7 @@ from common.errors import ConfigError, PenstockError
 from common.guard import guard_children
 from common.log import configure_logs, get_logger
 from common.settings import RunSettings
+from common.text import printable
 
 log = get_logger(__name__)
 
@@ -50,7 +51,7 @@ def run_role(
         guard_children()
         run(settings, stop_on_signals())
     except PenstockError as error:
-        print(f"{role}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        print(printable(f"{role}: {type(error).__name__}: {error}"), file=sys.stderr, flush=True)
         return error.exit_code
     return 0
 

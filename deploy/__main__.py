@@ -29,11 +29,12 @@ def run(arguments: list[str]) -> int:
     """Run one subcommand; returns the exit code."""
     name, rest = parse_arguments(arguments)
     from common.errors import PenstockError
+    from common.text import printable
 
     try:
         return int(import_module(COMMANDS[name][0]).main(rest) or 0)
     except PenstockError as error:
-        print(f"penstock: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        print(printable(f"penstock: {type(error).__name__}: {error}"), file=sys.stderr, flush=True)
         return error.exit_code
 
 

@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from common.command import RunCommand, load
+from common.command import LearnerCommand, load
 from common.errors import ConfigError
 from deploy.up import run_up
 
@@ -33,11 +33,15 @@ def main(arguments: list[str]) -> int:
     }
     os.environ.update(given | {"LEARNER_EVALUATE_ONLY": "true"})
     files = ["--env-file", options.env_file] if options.env_file else []
-    folder = load(RunCommand, "penstock evaluate", files).run.folder
+    settings = load(LearnerCommand, "penstock evaluate", files)
+    folder = settings.run.folder
     results = folder / "eval_results.json"
     if results.is_file() or (folder / "journal").exists():
         raise ConfigError(f"{folder} is there already: choose another --name, or remove it")
     code = run_up(files)
+    if code == 0 and not results.is_file():
+        print(f"\nStopped before all answers were there. To start again, remove {folder}")
+        return 1
     if code == 0:
         print_results(results)
     return code

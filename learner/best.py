@@ -22,16 +22,31 @@ def read_best(run_folder: Path) -> dict[str, Any] | None:
 
 
 def keep_if_best(
-    run_folder: Path, model: Path, version: Version, metric: str, value: float, disk: Disk
+    run_folder: Path,
+    model: Path,
+    version: Version,
+    metric: str,
+    value: float,
+    answered: int,
+    disk: Disk,
 ) -> bool:
-    """Keep the model of a version if no earlier one was as good; says whether it is kept."""
+    """Keep the model of a version if no earlier one was as good; says whether it is kept.
+
+    One with fewer questions `answered` than the best so far is not compared with it: those that are
+    left may be the easier ones.
+    """
     best = read_best(run_folder)
-    if best is not None and best["metric"] == metric and value <= best["value"]:
-        return False
+    if best is not None and best["metric"] == metric:
+        better = value > best["value"] and answered >= best.get("answered", 0)
+        if not better:
+            return False
     folder = run_folder / FOLDER / f"{version.step:08d}"
     if folder.exists():  # the same step of an earlier lineage
         shutil.rmtree(folder)
-    note = {"step": version.step, "version": str(version), "metric": metric, "value": value}
+    note = {
+        "step": version.step, "version": str(version), "metric": metric, "value": value,
+        "answered": answered,
+    }  # fmt: skip
     disk.write("the best model", folder, lambda: _copy(model, folder, note), folder_size(model))
     for old in (run_folder / FOLDER).glob("[0-9]*"):
         if old != folder:

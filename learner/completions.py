@@ -2,10 +2,10 @@
 
     step, prompt, completion, advantage, one column per reward      as TRL
     ticket, index, state                                            the group, its rollout, its fate
-    reward, length, finish_reason, staleness_mean, staleness_max, versions, failure, solution
+    reward, completion_length, finish_reason, staleness_mean, staleness_max, versions, failure, solution
     and what rewards gave to log_extra
 
-Of a group that was filtered there is the first completion, and its rewards; `state` says so.
+Of a group that was filtered there is the first completion that has rewards; `state` says so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from common.messages import Rollout, ScoredGroup, Verdict
-from common.rewards import total_rewards
+from common.rewards import first_scored, total_rewards
+from common.text import as_text
 from learner.batch import Batch, token_staleness
 
 FOLDER = "completions"
@@ -67,7 +68,7 @@ def _row(
         "index": index,
         "state": "failed" if scored.failures and scored.failures[index] else "trained",
         "failure": scored.failures[index] if scored.failures else "",
-        "length": len(rollout.token_ids),
+        "completion_length": len(rollout.token_ids),
         "finish_reason": rollout.finish_reason,
         "staleness_mean": float(staleness.mean()),
         "staleness_max": int(staleness.max()),
@@ -78,19 +79,20 @@ def _row(
 
 
 def _filtered_row(step: int, verdict: Verdict, weights: Mapping[str, float]) -> dict[str, Any]:
-    total = float(total_rewards(verdict.rewards, weights)[0])
+    index = first_scored(verdict.rewards)
+    total = float(total_rewards(verdict.rewards, weights)[index])
     return {
         "step": step,
         "prompt": verdict.prompt,
         "completion": verdict.completion,
         "advantage": 0.0,
-        **{name: values[0] for name, values in verdict.rewards.items()},
+        **{name: values[index] for name, values in verdict.rewards.items()},
         "reward": None if np.isnan(total) else total,
         "ticket": verdict.ticket_id,
-        "index": 0,
+        "index": index,
         "state": "filtered",
         "failure": verdict.reason,
-        "length": verdict.lengths[0] if verdict.lengths else 0,
+        "completion_length": verdict.lengths[index] if verdict.lengths else 0,
         "finish_reason": "",
         "staleness_mean": None,
         "staleness_max": None,
@@ -103,11 +105,6 @@ def _filtered_row(step: int, verdict: Verdict, weights: Mapping[str, float]) -> 
 def _versions(rollout: Rollout) -> str:
     """Which tokens were sampled by which version, such as `1.0:0-182 1.1:182-200`."""
     return " ".join(f"{span.version}:{span.start}-{span.end}" for span in rollout.spans)
-
-
-def as_text(value: Any) -> str:
-    """A text as it is, anything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def to_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:

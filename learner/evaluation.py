@@ -24,7 +24,8 @@ _READ = 64
 class Answer:
     """What came of one held-out question: K completions, `answers` what the rewarder found in each.
 
-    There is none when its ticket died; `reason` says why.
+    There is none when its ticket died; `reason` says why. `failures` says per completion why it could
+    not be scored, "" if it was; it is empty if all were.
     """
 
     index: int
@@ -34,6 +35,12 @@ class Answer:
     lengths: tuple[int, ...] = ()
     finish_reasons: tuple[str, ...] = ()
     reason: str = ""
+    failures: tuple[str, ...] = ()
+
+    def scored(self) -> list[int]:
+        """Indices of the completions that could be scored."""
+        failures = self.failures or ("",) * len(self.completions)
+        return [index for index, failure in enumerate(failures) if not failure]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +127,7 @@ class Evaluator:
             ),
             tuple(len(rollout.token_ids) for rollout in rollouts),
             tuple(rollout.finish_reason for rollout in rollouts),
+            failures=outcome.failures,
         )
         self._books.ledger.close(ticket, "evaluated", str(self._version))
 

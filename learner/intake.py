@@ -126,7 +126,7 @@ class Intake:
         self._drop_over_lag(step)
         size = self._settings.groups_per_step
         chosen, may_be_smaller = self._choose(step, size)
-        if len(chosen) < size and not (self._spent() and may_be_smaller):
+        if len(chosen) < size and not (self._spent(len(chosen)) and may_be_smaller):
             return None
         if not chosen:
             raise NoSignal(
@@ -144,10 +144,16 @@ class Intake:
         arrivals.total_dropped = self._ledger.total_dropped
         return arrivals
 
-    def _spent(self) -> bool:
-        """Whether enough groups came without signal to go on with what there is."""
-        size, times = self._settings.groups_per_step, self._settings.max_resample_times
-        return self.arrivals.without_signal > times * size
+    def _spent(self, usable: int) -> bool:
+        """Whether all rounds for this batch came back, so that it goes on with what there is.
+
+        A round is groups_per_step groups. Where there is nothing to go on with, the rounds of the
+        next batches are waited for as well, max_empty_updates in all.
+        """
+        rounds = 1 + self._settings.max_resample_times
+        if not usable:
+            rounds *= self._settings.max_empty_updates
+        return self.arrivals.without_signal + usable >= rounds * self._settings.groups_per_step
 
     def _drop_over_lag(self, step: int) -> None:
         for ticket, scored in list(self._held.items()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -13,17 +14,17 @@ from common.codec import encode, pack
 from common.command import LearnerCommand
 from common.connection import Connection
 from common.disk import Disk
-from common.errors import NotFinite
+from common.errors import NoSignal, NotFinite
 from common.failpoint import failpoint
 from common.files import remove_asides, write_whole
 from common.keys import Keys
 from common.learner_settings import LearnerSettings
 from common.lock import holder_name, of_this_host
 from common.log import get_logger
-from common.messages import ScoredGroup, Version
+from common.messages import ScoredGroup, Verdict, Version
 from common.protocol import RunView
 from common.role import connect
-from learner.batch import build_batch
+from learner.batch import Batch, build_batch
 from learner.best import keep_if_best
 from learner.books import Books
 from learner.checkpoint import (
@@ -115,6 +116,7 @@ def lead_alone(
         claim = claim_incarnation(folder, number, newest_position(folder))
         remove_asides(folder / "versions")
         remove_asides(folder / "checkpoints")
+        remove_asides(folder / "best")
         queue.set_state("running")  # an earlier learner of the run may have said "ended"
         queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
         checkpoint = newest_checkpoint(folder, claim)
@@ -205,7 +207,12 @@ class Learner:
         log.info("training", step=self._step, steps=self._plan.steps, credit=self._settings.credit)
         while self._step < self._plan.steps:
             started = time.monotonic()
-            groups = self._flow.take_groups(self._step)
+            try:
+                groups = self._flow.take_groups(self._step)
+            except NoSignal:  # the record shows what nothing could be learned from
+                arrivals = self._flow.intake.take_arrivals()
+                self._record_completions(self._step + 1, [], arrivals, Batch(()))
+                raise
             if groups is None:
                 break
             self._note_evaluations()
@@ -230,13 +237,7 @@ class Learner:
             if self._peak:
                 metrics["perf/mfu"] = update.flops / update_s / (self._peak * world_size())
             self._record(metrics)
-            if self._settings.log_completions:
-                self._recorder.completions(
-                    self._step,
-                    completion_rows(
-                        self._step, groups, arrivals.filtered, batch, self._plan.reward_weights
-                    ),
-                )
+            self._record_completions(self._step, groups, arrivals, batch)
             failpoint("recorded")
             due = self._step - self._saved >= self._settings.save_steps
             if due and self._step < self._plan.steps:  # the last one is made when the books are closed
@@ -255,11 +256,24 @@ class Learner:
             step=step,
             version=f"{self._claim.incarnation}.{self._step}",
             groups=encode_groups(groups),
+            filtered=[encode(verdict) for verdict in self._shown(arrivals)],
             reward_weights=self._plan.reward_weights,
             settings=self._settings.model_dump(mode="json"),
             metrics=metrics,
         )
         return metrics
+
+    def _shown(self, arrivals: Arrivals) -> list[Verdict]:
+        """The filtered groups that the record of completions is to show."""
+        return arrivals.filtered if self._settings.log_completions else []
+
+    def _record_completions(
+        self, step: int, groups: list[ScoredGroup], arrivals: Arrivals, batch: Batch
+    ) -> None:
+        weights = self._plan.reward_weights
+        rows = completion_rows(step, groups, self._shown(arrivals), batch, weights)
+        if rows and self._settings.log_completions:
+            self._recorder.completions(step, rows)
 
     def _watch_finite(self, update: Update, groups: list[ScoredGroup]) -> None:
         """Keep a batch whose gradients were not finite; raises NotFinite after too many in a row."""
@@ -299,18 +313,20 @@ class Learner:
         while self._flow.evaluated:
             result = self._flow.evaluated.pop(0)
             metrics = summarise(result.answers, self._settings.main_reward)
-            self._recorder.evaluation(result, columns, metrics)
             self._recorder.results("eval", {"step": result.version.step, **metrics})
+            self._keep_if_best(result.version, metrics)
+            self._recorder.evaluation(result, columns, metrics)  # last: what is there is not done again
             shown = {name.removeprefix("eval/"): round(value, 4) for name, value in metrics.items()}
             log.info("evaluation", step=result.version.step, **shown)
-            self._keep_if_best(result.version, metrics)
 
     def _keep_if_best(self, version: Version, metrics: dict[str, float]) -> None:
         metric = f"eval/rewards/{self._settings.main_reward}/mean"
         if not self._settings.save_best_model or metric not in metrics:
             return
         model = version_folder(self._folder, version)
-        if keep_if_best(self._folder, model, version, metric, metrics[metric], self._disk):
+        answered = int(metrics["eval/questions"] - metrics["eval/unanswered"])
+        value = metrics[metric]
+        if keep_if_best(self._folder, model, version, metric, value, answered, self._disk):
             log.info("the best model so far", step=version.step, **{metric: metrics[metric]})
 
     def _record(self, metrics: dict[str, Any]) -> None:
@@ -319,7 +335,7 @@ class Learner:
         self._last = metrics
         log.info(
             f"step {self._step}/{self._plan.steps}",
-            reward=round(metrics["reward"], 3),
+            reward=round(metrics.get("reward", math.nan), 3),
             staleness=round(metrics.get("sample/staleness_mean", 0.0), 2),
             tokens_per_s=round(metrics["perf/tokens_per_s"]),
             wait_s=round(metrics["perf/rollout_wait_s"], 2),

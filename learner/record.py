@@ -87,14 +87,16 @@ def group_metrics(
     lengths = [len(r.token_ids) for group in groups for r in group.group.rollouts]
     clipped = [r.finish_reason == "length" for group in groups for r in group.group.rollouts]
     all_lengths = lengths + [n for verdict in arrivals.filtered for n in verdict.lengths]
+    applied = [total[~np.isnan(total)] for total in totals]
+    spreads = [np.std(total, ddof=1) for total in applied if len(total) > 1]
     logged = [group.metrics for group in groups] + [verdict.metrics for verdict in arrivals.filtered]
     custom = sorted({name for found in logged for name in found})
     failures = [failure for group in groups for failure in group.failures if failure]
     metrics: dict[str, Any] = {
         **{name: float(np.mean([m[name] for m in logged if name in m])) for name in custom},
-        "reward": float(np.mean([np.nanmean(total) for total in totals])),
-        "reward_std": float(np.mean([np.nanstd(total, ddof=1) for total in totals])),
-        "frac_reward_zero_std": float(np.mean([np.nanstd(total) < 1e-6 for total in totals])),
+        **_mean("reward", [np.mean(total) for total in applied if len(total)]),
+        **_mean("reward_std", spreads),
+        **_mean("frac_reward_zero_std", [spread < 1e-6 for spread in spreads]),
         "completions/mean_length": float(np.mean(all_lengths)),
         "completions/min_length": int(min(all_lengths)),
         "completions/max_length": int(max(all_lengths)),
@@ -122,9 +124,15 @@ def _averages(name: str, groups: Sequence[ScoredGroup], weights: dict[str, float
     """Mean reward and length of some groups; nothing of none."""
     if not groups:
         return {}
-    rewards = [np.nanmean(total_rewards(scored.rewards, weights)) for scored in groups]
+    totals = [total_rewards(scored.rewards, weights) for scored in groups]
+    rewards = [np.nanmean(total) for total in totals if not np.isnan(total).all()]
     lengths = [len(rollout.token_ids) for scored in groups for rollout in scored.group.rollouts]
-    return {f"{name}/reward": float(np.mean(rewards)), f"{name}/mean_length": float(np.mean(lengths))}
+    return _mean(f"{name}/reward", rewards) | _mean(f"{name}/mean_length", lengths)
+
+
+def _mean(name: str, values: Sequence[Any]) -> dict[str, float]:
+    """The mean under its name; nothing of none."""
+    return {name: float(np.mean(values))} if len(values) else {}
 
 
 class Recorder:
@@ -138,10 +146,10 @@ class Recorder:
         self._trackers = start_trackers(report_to, folder, run)
 
     def cut_after(self, step: int) -> None:
-        """Drop what a learner that resumes at `step` will write again."""
+        """Drop what a learner that resumes at `step` will write again, and evaluations that are torn."""
         rows = [row for row in self._rows("metrics.jsonl") if row["step"] <= step]
         self._rewrite("metrics.jsonl", rows)
-        self._rewrite("evaluations.jsonl", self._rows("evaluations.jsonl"))
+        self._rewrite("evaluations.jsonl", self._whole_evaluations())
 
     def _rewrite(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
         data, path = "".join(_line(row) for row in rows).encode(), self._folder / name
@@ -149,13 +157,16 @@ class Recorder:
 
     def evaluated_steps(self) -> set[int]:
         """Steps whose version was evaluated, all its answers on disk."""
+        return {row["step"] for row in self._whole_evaluations()}
+
+    def _whole_evaluations(self) -> list[dict[str, Any]]:
         rows = self._rows("evaluations.jsonl")
         counts = Counter((row["step"], row["version"]) for row in rows)
-        return {row["step"] for row in rows if counts[row["step"], row["version"]] == row["questions"]}
+        return [row for row in rows if counts[row["step"], row["version"]] == row["questions"]]
 
     def metrics(self, step: int, metrics: dict[str, Any], track: bool = True) -> None:
         """One line per step; trackers have those that are retrained already."""
-        self._append("metrics.jsonl", {"step": step, **metrics})
+        self._append("metrics.jsonl", {"step": step} | metrics | {"step": step})
         for tracker in self._trackers if track else ():
             tracker.log(metrics, step)
 

@@ -14,7 +14,7 @@ from typing import Any
 from common.codec import decode, encode
 from common.learner_settings import LearnerSettings
 from common.log import get_logger
-from common.messages import ScoredGroup
+from common.messages import ScoredGroup, Verdict
 from learner.batch import build_batch
 from learner.checkpoint import Checkpoint
 from learner.claim import Claim, read_chain
@@ -77,7 +77,8 @@ def relive(
             step = record["step"]
             retrained += 1
             if settings.log_completions:
-                rows = completion_rows(step, groups, (), batch, record["reward_weights"])
+                filtered = [decode(verdict, Verdict) for verdict in record.get("filtered", ())]
+                rows = completion_rows(step, groups, filtered, batch, record["reward_weights"])
                 recorder.completions(step, rows, track=False)
             recorder.metrics(step, record["metrics"] | update_metrics(update), track=False)
             log.info("retrained from the journal", step=step)

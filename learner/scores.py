@@ -14,7 +14,7 @@ import numpy as np
 
 from learner.evaluation import Answer
 
-_CLEAN = re.compile(r"[\s$,]|\\[ ,!;]")
+_CLEAN = re.compile(r"[\s$]|\\[ ,!;]|(?<=\d),(?=\d{3}(?!\d))")
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
@@ -50,50 +50,53 @@ def majority(answers: Sequence[str], right: Sequence[bool]) -> bool:
 def summarise(answers: Sequence[Answer], main_reward: str) -> dict[str, float]:
     """The metrics of an evaluation, by name; of rewards that apply to no answer there is none.
 
-    Questions whose ticket died count as wrong, and in eval/unanswered.
+    What failed is no answer: questions whose ticket died are counted in eval/unanswered, completions
+    that could not be scored in eval/unscored, and neither is in any other figure.
     """
-    given = [answer for answer in answers if answer.completions]
+    given = [answer for answer in answers if answer.scored()]
     metrics: dict[str, float] = {
         "eval/questions": len(answers),
         "eval/unanswered": len(answers) - len(given),
+        "eval/unscored": sum(len(one.completions) - len(one.scored()) for one in answers),
     }
-    for name in sorted({name for answer in given for row in answer.rewards for name in row}):
-        found = [row[name] for answer in given for row in answer.rewards]
-        values = [value for value in found if value is not None]
+    scored = [(answer, index) for answer in given for index in answer.scored()]
+    rows = [answer.rewards[index] for answer, index in scored]
+    for name in sorted({name for row in rows for name in row}):
+        values = [value for row in rows if (value := row[name]) is not None]
         if values:
             metrics[f"eval/rewards/{name}/mean"] = float(np.mean(values))
     if not given:
         return metrics
-    metrics["eval/completions/mean_length"] = float(
-        np.mean([n for answer in given for n in answer.lengths])
-    )
-    metrics["eval/completions/clipped_ratio"] = float(
-        np.mean([reason == "length" for answer in given for reason in answer.finish_reasons])
-    )
-    return metrics | _of_k(answers, given, main_reward)
+    lengths = [answer.lengths[index] for answer, index in scored]
+    clipped = [answer.finish_reasons[index] == "length" for answer, index in scored]
+    metrics["eval/completions/mean_length"] = float(np.mean(lengths))
+    metrics["eval/completions/clipped_ratio"] = float(np.mean(clipped))
+    return metrics | _of_k(given, main_reward)
 
 
-def _of_k(answers: Sequence[Answer], given: Sequence[Answer], main_reward: str) -> dict[str, float]:
-    """avg@k, pass@1, 2, 4, ..., k and maj@k over all questions that have a gold answer."""
-    k = max(len(answer.completions) for answer in given)
-    judged = [
-        answer
-        for answer in answers
-        if not answer.completions or any(row.get(main_reward) is not None for row in answer.rewards)
-    ]
+def _of_k(given: Sequence[Answer], main_reward: str) -> dict[str, float]:
+    """avg@k, pass@1, 2, 4, ..., k and maj@k over the questions that have a gold answer.
+
+    pass@ of a size is over the questions with so many scored completions.
+    """
+    judged = [one for one in given if any(row.get(main_reward) is not None for row in one.rewards)]
     if not judged:
         return {}
+    k = max(len(answer.completions) for answer in judged)
     right = [
-        [(row.get(main_reward) or 0.0) > 0 for row in answer.rewards] or [False] * k for answer in judged
+        [(one.rewards[index].get(main_reward) or 0.0) > 0 for index in one.scored()] for one in judged
     ]
     found = {f"eval/avg@{k}": float(np.mean([np.mean(one) for one in right]))}
     size = 1
     while size <= k:
-        found[f"eval/pass@{size}"] = float(
-            np.mean([pass_at_k(len(one), sum(one), size) for one in right])
-        )
+        chances = [pass_at_k(len(one), sum(one), size) for one in right if len(one) >= size]
+        if chances:
+            found[f"eval/pass@{size}"] = float(np.mean(chances))
         size = k if size < k < 2 * size else 2 * size
     if k > 1:
-        votes = [majority(one.answers, fine) for one, fine in zip(judged, right, strict=True)]
+        votes = [
+            majority([one.answers[index] for index in one.scored()], fine)
+            for one, fine in zip(judged, right, strict=True)
+        ]
         found[f"eval/maj@{k}"] = float(np.mean(votes))
     return found

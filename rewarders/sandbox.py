@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from common.reward_spec import RewardSpec
+from common.text import encodable
 from rewarders.load import load_reward
 from rewarders.user import become
 
@@ -93,7 +94,7 @@ def check_reward(spec: RewardSpec) -> str:
     try:
         load_reward(spec)
     except BaseException as error:  # a user's module is run, and may raise anything
-        return f"{type(error).__name__}: {error}"
+        return encodable(f"{type(error).__name__}: {error}")
     return ""
 
 
@@ -114,7 +115,7 @@ def call_reward(
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
     except BaseException as error:  # rewards run on model text and may raise anything, SystemExit too
-        outcome = Mistake(f"{type(error).__name__}: {error}"[:500])
+        outcome = Mistake(encodable(f"{type(error).__name__}: {error}"[:500]))
     if os.getpid() != own_pid:
         os._exit(0)  # the reward forked: only the scoring process itself may answer
     _end_children()
@@ -133,20 +134,21 @@ class Log:
 
     def log_extra(self, column: str, values: list[Any]) -> None:
         """A column of the completions table, one value per completion; raises ValueError."""
-        plain = json.loads(json.dumps(list(values), default=str))
+        text = json.dumps(list(values), default=str, ensure_ascii=False)
+        plain = json.loads(text.encode("utf-8", "replace"))  # a lone surrogate becomes a question mark
         if len(plain) != self.size:
             raise ValueError(
                 f"log_extra({column!r}) has {len(plain)} values for {self.size} completions"
             )
         if len(json.dumps(plain)) > _EXTRA_BYTES:
             raise ValueError(f"log_extra({column!r}) is larger than {_EXTRA_BYTES} bytes")
-        self.extra[str(column)] = tuple(plain)
+        self.extra[encodable(str(column))] = tuple(plain)
 
     def log_metric(self, name: str, value: float) -> None:
         """A number, averaged over the groups of a step; raises ValueError if it is not finite."""
         if not math.isfinite(value):
             raise ValueError(f"log_metric({name!r}) is {value}")
-        self.metrics[str(name)] = float(value)
+        self.metrics[encodable(str(name))] = float(value)
 
 
 def checked_values(values: Any, count: int) -> tuple[float | None, ...]:

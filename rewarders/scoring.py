@@ -13,16 +13,14 @@ from common.contract import Contract, check_tokenizer
 from common.errors import ContractMismatch, MalformedMessage
 from common.messages import ANSWER, Group, Outcome, ScoredGroup, Verdict
 from common.reward_spec import RewardSpec
-from common.rewards import total_rewards
+from common.rewards import first_scored, total_rewards
+from common.text import SHOWN, as_text
 from rewarders.filtering import why_filtered
 from rewarders.pool import ScoringFailed, ScoringPool
 from rewarders.rewards.answers import final_answer
 
 _SIGNATURE = ("prompts", "completions", "completion_ids", "log_extra", "log_metric")
 """Columns of these names would collide with a reward's own arguments."""
-
-_SHOWN = 2000
-"""Letters of a filtered group's question and completion that go on to the logs."""
 
 
 @dataclass(slots=True)
@@ -60,7 +58,7 @@ class Scorer:
         totals = total_rewards(rewards, self.contract.reward_weights)
         reason = why_filtered(totals, self.contract.filter_zero_std)
         if group.ticket.purpose == "eval":
-            scores.extra[ANSWER] = tuple(final_answer(text).strip()[:_SHOWN] for text in texts)
+            scores.extra[ANSWER] = tuple(final_answer(text).strip()[:SHOWN] for text in texts)
         if reason is None or group.ticket.purpose == "eval":
             failures = tuple(scores.failures) if any(scores.failures) else ()
             return ScoredGroup(
@@ -69,7 +67,8 @@ class Scorer:
         lengths = tuple(len(rollout.token_ids) for rollout in group.rollouts)
         return Verdict(
             group.ticket.id, "filtered", reason, rewards, lengths, scores.metrics,
-            str(group.ticket.columns.get("prompt", ""))[:_SHOWN], texts[0][:_SHOWN],
+            as_text(group.ticket.columns.get("prompt", ""))[:SHOWN],
+            texts[first_scored(rewards)][:SHOWN],
         )  # fmt: skip
 
     def score_texts(self, group: Group, texts: list[str]) -> GroupScores:
@@ -100,13 +99,13 @@ class Scorer:
         """
         try:
             found = self.pool.score(spec, _only(arguments, scores.healthy))
-        except ScoringFailed:
-            self._check_without_completion(spec, arguments)
+        except ScoringFailed as error:
+            self._check_without_completion(spec, arguments, error)
             for index in scores.healthy:
                 try:
                     self.pool.score(spec, _only(arguments, [index]))
-                except ScoringFailed as error:
-                    scores.failures[index] = str(error)
+                except ScoringFailed as alone:
+                    scores.failures[index] = str(alone)
             if not scores.healthy:
                 return
             found = self.pool.score(spec, _only(arguments, scores.healthy))
@@ -116,13 +115,20 @@ class Scorer:
         scores.extra |= {name: tuple(_spread(row, healthy, size)) for name, row in found.extra.items()}
         scores.metrics |= found.metrics
 
-    def _check_without_completion(self, spec: RewardSpec, arguments: dict[str, list[Any]]) -> None:
-        """Raises ScoringFailed if it is the question or the reward itself: no completion is to blame."""
+    def _check_without_completion(
+        self, spec: RewardSpec, arguments: dict[str, list[Any]], found: ScoringFailed
+    ) -> None:
+        """Raises ScoringFailed if it is the question or the reward itself: no completion is to blame.
+
+        `found` is what the group failed with.
+        """
         harmless = _only(arguments, [0]) | {"completions": ["0"], "completion_ids": [[0]]}
         try:
             self.pool.score(spec, harmless)
         except ScoringFailed as error:
-            raise ScoringFailed(f"{error}, for the completion `0` too") from error
+            if str(error) == str(found):
+                raise ScoringFailed(f"{error}, for the completion `0` too") from error
+            raise ScoringFailed(f"{found}; and for the completion `0` alone: {error}") from error
 
     def _arguments(self, group: Group, texts: list[str]) -> dict[str, list[Any]]:
         """What rewards are called with; without a column `prompt` the prompt is that of the tokens."""

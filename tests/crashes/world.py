@@ -34,6 +34,7 @@ from common.reward_spec import RewardSpec
 from common.role import stop_on_signals
 from common.server import LocalServer
 from common.settings import ActorSettings, RewarderSettings, RunSettings
+from learner.best import read_best
 from rewarders.pool import ScoringFailed
 from rewarders.sandbox import Scores
 from tests.crashes.policy import HashPolicy, final_weights, weights_by_the_journal
@@ -287,9 +288,26 @@ class World:
             faults.add(("lost", f"{ticket} was left behind on a stream"))
         for text in judge(self.run_folder)["faults"]:
             faults.add((_kind_of(text), text))
+        best, expected = read_best(self.run_folder), _best_by_the_rows(self.run_folder)
+        if (best and best["step"]) != expected:
+            faults.add(("lost", f"the best model is of {best}, by the evaluations of step {expected}"))
+        if asides := [str(path) for path in self.run_folder.glob("best/.*")]:
+            faults.add(("lost", f"left behind: {asides}"))
         if weights_by_the_journal(self.run_folder) != final_weights(self.run_folder):
             faults.add(("other weights", "the last checkpoint's are not those of the journal's batches"))
         return faults
+
+
+def _best_by_the_rows(run_folder: Path) -> int | None:
+    """The first of the steps with the largest mean reward on held-out questions."""
+    rows = [json.loads(line) for line in (run_folder / "evaluations.jsonl").read_text().splitlines()]
+    means = {}
+    for step in sorted({row["step"] for row in rows}):
+        found = [reward["accuracy"] for row in rows if row["step"] == step for reward in row["rewards"]]
+        values = [value for value in found if value is not None]
+        if values:
+            means[step] = sum(values) / len(values)
+    return max(means, key=lambda step: (means[step], -step), default=None)
 
 
 def prepare_model(folder: Path) -> Path:

@@ -13,7 +13,7 @@ from deploy.samples import main, shown
 
 ROW = {
     "step": 1, "prompt": "1+1=", "completion": "2", "advantage": 0.5, "accuracy": 1.0, "reward": 1.0,
-    "ticket": "train:0", "index": 0, "state": "trained", "failure": "", "length": 2,
+    "ticket": "train:0", "index": 0, "state": "trained", "failure": "", "completion_length": 2,
     "finish_reason": "stop", "staleness_mean": 0.0, "staleness_max": 0, "versions": "1.0:0-2",
     "solution": "2", "extra": "{}",
 }  # fmt: skip
@@ -94,7 +94,7 @@ def test_nothing_in_a_text_commands_the_terminal():
     [
         (("--step", "7"), "no completions of step 7; there are 1 to 2"),
         (("--evaluations",), "set LEARNER_EVAL_DATASET"),
-        (("--step", "2", "--truncated"), "none of 1 completions is truncated"),
+        (("--step", "2", "--truncated"), "none of 1 completions was cut at the longest length"),
     ],
 )
 def test_what_is_not_there_is_told(run, arguments, words):
@@ -112,7 +112,8 @@ def test_answers_to_held_out_questions(run, capsys):
         {
             "step": step, "version": f"1.{step}", "questions": 1, "index": 0,
             "completions": [f"a{step}"], "answers": ["a"], "rewards": [{"accuracy": 1.0}],
-            "lengths": [1], "finish_reasons": ["stop"], "reason": "",
+            "lengths": [1], "finish_reasons": ["length"], "reason": "",
+            "failures": [],
             "columns": {"prompt": "1+1=", "solution": "2"},
         }
         for step in (0, 5)
@@ -120,5 +121,43 @@ def test_answers_to_held_out_questions(run, capsys):
     (run / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = told(capsys, run, "--evaluations")
     assert "--- question 0, step 0" in text
-    assert "answer      a5   (accuracy 1.0)" in text
+    assert "answer      a5   (accuracy 1.0, 1 tokens, truncated)" in text
     assert "a0" not in told(capsys, run, "--evaluations", "--step", "5")
+    rows[1] |= {"rewards": [{"accuracy": None}], "failures": ["it \x1b[2Jhung"]}
+    rows.append({**rows[1], "index": 1, "completions": [], "reason": "dead of \x1b[2J"})
+    torn = "".join(json.dumps(row) + "\n" for row in rows) + '{"step": 5, "ver'
+    (run / "evaluations.jsonl").write_text(torn)
+    text = told(capsys, run, "--evaluations", "--step", "5")
+    assert "not scored: it \\x1b[2Jhung" in text
+    assert "no answer   dead of \\x1b[2J" in text
+
+
+def test_difficulty_knows_a_question_by_what_a_filtered_group_keeps_of_it(run, capsys):
+    long = "q" * 3000
+    rows = [
+        ROW | {"prompt": long, "ticket": "train:5"},
+        ROW | {"prompt": long[:2000], "ticket": "train:6", "state": "filtered", "reward": 0.0},
+    ]
+    path = run / "completions" / "completions_00003.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    (only,) = told(capsys, run, "--difficulty", "--step", "3", "--json").splitlines()
+    found = json.loads(only)
+    assert (found["mean_reward"], found["asked"], found["no_spread"]) == (0.5, 2, 1)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "foreign"])
+def test_a_file_that_cannot_be_read_is_named(run, damage):
+    path = run / "completions" / "completions_00002.parquet"
+    if damage == "truncated":
+        path.write_bytes(path.read_bytes()[:-100])
+    else:
+        parquet.write_table(pyarrow.Table.from_pylist([{"a": 1}]), path)
+    with pytest.raises(ConfigError, match=r"completions_00002\.parquet"):
+        main([str(run)])
+    assert main([str(run), "--step", "1"]) == 0
+
+
+@pytest.mark.parametrize("arguments", [("--count", "0"), ("--count", "-1"), ("--width", "-5")])
+def test_a_number_that_makes_no_sense_is_refused(run, arguments):
+    with pytest.raises(SystemExit):
+        main([str(run), *arguments])

@@ -52,6 +52,7 @@ CASES = {
          "no such verifier", "says rewarder-", "-{pid}-"),
         variables={
             "LEARNER_REWARDS": f"{BAD_REWARDS}:raise_error", "LEARNER_MAX_RESAMPLE_TIMES": "0",
+            "LEARNER_MAX_EMPTY_UPDATES": "1",
         },
     ),
     "an actor that is stopped": Case(

@@ -63,7 +63,7 @@ def test_completions_are_logged_with_rewards_and_versions(site):
     for row in rows:
         assert row["accuracy"] in (0.0, 1.0)
         assert ":0-" in row["versions"]
-        assert row["versions"].endswith(f"-{row['length']}")
+        assert row["versions"].endswith(f"-{row['completion_length']}")
 
 
 def test_held_out_questions_were_asked_before_and_after(site):

@@ -60,7 +60,8 @@ def make_group(
         logprobs=np.full(length, -1.0, dtype="<f4"),
         mask=np.ones(length, dtype="|b1"),
         spans=tuple(
-            Span(Version(1, step), int(edges[i]), int(edges[i + 1])) for i, (step, _) in enumerate(spans)
+            Span(Version(ticket.version.incarnation, step), int(edges[i]), int(edges[i + 1]))
+            for i, (step, _) in enumerate(spans)
         ),
         finish_reason=finish_reason,
     )

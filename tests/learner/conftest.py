@@ -41,6 +41,6 @@ def run(tmp_path, connection, keys, queue_server) -> Iterator[Run]:
     """A whole learner's run, with a worker that answers."""
     worker = Worker(queue_server.url, keys)
     worker.start()
-    yield Run(tmp_path / "run", connection, keys)
+    yield Run(tmp_path / "run", connection, keys, worker)
     worker.leaving.set()
     worker.join()

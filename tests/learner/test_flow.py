@@ -193,7 +193,7 @@ def test_the_books_balance_after_the_server_lost_a_ticket_whose_group_is_held(be
 
 
 def test_after_no_signal_the_next_start_begins_with_new_questions(tmp_path, connection, keys):
-    first = Bench(tmp_path, connection, keys, max_resample_times=1)
+    first = Bench(tmp_path, connection, keys, max_resample_times=1, max_empty_updates=1)
     first.publish(0)
     first.flow.issue_tickets(0)
     work = WorkStream(connection, keys, keys.tickets, "w", 30.0, 3)
@@ -202,7 +202,7 @@ def test_after_no_signal_the_next_start_begins_with_new_questions(tmp_path, conn
         work.handoff(entry, keys.scored, encode(verdict))
     with pytest.raises(NoSignal):
         first.flow.take_groups(0)
-    second = Bench(tmp_path, connection, keys, max_resample_times=1)
+    second = Bench(tmp_path, connection, keys, max_resample_times=1, max_empty_updates=1)
     second.publish(0)
     second.flow.issue_tickets(0)
     second.work()
@@ -323,13 +323,13 @@ def test_a_version_that_no_actor_takes_is_named(bench):
 
 
 def test_a_dead_ticket_is_named_when_nothing_is_left_to_train(tmp_path, connection, keys):
-    bench = Bench(tmp_path, connection, keys, max_resample_times=0)
+    bench = Bench(tmp_path, connection, keys, max_resample_times=0, max_empty_updates=1)
     bench.publish(0)
     bench.flow.issue_tickets(0)
     work = WorkStream(connection, keys, keys.tickets, "w", 30.0, 3)
-    for entry in work.take(1):
+    for entry in work.take(2):
         work.bury(entry, "train", "it hangs, says rewarder-x")
-    with pytest.raises(NoSignal, match="The last that died is train:0: it hangs, says rewarder-x"):
+    with pytest.raises(NoSignal, match="The last that died is train:1: it hangs, says rewarder-x"):
         bench.flow.take_groups(0)
 
 

@@ -238,9 +238,19 @@ def test_groups_of_an_older_contract_say_nothing_against_the_questions():
 
 
 def test_no_signal_at_all_ends_the_run_with_that_sentence():
-    desk = Desk(max_resample_times=1)
-    desk.issue(4)
-    for number in (1, 2, 3):
+    desk = Desk(max_resample_times=1, max_empty_updates=2)
+    desk.issue(8)
+    for number in range(8):  # two Updates, a round and another one, two groups each
+        assert desk.form() is None
         desk.intake.fold(make_verdict(f"train:{number}"), 0)
-    with pytest.raises(NoSignal, match="3 groups in a row had nothing to learn from"):
+    with pytest.raises(NoSignal, match="8 groups in a row had nothing to learn from"):
         desk.form()
+
+
+def test_without_extra_rounds_the_first_one_is_waited_for():
+    desk = Desk(max_resample_times=0)
+    desk.issue(2)
+    desk.intake.fold(make_verdict("train:0"), 0)
+    assert desk.form() is None
+    desk.arrive(1)
+    assert desk.form() == ["train:1"]

@@ -91,6 +91,35 @@ def test_what_rewards_logged_and_could_not_score_is_counted():
     assert group_metrics([whole, other], Arrivals(), plan.reward_weights)["rewards/accuracy/none"] == 1
 
 
+def test_groups_without_any_reward_leave_no_nan_behind():
+    """A gold that cannot be read gives every rollout None; of one number there is no spread."""
+    settings = make_settings()
+    plan = make_plan(settings)
+    none = make_group(plan.source.train("train:0", Version(1, 0)), rewards=(None, None))
+    one = make_group(plan.source.train("train:1", Version(1, 0)), rewards=(0.5, None))
+    both = make_group(plan.source.train("train:2", Version(1, 0)), rewards=(1.0, 0.0))
+    metrics = group_metrics([none, one, both], Arrivals(dropped=[none]), plan.reward_weights)
+    assert (metrics["reward"], metrics["trained/reward"]) == (0.5, 0.5)
+    assert metrics["reward_std"] == pytest.approx(2**-0.5)
+    assert metrics["frac_reward_zero_std"] == 0
+    assert "dropped/reward" not in metrics
+    assert "reward" not in group_metrics([none], Arrivals(), plan.reward_weights)
+
+
+def test_a_reward_may_log_what_it_likes_but_not_the_step(recorder, tmp_path):
+    recorder.metrics(3, {"step": 99.0})
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 3}
+
+
+def test_a_torn_evaluation_is_gone_before_it_is_made_again(recorder, tmp_path):
+    recorder.evaluation(evaluated(4, "1", "2"), [{}, {}], {})
+    path = tmp_path / "evaluations.jsonl"
+    path.write_text(path.read_text().splitlines(keepends=True)[0] + '{"st')
+    recorder.cut_after(4)
+    recorder.evaluation(evaluated(4, "1", "2"), [{}, {}], {})
+    assert [json.loads(line)["index"] for line in path.read_text().splitlines()] == [0, 1]
+
+
 def test_the_final_figures_are_files(recorder, tmp_path):
     recorder.results("eval", {"step": 3, "eval/pass@1": 0.5})
     assert json.loads((tmp_path / "eval_results.json").read_text())["eval/pass@1"] == 0.5

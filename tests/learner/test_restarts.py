@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from common.errors import NotFinite
+from common.errors import NoSignal, NotFinite
+from common.failpoint import Armed, arm
 from common.protocol import RunView
+from learner.best import read_best
 from learner.checkpoint import newest_checkpoint
 from tests.judge import judge
 from tests.learner.builders import claim_next
 from tests.learner.whole import Killed
+
+
+class Dying(Armed):
+    """Dies by an exception, which nobody in the learner catches."""
+
+    def pass_by(self, name: str) -> None:
+        if name == self.name:
+            raise Killed
 
 
 @pytest.mark.parametrize("dies_in", [0, 1, 3])
@@ -19,6 +31,38 @@ def test_a_kill_in_an_update_loses_neither_groups_nor_evaluations(run, dies_in):
     run.start(steps=4)
     assert run.evaluated() == [0, 4]
     run.check()
+
+
+def test_what_was_filtered_is_still_shown_after_a_kill(run):
+    run.worker.filtered = 3
+    with pytest.raises(Killed):
+        run.start(steps=6, dies_in=3)
+    shown = run.sampled()
+    assert {state for *_, state in shown} == {"trained", "filtered"}
+    run.start(steps=6)
+    assert run.sampled()[: len(shown)] == shown
+    run.check()
+
+
+def test_groups_without_spread_that_end_a_run_are_shown(run):
+    run.worker.filtered = 1
+    with pytest.raises(NoSignal):
+        run.start(steps=2, max_resample_times=0, max_empty_updates=2)
+    assert {(step, state) for step, _, state in run.sampled()} == {(1, "filtered")}
+
+
+def test_a_kill_while_the_best_model_is_kept_loses_no_evaluation(run):
+    arm(Dying("best.synced"))
+    try:
+        with pytest.raises(Killed):
+            run.start(steps=2)
+    finally:
+        arm(None)
+    assert run.evaluated() == []
+    run.start(steps=2)
+    assert run.evaluated() == [0, 2]
+    assert read_best(run.folder)["step"] == 0
+    assert json.loads((run.folder / "eval_results.json").read_text())["step"] == 2
 
 
 def test_a_finished_run_started_again_just_ends(run):

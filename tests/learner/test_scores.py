@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -32,6 +33,8 @@ def test_pass_at_k_is_the_share_of_all_choices_with_a_right_one(n):
         (("71", "72"), (False, True), False),
         (("", "", "72"), (False, False, True), True),
         (("", ""), (False, False), False),
+        (("3,4", "34", "7", "34"), (True, False, False, False), False),
+        (("(1,2)", "(12)", "9"), (False, True, True), False),
     ],
 )
 def test_the_majority(answers, right, verdict):
@@ -60,14 +63,15 @@ def test_the_figures_of_an_evaluation():
         {
             "eval/questions": 4,
             "eval/unanswered": 1,
+            "eval/unscored": 0,
             "eval/rewards/accuracy/mean": 3 / 12,
             "eval/completions/mean_length": 11.5,
             "eval/completions/clipped_ratio": 0.25,
-            "eval/avg@4": 3 / 16,
-            "eval/pass@1": 3 / 16,
-            "eval/pass@2": (5 / 6 + 1 / 2) / 4,
-            "eval/pass@4": 2 / 4,
-            "eval/maj@4": 1 / 4,
+            "eval/avg@4": 3 / 12,
+            "eval/pass@1": 3 / 12,
+            "eval/pass@2": (5 / 6 + 1 / 2) / 3,
+            "eval/pass@4": 2 / 3,
+            "eval/maj@4": 1 / 3,
         }
     )
 
@@ -82,20 +86,40 @@ def test_nothing_but_dead_tickets():
     assert summarise([Answer(0, reason="dead")], "accuracy") == {
         "eval/questions": 1,
         "eval/unanswered": 1,
+        "eval/unscored": 0,
     }
 
 
+def test_what_could_not_be_scored_is_no_wrong_answer():
+    partly = replace(answer(0, 1.0, None, 0.0, None), failures=("", "hung", "", "hung"))
+    found = summarise([partly, answer(1, 0.0, 0.0, 0.0, 0.0)], "accuracy")
+    assert found["eval/unscored"] == 2
+    assert found["eval/avg@4"] == (1 / 2 + 0) / 2
+    assert found["eval/pass@2"] == (1 + 0) / 2
+    assert found["eval/pass@4"] == 0.0  # of the second alone: the first has no four answers
+    assert found["eval/rewards/accuracy/mean"] == 1 / 6
+    nothing = replace(answer(0, None, None), failures=("hung", "hung"))
+    assert summarise([nothing], "accuracy")["eval/unanswered"] == 1
+
+
 def test_the_best_model_is_kept_and_a_worse_one_is_not(tmp_path):
-    def evaluate(step, value):
+    def evaluate(step, value, answered=8):
         model = tmp_path / "versions" / str(step)
         model.mkdir(parents=True)
         (model / "model.safetensors").write_text(f"weights {step}")
-        return keep_if_best(tmp_path, model, Version(1, step), "accuracy", value, Disk())
+        return keep_if_best(tmp_path, model, Version(1, step), "accuracy", value, answered, Disk())
 
     assert [evaluate(step, value) for step, value in ((0, 0.3), (5, 0.5), (10, 0.4), (15, 0.5))] == [
         True, True, False, False,
     ]  # fmt: skip
-    assert read_best(tmp_path) == {"step": 5, "version": "1.5", "metric": "accuracy", "value": 0.5}
+    assert read_best(tmp_path) == {
+        "step": 5,
+        "version": "1.5",
+        "metric": "accuracy",
+        "value": 0.5,
+        "answered": 8,
+    }
+    assert not evaluate(20, 1.0, answered=1)  # the questions that are left may be the easy ones
     (kept,) = (tmp_path / "best").iterdir()
     assert (kept / "model" / "model.safetensors").read_text() == "weights 5"
     assert json.loads((kept / "best.json").read_text())["step"] == 5

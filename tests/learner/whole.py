@@ -7,10 +7,12 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+from pyarrow import parquet
+
 from common.codec import decode, encode
 from common.connection import Connection
 from common.errors import PenstockError
-from common.messages import Ticket
+from common.messages import Ticket, Verdict
 from common.protocol import RunView, WorkStream
 from common.settings import RunSettings
 from learner.checkpoint import newest_checkpoint, newest_position
@@ -50,10 +52,14 @@ class FakePolicy:
 
 
 class Worker(threading.Thread):
-    """Answers every ticket at once, until it is told to leave."""
+    """Answers every ticket at once, until it is told to leave.
+
+    Every `filtered`-th group has no spread.
+    """
 
     def __init__(self, url: str, keys):
         super().__init__(daemon=True)
+        self.filtered = 0
         self.connection, self.keys = Connection(url, 5, 5), keys
         self.leaving = threading.Event()
 
@@ -69,16 +75,23 @@ class Worker(threading.Thread):
             return
         for entry in entries:
             ticket = decode(entry.payload, Ticket)
+            if ticket.purpose == "train" and self.has_no_spread(ticket.id):
+                verdict = Verdict(ticket.id, "filtered", "no spread", {"accuracy": (0.0, 0.0)}, (1, 1))
+                work.handoff(entry, self.keys.scored, encode(verdict))
+                continue
             rewards = (1.0,) if ticket.purpose == "eval" else (1.0, 0.0)
             scored = make_group(ticket, rewards=rewards)
             work.handoff(entry, self.keys.outcomes_for(ticket.purpose), encode(scored))
+
+    def has_no_spread(self, ticket: str) -> bool:
+        return bool(self.filtered) and int(ticket.partition(":")[2]) % self.filtered == 0
 
 
 class Run:
     """A run's folder and its server's keys; `start` is one incarnation of the learner."""
 
-    def __init__(self, folder: Path, connection, keys):
-        self.folder, self.connection, self.keys = folder, connection, keys
+    def __init__(self, folder: Path, connection, keys, worker: Worker | None = None):
+        self.folder, self.connection, self.keys, self.worker = folder, connection, keys, worker
         folder.mkdir()
 
     def start(
@@ -111,6 +124,14 @@ class Run:
     def evaluated(self) -> list[int]:
         rows = (self.folder / "evaluations.jsonl").read_text().splitlines()
         return sorted({json.loads(row)["step"] for row in rows})
+
+    def sampled(self) -> list[tuple[int, str, str]]:
+        """Step, ticket and state of all that is in the tables of completions."""
+        return [
+            (row["step"], row["ticket"], row["state"])
+            for path in sorted((self.folder / "completions").iterdir())
+            for row in parquet.read_table(path).to_pylist()
+        ]
 
     def check(self):
         assert judge(self.folder)["faults"] == []

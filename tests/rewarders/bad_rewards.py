@@ -154,10 +154,32 @@ def logs(
     return length_in_letters(prompts, completions)
 
 
+def logs_surrogates(
+    prompts: list[str], completions: list[str], log_extra: Any, log_metric: Any, **columns: Any
+) -> list[float]:
+    """What json.loads makes of a model's text may hold half a character."""
+    log_extra("half \ud800", ["\ud800" for _ in completions])
+    log_metric("half \ud800", 1.0)
+    return length_in_letters(prompts, completions)
+
+
+def raise_surrogates(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    raise ValueError("half \ud800")
+
+
 def logs_too_few(
     prompts: list[str], completions: list[str], log_extra: Any, **columns: Any
 ) -> list[float]:
     log_extra("shouted", [])
+    return length_in_letters(prompts, completions)
+
+
+def spread_of_letters(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    """Compares completions, so that one alone is too few; and one text is too bad for it."""
+    if "five" in completions:
+        raise ValueError("five is bad")
+    if len(completions) < 2:
+        raise ValueError("at least 2 completions are needed")
     return length_in_letters(prompts, completions)
 
 

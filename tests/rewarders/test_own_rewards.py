@@ -158,6 +158,7 @@ def test_code_that_is_not_there_is_told_by_the_learner(variable: str, words: str
         ("acuracy", "there is no reward 'acuracy': did you mean accuracy"),
         ("a.py:f,b.py:f", "two rewards have one name"),
         ("own.py:", "names no function"),
+        ("own.py:state", "a reward cannot be called state"),
         ("soft_overlong", "set LEARNER_SOFT_CACHE_LENGTH"),
         ("language_consistency", "LEARNER_TARGET_LANGUAGE: 'xx' is not known"),
     ],

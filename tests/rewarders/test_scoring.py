@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from common.codec import decode, encode
 from common.contract import Contract
 from common.messages import ScoredGroup, Verdict
 from common.settings import RewarderSettings
@@ -76,6 +77,25 @@ def test_what_rewards_log_goes_along(pool, folder) -> None:
     assert isinstance(outcome, ScoredGroup)
     assert outcome.extra == {"shouted": ("A", "BC")}
     assert outcome.metrics == {"letters": 3.0}
+
+
+def test_half_a_character_from_a_reward_reaches_nobody(pool, folder) -> None:
+    """UTF-8 has none, so a message that held one could not be sent."""
+    scorer, contract = scorer_for(pool, folder, logs_surrogates=1.0)
+    outcome = scorer.score_group(make_group(contract, "train:0", "a", "bc"))
+    assert decode(encode(outcome), ScoredGroup).extra == {"half \\ud800": ("?", "?")}
+    assert outcome.metrics == {"half \\ud800": 1.0}
+    scorer, contract = scorer_for(pool, folder, raise_surrogates=1.0)
+    with pytest.raises(ScoringFailed, match=r"half \\ud800"):
+        scorer.score_group(make_group(contract, "train:0", "a", "bc"))
+
+
+def test_the_cause_is_told_where_the_reward_needs_more_than_one_completion(pool, folder) -> None:
+    scorer, contract = scorer_for(pool, folder, spread_of_letters=1.0)
+    with pytest.raises(
+        ScoringFailed, match=r"five is bad; and for the completion `0` alone: .* at least 2"
+    ):
+        scorer.score_group(make_group(contract, "train:0", "4", "five", "44"))
 
 
 def test_a_filtered_group_shows_its_first_completion(pool, folder) -> None:
