@@ -1,0 +1,58 @@
+"""`penstock evaluate`: what it asks for, prints and refuses, around a run that is not made here."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from common.errors import ConfigError
+from deploy import evaluate
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The run's folder; nothing of what main() puts into the environment stays."""
+    monkeypatch.setattr(os, "environ", os.environ | {"RUN_DIR": str(tmp_path)})
+    return tmp_path / "evaluate"
+
+
+def asked(folder, monkeypatch, results):
+    """The exit code, where the run leaves these results, or none."""
+
+    def run_up(_files):
+        folder.mkdir()
+        if results:
+            (folder / "eval_results.json").write_text(json.dumps(results))
+        return 0
+
+    monkeypatch.setattr(evaluate, "run_up", run_up)
+    return evaluate.main(
+        ["--model", "m", "--dataset", "held-out.jsonl", "--generations", "4", "--temperature", "1"]
+    )
+
+
+def test_the_figures_are_printed(folder, monkeypatch, capsys):
+    assert asked(folder, monkeypatch, {"step": 0, "eval/pass@1": 0.25}) == 0
+    assert os.environ["LEARNER_EVAL_NUM_GENERATIONS"] == "4"
+    assert os.environ["LEARNER_EVALUATE_ONLY"] == "true"
+    said = capsys.readouterr().out
+    assert "pass@1                                0.2500" in said
+    assert f"penstock samples {folder} --evaluations" in said
+
+
+def test_one_that_was_told_to_stop_has_none_and_says_so(folder, monkeypatch, capsys):
+    assert asked(folder, monkeypatch, None) == 1
+    assert "Stopped before all answers were there" in capsys.readouterr().out
+
+
+def test_a_run_that_is_there_is_not_touched(folder, monkeypatch):
+    (folder / "journal").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="is there already: choose another --name"):
+        asked(folder, monkeypatch, None)
+
+
+def test_without_questions_nothing_is_started(folder):
+    with pytest.raises(ConfigError, match="LEARNER_EVAL_DATASET"):
+        evaluate.main(["--model", "m"])
