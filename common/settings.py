@@ -26,9 +26,9 @@ Numbers = Annotated[list[float], NoDecode, BeforeValidator(split_commas)]
 
 
 class Section(BaseModel):
-    """Base of the sections: unknown fields are errors, values are frozen."""
+    """Base of the sections: unknown fields and infinite numbers are errors, values are frozen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class RunSettings(Section):

@@ -113,7 +113,10 @@ def read_questions(
     )
     questions = [question for question in found if question is not None]
     if not questions:
-        raise DataError(f"{source.name}: no question left of {len(rows)} rows")
+        raise DataError(
+            f"{source.name}: no question left of {len(rows)} rows; all were longer than "
+            f"LEARNER_MAX_PROMPT_LENGTH={settings.max_prompt_length} tokens"
+        )
     return questions
 
 
@@ -123,6 +126,8 @@ def hold_out(
     """Set questions aside by the seed: a share (below 1) or a number of them; raises ConfigError."""
     total = sum(map(len, sets))
     asked = settings.eval_holdout
+    if asked > 1 and not asked.is_integer():
+        raise ConfigError(f"LEARNER_EVAL_HOLDOUT={asked:g}: expected a share below 1, or a whole number")
     count = round(asked * total) if asked < 1 else int(asked)
     if not 0 < count < total:
         raise ConfigError(f"LEARNER_EVAL_HOLDOUT={asked:g} of {total} questions leaves none on one side")

@@ -15,7 +15,7 @@ from common.reward_spec import BUILT_IN, RewardSpec, split_reward
 def resolve_rewards(settings: LearnerSettings) -> tuple[RewardSpec, ...]:
     """The run's rewards in their order; raises ConfigError where code is not to be found.
 
-    Nothing of a user's code is run here.
+    Nothing of a user's code is run here, but for the packages around a module.
     """
     weights = settings.reward_weights or [1.0] * len(settings.rewards)
     return tuple(
@@ -41,8 +41,10 @@ def _file_of(source: str, asked: str) -> Path:
         return path
     try:
         found = importlib.util.find_spec(source)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"LEARNER_REWARDS={asked}: {source} cannot be imported: {error}") from error
+    except Exception as error:  # the package's own code runs, and may raise anything
+        raise ConfigError(
+            f"LEARNER_REWARDS={asked}: {source} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     if found is None or found.origin is None or not Path(found.origin).is_file():
         raise ConfigError(
             f"LEARNER_REWARDS={asked}: there is no module {source} here; name a file "

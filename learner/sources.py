@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,10 @@ def _load(source: Source, split: str, datasets: Any) -> Any:
         ))  # fmt: skip
     if not path.exists():
         raise DataError(f"{source.name}: no such file")
+    if path.is_file() and path.suffix not in _READERS:
+        raise DataError(
+            f"{source.name}: expected a file that ends in {', '.join(_READERS)}: rename or convert it"
+        )
     if path.is_file():
         return _told(source, split, lambda: _READERS[path.suffix](path, datasets))
     if (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
@@ -107,6 +111,8 @@ def _read_json(path: Path, datasets: Any) -> Any:
     rows = read_lines(path)
     try:
         return datasets.Dataset.from_list(rows)
+    except UnicodeEncodeError as error:
+        raise DataError(f"{path}: a text holds half a character (a lone surrogate): {error}") from error
     except (ValueError, TypeError, OverflowError) as error:  # pyarrow's errors are ValueErrors
         raise DataError(f"{path}: a column mixes kinds of values: {error}") from error
 
@@ -121,7 +127,7 @@ _READERS: dict[str, Callable[[Path, Any], Any]] = {
 
 def read_table(path: Path) -> list[dict[str, Any]]:
     """The rows of a CSV file, all as text: pandas would make 1 of 01. Raises DataError."""
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, restkey="", strict=True)
         try:
             rows = list(reader)
@@ -136,16 +142,19 @@ def read_table(path: Path) -> list[dict[str, Any]]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows; raises DataError naming the first line that is no object or lacks a column."""
+    """The rows; raises DataError naming the first line that is no object or lacks a column.
+
+    Empty lines are passed over.
+    """
     columns: set[str] | None = None
     rows = []
-    for number, row in enumerate(_objects(path), 1):
+    for number, row in _objects(path):
         if not isinstance(row, dict):
             raise DataError(f"{path}, line {number}: expected an object, found {str(row)[:60]!r}")
         columns = set(row) if columns is None else columns
         if missing := columns - set(row):
             raise DataError(
-                f"{path}, line {number}: lacks {', '.join(sorted(missing))}, which line 1 has"
+                f"{path}, line {number}: lacks {', '.join(sorted(missing))}, which the first row has"
             )
         rows.append(row)
     if columns is None:
@@ -153,27 +162,34 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _objects(path: Path) -> Iterator[Any]:
-    """What each line holds, or the items of one JSON list."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        if path.suffix == ".json" and file.read(1) == "[":
+def _objects(path: Path) -> Iterator[tuple[int, Any]]:
+    """Each line's number and what it holds; or the items of one JSON list, numbered."""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        if (
+            path.suffix == ".json"
+            and next((line for line in file if line.strip()), "").lstrip()[:1] == "["
+        ):
             file.seek(0)
             try:
-                yield from json.load(file)
+                yield from enumerate(json.load(file), 1)
             except json.JSONDecodeError as error:
                 raise DataError(f"{path}: not readable as JSON ({error})") from error
             return
         file.seek(0)
         for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
             try:
-                yield json.loads(line)
+                yield number, json.loads(line)
             except json.JSONDecodeError as error:
                 raise DataError(
-                    f"{path}, line {number}: not readable as JSON ({error}): {line.strip()[:60]!r}"
+                    f"{path}, line {number}: not readable as JSON ({error}): {line.strip()[:60]!r}. "
+                    "Expected one object per line"
+                    + (", or one list of objects" * (path.suffix == ".json"))
                 ) from error
 
 
-def stream_rows(source: Source, split: str, seed: int | None) -> Iterable[dict[str, Any]]:
+def stream_rows(source: Source, split: str, seed: int | None) -> Iterator[dict[str, Any]]:
     """The rows one after the other, never all in memory or on disk; shuffled in a buffer by a seed.
 
     Raises DataError.
@@ -196,4 +212,6 @@ def stream_rows(source: Source, split: str, seed: int | None) -> Iterable[dict[s
     rows = _told(source, split, load)
     if seed is not None:
         rows = rows.shuffle(seed=seed, buffer_size=_SHUFFLE_BUFFER)
-    return rows.take(source.count) if source.count else rows  # type: ignore[no-any-return]
+    remaining = iter(rows.take(source.count) if source.count else rows)
+    while (row := _told(source, split, lambda: next(remaining, None))) is not None:
+        yield row

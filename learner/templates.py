@@ -28,7 +28,7 @@ QWEN_R1 = (
 class Template:
     """What LEARNER_PROMPT_TEMPLATE and LEARNER_SYSTEM_PROMPT make of a question.
 
-    Raises ConfigError when it is made, if the tokenizer or a file does not fit.
+    Raises ConfigError if the tokenizer or a file does not fit.
     """
 
     def __init__(self, settings: LearnerSettings, tokenizer: Any) -> None:
@@ -62,11 +62,24 @@ class Template:
         if self._system:
             messages = [{"role": "system", "content": self._system}, *messages]
         if self._chats:
-            text = self._tokenizer.apply_chat_template(
+            return self._encode(self._chat(messages), special=False)
+        return self._encode(_contents(messages), special=True)
+
+    def _chat(self, messages: list[dict[str, Any]]) -> str:
+        """The messages as the chat template has them; raises ConfigError where it refuses them."""
+        import jinja2
+
+        try:
+            text: str = self._tokenizer.apply_chat_template(
                 messages, chat_template=self._chat_template, tokenize=False, add_generation_prompt=True
             )
-            return self._encode(text, special=False)
-        return self._encode(_contents(messages), special=True)
+        except (jinja2.TemplateError, TypeError) as error:
+            name = self._kind if self._chat_template else "the tokenizer's own"
+            raise ConfigError(
+                f"LEARNER_PROMPT_TEMPLATE: the chat template ({name}) fails on messages of the roles "
+                f"{', '.join(str(message.get('role')) for message in messages)}: {error}"
+            ) from error
+        return text
 
     def _encode(self, text: str, special: bool) -> list[int]:
         found: list[int] = self._tokenizer(text, add_special_tokens=special).input_ids
