@@ -284,7 +284,7 @@ class LearnerSettings(
         names = self.reward_names
         for asked in self.rewards:
             source, name = split_reward(asked)
-            if not name.isidentifier():
+            if not name.isidentifier() or asked.endswith(".py"):
                 raise ValueError(f"LEARNER_REWARDS: {asked!r} names no function")
             if not source and name not in BUILT_IN:
                 near = difflib.get_close_matches(name, BUILT_IN, n=1)
@@ -314,6 +314,13 @@ class LearnerSettings(
             raise ValueError(
                 "LEARNER_REWARDS has soft_overlong, so set LEARNER_SOFT_CACHE_LENGTH: the tokens over "
                 "which the punishment grows (the DAPO recipe: 819 of 4096)"
+            )
+        longest = self.soft_max_length or self.max_completion_length
+        if self.soft_cache_length > longest:
+            raise ValueError(
+                f"LEARNER_SOFT_CACHE_LENGTH={self.soft_cache_length} is more than the {longest} tokens "
+                "of LEARNER_SOFT_MAX_LENGTH (by default the longest completion): even an empty one "
+                "would be punished"
             )
         return self
 

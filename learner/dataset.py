@@ -64,11 +64,9 @@ class Reader:
             if self._settings.overlong_prompts == "drop":
                 return None
             ids = ids[-limit:]  # the end holds the question, and where the answer begins
-        columns = {**row, "prompt": prompt}
+        columns = plain(row) | {"prompt": prompt}
         if mapping.solution:
-            columns["solution"] = solution
-        if mapping.prompt != "prompt":
-            columns.pop(mapping.prompt, None)
+            columns["solution"] = plain(solution)
         return Question(np.array(ids, dtype="<i4"), columns)
 
     def report(self) -> None:
@@ -76,6 +74,15 @@ class Reader:
         if self.too_long:
             done = "left out" if self._settings.overlong_prompts == "drop" else "cut at their beginning"
             log.warning(f"prompts over LEARNER_MAX_PROMPT_LENGTH were {done}", count=self.too_long)
+
+
+def plain(value: Any) -> Any:
+    """A column's value as a ticket can hold it: dates, decimals and the like as text."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str, bytes)) else str(value)
 
 
 def load_questions(settings: LearnerSettings, tokenizer: Any) -> tuple[Questions, list[Question]]:
@@ -162,7 +169,9 @@ def open_stream(sources: list[Source], settings: LearnerSettings, reader: Reader
             if question is not None:
                 yield question
 
-    return Streamed(open_epoch, source.name)
+    questions = Streamed(open_epoch, source.name)
+    questions.at(0)  # what cannot be read is told now, not when the first ticket is made
+    return questions
 
 
 def map_columns(
@@ -226,12 +235,15 @@ def check_row(prompt: Any, solution: Any, mapping: Mapping, where: str) -> None:
     is_messages = (
         isinstance(prompt, list)
         and bool(prompt)
-        and all(isinstance(message, dict) and {"role", "content"} <= set(message) for message in prompt)
+        and all(
+            isinstance(message, dict) and "role" in message and isinstance(message.get("content"), str)
+            for message in prompt
+        )
     )
     if not (is_text or is_messages):
         raise DataError(
             f"{where}: {mapping.prompt} is {prompt!r}; expected a text, or messages with role and "
-            "content"
+            "content, which is a text"
         )
     if mapping.solution and solution is None:
         raise DataError(f"{where}: {mapping.solution} is null")

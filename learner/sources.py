@@ -156,6 +156,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             raise DataError(
                 f"{path}, line {number}: lacks {', '.join(sorted(missing))}, which the first row has"
             )
+        if added := set(row) - columns:
+            raise DataError(
+                f"{path}, line {number}: has {', '.join(sorted(added))}, which the first row lacks: "
+                "give all rows the same columns, null where there is nothing"
+            )
         rows.append(row)
     if columns is None:
         raise DataError(f"{path} is empty")

@@ -87,7 +87,7 @@ class Template:
 
 
 def _contents(messages: list[dict[str, Any]]) -> str:
-    return "\n".join(str(message["content"]) for message in messages)
+    return "\n".join(str(message["content"]).strip() for message in messages)
 
 
 def read_prompt(text: str) -> str:

@@ -18,6 +18,12 @@ from typing import Any
 from common.errors import ConfigError
 from rewarders.rewards import Reward
 
+_COMPLETION = ("completion", "response", "output", "text", "prediction", "generated")
+"""First parameters of a function that gets one completion and its gold answer, in this order."""
+
+_runner = asyncio.Runner()
+"""One event loop per process: a semaphore of a module belongs to the loop that first waited for it."""
+
 
 def adapt(found: Any, name: str) -> Reward:
     """A reward of TRL's signature from what a user's code has under `name`; raises ConfigError."""
@@ -35,12 +41,13 @@ def adapt(found: Any, name: str) -> Reward:
         for parameter in parameters.values()
         if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
-    if len(required) == 2:
+    if len(required) == 2 and required[0] in _COMPLETION:
         return _of_pairs(function)
     raise ConfigError(
         f"reward {name}{inspect.signature(function)} is of no known form; expected f(completions, "
         "**columns) as TRL's, a class called so as ms-swift's, compute_score(data_source, solution_str, "
-        "ground_truth, extra_info) as verl's, or f(completion, answer)"
+        "ground_truth, extra_info) as verl's, or f(completion, answer); the names of the parameters "
+        "tell which"
     )
 
 
@@ -107,7 +114,7 @@ def _accepted(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[s
 
 
 def _waited_for(value: Any) -> Any:
-    return asyncio.run(_result(value)) if inspect.isawaitable(value) else value
+    return _runner.run(_result(value)) if inspect.isawaitable(value) else value
 
 
 async def _result(value: Any) -> Any:

@@ -18,8 +18,14 @@ from rewarders.rewards import REWARDS, Reward
 
 def load_reward(spec: RewardSpec) -> Reward:
     """The reward with its options bound; raises ConfigError, and whatever a user's module raises."""
-    reward = _own(spec.source, spec.name, spec.digest) if spec.source else _built_in(spec.name)
-    return partial(reward, **spec.options)
+    if spec.source:
+        return _own(spec.source, spec.name, spec.digest)
+    return partial(_with_options, _built_in(spec.name), spec.options)
+
+
+def _with_options(reward: Reward, options: dict[str, Any], **arguments: Any) -> Any:
+    """Call a reward; a column of the data set that is called as an option is does not replace it."""
+    return reward(**(arguments | options))
 
 
 def _built_in(name: str) -> Reward:
@@ -60,6 +66,9 @@ def _module(source: str, digest: str) -> ModuleType:
             f"{digest[:12]} in the contract; copy the learner's, or start the learner again"
         )
     _offer_swift()
+    folder = str(Path(str(loader.origin)).parent)
+    if source.endswith(".py") and folder not in sys.path:
+        sys.path.append(folder)  # for what lies beside it
     module = importlib.util.module_from_spec(loader)
     sys.modules[loader.name] = module
     loader.loader.exec_module(module)

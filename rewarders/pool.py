@@ -194,6 +194,7 @@ class ScoringPool:
         return f"killed its process (exit code {exit_code})"
 
     def _new_process(self) -> pebble.ProcessPool:
+        start_fork_server(_CONTEXT, self._settings.environment)  # if it has died
         return pebble.ProcessPool(
             max_workers=1,
             max_tasks=_CALLS_PER_PROCESS,

@@ -15,6 +15,7 @@ import resource
 import signal
 import sys
 from dataclasses import dataclass, field
+from decimal import Decimal
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ OUT_OF_MEMORY = 77
 """Exit code of a scoring process that met its memory limit."""
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+_ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
 
 _EXTRA_BYTES = 2**20
 """What a reward logs for one group is text for people: more than this is a mistake."""
@@ -76,6 +78,7 @@ def prepare(limits: Limits) -> None:
         _limit(resource.RLIMIT_NPROC, limits.processes)  # root would not be held by it
     if sys.platform == "linux":  # after setuid, which forgets it
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1)
 
 
 def _limit(what: int, value: int) -> None:
@@ -118,6 +121,7 @@ def call_reward(
         outcome = Mistake(encodable(f"{type(error).__name__}: {error}"[:500]))
     if os.getpid() != own_pid:
         os._exit(0)  # the reward forked: only the scoring process itself may answer
+    _clear_timers()
     _end_children()
     if _came_near(memory_bytes):
         os._exit(OUT_OF_MEMORY)
@@ -135,7 +139,8 @@ class Log:
     def log_extra(self, column: str, values: list[Any]) -> None:
         """A column of the completions table, one value per completion; raises ValueError."""
         text = json.dumps(list(values), default=str, ensure_ascii=False)
-        plain = json.loads(text.encode("utf-8", "replace"))  # a lone surrogate becomes a question mark
+        # A lone surrogate becomes a question mark, a number that no message can hold a text.
+        plain = json.loads(text.encode("utf-8", "replace"), parse_int=_whole_number)
         if len(plain) != self.size:
             raise ValueError(
                 f"log_extra({column!r}) has {len(plain)} values for {self.size} completions"
@@ -155,22 +160,51 @@ def checked_values(values: Any, count: int) -> tuple[float | None, ...]:
     """A reward's values as plain floats; raises ValueError for anything but `count` finite ones."""
     if not isinstance(values, (list, tuple)) or len(values) != count:
         raise ValueError(f"expected a list of {count} values, found {str(values)[:80]}")
-    for value in values:
-        if value is not None and not (isinstance(value, Real) and math.isfinite(value)):
-            raise ValueError(f"expected finite numbers or None, found {str(value)[:80]}")
-    return tuple(None if value is None else float(value) for value in values)
+    return tuple(None if value is None else _finite(value) for value in values)
+
+
+def _finite(value: Any) -> float:
+    number = value.item() if hasattr(value, "item") else value  # a scalar of numpy or torch
+    if not (isinstance(number, (Real, Decimal)) and math.isfinite(number)):
+        kind = type(value).__name__
+        raise ValueError(f"expected finite numbers or None, found {str(value)[:80]} ({kind})")
+    return float(number)
+
+
+def _whole_number(digits: str) -> int | str:
+    number = int(digits)
+    return number if -(2**63) <= number < 2**64 else digits
+
+
+def _clear_timers() -> None:
+    """A timer that one reward forgot would strike in the next one, and be taken for a wrong answer."""
+    for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+        signal.setitimer(timer, 0)
+    for number in (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _end_children() -> None:
-    """Kill what the reward started: step out of the process group, kill it, step back in."""
+    """Kill what the reward started: step out of the process group, kill it, step back in.
+
+    On Linux also what left the group: orphans come to this process (see `prepare`).
+    """
     own = os.getpid()
     os.setpgid(0, os.getpgid(os.getppid()))
     with contextlib.suppress(ProcessLookupError):
         os.killpg(own, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         while True:
+            for child in _children():
+                os.kill(child, signal.SIGKILL)
             os.waitpid(-1, 0)
     os.setpgid(0, 0)
+
+
+def _children() -> list[int]:
+    """This process's children; none where /proc does not tell."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return [int(child) for found in lists for child in found.read_text().split()]
 
 
 def _came_near(memory_bytes: int) -> bool:

@@ -6,6 +6,7 @@ import ctypes
 import os
 import pwd
 import sys
+import threading
 from collections.abc import Sequence
 from multiprocessing import forkserver
 from typing import Any
@@ -17,6 +18,8 @@ KEPT = (
     "LD_LIBRARY_PATH", "OMP_NUM_THREADS",
 )  # fmt: skip
 """Environment variables of the rewarder that scoring processes have too; no password is among them."""
+
+_starting = threading.Lock()
 
 _KEEP_CAPABILITIES = 8  # PR_SET_KEEPCAPS of prctl(2)
 _CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3 of capset(2)
@@ -59,12 +62,17 @@ def become(uid: int, gid: int) -> None:
 
 
 def start_fork_server(context: Any, kept: Sequence[str]) -> None:
-    """Start what scoring processes are forked from, with KEPT and the variables named in `kept`."""
+    """Start what scoring processes are forked from, with KEPT and the variables named in `kept`.
+
+    Called again it starts it again if it has died, and does nothing otherwise: multiprocessing would
+    start it with all variables.
+    """
     context.set_forkserver_preload(["__main__", "rewarders.sandbox"])
-    before = dict(os.environ)
-    os.environ.clear()
-    os.environ.update({name: before[name] for name in (*KEPT, *kept) if name in before})
-    try:
-        forkserver.ensure_running()
-    finally:
-        os.environ.update(before)
+    with _starting:
+        before = dict(os.environ)
+        os.environ.clear()
+        os.environ.update({name: before[name] for name in (*KEPT, *kept) if name in before})
+        try:
+            forkserver.ensure_running()
+        finally:
+            os.environ.update(before)

@@ -23,6 +23,10 @@ _DELIMITERS = ("$", r"\boxed", r"\(", r"\[")
 _NUMBER = re.compile(r"[-+]?[\d.,:]*\s*%?")
 _SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d+)?e[-+]?\d\d?", flags=re.IGNORECASE)
 _THOUSANDS = re.compile(r"(?<=\d)\\[,!;: ]\s?(?=\d{3}(?!\d))")
+_BOXED_SCIENTIFIC = re.compile(r"\\boxed\{\s*(" + _SCIENTIFIC.pattern + r")\s*\}", re.IGNORECASE)
+_EMPHASIS = '*`"\u201c\u201d'
+"""What may stand around an answer and says nothing: markdown's stars and backticks, quotes."""
+
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 
 # It warns in every process that its time limits are off.
@@ -136,7 +140,7 @@ def _read(text: str) -> list[Any]:
     """What math_verify makes of a text; nothing where it cannot read it."""
     try:
         return parse(
-            _delimited(_plain(text.strip())),
+            _delimited(_plain(text)),
             fallback_mode="no_fallback",
             parsing_timeout=None,
             raise_on_error=True,
@@ -148,8 +152,12 @@ def _read(text: str) -> list[Any]:
 
 
 def _plain(text: str) -> str:
-    """What math_verify stumbles over: dollar signs, spaces between thousands, +4, 1.5e3 as a whole."""
+    """Without what math_verify stumbles over: dollar signs, spaces between thousands, +4, 1.5e3 as a
+    whole, markdown and quotes around it, the minus sign of typographers.
+    """
+    text = text.replace("\u2212", "-").strip().strip(_EMPHASIS).strip()
     text = _THOUSANDS.sub("", text.replace(r"\$", ""))
+    text = _BOXED_SCIENTIFIC.sub(lambda found: rf"\boxed{{{Decimal(found[1]):f}}}", text)
     if _SCIENTIFIC.fullmatch(text):
         return f"{Decimal(text):f}"
     return text.removeprefix("+")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections import Counter
+from decimal import Decimal
 
 import datasets
 import numpy as np
+import pyarrow.parquet
 import pytest
 
+from common.codec import pack
 from common.errors import ConfigError, DataError
 from common.messages import Version
 from learner.dataset import load_questions, map_columns
@@ -44,7 +48,7 @@ ROW = json.dumps({"question": "1+1=", "answer": "2"})
 def test_columns_are_recognised_and_the_rest_rides_along(tmp_path):
     row = json.dumps({"question": "1+1=", "answer": "2", "level": 3})
     questions, _ = load(write(tmp_path / "q.jsonl", row))
-    assert questions[0].columns == {"prompt": "1+1=", "answer": "2", "solution": "2", "level": 3}
+    assert questions[0].columns == json.loads(row) | {"prompt": "1+1=", "solution": "2"}
     assert questions[0].prompt_ids.tolist() == [ord(letter) for letter in "1+1="]
 
 
@@ -183,7 +187,67 @@ def test_a_gold_is_needed_only_if_a_reward_needs_it(tmp_path):
     with pytest.raises(DataError, match="Set LEARNER_SOLUTION_COLUMN"):
         load(source)
     (question,), _ = load(source, rewards=["format"])
-    assert question.columns == {"prompt": "q"}
+    assert question.columns == {"prompt": "q", "question": "q"}
+
+
+def test_dates_and_decimals_ride_along_as_text(tmp_path):
+    rows = {"question": ["q"], "answer": [Decimal("1.50")], "at": [datetime.date(2026, 1, 2)]}
+    pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / "q.parquet")
+    (question,), _ = load(str(tmp_path / "q.parquet"))
+    assert question.columns["at"] == "2026-01-02"
+    assert question.columns["solution"] == "1.50"
+    assert pack(question.columns)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("q.jsonl", "\n" + ROW + "\n\n" + ROW + "\n \n"),
+        ("q.jsonl", "\ufeff" + ROW),
+        ("q.csv", "\ufeffquestion,answer\n1+1=,2\n"),
+        ("q.json", "\n  [" + ROW + "]"),
+    ],
+    ids=["empty lines", "byte-order mark", "byte-order mark in CSV", "space before a list"],
+)
+def test_untidy_files_are_read(tmp_path, name, text):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    questions, _ = load(str(tmp_path / name))
+    assert questions[0].columns["prompt"] == json.loads(ROW)["question"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("q.tsv", "question\tanswer", r"expected a file that ends in \.jsonl"),
+        (
+            "q.jsonl",
+            ROW + '\n{"question": "1", "answer": "2", "level": 3}',
+            "has level, which the first",
+        ),
+        ("q.jsonl", '{"question": "\\ud800", "answer": "2"}', "half a character"),
+        (
+            "q.jsonl",
+            '{"question": "' + "1" * 5000 + '", "answer": "2"}',
+            "LEARNER_MAX_PROMPT_LENGTH=512",
+        ),
+        (
+            "q.jsonl",
+            '{"prompt": [{"role": "user", "content": null}], "answer": "2"}',
+            "content, which is a text",
+        ),
+    ],
+    ids=["ending", "columns", "surrogate", "too long", "no content"],
+)
+def test_what_cannot_be_read_is_told_with_its_cause(tmp_path, name, text, words):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=words):
+        load(str(tmp_path / name))
+
+
+def test_a_stream_that_cannot_be_read_is_told_at_once(tmp_path):
+    (tmp_path / "q.parquet").write_bytes(b"no parquet")
+    with pytest.raises(DataError, match="cannot be loaded"):
+        load(str(tmp_path / "q.parquet"), dataset_streaming=True, max_steps=2)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "saved", "saved splits", "json"])

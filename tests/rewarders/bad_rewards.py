@@ -128,6 +128,32 @@ def fork_and_return(
     return length_in_letters(prompts, completions)
 
 
+def fork_out_of_reach(
+    prompts: list[str], completions: list[str], marker: list[str], **columns: Any
+) -> list[float]:
+    """Leaves a daemon behind: in a session of its own, its parent gone."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            Path(marker[0]).write_text(str(os.getpid()))
+            time.sleep(3600)
+        os._exit(0)
+    while not (Path(marker[0]).exists() and Path(marker[0]).read_text()):
+        time.sleep(0.01)
+    return length_in_letters(prompts, completions)
+
+
+def forget_a_timer(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    """As verifiers do whose time limit is not cleared when they return early."""
+
+    def strike(*_: Any) -> None:
+        raise TimeoutError("late")
+
+    signal.signal(signal.SIGALRM, strike)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.01)
+    return length_in_letters(prompts, completions)
+
+
 def fork_and_hang(
     prompts: list[str], completions: list[str], marker: list[str], **columns: Any
 ) -> list[float]:
@@ -150,6 +176,7 @@ def logs(
 ) -> list[float]:
     """Uses TRL's two ways to log."""
     log_extra("shouted", [completion.upper() for completion in completions])
+    log_extra("parsed", [10**30 for _ in completions])
     log_metric("letters", float(sum(map(len, completions))))
     return length_in_letters(prompts, completions)
 

@@ -24,6 +24,13 @@ def score(gold: object, *completions: str) -> list[float | None]:
         "48 + 24\n#### 72",
         r"<answer>\frac{144}{2}</answer>",
         "72.0",
+        "**72**",
+        "*72*",
+        "`72`",
+        '"72"',
+        "\u201c72\u201d",
+        "<answer>**72**</answer>",
+        r"\boxed{7.2e1}",
     ],
 )
 def test_a_right_answer_scores_one(completion: str) -> None:
@@ -54,6 +61,8 @@ def test_a_wrong_or_missing_answer_scores_zero(completion: str) -> None:
         ("72", "72", "27"),
         ("1,000", "1000", "1"),
         ("-3", "-3", "3"),
+        ("-3", "\u22123", "3"),
+        ("-3", "it is \u22123", "3"),
         ("3.50", "3.5", "3"),
         ("1/2", "0.5", "2"),
         (r"\frac{1}{2}", "1/2", "2"),

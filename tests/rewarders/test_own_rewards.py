@@ -104,6 +104,19 @@ def test_the_page_lists_every_reward_with_its_defaults() -> None:
             "    def __call__(self, completions, solution, **kw): return [self.unit for _ in solution]",
             (2.0, 2.0),
         ),
+        ("def own(completions, question): return [len(q) for q in question]", (3, 3)),
+        (
+            "import numpy, decimal\n"
+            "def own(completions): return [numpy.bool_(True), decimal.Decimal('0.5')]",
+            (1.0, 0.5),
+        ),
+        (
+            "import asyncio\ngate = asyncio.Semaphore(1)\n"
+            "async def one(text):\n    async with gate:\n        await asyncio.sleep(0.01)\n"
+            "        return float(len(text))\n"
+            "async def own(completions): return await asyncio.gather(*map(one, completions))",
+            (1.0, 2.0),
+        ),
         ("class own:\n    def __call__(completions, **kwargs): return [1.0, 2.0]", (1.0, 2.0)),
         (
             "class Made:\n    def __call__(self, completions, **kwargs): return [3.0, 4.0]\n"
@@ -112,12 +125,28 @@ def test_the_page_lists_every_reward_with_its_defaults() -> None:
         ),
     ],
     ids=["TRL", "few parameters", "async", "async pair", "array", "verl's map", "verl", "class",
+         "the question's column", "scalars", "semaphore",
          "the guide's class", "orms"],
 )  # fmt: skip
 def test_forms_that_people_have(pool: ScoringPool, tmp_path: Path, code: str, values) -> None:
     (spec,) = specs(f"{write(tmp_path, code)}:own")
     columns = {"solution": "a", "level": 3, "data_source": "gsm8k", "extra_info": {"index": 7}}
-    assert score(pool, spec, "a", "bb", **columns) == values
+    columns |= {"question": "1+1"}
+    for _ in range(2):
+        assert score(pool, spec, "a", "bb", **columns) == values
+
+
+def test_a_column_called_as_an_option_does_not_replace_it(pool: ScoringPool) -> None:
+    settings = LearnerSettings(rewards="soft_overlong", soft_cache_length=4, max_completion_length=8)
+    (spec,) = resolve_rewards(settings)
+    assert score(pool, spec, "a", soft_max_length=1) == (0.0,)
+
+
+def test_a_file_may_import_what_lies_beside_it(pool: ScoringPool, tmp_path: Path) -> None:
+    (tmp_path / "beside_a_reward.py").write_text("VALUE = 3.0")
+    code = "from beside_a_reward import VALUE\ndef own(completions): return [VALUE for _ in completions]"
+    (spec,) = specs(f"{write(tmp_path, code)}:own")
+    assert score(pool, spec, "a") == (3.0,)
 
 
 def test_conversations_stay_conversations(pool: ScoringPool, tmp_path: Path) -> None:
@@ -158,6 +187,7 @@ def test_code_that_is_not_there_is_told_by_the_learner(variable: str, words: str
         ("acuracy", "there is no reward 'acuracy': did you mean accuracy"),
         ("a.py:f,b.py:f", "two rewards have one name"),
         ("own.py:", "names no function"),
+        ("own.py", "names no function"),
         ("own.py:state", "a reward cannot be called state"),
         ("soft_overlong", "set LEARNER_SOFT_CACHE_LENGTH"),
         ("language_consistency", "LEARNER_TARGET_LANGUAGE: 'xx' is not known"),
@@ -174,6 +204,7 @@ def test_a_wrong_name_is_told_at_once(variable: str, words: str) -> None:
         ("def other(completions): ...", "has no own; it has other"),
         ("own = 3", "reward own is a int; expected a function or a class"),
         ("def own(a, b, c): ...", "is of no known form"),
+        ("def own(answer, completion): ...", "is of no known form"),
         ("import nosuchpackage", "No module named 'nosuchpackage'"),
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("def own(:", "SyntaxError"),

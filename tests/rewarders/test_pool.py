@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,7 @@ def test_a_fork_bomb_is_contained(pool: ScoringPool) -> None:
     assert score(pool, "length_in_letters", "a") == (1.0,)
 
 
-@pytest.mark.parametrize("name", ["fork_and_hang", "fork_and_return"])
+@pytest.mark.parametrize("name", ["fork_and_hang", "fork_and_return", "fork_out_of_reach"])
 def test_what_a_reward_starts_ends_with_it(make_pool: MakePool, name: str, tmp_path: Path) -> None:
     pool = make_pool(timeout_s=1.0, user="")
     with contextlib.suppress(ScoringFailed):
@@ -209,6 +210,25 @@ def test_secrets_are_not_seen_unless_they_are_named(
 ) -> None:
     monkeypatch.setenv("A_SECRET", "hush")
     assert score(make_pool(), "show_environment", "a") == (0.0,)
+
+
+def test_a_fork_server_that_died_comes_back_without_secrets(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_SECRET", "hush")
+    pool = make_pool()
+    assert score(pool, "show_environment", "a") == (0.0,)
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    for process in scoring_processes():
+        process.kill()
+    with contextlib.suppress(ScoringFailed):
+        score(pool, "show_environment", "a")
+    assert score(pool, "show_environment", "a") == (0.0,)
+
+
+def test_a_timer_that_a_reward_forgot_strikes_nobody(pool: ScoringPool) -> None:
+    assert score(pool, "forget_a_timer", "a") == (1.0,)
+    assert score(pool, "slow", "a") == (1.0,)
 
 
 def test_a_scoring_process_is_nobody(make_pool: MakePool) -> None:
@@ -227,5 +247,5 @@ def test_a_user_that_does_not_exist_is_a_wrong_setting(make_pool: MakePool) -> N
 
 def test_what_a_reward_logs_comes_back(pool: ScoringPool) -> None:
     scores = pool.score(reward("logs"), arguments("a", "bc"))
-    assert scores.extra == {"shouted": ("A", "BC")}
+    assert scores.extra == {"shouted": ("A", "BC"), "parsed": ("1" + "0" * 30,) * 2}
     assert scores.metrics == {"letters": 3.0}

@@ -75,7 +75,8 @@ def test_what_rewards_log_goes_along(pool, folder) -> None:
     scorer, contract = scorer_for(pool, folder, logs=1.0)
     outcome = scorer.score_group(make_group(contract, "train:0", "a", "bc"))
     assert isinstance(outcome, ScoredGroup)
-    assert outcome.extra == {"shouted": ("A", "BC")}
+    assert outcome.extra == {"shouted": ("A", "BC"), "parsed": ("1" + "0" * 30,) * 2}
+    assert decode(encode(outcome), ScoredGroup).extra == outcome.extra
     assert outcome.metrics == {"letters": 3.0}
 
 
