@@ -237,3 +237,15 @@ def test_a_prompt_that_is_too_long_is_refused_alone(live: Live) -> None:
     with pytest.raises(PromptRefused, match="longer than the maximum"):
         live.sample([np.full(400, 5, "<i4")])
     assert live.sample(PROMPTS[:1])
+
+
+def test_the_engine_is_started_with_the_settings() -> None:
+    asked: dict[str, Any] = {
+        "max_model_len": 96, "max_num_seqs": 7, "enforce_eager": True, "enable_prefix_caching": False,
+        "tensor_parallel_size": 2, "dtype": "bfloat16",
+    }  # fmt: skip
+    contract = Contract("model", "", "float32", 384, (RewardSpec("accuracy"),), True, 4, 8)
+    given = VllmEngine(ActorSettings(**asked), contract)._arguments(Path("model"))
+    assert given.items() >= asked.items()
+    by_contract = VllmEngine(ActorSettings(), contract)._arguments(Path("model"))
+    assert (by_contract["max_model_len"], by_contract["dtype"]) == (384, "float32")

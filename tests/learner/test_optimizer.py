@@ -45,3 +45,9 @@ def test_parameters_that_are_frozen_are_not_given_to_the_optimizer():
     trained = torch.nn.Parameter(torch.ones(1))
     optimizer = make_optimizer([frozen, trained], make_settings())
     assert optimizer.param_groups[0]["params"] == [trained]
+
+
+def test_the_optimizer_has_the_settings():
+    made = make_settings(weight_decay=0.3, adam_beta1=0.8, adam_beta2=0.95, adam_epsilon=1e-6)
+    (group,) = make_optimizer([torch.nn.Parameter(torch.ones(1))], made).param_groups
+    assert (group["weight_decay"], group["betas"], group["eps"]) == (0.3, (0.8, 0.95), 1e-6)

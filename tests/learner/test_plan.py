@@ -1,11 +1,13 @@
-"""What is refused before anything is started."""
+"""What is refused before anything is started, and what tickets ask for."""
 
 from __future__ import annotations
 
 import pytest
 
 from common.errors import ConfigError
+from common.messages import Sampling, Version
 from learner.plan import describe, make_plan
+from tests.learner.builders import make_plan as plan_without_files
 from tests.learner.builders import make_settings
 
 
@@ -25,3 +27,21 @@ def test_the_full_distribution_and_an_accepted_bias_pass(settings):
         ConfigError, match="LEARNER_MODEL is not set"
     ):  # the next thing that is looked at
         make_plan(make_settings(**settings))
+
+
+def test_tickets_ask_for_what_the_settings_say():
+    asked = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.05}
+    settings = make_settings(**asked, max_completion_length=17, num_generations=6, seed=3)
+    one, again, other, reseeded = (
+        plan_without_files(made).source.train(name, Version(1, 0))
+        for made, name in (
+            (settings, "train:0"),
+            (settings, "train:0"),
+            (settings, "train:1"),
+            (settings.model_copy(update={"seed": 4}), "train:0"),
+        )
+    )
+    assert one.num_generations == 6
+    assert one.sampling == Sampling(**asked, max_tokens=17, seed=one.sampling.seed)
+    assert one.sampling.seed == again.sampling.seed
+    assert len({one.sampling.seed, other.sampling.seed, reseeded.sampling.seed}) == 3

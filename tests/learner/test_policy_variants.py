@@ -182,6 +182,18 @@ def test_the_decoupled_loss_clips_against_the_policy_of_before_the_update(model_
     assert not np.allclose(direct.ratio, 1.0, atol=1e-3)
 
 
+def test_gradients_are_clipped_at_max_grad_norm(model_folder):
+    """Adam's first moment is 0.1 of the first gradient that reaches it, as clipped."""
+    policy = make_policy(model_folder, max_grad_norm=1e-3)
+    update = policy.update(make_batch(), 0)
+    assert update.grad_norm > 1e-3
+    inner = policy._engine._optimizer
+    inner = inner.optimizer if policy._engine.stage else inner
+    moments = [state["exp_avg"] for state in inner.state.values()]
+    norm = torch.sqrt(sum((moment.double() ** 2).sum() for moment in moments))
+    assert norm.item() == pytest.approx(0.1 * 1e-3, rel=1e-3)
+
+
 # What is not finite
 
 

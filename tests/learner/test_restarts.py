@@ -65,6 +65,16 @@ def test_a_kill_while_the_best_model_is_kept_loses_no_evaluation(run):
     assert json.loads((run.folder / "eval_results.json").read_text())["step"] == 2
 
 
+def test_evaluations_and_checkpoints_come_as_often_as_asked(run):
+    run.start(steps=5, eval_steps=2, save_steps=1, save_total_limit=3)
+    assert run.evaluated() == [0, 2, 4, 5]
+    kept = sorted(path.name for path in (run.folder / "checkpoints").glob("[0-9]*"))
+    assert [int(name.rpartition("-")[2]) for name in kept] == [3, 4, 5]
+    assert json.loads((run.folder / "eval_results.json").read_text())["step"] == 5
+    results = json.loads((run.folder / "train_results.json").read_text())
+    assert (results["step"], results["reward"]) == (5, 0.5)
+
+
 def test_a_finished_run_started_again_just_ends(run):
     run.start(steps=2)
     run.start(steps=2)

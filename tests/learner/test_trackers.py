@@ -26,6 +26,9 @@ def test_wandb_gets_the_same(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     recorder = Recorder(tmp_path, ["wandb"], "run")
     recorder.metrics(1, {"reward": 0.5})
+    recorder.completions(1, [{"step": 1, "prompt": "1+1=", "completion": "2"}])
     recorder.close()
     assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+    (table,) = (tmp_path / "wandb").glob("offline-run-*/files/media/table/completions_*.table.json")
+    assert json.loads(table.read_text())["data"] == [[1, "1+1=", "2"]]
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 1, "reward": 0.5}
