@@ -74,7 +74,9 @@ def _row(
         "staleness_max": int(staleness.max()),
         "versions": _versions(rollout),
         "solution": as_text(ticket.columns.get("solution", "")),
-        "extra": json.dumps({name: row[index] for name, row in scored.extra.items()}),
+        "extra": json.dumps(
+            {name: row[index] for name, row in scored.extra.items()}, default=str, skipkeys=True
+        ),
     }
 
 

@@ -311,6 +311,7 @@ class Learner:
     def _note_evaluations(self) -> None:
         columns = [question.columns for question in self._plan.source.eval_questions]
         while self._flow.evaluated:
+            check_not_superseded(self._folder, self._claim.incarnation)
             result = self._flow.evaluated.pop(0)
             metrics = summarise(result.answers, self._settings.main_reward)
             self._recorder.results("eval", {"step": result.version.step, **metrics})

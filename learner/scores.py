@@ -62,7 +62,7 @@ def summarise(answers: Sequence[Answer], main_reward: str) -> dict[str, float]:
     scored = [(answer, index) for answer in given for index in answer.scored()]
     rows = [answer.rewards[index] for answer, index in scored]
     for name in sorted({name for row in rows for name in row}):
-        values = [value for row in rows if (value := row[name]) is not None]
+        values = [value for row in rows if (value := row.get(name)) is not None]
         if values:
             metrics[f"eval/rewards/{name}/mean"] = float(np.mean(values))
     if not given:

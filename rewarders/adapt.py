@@ -114,7 +114,13 @@ def _accepted(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[s
 
 
 def _waited_for(value: Any) -> Any:
-    return _runner.run(_result(value)) if inspect.isawaitable(value) else value
+    if not inspect.isawaitable(value):
+        return value
+    try:
+        return _runner.run(_result(value))
+    finally:
+        for task in asyncio.all_tasks(_runner.get_loop()):  # none may go on in the next call
+            task.cancel()
 
 
 async def _result(value: Any) -> Any:

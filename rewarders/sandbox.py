@@ -203,8 +203,11 @@ def _end_children() -> None:
 
 def _children() -> list[int]:
     """This process's children; none where /proc does not tell."""
-    lists = Path("/proc/self/task").glob("*/children")
-    return [int(child) for found in lists for child in found.read_text().split()]
+    found: list[int] = []
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            found += map(int, path.read_text().split())
+    return found
 
 
 def _came_near(memory_bytes: int) -> bool:

@@ -100,6 +100,8 @@ def test_every_variable_is_also_a_flag(prefix: str, capsys: pytest.CaptureFixtur
     [
         (LearnerCommand, ["--learner.max-steps", "many"], "LEARNER_MAX_STEPS: .*found 'many'"),
         (LearnerCommand, ["--learner.reward-weights", "1,2"], "2 weights for 1 rewards"),
+        (LearnerCommand, ["--learner.reward-weights", "nan"], "LEARNER_REWARD_WEIGHTS.*finite"),
+        (LearnerCommand, ["--learner.learning-rate", "inf"], "LEARNER_LEARNING_RATE.*finite"),
         (LearnerCommand, ["--learner.loss-type", "ppo"], "LEARNER_LOSS_TYPE"),
         (RunCommand, ["--run.name", "a b"], "RUN_NAME"),
         (RunCommand, ["--run.nam", "a"], "--help"),

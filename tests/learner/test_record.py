@@ -91,6 +91,17 @@ def test_what_rewards_logged_and_could_not_score_is_counted():
     assert group_metrics([whole, other], Arrivals(), plan.reward_weights)["rewards/accuracy/none"] == 1
 
 
+def test_extra_columns_that_are_no_json_are_kept_as_text():
+    """A rewarder of ours sends none, but what is journalled is read again at every resume."""
+    settings = make_settings()
+    plan = make_plan(settings)
+    scored = make_group(plan.source.train("train:0", Version(1, 0)))
+    scored = replace(scored, extra={"raw": (b"1", {b"2": 3})})
+    batch = build_batch([scored], plan.reward_weights, 0, settings)
+    rows = completion_rows(1, [scored], [], batch, plan.reward_weights)
+    assert [json.loads(row["extra"])["raw"] for row in rows] == ["b'1'", {}]
+
+
 def test_groups_without_any_reward_leave_no_nan_behind():
     """A gold that cannot be read gives every rollout None; of one number there is no spread."""
     settings = make_settings()

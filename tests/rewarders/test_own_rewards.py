@@ -136,6 +136,19 @@ def test_forms_that_people_have(pool: ScoringPool, tmp_path: Path, code: str, va
         assert score(pool, spec, "a", "bb", **columns) == values
 
 
+def test_what_an_async_call_left_running_ends_with_it(pool: ScoringPool, tmp_path: Path) -> None:
+    code = (
+        "import asyncio\nleft = []\n"
+        "async def later():\n    await asyncio.sleep(0.01)\n    left.append(1)\n"
+        "async def own(completions):\n    tasks.append(asyncio.create_task(later()))\n"
+        "    await asyncio.sleep(0.05 * (len(tasks) > 1))\n    return [len(left) for _ in completions]\n"
+        "tasks = []"
+    )
+    (spec,) = specs(f"{write(tmp_path, code)}:own")
+    assert score(pool, spec, "a") == (0.0,)
+    assert score(pool, spec, "a") == (1.0,)  # the second call's own, and not the first one's
+
+
 def test_a_column_called_as_an_option_does_not_replace_it(pool: ScoringPool) -> None:
     settings = LearnerSettings(rewards="soft_overlong", soft_cache_length=4, max_completion_length=8)
     (spec,) = resolve_rewards(settings)
