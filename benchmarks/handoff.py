@@ -1,6 +1,6 @@
 """What the ledger costs: hand-offs by the protocol's functions against plain stream commands.
 
-    python -m benchmarks.handoff [--rounds 9] [--json]
+    python -m benchmarks.handoff [--rounds 51] [--json]
 
 benchmarks/README.md says which commands are compared and how to read the figures.
 """
@@ -46,7 +46,7 @@ _ISSUE = 100
 class Load:
     """The work: groups per timing by the size of their payload, and how many are taken at once."""
 
-    groups: dict[int, int] = field(default_factory=lambda: {1024: 1600, 66 * 1024: 240})
+    groups: dict[int, int] = field(default_factory=lambda: {1024: 800, 66 * 1024: 240})
     batches: tuple[int, ...] = (1, 8)
     ticket_bytes: int = 256
     """Of a ticket, on the stream that groups replace it from."""
@@ -134,13 +134,13 @@ class Bench:
         return len(entries)
 
     def _ledger(self, count: int) -> int:
-        """`take`; then a `handoff` of each, in one pipeline."""
+        """`take`; then a `handoff` of each, together: several in one transaction."""
         entries = self._stream(self._connection).take(count)
         self._recorder.commands.clear()
         recording = self._stream(self._recorder)
         for entry in entries:
             self._hand_off(recording, entry)
-        pipeline = self._client.pipeline(transaction=False)
+        pipeline = self._client.pipeline(transaction=len(entries) > 1)
         for command in self._recorder.commands:
             pipeline.execute_command(*command)
         assert pipeline.execute() == [1] * len(entries)
@@ -285,7 +285,7 @@ def _spread(values: dict[str, float]) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.handoff", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9, help="timings of each way")
+    parser.add_argument("--rounds", type=int, default=51, help="timings of each way")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args(arguments)
     guard_children()  # a killed benchmark leaves no server behind
