@@ -13,7 +13,7 @@ from common.role import run_role
 
 
 def _run(command: LearnerCommand, stopping: threading.Event) -> None:
-    from learner.loop import run
+    from learner.lead import run
 
     try:
         run(command, stopping)

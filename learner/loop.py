@@ -1,4 +1,4 @@
-"""The learner's loop, and how it starts, resumes and ends."""
+"""The learner's loop, and how it resumes and ends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,126 +15,38 @@ from common.connection import Connection
 from common.disk import Disk
 from common.errors import NoSignal, NotFinite
 from common.failpoint import failpoint
-from common.files import remove_asides, write_whole
-from common.keys import Keys
-from common.learner_settings import LearnerSettings
-from common.lock import holder_name, of_this_host
+from common.files import write_whole
 from common.log import get_logger
 from common.messages import ScoredGroup, Verdict, Version
-from common.protocol import RunView
-from common.role import connect
 from learner.batch import Batch, build_batch
 from learner.best import keep_if_best
 from learner.books import Books
 from learner.checkpoint import (
     Checkpoint,
-    check_loadable,
-    newest_checkpoint,
-    newest_position,
     save_checkpoint,
 )
 from learner.claim import (
     Claim,
     check_not_superseded,
-    claim_incarnation,
-    lock_run,
-    next_incarnation,
-    read_nonce,
 )
 from learner.completions import completion_rows
-from learner.deepspeed_engine import join_process_group
 from learner.flops import peak_flops
 from learner.flow import Flow, unnamed
 from learner.intake import Arrivals
 from learner.journal import Journal
 from learner.ledger import Ledger
 from learner.machine import this_machine
-from learner.plan import Plan, make_plan
+from learner.plan import Plan
 from learner.policy import Policy
 from learner.publish import version_folder, write_version
-from learner.pulse import Pulse
 from learner.queue import LearnerQueue
-from learner.ranks import Leader, end_with_launcher, follow, rank, share, world_size
+from learner.ranks import Leader, world_size
 from learner.record import Recorder, group_metrics, update_metrics
 from learner.resume import encode_groups, relive
 from learner.scores import summarise
 from learner.update import Update
 
 log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What every rank needs to build the policy."""
-
-    model_folder: Path
-    weights: Path | None
-    settings: LearnerSettings
-    steps: int
-
-    def make_policy(self) -> Policy:
-        """The policy as it is before the checkpoint is loaded."""
-        return Policy(self.model_folder, self.settings, self.steps, self.weights)
-
-
-def run(command: LearnerCommand, stopping: threading.Event) -> None:
-    """Lead the run, or follow rank 0 in it."""
-    end_with_launcher()
-    if rank() == 0:
-        lead(command, stopping)
-    else:
-        join_process_group()
-        follow(share(None).make_policy())
-
-
-def lead(command: LearnerCommand, stopping: threading.Event) -> None:
-    """Train until the plan's steps are made or `stopping` is set; resumes what is in the folder."""
-    folder = command.run.folder
-    with lock_run(folder) as before:
-        connection = connect(command.redis_url, command.run, stopping)
-        try:
-            lead_alone(command, connection, of_this_host(before), stopping)
-        finally:
-            connection.close()
-
-
-def lead_alone(
-    command: LearnerCommand, connection: Connection, gone: list[str], stopping: threading.Event
-) -> None:
-    """Lead the run as the one learner that Redis lets in; `gone` are learners that have ended."""
-    folder, run = command.run.folder, command.run
-    nonce = read_nonce(folder)
-    keys = Keys(run.name)
-    number = next_incarnation(folder, RunView(connection, keys).incarnation())
-    queue = LearnerQueue(connection, keys, number)
-    queue.claim(nonce, holder_name(), run.lease_s, gone)
-    with Pulse(queue, run.lease_s, command.learner.stall_timeout_s) as pulse:
-        pulse.enter("reading data and model")
-        plan = make_plan(command.learner)
-        queue.beat(run.lease_s, "claiming the folder")  # refused if another took over meanwhile
-        claim = claim_incarnation(folder, number, newest_position(folder))
-        remove_asides(folder / "versions")
-        remove_asides(folder / "checkpoints")
-        remove_asides(folder / "best")
-        queue.set_state("running")  # an earlier learner of the run may have said "ended"
-        queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
-        checkpoint = newest_checkpoint(folder, claim)
-        if checkpoint:
-            check_loadable(checkpoint, command.learner)
-        bare = checkpoint.bare_weights if checkpoint else None
-        join_process_group()
-        start = share(Start(plan.model_folder, bare, command.learner, plan.steps))
-        policy = Leader(start.make_policy(), pulse.enter)
-        try:
-            learner = Learner(command, plan, claim, policy, checkpoint, pulse.enter)
-            learner.start(connection, queue, nonce, stopping)
-            learner.train(stopping)
-        except OSError:
-            # A successor clears away what was half written.
-            check_not_superseded(folder, claim.incarnation)
-            raise
-        finally:
-            policy.close()
 
 
 class Learner:

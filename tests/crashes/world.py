@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import actors.loop
-import learner.loop
+import learner.lead
 import rewarders.loop
 from common.command import ActorCommand, LearnerCommand, RewarderCommand
 from common.errors import NEVER_RESTARTED, PenstockError
@@ -235,8 +235,8 @@ class World:
         )
 
     def _be_learner(self) -> None:
-        learner.loop.Start.make_policy = lambda _self: HashPolicy()  # type: ignore[method-assign]
-        learner.loop.join_process_group = lambda: None  # type: ignore[attr-defined]
+        learner.lead.Start.make_policy = lambda _self: HashPolicy()  # type: ignore[method-assign]
+        learner.lead.join_process_group = lambda: None  # type: ignore[attr-defined]
         settings = LearnerSettings(
             model=str(self._model),
             dataset=str(self.folder / "questions.jsonl"),
@@ -255,7 +255,7 @@ class World:
         command = LearnerCommand(
             _cli_parse_args=[], redis_url=self.server.url, run=self._run_settings, learner=settings
         )
-        learner.loop.run(command, stop_on_signals())
+        learner.lead.run(command, stop_on_signals())
 
     def _be_actor(self) -> None:
         engine = FakeEngine(8, self.token_delay_s, POISON, self.misbehaviour)  # type: ignore[arg-type]

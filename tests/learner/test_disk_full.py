@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 import learner.__main__
-import learner.loop
+import learner.lead
 from common.command import LearnerCommand
 from common.disk import Disk
 from common.errors import DiskFull
@@ -262,7 +262,7 @@ def test_a_disk_that_is_full_where_nobody_waits_ends_the_learner_with_74(monkeyp
     def run(*_):
         raise OSError(code, os.strerror(code), "/a/claim")
 
-    monkeypatch.setattr(learner.loop, "run", run)
+    monkeypatch.setattr(learner.lead, "run", run)
     with pytest.raises(raised, match="/a/claim"):
         learner.__main__._run(LearnerCommand(), threading.Event())
     assert DiskFull.exit_code == 74

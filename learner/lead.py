@@ -1,0 +1,111 @@
+"""How the learner starts: what it claims and in which order; other ranks follow.
+
+folder's lock -> Redis -> plan -> folder's claim -> contract -> policy -> the loop (learner/loop.py)
+
+Whoever finds another learner at one of these ends at once, naming it.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.codec import encode
+from common.command import LearnerCommand
+from common.connection import Connection
+from common.files import remove_asides
+from common.keys import Keys
+from common.learner_settings import LearnerSettings
+from common.lock import holder_name, of_this_host
+from common.protocol import RunView
+from common.role import connect
+from learner.checkpoint import check_loadable, newest_checkpoint, newest_position
+from learner.claim import (
+    check_not_superseded,
+    claim_incarnation,
+    lock_run,
+    next_incarnation,
+    read_nonce,
+)
+from learner.deepspeed_engine import join_process_group
+from learner.loop import Learner
+from learner.plan import make_plan
+from learner.policy import Policy
+from learner.pulse import Pulse
+from learner.queue import LearnerQueue
+from learner.ranks import Leader, end_with_launcher, follow, rank, share
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What every rank needs to build the policy."""
+
+    model_folder: Path
+    weights: Path | None
+    settings: LearnerSettings
+    steps: int
+
+    def make_policy(self) -> Policy:
+        """The policy as it is before the checkpoint is loaded."""
+        return Policy(self.model_folder, self.settings, self.steps, self.weights)
+
+
+def run(command: LearnerCommand, stopping: threading.Event) -> None:
+    """Lead the run, or follow rank 0 in it."""
+    end_with_launcher()
+    if rank() == 0:
+        lead(command, stopping)
+    else:
+        join_process_group()
+        follow(share(None).make_policy())
+
+
+def lead(command: LearnerCommand, stopping: threading.Event) -> None:
+    """Train until the plan's steps are made or `stopping` is set; resumes what is in the folder."""
+    folder = command.run.folder
+    with lock_run(folder) as before:
+        connection = connect(command.redis_url, command.run, stopping)
+        try:
+            lead_alone(command, connection, of_this_host(before), stopping)
+        finally:
+            connection.close()
+
+
+def lead_alone(
+    command: LearnerCommand, connection: Connection, gone: list[str], stopping: threading.Event
+) -> None:
+    """Lead the run as the one learner that Redis lets in; `gone` are learners that have ended."""
+    folder, run = command.run.folder, command.run
+    nonce = read_nonce(folder)
+    keys = Keys(run.name)
+    number = next_incarnation(folder, RunView(connection, keys).incarnation())
+    queue = LearnerQueue(connection, keys, number)
+    queue.claim(nonce, holder_name(), run.lease_s, gone)
+    with Pulse(queue, run.lease_s, command.learner.stall_timeout_s) as pulse:
+        pulse.enter("reading data and model")
+        plan = make_plan(command.learner)
+        queue.beat(run.lease_s, "claiming the folder")  # refused if another took over meanwhile
+        claim = claim_incarnation(folder, number, newest_position(folder))
+        remove_asides(folder / "versions")
+        remove_asides(folder / "checkpoints")
+        remove_asides(folder / "best")
+        queue.set_state("running")  # an earlier learner of the run may have said "ended"
+        queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
+        checkpoint = newest_checkpoint(folder, claim)
+        if checkpoint:
+            check_loadable(checkpoint, command.learner)
+        bare = checkpoint.bare_weights if checkpoint else None
+        join_process_group()
+        start = share(Start(plan.model_folder, bare, command.learner, plan.steps))
+        policy = Leader(start.make_policy(), pulse.enter)
+        try:
+            learner = Learner(command, plan, claim, policy, checkpoint, pulse.enter)
+            learner.start(connection, queue, nonce, stopping)
+            learner.train(stopping)
+        except OSError:
+            # A successor clears away what was half written.
+            check_not_superseded(folder, claim.incarnation)
+            raise
+        finally:
+            policy.close()
