@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 from common.errors import ConfigError
 from common.failpoint import failpoint
@@ -109,6 +111,18 @@ def _full_disk(folder: Path) -> OSError | None:
     except OSError as error:
         return error
     return None
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole rows of a file that the run appends to, none if it is not there; a kill may tear one."""
+    rows = []
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    for line in text.split("\n")[:-1]:  # splitlines also splits at U+2028 inside a completion
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows
 
 
 def folder_size(folder: Path) -> int:

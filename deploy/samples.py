@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
+from common.files import read_json_lines
 from common.reward_spec import COLUMNS
 from common.text import SHOWN, as_text, printable
 
@@ -239,7 +240,7 @@ def show_evaluations(options: argparse.Namespace) -> None:
     path = options.run / "evaluations.jsonl"
     if not path.is_file():
         raise ConfigError(f"{path} is not there: set LEARNER_EVAL_DATASET to evaluate")
-    rows = [row for row in _read_evaluations(path) if options.step in (None, row["step"])]
+    rows = [row for row in read_json_lines(path) if options.step in (None, row["step"])]
     if not rows:
         raise ConfigError(
             f"{path} has no evaluation" + ("" if options.step is None else f" of step {options.step}")
@@ -257,17 +258,6 @@ def show_evaluations(options: argparse.Namespace) -> None:
             print(f"no answer   {shown(row['reason'], options.width)}")
         for index, text in enumerate(row["completions"]):
             print(f"answer      {shown(text, options.width)}   ({_worth(row, index)})")
-
-
-def _read_evaluations(path: Path) -> list[Row]:
-    """The whole lines of a file; a kill may have torn the last one."""
-    rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
 
 
 def _worth(row: Row, index: int) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from common.disk import Disk
-from common.files import append_whole, write_whole
+from common.files import append_whole, read_json_lines, write_whole
 from common.log import get_logger
 from common.messages import ScoredGroup
 from common.rewards import total_rewards
@@ -147,7 +147,7 @@ class Recorder:
 
     def cut_after(self, step: int) -> None:
         """Drop what a learner that resumes at `step` will write again, and evaluations that are torn."""
-        rows = [row for row in self._rows("metrics.jsonl") if row["step"] <= step]
+        rows = [row for row in read_json_lines(self._folder / "metrics.jsonl") if row["step"] <= step]
         self._rewrite("metrics.jsonl", rows)
         self._rewrite("evaluations.jsonl", self._whole_evaluations())
 
@@ -160,7 +160,7 @@ class Recorder:
         return {row["step"] for row in self._whole_evaluations()}
 
     def _whole_evaluations(self) -> list[dict[str, Any]]:
-        rows = self._rows("evaluations.jsonl")
+        rows = read_json_lines(self._folder / "evaluations.jsonl")
         counts = Counter((row["step"], row["version"]) for row in rows)
         return [row for row in rows if counts[row["step"], row["version"]] == row["questions"]]
 
@@ -209,18 +209,6 @@ class Recorder:
         with path.open("ab", buffering=0) as file:
             write = partial(append_whole, file, data, file.seek(0, os.SEEK_END), sync=False)
             self._disk.write(name, path, write, len(data))
-
-    def _rows(self, name: str) -> list[dict[str, Any]]:
-        """The whole rows of a file; a kill may have torn the last one."""
-        path = self._folder / name
-        rows = []
-        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-        for line in text.split("\n")[:-1]:  # splitlines also splits at U+2028 inside a completion
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-        return rows
 
 
 def _line(row: dict[str, Any]) -> str:

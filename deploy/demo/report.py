@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from common.connection import Connection
+from common.files import read_json_lines
 from common.monitor import read_audit
 from common.queues import format_audit
 from common.server import LocalServer
@@ -16,8 +16,8 @@ SHOWN = 8
 
 def print_report(folder: Path) -> None:
     """Table, learning curve, answers before and after, audit, checkpoint."""
-    metrics = read_rows(folder / "metrics.jsonl")
-    answers = read_rows(folder / "evaluations.jsonl")
+    metrics = read_json_lines(folder / "metrics.jsonl")
+    answers = read_json_lines(folder / "evaluations.jsonl")
     accuracy = accuracy_by_step(answers)
     _print_table(metrics, accuracy)
     _print_answers(answers)
@@ -27,11 +27,6 @@ def print_report(folder: Path) -> None:
     checkpoint = max((folder / "checkpoints").iterdir())
     print(f"\nLearning curve   {picture}\nFinal model      {checkpoint / 'model'}")
     print(f"Metrics          {folder / 'metrics.jsonl'}")
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of a JSONL file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 def accuracy_by_step(answers: list[dict[str, Any]]) -> dict[int, float]:
