@@ -39,6 +39,7 @@ requirepass {password}
 dir {folder}
 daemonize no
 logfile ""
+set-proc-title no
 loglevel warning
 appendonly yes
 appendfsync everysec

@@ -55,11 +55,11 @@ def run_up(arguments: list[str], report: Callable[[Report], None] | None = None)
             services = [queue_service(settings.run.folder), *services]
         report = report or Printer([*counts, "queue"])
         limits = Limits(ready_s=settings.run.progress_timeout_s)
+        guard_children()  # `up` killed with -9 takes its children along
         supervisor = Supervisor(services, child_environment(options.env_file), report, counts, limits)
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: supervisor.stop())
-        guard_children()  # `up` killed with -9 takes its children along
         return supervisor.run()
 
 

@@ -12,10 +12,11 @@ from multiprocessing import forkserver
 from typing import Any
 
 from common.errors import ConfigError
+from common.guard import MARK
 
 KEPT = (
     "PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV",
-    "LD_LIBRARY_PATH", "OMP_NUM_THREADS",
+    "LD_LIBRARY_PATH", "OMP_NUM_THREADS", MARK,
 )  # fmt: skip
 """Environment variables of the rewarder that scoring processes have too; no password is among them."""
 

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -318,7 +317,7 @@ def test_up_killed_with_9_leaves_nothing_running_and_can_be_started_again(tmp_pa
     procfile = tmp_path / "Procfile"
     procfile.write_text(f"learner: {STAYS}\n")
     process = up(tmp_path)
-    children = wait_until(lambda: guarded(process.pid), "the guard to know learner and server")
+    children = wait_until(lambda: three_children(process.pid), "guard, learner and server")
     process.kill()
     process.communicate(timeout=30)
     for pid in children:
@@ -329,11 +328,10 @@ def test_up_killed_with_9_leaves_nothing_running_and_can_be_started_again(tmp_pa
     assert again.returncode == 0, out
 
 
-def guarded(pid: int) -> list[int]:
-    """Guard, learner and server, once the guard, which looks every second, has seen them."""
-    children = psutil.Process(pid).children()
-    seen = all(time.time() - child.create_time() > 1.5 for child in children)
-    return [child.pid for child in children] if seen and len(children) == 3 else []
+def three_children(pid: int) -> list[int]:
+    """Guard, learner and server, as soon as they are there."""
+    children = [child.pid for child in psutil.Process(pid).children()]
+    return children if len(children) == 3 else []
 
 
 def test_a_caller_may_read_the_reports_itself(
