@@ -94,7 +94,7 @@ def load(kind: type[Command], prog: str, arguments: list[str] | None = None) -> 
     try:
         return WithProgram(_cli_parse_args=arguments, _env_file=env_file)
     except ValidationError as error:
-        raise ConfigError("\n".join(_mistake(detail) for detail in error.errors())) from error
+        raise ConfigError("\n".join(mistake(detail) for detail in error.errors())) from error
     except SettingsError as error:
         raise ConfigError(f"{prog}: {error}: {error.__cause__}") from error
     except SystemExit as ending:
@@ -159,8 +159,9 @@ def _read_env_file(path: str | None) -> dict[str, str | None]:
     return dotenv_values(path)
 
 
-def _mistake(detail: Any) -> str:
-    place = [str(part) for part in detail["loc"]]
+def mistake(detail: Any, *section: str) -> str:
+    """What is wrong with a variable, from pydantic's account of it; `section` goes before its name."""
+    place = [*section, *(str(part) for part in detail["loc"])]
     name = "_".join(place[:2]).upper()
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])

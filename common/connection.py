@@ -94,10 +94,10 @@ class Connection:
         """The server's INFO."""
         return self._retrying(self._client.info, self._server_timeout_s)
 
-    def uptime_ms(self) -> int:
-        """How long the server has been up at least: it counts begun seconds, so one less."""
+    def uptime(self) -> tuple[str, int]:
+        """The server process that answers, and the ms it is up at least: it counts begun seconds."""
         info = self._retrying(lambda: self._client.info("server"), self._server_timeout_s)
-        return 1000 * max(0, int(info["uptime_in_seconds"]) - 1)
+        return info["run_id"], 1000 * max(0, int(info["uptime_in_seconds"]) - 1)
 
     def close(self) -> None:
         """Close the sockets."""

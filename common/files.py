@@ -14,6 +14,9 @@ from typing import Any
 
 from common.errors import ConfigError
 from common.failpoint import failpoint
+from common.log import get_logger
+
+log = get_logger(__name__)
 
 
 def make_folder(folder: Path) -> None:
@@ -117,11 +120,12 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The whole rows of a file that the run appends to, none if it is not there; a kill may tear one."""
     rows = []
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    for line in text.split("\n")[:-1]:  # splitlines also splits at U+2028 inside a completion
+    lines = text.split("\n")[:-1]  # splitlines also splits at U+2028 inside a completion
+    for number, line in enumerate(lines, 1):
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:
-            continue
+            log.error("a damaged line is left out", file=str(path), line=number)
     return rows
 
 

@@ -11,6 +11,7 @@
 
 local GROUP = 'workers'
 local ALONE = 1000000
+local DEAD_KEPT = 10000  -- dead letters are for people; the verdict is in the journal
 
 local function field_of(entry, name)
   for i = 1, #entry[2], 2 do
@@ -216,7 +217,7 @@ local function bury(keys, args)
   local open, src, entry, ticket = keys[2], keys[3], args[2], args[3]
   local version = version_at(open, ticket, src, entry)
   if not (version and held_by(args[1], src, entry)) then return 0 end
-  redis.call('XADD', keys[5], '*', 't', ticket, 'd', args[4], 'reason', args[6])
+  redis.call('XADD', keys[5], 'MAXLEN', '~', DEAD_KEPT, '*', 't', ticket, 'd', args[4], 'reason', args[6])
   move(open, src, keys[4], entry, ticket, version, 'd', args[5])
   return 1
 end
@@ -248,7 +249,12 @@ local function renew(keys, args)
   return owned
 end
 
--- keys: fence, src; args: consumer, lease_ms, count, max_attempts, server_up_ms
+-- Whether this server process is the one of that run_id: a call may be sent again after a restart.
+local function is_server(run_id)
+  return string.find(redis.call('INFO', 'server'), 'run_id:' .. run_id, 1, true)
+end
+
+-- keys: fence, src; args: consumer, lease_ms, count, max_attempts, server's run_id, its uptime in ms
 -- Takes over entries whose lease ran out, and counts the attempt in the same step. Only a ticket that
 -- ran alone when its lease ran out is doomed. Returns {entry, ticket, payload, attempts, doomed}.
 local function reclaim(keys, args)
@@ -256,7 +262,7 @@ local function reclaim(keys, args)
   if refused then return refused end
   local src, lease, most = keys[2], tonumber(args[2]), tonumber(args[4])
   local taken = {}
-  if tonumber(args[5]) < lease then return taken end
+  if tonumber(args[6]) < lease or not is_server(args[5]) then return taken end
   for _, pending in ipairs(redis.call('XPENDING', src, GROUP, 'IDLE', lease, '-', '+', args[3])) do
     local entry = pending[1]
     local found = find(src, entry)

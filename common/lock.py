@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from common.errors import RunTaken
 from common.files import make_folder
 
 _NAMES_KEPT = 50
+_START = uuid.uuid4().hex[:6]
 
 
 @contextmanager
@@ -47,8 +49,8 @@ def _read_names(handle: int) -> list[str]:
 
 
 def holder_name() -> str:
-    """This process, for people."""
-    return f"process {os.getpid()}{_on_this_host()}"
+    """This process, for people; no other has the same, on hosts and in containers of one name either."""
+    return f"process {os.getpid()} ({_START}){_on_this_host()}"
 
 
 def of_this_host(names: Iterable[str]) -> list[str]:

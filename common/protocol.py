@@ -85,10 +85,11 @@ class WorkStream:
 
     def reclaim(self, count: int) -> list[Entry]:
         """Up to `count` entries whose lease ran out; each counts as a failed attempt."""
+        server, up_ms = self._connection.uptime()
         reply = self._connection.call(
             "reclaim",
             [self._keys.fence, self.stream],
-            [self.consumer, self._lease_ms, count, self.max_attempts, self._connection.uptime_ms()],
+            [self.consumer, self._lease_ms, count, self.max_attempts, server, up_ms],
         )
         return [
             Entry(text(entry), text(ticket), payload, int(attempts), bool(doomed))

@@ -95,7 +95,16 @@ def started_server(folder: Path) -> str:
             f"no queue server is known: REDIS_URL is not set and {path} does not exist; set REDIS_URL, "
             "start everything with `penstock up`, or name the run (RUN_NAME, RUN_DIR, or --env-file)"
         )
-    return path.read_text().strip()
+    try:
+        url = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path}: the queue server's address cannot be read ({error}): it is for the user alone who "
+            "started the run; be that user, or set REDIS_URL"
+        ) from error
+    if "://" not in url:
+        raise ConfigError(f"{path}: expected the queue server's address, found {url!r}; set REDIS_URL")
+    return url
 
 
 def consumer_name(role: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from common.disk import Disk
 from common.files import folder_size, whole_folder, write_whole
 from common.messages import Version
+from learner.claim import check_not_superseded
 
 FOLDER = "best"
 
@@ -41,6 +42,7 @@ def keep_if_best(
         if not better:
             return False
     folder = run_folder / FOLDER / f"{version.step:08d}"
+    check_not_superseded(run_folder, version.incarnation)
     if folder.exists():  # the same step of an earlier lineage
         shutil.rmtree(folder)
     note = {
@@ -48,9 +50,10 @@ def keep_if_best(
         "answered": answered,
     }  # fmt: skip
     disk.write("the best model", folder, lambda: _copy(model, folder, note), folder_size(model))
-    for old in (run_folder / FOLDER).glob("[0-9]*"):
-        if old != folder:
-            shutil.rmtree(old)
+    earlier = [old for old in (run_folder / FOLDER).glob("[0-9]*") if old != folder]
+    check_not_superseded(run_folder, version.incarnation)  # or a better one of the successor's is there
+    for old in earlier:
+        shutil.rmtree(old)
     return True
 
 

@@ -21,7 +21,7 @@ from common.errors import ConfigError
 from common.files import folder_size, hash_file, whole_folder
 from common.learner_settings import LearnerSettings
 from common.log import get_logger
-from learner.claim import Claim, lengths_on_chain, read_claims
+from learner.claim import Claim, check_not_superseded, lengths_on_chain, read_claims
 from learner.journal import Position
 from learner.machine import this_machine
 from learner.ranks import world_size
@@ -103,11 +103,11 @@ def save_checkpoint(
 
 def _forget_old(run_folder: Path, incarnation: int, settings: LearnerSettings) -> None:
     """Delete all but the newest checkpoints on the chain, and perhaps the journal before them."""
+    found = _newest_first(run_folder)  # before the claims: none of a later learner's is among them
     claims = read_claims(run_folder)
     if max(claims, default=0) > incarnation:  # superseded: what is old is for the successor to say
         return
     ends = {**lengths_on_chain(run_folder, claims[incarnation]), incarnation: sys.maxsize}
-    found = _newest_first(run_folder)
     kept = [
         folder
         for folder in found
@@ -152,6 +152,7 @@ def newest_checkpoint(run_folder: Path, claim: Claim) -> Checkpoint | None:
             if position.offset <= end:
                 return checkpoint
             problem = f"written by a learner that was superseded, at {position.offset} of {end} bytes"
+        check_not_superseded(run_folder, claim.incarnation)  # or it may be the successor's
         log.error("a checkpoint is passed over", folder=str(folder), problem=problem)
         folder.rename(folder.with_name(f"unused-{folder.name}"))  # it must not count among those kept
     return None

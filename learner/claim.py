@@ -17,10 +17,12 @@ from pathlib import Path
 
 from common.errors import ConfigError, RunTaken
 from common.failpoint import failpoint
-from common.files import sync_folder, write_whole
+from common.files import make_folder, sync_folder, write_whole
 from common.lock import hold_lock, holder_name
 from learner.journal import Position
 from learner.segments import explain_gap, left_out, read_journal, valid_length
+
+_REMEDY = "Put the file back from a copy, or start a new run with LEARNER_MODEL=CHECKPOINT/model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,9 @@ def claim_incarnation(folder: Path, number: int, checkpointed: Position | None =
     `checkpointed` is the newest checkpoint's position: damage of the journal before it does no harm.
     """
     check_not_superseded(folder, number)
-    parent = max(read_claims(folder), default=0)
+    claims = read_claims(folder)
+    parent = max(claims, default=0)
+    _ancestors(folder, claims, parent)
     start = checkpointed.offset if checkpointed and checkpointed.incarnation == parent else 0
     length = valid_length(folder, parent, start)
     rest = left_out(folder, parent, length)
@@ -79,6 +83,7 @@ def claim_incarnation(folder: Path, number: int, checkpointed: Position | None =
         holder=holder_name(),
     )
     path = folder / "claims" / f"{claim.incarnation:06d}.json"
+    make_folder(path.parent)
     aside = path.with_suffix(f".{os.getpid()}")
     write_whole(aside, json.dumps(asdict(claim)).encode())
     try:
@@ -103,11 +108,32 @@ def check_not_superseded(folder: Path, incarnation: int) -> None:
 
 
 def read_claims(folder: Path) -> dict[int, Claim]:
-    """The claims made so far, by incarnation."""
-    claims_folder = folder / "claims"
-    claims_folder.mkdir(parents=True, exist_ok=True)
-    found = (Claim(**json.loads(path.read_text())) for path in claims_folder.glob("*.json"))
+    """The claims made so far, by incarnation; raises ConfigError where one is damaged."""
+    found = [_read_claim(path) for path in (folder / "claims").glob("*.json")]
     return {claim.incarnation: claim for claim in found}
+
+
+def _read_claim(path: Path) -> Claim:
+    try:
+        return Claim(**json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{path}: damaged ({error}); it says from where its learner went on. {_REMEDY}"
+        ) from error
+
+
+def _ancestors(folder: Path, claims: dict[int, Claim], newest: int) -> list[Claim]:
+    """The claim of that number and those it goes on from, newest first; raises ConfigError."""
+    found = []
+    while newest:
+        if newest not in claims:
+            raise ConfigError(
+                f"{folder / 'claims'}: incarnation {newest} is missing, and later ones go on from its "
+                f"journal. {_REMEDY}"
+            )
+        found.append(claims[newest])
+        newest = found[-1].parent
+    return found
 
 
 def read_chain(
@@ -117,13 +143,8 @@ def read_chain(
 
     Raises ConfigError where records are missing that a claim relies on.
     """
-    claims = read_claims(folder)
-    chain = []
-    incarnation, length = newest.parent, newest.parent_length
-    while incarnation:
-        chain.append((incarnation, length))
-        claim = claims[incarnation]
-        incarnation, length = claim.parent, claim.parent_length
+    ancestors = _ancestors(folder, read_claims(folder), newest.parent)
+    chain = [(claim.parent, claim.parent_length) for claim in (newest, *ancestors) if claim.parent]
     for incarnation, length in reversed(chain):
         if start is not None and incarnation < start.incarnation:
             continue

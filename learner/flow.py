@@ -74,6 +74,8 @@ class Flow:
         self._queue.claim(self._nonce, holder_name())
         self._queue.publish_contract(encode(self._plan.contract))
         self._queue.set_state("running")
+        if self._books.ledger.has_unrecorded:  # what is not in the journal yet must not be withdrawn
+            self._books.record("rejoin")
         _, places = self._view.audit()
         self._adopt(places)
         self._withdraw(places)

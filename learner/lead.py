@@ -87,9 +87,9 @@ def lead_alone(
         plan = make_plan(command.learner)
         queue.beat(run.lease_s, "claiming the folder")  # refused if another took over meanwhile
         claim = claim_incarnation(folder, number, newest_position(folder))
-        remove_asides(folder / "versions")
-        remove_asides(folder / "checkpoints")
-        remove_asides(folder / "best")
+        for name in ("versions", "checkpoints", "best"):
+            check_not_superseded(folder, number)
+            remove_asides(folder / name)
         queue.set_state("running")  # an earlier learner of the run may have said "ended"
         queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
         checkpoint = newest_checkpoint(folder, claim)

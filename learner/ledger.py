@@ -93,6 +93,11 @@ class Ledger:
             reason += ", its question is asked again"
         self.close(ticket, "stale", reason)
 
+    @property
+    def has_unrecorded(self) -> bool:
+        """Whether anything ended since the journal's last record."""
+        return bool(self._unrecorded)
+
     def take_unrecorded(self) -> dict[str, list[str]]:
         """What ended since this was last called: ticket to [state, reason], for the journal."""
         ends, self._unrecorded = self._unrecorded, {}

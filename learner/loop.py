@@ -81,7 +81,9 @@ class Learner:
     ) -> None:
         """Relive the past, join the streams, publish the version the run stands at."""
         self._disk = disk = Disk(self._command.run.disk_timeout_s, stopping, self._enter_phase)
-        self._recorder = Recorder(self._folder, self._settings.report_to, self._command.run.name, disk)
+        self._recorder = Recorder(
+            self._folder, self._settings.report_to, self._command.run.name, disk, self._check
+        )
         ledger = Ledger()
         past = relive(
             self._folder, self._claim, self._policy, ledger, self._recorder, self._checkpointed
@@ -101,6 +103,10 @@ class Learner:
         self._books.record("header", **self._header())
         self._flow.join()
         self._publish()
+
+    def _check(self) -> None:
+        """Raise RunTaken if the folder is a later learner's by now."""
+        check_not_superseded(self._folder, self._claim.incarnation)
 
     def _header(self) -> dict:
         return {
@@ -206,7 +212,7 @@ class Learner:
 
     def _publish(self) -> None:
         """Write the present weights as a version and announce it, evaluating it if it is due."""
-        check_not_superseded(self._folder, self._claim.incarnation)
+        self._check()
         version = Version(self._claim.incarnation, self._step)
         weights = write_version(self._folder, self._policy, version, self._parent, self._disk)
         self._parent = weights.hash
@@ -222,7 +228,6 @@ class Learner:
     def _note_evaluations(self) -> None:
         columns = [question.columns for question in self._plan.source.eval_questions]
         while self._flow.evaluated:
-            check_not_superseded(self._folder, self._claim.incarnation)
             result = self._flow.evaluated.pop(0)
             metrics = summarise(result.answers, self._settings.main_reward)
             self._recorder.results("eval", {"step": result.version.step, **metrics})
@@ -242,7 +247,6 @@ class Learner:
             log.info("the best model so far", step=version.step, **{metric: metrics[metric]})
 
     def _record(self, metrics: dict[str, Any]) -> None:
-        check_not_superseded(self._folder, self._claim.incarnation)
         self._recorder.metrics(self._step, metrics)
         self._last = metrics
         log.info(
@@ -255,7 +259,7 @@ class Learner:
         )
 
     def _checkpoint(self) -> None:
-        check_not_superseded(self._folder, self._claim.incarnation)
+        self._check()
         checkpoint = save_checkpoint(
             self._folder,
             self._policy,

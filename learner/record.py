@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -136,13 +136,22 @@ def _mean(name: str, values: Sequence[Any]) -> dict[str, float]:
 
 
 class Recorder:
-    """Appends to the run's files. A full disk is waited for as `disk` says."""
+    """Appends to the run's files. A full disk is waited for as `disk` says.
+
+    `check` is called before each change; it raises RunTaken when they are a later learner's by now.
+    """
 
     def __init__(
-        self, folder: Path, report_to: Sequence[str], run: str, disk: Disk | None = None
+        self,
+        folder: Path,
+        report_to: Sequence[str],
+        run: str,
+        disk: Disk | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder = folder
         self._disk = disk or Disk()
+        self._check = check
         self._trackers = start_trackers(report_to, folder, run)
 
     def cut_after(self, step: int) -> None:
@@ -153,7 +162,7 @@ class Recorder:
 
     def _rewrite(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
         data, path = "".join(_line(row) for row in rows).encode(), self._folder / name
-        self._disk.write(name, path, lambda: write_whole(path, data), len(data))
+        self._write(name, path, lambda: write_whole(path, data), len(data))
 
     def evaluated_steps(self) -> set[int]:
         """Steps whose version was evaluated, all its answers on disk."""
@@ -175,7 +184,7 @@ class Recorder:
         path = completions_path(self._folder, step)
         path.parent.mkdir(exist_ok=True)
         data = to_parquet(rows)
-        self._disk.write("completions", path, lambda: write_whole(path, data), len(data))
+        self._write("completions", path, lambda: write_whole(path, data), len(data))
         for tracker in self._trackers if track else ():
             tracker.log_completions(rows, step)
 
@@ -197,7 +206,7 @@ class Recorder:
         """The final figures, as NAME_results.json: train, eval."""
         path = self._folder / f"{name}_results.json"
         data = json.dumps(metrics, indent=2, default=str).encode()
-        self._disk.write(path.name, path, lambda: write_whole(path, data), len(data))
+        self._write(path.name, path, lambda: write_whole(path, data), len(data))
 
     def close(self) -> None:
         """End the trackers' run."""
@@ -208,7 +217,11 @@ class Recorder:
         data, path = "".join(_line(row) for row in rows).encode(), self._folder / name
         with path.open("ab", buffering=0) as file:
             write = partial(append_whole, file, data, file.seek(0, os.SEEK_END), sync=False)
-            self._disk.write(name, path, write, len(data))
+            self._write(name, path, write, len(data))
+
+    def _write(self, what: str, path: Path, write: Callable[[], None], size: int) -> None:
+        self._check()
+        self._disk.write(what, path, write, size)
 
 
 def _line(row: dict[str, Any]) -> str:

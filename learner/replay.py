@@ -18,10 +18,12 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from common.command import mistake
 from common.errors import ConfigError, PenstockError
+from common.files import read_json_lines
 from common.learner_settings import LearnerSettings
 from common.log import configure_logs, get_logger
 from learner.claim import Claim, read_chain, read_claims
@@ -54,8 +56,8 @@ def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
     """
     if world_size() > 1:
         raise ConfigError("a replay is one process: start it without torchrun")
-    if out.resolve() == folder.resolve():
-        raise ConfigError(f"--out {out}: the run's own files would be overwritten; name another folder")
+    if any((out.resolve() / name).exists() for name in ("claims", "journal")):
+        raise ConfigError(f"--out {out}: a run's own files would be overwritten; name another folder")
     claim = _after(folder)
     headers = [record for _, record in read_chain(folder, claim) if record["kind"] == "header"]
     if not headers:
@@ -65,7 +67,10 @@ def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
     if any(later["settings"] != header["settings"] for later in headers):
         log.warning("the run's settings changed when it was resumed; it is replayed with the first ones")
     torch.set_num_threads(header["machine"]["threads"])  # the order of sums depends on it
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be made: {error.strerror}; name another") from error
     join_process_group()
     policy = Policy(Path(header["model_folder"]), settings, header["steps"])
     try:
@@ -86,7 +91,8 @@ def _settings(recorded: Mapping[str, Any], changes: Mapping[str, str]) -> Learne
     try:
         return LearnerSettings(**{**recorded, **changes})
     except ValidationError as error:
-        raise ConfigError(f"these settings cannot be replayed: {error}") from error
+        mistakes = "\n".join(mistake(detail, "LEARNER") for detail in error.errors())
+        raise ConfigError(f"these settings cannot be replayed: {mistakes}") from error
 
 
 def _after(folder: Path) -> Claim:
@@ -107,8 +113,14 @@ def _difference(one: Path, other: Path) -> float:
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        return {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+    path = folder / "model.safetensors"
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"{path}: cannot be read ({error}); the replay is whole, but has nothing to compare with"
+        ) from error
 
 
 def _other_metrics(one: Path, other: Path) -> list[int]:
@@ -118,8 +130,8 @@ def _other_metrics(one: Path, other: Path) -> list[int]:
 
 def _metrics(path: Path) -> Iterator[tuple[int, str]]:
     """Step and metrics, as text: NaN differs from itself."""
-    for line in path.read_text().splitlines() if path.is_file() else ():
-        row = {name: value for name, value in json.loads(line).items() if not name.startswith("perf/")}
+    for found in read_json_lines(path):
+        row = {name: value for name, value in found.items() if not name.startswith("perf/")}
         yield row["step"], json.dumps(row, sort_keys=True)
 
 

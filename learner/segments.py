@@ -49,7 +49,9 @@ class LeftOut:
     length: int
     """In bytes, later files included."""
     torn: bool
-    """It is what a kill leaves of an append, no damage."""
+    """It is at the very end and may be what a kill left of an append."""
+    complete: bool = False
+    """It is as long as it says, so a kill alone did not do it: a power cut, or damage."""
 
 
 def encode_record(record: dict[str, Any]) -> bytes:
@@ -123,7 +125,9 @@ def valid_length(run_folder: Path, incarnation: int, start: int = 0) -> int:
     rest = left_out(run_folder, incarnation, end)
     if rest is not None:
         about = {"file": str(rest.path), "offset": rest.offset, "bytes_left_out": rest.length}
-        if rest.torn:
+        if rest.torn and rest.complete:
+            log.error("the journal's last record is damaged and is cut: its step is made anew", **about)
+        elif rest.torn:
             log.warning("a torn record at the journal's end is cut", **about)
         else:
             log.error("the journal is damaged: nothing from this offset on can be used", **about)
@@ -137,7 +141,18 @@ def left_out(run_folder: Path, incarnation: int, end: int) -> LeftOut | None:
         return None
     first = rest[0]
     torn = len(rest) == 1 and first.start <= end and not _holds_record_after(first, end)
-    return LeftOut(first.path, max(0, end - first.start), rest[-1].end - end, torn)
+    offset, length = max(0, end - first.start), rest[-1].end - end
+    return LeftOut(first.path, offset, length, torn, torn and _is_complete(first, offset, length))
+
+
+def _is_complete(segment: Segment, offset: int, length: int) -> bool:
+    """Whether the record there has as many bytes as its prefix says."""
+    if length < _PREFIX.size:
+        return False
+    with segment.path.open("rb") as file:
+        file.seek(offset)
+        stated, _ = _PREFIX.unpack(file.read(_PREFIX.size))
+    return 0 < stated <= length - _PREFIX.size
 
 
 def _holds_record_after(segment: Segment, offset: int) -> bool:

@@ -313,6 +313,8 @@ class LearnerModel:
     def join(self) -> None:
         """Rules 7 and 9: adopt what is beyond the books, remove what is closed, issue what lacks."""
         self._server.claim(self.incarnation)
+        if self._ended:
+            self.record()
         there = {ticket: first for ticket, (_, _, first) in self._server.now.places.items()}
         self._adopt({number_of(ticket): first for ticket, first in there.items() if is_train(ticket)})
         for purpose, stream in OUTCOMES.items():

@@ -70,8 +70,8 @@ class ClockedConnection(Connection):
 
     up_ms = LEASE_MS
 
-    def uptime_ms(self) -> int:
-        return self.up_ms
+    def uptime(self) -> tuple[str, int]:
+        return super().uptime()[0], self.up_ms
 
 
 @dataclass
@@ -132,7 +132,7 @@ class ProtocolWorld(RuleBasedStateMachine):
 
     def _check_server(self) -> None:
         """The server holds what the model says; at the end of every verb."""
-        self.steps["steps"] += 1
+        self.steps["verbs"] += 1
         self.calm += 1
         names = [*STREAMS, "dead", "open", "ledger", "fence"]
         keys = [getattr(self.keys, name) for name in names]
@@ -180,6 +180,7 @@ class ProtocolWorld(RuleBasedStateMachine):
 
     @invariant()
     def the_books_are_what_the_model_says(self) -> None:
+        self.steps["rules"] += 1
         ledger, expected = self.learner.ledger, self.learner_model.books
         assert ledger.next_number == expected.next_number
         assert {ticket: str(first) for ticket, first in ledger.open.items()} == expected.open

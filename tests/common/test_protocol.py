@@ -140,9 +140,23 @@ def test_nothing_is_reclaimed_before_the_server_was_up_for_a_lease(
     run.issue(1)
     run.actor("owner", lease_s=0.001).take(1)
     other = run.actor("other", lease_s=0.001)
-    monkeypatch.setattr(run.connection, "uptime_ms", lambda: 0)
+    server, _ = run.connection.uptime()
+    monkeypatch.setattr(run.connection, "uptime", lambda: (server, 0))
     for _ in range(5):
         assert other.reclaim(10) == []
+    monkeypatch.undo()
+    assert reclaimed(other).attempts == 1
+
+
+def test_the_uptime_of_an_earlier_server_process_reclaims_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.issue(1)
+    run.actor("owner", lease_s=0.001).take(1)
+    other = run.actor("other", lease_s=0.001)
+    time.sleep(0.01)
+    monkeypatch.setattr(run.connection, "uptime", lambda: ("0" * 40, 10**9))
+    assert other.reclaim(10) == []
     monkeypatch.undo()
     assert reclaimed(other).attempts == 1
 

@@ -17,7 +17,7 @@ from tests.helpers import wait_until_written
 def test_a_started_server_is_found_through_the_run_folder(tmp_path: Path) -> None:
     with LocalServer(tmp_path) as server:
         assert started_server(tmp_path) == server.url
-        assert Connection(server.url, 5, 5).uptime_ms() >= 0
+        assert Connection(server.url, 5, 5).uptime()[1] >= 0
 
 
 def test_address_and_password_stay_when_the_server_is_started_again(tmp_path: Path) -> None:
@@ -91,3 +91,11 @@ def test_a_server_that_is_too_old_is_passed_over(
     monkeypatch.setattr(server_module, "_bundled_binary", lambda: None)
     with pytest.raises(ConfigError, match=r"version 6\.2"):
         find_binary()
+
+
+@pytest.mark.parametrize("content", [b"", b"127.0.0.1:6379", b"\xff\xfe"])
+def test_an_address_that_cannot_be_used_is_told_with_its_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / URL_FILE).parent.mkdir()
+    (tmp_path / URL_FILE).write_bytes(content)
+    with pytest.raises(ConfigError, match=str(tmp_path / URL_FILE)):
+        started_server(tmp_path)

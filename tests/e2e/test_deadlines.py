@@ -69,7 +69,7 @@ CASES = {
     ),
     "a learner that is stopped": Case(
         "learner.1", 81,
-        (": DeadlineExceeded: no sign of life from the learner for", "the learner is process {pid} on",
+        (": DeadlineExceeded: no sign of life from the learner for", "the learner is process {pid} (",
          "(incarnation 1, when last seen: ", "is announced", "(train:"),
         is_stopped=True,
     ),

@@ -7,8 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from structlog.testing import capture_logs
 
-from common.errors import RunTaken
+from common.errors import ConfigError, RunTaken
 from learner.claim import claim_incarnation, lock_run, next_incarnation, read_chain, read_claims
 from learner.journal import Journal, Position
 from learner.segments import read_journal, segment_path, valid_length
@@ -101,3 +102,29 @@ def test_a_learner_stopped_between_its_two_claims_does_not_cut_off_its_successor
     with pytest.raises(RunTaken, match="incarnation 2 of the learner holds the run's folder"):
         claim_incarnation(tmp_path, number)
     assert read_claims(tmp_path) == {2: successor}
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"), [(b"{", "damaged"), (b"{}", "damaged"), (None, "is missing")]
+)
+def test_a_claim_that_is_damaged_or_gone_is_named_before_anything_is_claimed(
+    tmp_path, damage, complaint
+):
+    for _ in range(3):
+        claim_next(tmp_path)
+    path = tmp_path / "claims" / "000002.json"
+    path.unlink() if damage is None else path.write_bytes(damage)
+    with pytest.raises(ConfigError, match=f"{complaint}.*Put the file back"):
+        claim_next(tmp_path)
+    assert not (tmp_path / "claims" / "000004.json").exists()
+
+
+def test_a_last_record_that_is_whole_in_length_and_wrong_in_content_is_an_error(tmp_path):
+    Journal(tmp_path, 1).append("batch", step=1)
+    path = segment_path(tmp_path, 1, 0)
+    data = path.read_bytes()
+    for found, level in ((data[:-1] + bytes([data[-1] ^ 1]), "error"), (data[:-1], "warning")):
+        path.write_bytes(found)
+        with capture_logs() as logs:
+            valid_length(tmp_path, 1)
+        assert [entry["log_level"] for entry in logs] == [level]

@@ -134,3 +134,12 @@ def test_a_torn_evaluation_is_gone_before_it_is_made_again(recorder, tmp_path):
 def test_the_final_figures_are_files(recorder, tmp_path):
     recorder.results("eval", {"step": 3, "eval/pass@1": 0.5})
     assert json.loads((tmp_path / "eval_results.json").read_text())["eval/pass@1"] == 0.5
+
+
+def test_a_damaged_row_takes_no_other_along(recorder, tmp_path):
+    for step in (1, 2, 3):
+        recorder.metrics(step, {"reward": 0.5})
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"step": 2', '"step: 2'))
+    recorder.cut_after(3)
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 3]

@@ -15,6 +15,19 @@ def test_a_folder_without_a_journal_is_named(tmp_path):
 
 def test_a_replay_into_the_runs_own_folder_is_refused(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(ConfigError, match="the run's own files would be overwritten"):
+    (tmp_path / "claims").mkdir()
+    with pytest.raises(ConfigError, match="a run's own files would be overwritten"):
         replay(tmp_path, tmp_path / "x" / "..", {})
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
+
+
+def test_a_folder_that_is_not_there_is_not_made(tmp_path):
+    with pytest.raises(ConfigError, match="no journal of a run"):
+        replay(tmp_path / "typo", tmp_path / "out", {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_runs_folder_is_not_written_to(tmp_path):
+    (tmp_path / "other" / "journal").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="a run's own files would be overwritten"):
+        replay(tmp_path, tmp_path / "other", {})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from common.errors import NoSignal, NotFinite
+from common.errors import NoSignal, NotFinite, RunTaken
 from common.failpoint import Armed, arm
 from common.protocol import RunView
+from learner import checkpoint, loop
 from learner.best import read_best
 from learner.checkpoint import newest_checkpoint
 from tests.judge import judge
@@ -124,3 +126,30 @@ def test_a_run_without_optimizer_state_in_its_checkpoints_goes_on(run):
     run.start(steps=4, save_only_model=True)
     assert judge(run.folder)["steps"] == 4
     run.check()
+
+
+@pytest.mark.parametrize(("module", "moment"), [(loop, "relive"), (checkpoint, "_find_damage")])
+def test_a_learner_superseded_while_it_starts_changes_nothing_of_its_successors(
+    run, monkeypatch, module, moment
+):
+    """It is stopped at `moment`, the successor makes the whole run, then it goes on."""
+    run.start(steps=2, save_steps=1)
+    original, files = getattr(module, moment), {}
+
+    def succeed(*arguments, **others):
+        if not files:
+            monkeypatch.setattr(module, moment, original)
+            run.start(steps=6, save_steps=2)
+            files.update(contents(run.folder))
+        return original(*arguments, **others)
+
+    monkeypatch.setattr(module, moment, succeed)
+    with pytest.raises(RunTaken, match="superseded"):
+        run.start(steps=6, save_steps=2)
+    assert contents(run.folder) == files
+    run.check()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files of a run."""
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
