@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 
 from actors.desk import Desk, Job
@@ -80,6 +81,8 @@ class Shift:
         self._engine_watch = EngineWatch(engine, self._desk, self._follower, actor.stall_timeout_s)
         self._leases = LeaseKeeper(run.lease_s, self._engine_watch.progress, actor.stall_timeout_s)
         self._serving: set[asyncio.Task[None]] = set()
+        self._finished: defaultdict[WorkStream, list[tuple[Entry, bytes]]] = defaultdict(list)
+        self._handing_off = asyncio.Lock()
 
     async def work(self) -> None:
         """Work until the run ends or `stopping` is set.
@@ -188,7 +191,7 @@ class Shift:
                 job.request_id, ticket.prompt_ids, ticket.sampling, ticket.num_generations
             )
             self._leases.release(job.stream, job.entry)
-            await asyncio.to_thread(self._hand_off, job, rollouts)
+            await self._hand_off(job, rollouts)
             self._engine_watch.completions += len(rollouts)
         except Aborted:
             await self._give_back(job)
@@ -205,10 +208,20 @@ class Shift:
             self._desk.remove(job)
         self._start_jobs()
 
-    def _hand_off(self, job: Job, rollouts: tuple[Rollout, ...]) -> None:
-        group = encode(Group(job.ticket, rollouts, self._consumer))
-        if not job.stream.handoff(job.entry, self._keys.rollouts, group):
-            log.info("somebody else was first", ticket=job.ticket.id)
+    async def _hand_off(self, job: Job, rollouts: tuple[Rollout, ...]) -> None:
+        """What ends while groups are being handed off goes with the next ones, in one transaction."""
+        group = await asyncio.to_thread(encode, Group(job.ticket, rollouts, self._consumer))
+        self._finished[job.stream].append((job.entry, group))
+        async with self._handing_off:
+            finished = self._finished.pop(job.stream, [])
+            if finished:  # not if it went with another's
+                await asyncio.to_thread(self._hand_off_all, job.stream, finished)
+
+    def _hand_off_all(self, stream: WorkStream, finished: list[tuple[Entry, bytes]]) -> None:
+        first = stream.handoff_all(finished, self._keys.rollouts)
+        for (entry, _), was_first in zip(finished, first, strict=True):
+            if not was_first:
+                log.info("somebody else was first", ticket=entry.ticket)
 
     async def _give_back(self, job: Job) -> None:
         """Put an unfinished ticket back, without counting an attempt, unless others have it."""

@@ -22,17 +22,17 @@ from typing import Any
 
 import redis
 
-from common.connection import LIBRARY, Connection
+from common.connection import Connection
 from common.guard import guard_children
 from common.keys import GROUP, Keys
 from common.messages import Version
-from common.protocol import Entry, WorkStream
+from common.protocol import WorkStream
 from common.server import LocalServer
 from learner.queue import LearnerQueue
 
 GOAL = 0.8
 """The least share of the plain commands' rate that the functions are to reach."""
-WAYS = ("plain", "ledger", "actor")
+WAYS = ("plain", "ledger", "one by one")
 
 _SENT = ("fcall", "xreadgroup")
 """What the ways with the ledger send; the other commands are called by the functions."""
@@ -62,18 +62,6 @@ class Timing:
     server_us_per_group: dict[str, float]
 
 
-class Recorder:
-    """Stands in for a Connection: keeps the commands, to be sent together."""
-
-    def __init__(self) -> None:
-        self.commands: list[tuple[Any, ...]] = []
-
-    def call(self, function: str, keys: list[str], args: list[Any]) -> int:
-        """Keep the command; say that it did what it was to do."""
-        self.commands.append(("FCALL", f"{LIBRARY}_{function}", len(keys), *keys, *args))
-        return 1
-
-
 class Bench:
     """A run with tickets on its stream, and the three ways to turn them into groups."""
 
@@ -85,7 +73,9 @@ class Bench:
         self._groups = groups
         self._payload = payload
         self._ticket = ticket
-        self._recorder = Recorder()
+        self._stream = WorkStream(
+            self._connection, self._keys, self._keys.tickets, "actor", _LEASE_S, _MAX_ATTEMPTS
+        )
 
     def time(self, way: str, batch: int) -> Timing:
         """Issue tickets, then take and hand off all; only the latter counts."""
@@ -95,7 +85,7 @@ class Bench:
         steps: dict[str, Callable[[int], int]] = {
             "plain": self._plain,
             "ledger": self._ledger,
-            "actor": self._actor,
+            "one by one": self._one_by_one,
         }
         step, done = steps[way], 0
         self._client.config_resetstat()
@@ -134,29 +124,15 @@ class Bench:
         return len(entries)
 
     def _ledger(self, count: int) -> int:
-        """`take`; then a `handoff` of each, together: several in one transaction."""
-        entries = self._stream(self._connection).take(count)
-        self._recorder.commands.clear()
-        recording = self._stream(self._recorder)
-        for entry in entries:
-            self._hand_off(recording, entry)
-        pipeline = self._client.pipeline(transaction=len(entries) > 1)
-        for command in self._recorder.commands:
-            pipeline.execute_command(*command)
-        assert pipeline.execute() == [1] * len(entries)
-        return len(entries)
+        """`take`; then `handoff_all`: several in one transaction."""
+        entries = self._stream.take(count)
+        finished = [(entry, self._payload) for entry in entries]
+        return sum(self._stream.handoff_all(finished, self._keys.rollouts))
 
-    def _actor(self, count: int) -> int:
-        """`take`; then a `handoff` of each, whose answer is waited for: groups end one by one."""
-        stream = self._stream(self._connection)
-        entries = stream.take(count)
-        return sum(self._hand_off(stream, entry) for entry in entries)
-
-    def _hand_off(self, stream: WorkStream, entry: Entry) -> bool:
-        return stream.handoff(entry, self._keys.rollouts, self._payload)
-
-    def _stream(self, connection: Any) -> WorkStream:
-        return WorkStream(connection, self._keys, self._keys.tickets, "actor", _LEASE_S, _MAX_ATTEMPTS)
+    def _one_by_one(self, count: int) -> int:
+        """`take`; then a `handoff` of each, whose answer is waited for."""
+        entries = self._stream.take(count)
+        return sum(self._stream.handoff(entry, self._keys.rollouts, self._payload) for entry in entries)
 
     # Around them
 
@@ -254,14 +230,14 @@ def _server() -> Iterator[str]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The result for people."""
-    titles = ("payload", "batch", "plain groups/s", "ledger / plain", "actor / plain")
+    titles = ("payload", "batch", "plain groups/s", "ledger / plain", "one by one / plain")
     lines = ["{:>8} {:>5}  {:>14}  {:>22}  {:>22}".format(*titles)]
     for row in rows:
         rate = row["groups_per_s"]["plain"]["median"]
         ratios = (f"{_spread(row['ratio'][way]):>22}" for way in WAYS[1:])
         lines.append(f"{_cell(row)}  {rate:>14,.0f}  {'  '.join(ratios)}")
     lines += ["", "server's time, us per group (within fcall: what the functions call)"]
-    lines += [f"{_cell(row)}  {way:6} {_costs(row, way)}" for row in rows for way in WAYS]
+    lines += [f"{_cell(row)}  {way:10} {_costs(row, way)}" for row in rows for way in WAYS]
     missed = sum(row["ratio"]["ledger"]["median"] < GOAL for row in rows)
     return "\n".join([*lines, "", f"ledger / plain below {GOAL:g} in {missed} of {len(rows)} cells"])
 

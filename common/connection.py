@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -84,6 +85,25 @@ class Connection:
     def call(self, function: str, keys: list[str], args: list[Any]) -> Any:
         """Call one of the protocol's functions."""
         return self.execute("FCALL", f"{LIBRARY}_{function}", len(keys), *keys, *args)
+
+    def call_all(self, function: str, keys: list[str], calls: Sequence[list[Any]]) -> list[Any]:
+        """Call a function of the protocol with each list of arguments: several in one transaction."""
+        if len(calls) == 1:
+            return [self.call(function, keys, calls[0])]
+        failpoint(f"{function}.before")
+        replies = self._retrying(lambda: self._transact(function, keys, calls), self._server_timeout_s)
+        failpoint(f"{function}.after")
+        return replies
+
+    def _transact(self, function: str, keys: list[str], calls: Sequence[list[Any]]) -> list[Any]:
+        with self._client.pipeline(transaction=True) as pipeline:
+            for args in calls:
+                pipeline.execute_command("FCALL", f"{LIBRARY}_{function}", len(keys), *keys, *args)
+            replies = pipeline.execute(raise_on_error=False)  # raising, it would put words before ours
+        for reply in replies:
+            if isinstance(reply, redis.exceptions.ResponseError):
+                raise reply
+        return replies
 
     def load_functions(self) -> None:
         """Put the protocol's functions on the server; only the learner does."""

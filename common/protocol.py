@@ -10,7 +10,7 @@ What only the learner does is in learner/queue.py.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,12 +119,16 @@ class WorkStream:
 
     def handoff(self, entry: Entry, destination: str, payload: bytes) -> bool:
         """Replace the entry by `payload` on the next stream; False if somebody else was first."""
-        reply = self._connection.call(
+        return self.handoff_all([(entry, payload)], destination)[0]
+
+    def handoff_all(self, finished: Sequence[tuple[Entry, bytes]], destination: str) -> list[bool]:
+        """`handoff` of each, in one transaction: the server is sooner done with large payloads."""
+        replies = self._connection.call_all(
             "handoff",
             [self._keys.fence, self._keys.open, self.stream, destination],
-            [entry.id, entry.ticket, payload],
+            [[entry.id, entry.ticket, payload] for entry, payload in finished],
         )
-        return bool(reply)
+        return [bool(reply) for reply in replies]
 
     def give_back(self, entry: Entry) -> bool:
         """Put the entry back, counting no attempt; False if it is somebody else's by now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -14,7 +15,7 @@ from common.codec import encode
 from common.contract import Contract
 from common.errors import DeadlineExceeded, EngineFailed, RunNotReady
 from common.messages import Span, Version
-from common.protocol import RunView
+from common.protocol import RunView, WorkStream
 from tests.actors.conftest import LEASE_S, SAMPLING, ActorThread, Run
 from tests.fake_engine import FakeEngine, draw_tokens
 from tests.helpers import Clock, wait_until
@@ -35,6 +36,27 @@ def test_a_ticket_becomes_a_group_on_rollouts(a_run: Run, start_actor: StartActo
         assert rollout.token_ids.tolist() == draw_tokens(SAMPLING, index).tolist()
         assert rollout.spans == (Span(Version(1, 0), 0, len(rollout.token_ids)),)
     assert a_run.pending() == 0
+
+
+def test_what_ends_during_a_hand_off_goes_together_with_the_next(
+    a_run: Run, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    original = WorkStream.handoff_all
+
+    def slow(self: WorkStream, finished: list, destination: str) -> list[bool]:
+        sizes.append(len(finished))
+        time.sleep(0.2)
+        return original(self, finished, destination)
+
+    monkeypatch.setattr(WorkStream, "handoff_all", slow)
+    a_run.announce(0)
+    a_run.issue(*(a_run.ticket(number) for number in range(8)))
+    start_actor(FakeEngine(slots=1000))
+    wait_until(lambda: len(a_run.groups()) == 8, "8 groups")
+    wait_until(lambda: a_run.pending() == 0, "nothing in hand")
+    assert sum(sizes) == 8
+    assert max(sizes) > 1
 
 
 def test_no_more_is_taken_than_there_is_room_for(a_run: Run, start_actor: StartActor) -> None:

@@ -13,6 +13,6 @@ def test_every_way_hands_every_group_off_and_the_report_is_whole():
     for row in rows:
         calls = row["calls_per_group"]
         assert [calls["plain"][name] for name in ("xadd", "xack", "xdel")] == [1, 1, 1]
-        assert calls["ledger"]["fcall"] == calls["actor"]["fcall"] == 1
+        assert calls["ledger"]["fcall"] == calls["one by one"]["fcall"] == 1
         assert all(row["groups_per_s"][way]["min"] > 0 for way in WAYS)
     assert len(table(rows).splitlines()) == 1 + 4 + 2 + 4 * len(WAYS) + 2

@@ -116,6 +116,18 @@ def test_entries_whose_takeover_was_lost_come_back_through_the_lease(
     wait_until(take_over, "the ticket to be taken over again")
 
 
+def test_groups_handed_off_together_are_there_once_when_the_reply_is_lost(
+    lossy_run: Run, proxy: LossyProxy
+) -> None:
+    lossy_run.issue(1, 2, 3)
+    finished = [(entry, b"group") for entry in lossy_run.actor().take(3)]
+    proxy.lose_reply_to(b"EXEC")
+    assert lossy_run.actor().handoff_all(finished, lossy_run.keys.rollouts) == [False] * 3
+    assert proxy.lost == 1
+    tickets = [entry.ticket for entry in lossy_run.rewarder().take(9)]
+    assert tickets == ["train:1", "train:2", "train:3"]
+
+
 def test_a_process_that_starts_asks_again_for_what_it_checks(proxy: LossyProxy) -> None:
     proxy.lose_reply_to(b"memory")
     Connection(proxy.url, 10, 10).close()

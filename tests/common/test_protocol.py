@@ -90,6 +90,28 @@ def test_memory_running_out_loses_no_group_and_closing_still_works(
     assert run.actor().handoff(entry, keys.rollouts, b"group")
 
 
+def test_groups_handed_off_together_each_have_their_own_answer(run: Run) -> None:
+    run.issue(1, 2, 3)
+    worker, other = run.actor(), run.actor("other")
+    entries = worker.take(3)
+    other.handoff(entries[1], run.keys.rollouts, b"first")
+    finished = [(entry, f"group {entry.ticket}".encode()) for entry in entries]
+    assert worker.handoff_all(finished, run.keys.rollouts) == [True, False, True]
+    found = {entry.ticket: entry.payload for entry in run.rewarder().take(9)}
+    assert found == {"train:1": b"group train:1", "train:2": b"first", "train:3": b"group train:3"}
+    assert worker.handoff_all(finished, run.keys.rollouts) == [False] * 3
+
+
+def test_groups_handed_off_together_to_a_server_without_the_run_are_refused(
+    run: Run, connection: Connection
+) -> None:
+    run.issue(1, 2)
+    finished = [(entry, b"group") for entry in run.actor().take(2)]
+    connection.execute("DEL", *run.keys.all)
+    with pytest.raises(RunNotReady):
+        run.actor().handoff_all(finished, run.keys.rollouts)
+
+
 def test_a_handoff_that_fails_in_the_middle_loses_no_group(run: Run) -> None:
     run.issue(1)
     (entry,) = run.actor().take(1)

@@ -140,10 +140,11 @@ MUTANTS: dict[str, Mutant] = {
         (
             (
                 "common/protocol.py",
-                '        reply = self._connection.call(\n            "handoff",',
-                '        self._connection.execute("XACK", self.stream, GROUP, entry.id)\n'
-                '        self._connection.execute("XDEL", self.stream, entry.id)\n'
-                '        reply = self._connection.call(\n            "handoff",',
+                '        replies = self._connection.call_all(\n            "handoff",',
+                "        for entry, _ in finished:\n"
+                '            self._connection.execute("XACK", self.stream, GROUP, entry.id)\n'
+                '            self._connection.execute("XDEL", self.stream, entry.id)\n'
+                '        replies = self._connection.call_all(\n            "handoff",',
             ),
         ),
         dies_at("actor", "handoff.before", 10),
