@@ -13,6 +13,7 @@ from typing import Any
 
 from common.errors import ConfigError
 from common.files import read_json_lines
+from common.log import configure_logs
 from common.reward_spec import COLUMNS
 from common.text import SHOWN, as_text, printable
 
@@ -24,6 +25,7 @@ _FILE = re.compile(r"completions_(\d+)\.parquet")
 def main(arguments: list[str]) -> int:
     """Print what was asked for; raises ConfigError when the run has none of it."""
     options = parse_arguments(arguments)
+    configure_logs("samples", "text")
     if options.compare and options.step is not None:
         raise ConfigError("--step and --compare exclude each other")
     try:
