@@ -38,6 +38,8 @@ _BLOCK_MS = 100
 _WATCH_S = 1.0
 _DRAIN_S = 10.0
 _ABORT_S = 5.0
+_MOST_AT_ONCE = 32
+"""Groups in one transaction: the server keeps all their payloads until it has the last."""
 _PURPOSES: tuple[Purpose, ...] = ("eval", "train")
 
 log = get_logger(__name__)
@@ -213,8 +215,9 @@ class Shift:
         group = await asyncio.to_thread(encode, Group(job.ticket, rollouts, self._consumer))
         self._finished[job.stream].append((job.entry, group))
         async with self._handing_off:
-            finished = self._finished.pop(job.stream, [])
-            if finished:  # not if it went with another's
+            waiting = self._finished[job.stream]
+            finished, self._finished[job.stream] = waiting[:_MOST_AT_ONCE], waiting[_MOST_AT_ONCE:]
+            if finished:  # else it went with an earlier one's; had that failed, the shift would be over
                 await asyncio.to_thread(self._hand_off_all, job.stream, finished)
 
     def _hand_off_all(self, stream: WorkStream, finished: list[tuple[Entry, bytes]]) -> None:

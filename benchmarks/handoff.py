@@ -159,7 +159,7 @@ class Bench:
         calls, server_us = {}, {}
         for name, values in statistics_of.items():
             command = name.removeprefix("cmdstat_")
-            if command not in ("config|resetstat", "info"):
+            if command not in ("config|resetstat", "info", "multi", "exec"):  # exec: the fcalls again
                 calls[command] = values["calls"] / self._groups
                 server_us[command] = values["usec"] / self._groups
         return Timing(self._groups / took_s, calls, server_us)

@@ -90,20 +90,21 @@ class Connection:
         """Call a function of the protocol with each list of arguments: several in one transaction."""
         if len(calls) == 1:
             return [self.call(function, keys, calls[0])]
+        commands = [("FCALL", f"{LIBRARY}_{function}", len(keys), *keys, *args) for args in calls]
         failpoint(f"{function}.before")
-        replies = self._retrying(lambda: self._transact(function, keys, calls), self._server_timeout_s)
+        replies = self._retrying(lambda: self._transact(commands), self._server_timeout_s)
         failpoint(f"{function}.after")
         return replies
 
-    def _transact(self, function: str, keys: list[str], calls: Sequence[list[Any]]) -> list[Any]:
-        with self._client.pipeline(transaction=True) as pipeline:
-            for args in calls:
-                pipeline.execute_command("FCALL", f"{LIBRARY}_{function}", len(keys), *keys, *args)
-            replies = pipeline.execute(raise_on_error=False)  # raising, it would put words before ours
-        for reply in replies:
-            if isinstance(reply, redis.exceptions.ResponseError):
-                raise reply
-        return replies
+    def _transact(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """One by one if together they are refused: an error is then what it is for a single command."""
+        try:
+            with self._client.pipeline(transaction=True) as pipeline:
+                for command in commands:
+                    pipeline.execute_command(*command)
+                return pipeline.execute()
+        except redis.exceptions.ResponseError:
+            return [self._client.execute_command(*command) for command in commands]
 
     def load_functions(self) -> None:
         """Put the protocol's functions on the server; only the learner does."""

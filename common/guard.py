@@ -2,8 +2,8 @@
 
 vLLM's engine processes outlive an actor that is killed, with all their memory, and so do scoring
 workers. A role therefore starts a guard: a small process that knows when the role is gone for whatever
-reason (its end of the pipe closes), and kills what is left of it. It knows these by a variable in the
-environment that they inherited; those that were given another environment by having seen them before.
+reason (its end of the pipe closes), and kills what is left of it. It knows programs by a variable in the
+environment that they inherited, and what has another environment or was merely forked by having seen it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LAST_LOOKS = (0.0, 0.2)
 
 
 def guard_children() -> None:
-    """Have every descendant that is started from now on killed once this process is gone."""
+    """Have every descendant that begins from now on killed once this process is gone."""
     os.environ[MARK] = uuid.uuid4().hex
     subprocess.Popen(
         [sys.executable, "-m", "common.guard", str(os.getpid())],

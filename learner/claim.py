@@ -115,7 +115,10 @@ def read_claims(folder: Path) -> dict[int, Claim]:
 
 def _read_claim(path: Path) -> Claim:
     try:
-        return Claim(**json.loads(path.read_text()))
+        claim = Claim(**json.loads(path.read_text()))
+        if not int(path.stem) == claim.incarnation > claim.parent >= 0:
+            raise ValueError("its numbers do not fit")
+        return claim
     except (ValueError, TypeError) as error:
         raise ConfigError(
             f"{path}: damaged ({error}); it says from where its learner went on. {_REMEDY}"

@@ -11,6 +11,7 @@ kind,
     evaluation  version, questions: the eval tickets that were issued; ledger
     evaluated   version, results: what came of them; ends, ledger
     ask again   ends, ledger: dropped tickets whose questions are to be repeated
+    rejoin      ends, ledger: what had ended when another server process answered
     no signal   ends, ledger: why the run ended with NoSignal
     end         ends, ledger: tickets left over when the run ended
 

@@ -146,13 +146,13 @@ def left_out(run_folder: Path, incarnation: int, end: int) -> LeftOut | None:
 
 
 def _is_complete(segment: Segment, offset: int, length: int) -> bool:
-    """Whether the record there has as many bytes as its prefix says."""
+    """Whether the record there has as many bytes as its prefix says, of which some are wrong."""
     if length < _PREFIX.size:
         return False
     with segment.path.open("rb") as file:
         file.seek(offset)
-        stated, _ = _PREFIX.unpack(file.read(_PREFIX.size))
-    return 0 < stated <= length - _PREFIX.size
+        stated, checksum = _PREFIX.unpack(file.read(_PREFIX.size))
+        return 0 < stated <= length - _PREFIX.size and zlib.crc32(file.read(stated)) != checksum
 
 
 def _holds_record_after(segment: Segment, offset: int) -> bool:

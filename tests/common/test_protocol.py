@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 
 import pytest
+from redis.client import Pipeline
+from redis.exceptions import ExecAbortError
 
 from common.codec import decode
 from common.connection import Connection
@@ -100,6 +102,25 @@ def test_groups_handed_off_together_each_have_their_own_answer(run: Run) -> None
     found = {entry.ticket: entry.payload for entry in run.rewarder().take(9)}
     assert found == {"train:1": b"group train:1", "train:2": b"first", "train:3": b"group train:3"}
     assert worker.handoff_all(finished, run.keys.rollouts) == [False] * 3
+
+
+def test_groups_that_are_too_much_together_wait_or_go_one_by_one(
+    private_server: LocalServer, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = Connection(private_server.url, 10, server_timeout_s=0.3)
+    run = Run(connection, keys)
+    run.issue(1, 2)
+    finished = [(entry, b"group") for entry in run.actor().take(2)]
+    connection.execute("CONFIG", "SET", "maxmemory", "1")
+    with pytest.raises(ServerUnavailable):
+        run.actor().handoff_all(finished, keys.rollouts)
+    connection.execute("CONFIG", "SET", "maxmemory", "0")
+
+    def refuse(_pipeline: Pipeline) -> None:
+        raise ExecAbortError("Transaction discarded because of: OOM command not allowed")
+
+    monkeypatch.setattr(Pipeline, "execute", refuse)
+    assert run.actor().handoff_all(finished, keys.rollouts) == [True, True]
 
 
 def test_groups_handed_off_together_to_a_server_without_the_run_are_refused(

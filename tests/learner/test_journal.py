@@ -15,6 +15,8 @@ from learner.journal import Journal, Position
 from learner.segments import read_journal, segment_path, valid_length
 from tests.learner.builders import claim_next
 
+LOOP = b'{"incarnation": 2, "parent": 2, "parent_length": 0, "holder": "x"}'
+
 
 def steps(run_folder, claim, start=None):
     return [record["step"] for _, record in read_chain(run_folder, claim, start)]
@@ -105,7 +107,8 @@ def test_a_learner_stopped_between_its_two_claims_does_not_cut_off_its_successor
 
 
 @pytest.mark.parametrize(
-    ("damage", "complaint"), [(b"{", "damaged"), (b"{}", "damaged"), (None, "is missing")]
+    ("damage", "complaint"),
+    [(b"{", "damaged"), (b"{}", "damaged"), (LOOP, "damaged"), (None, "is missing")],
 )
 def test_a_claim_that_is_damaged_or_gone_is_named_before_anything_is_claimed(
     tmp_path, damage, complaint
