@@ -49,7 +49,7 @@ def _read_names(handle: int) -> list[str]:
 
 
 def holder_name() -> str:
-    """This process, for people; no other has the same, on hosts and in containers of one name either."""
+    """This process, for people and for the lease: none in a container of that name is called so."""
     return f"process {os.getpid()} ({_START}){_on_this_host()}"
 
 

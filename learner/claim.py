@@ -20,9 +20,7 @@ from common.failpoint import failpoint
 from common.files import make_folder, sync_folder, write_whole
 from common.lock import hold_lock, holder_name
 from learner.journal import Position
-from learner.segments import explain_gap, left_out, read_journal, valid_length
-
-_REMEDY = "Put the file back from a copy, or start a new run with LEARNER_MODEL=CHECKPOINT/model"
+from learner.segments import REMEDY, explain_gap, left_out, read_journal, valid_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ def _read_claim(path: Path) -> Claim:
         return claim
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            f"{path}: damaged ({error}); it says from where its learner went on. {_REMEDY}"
+            f"{path}: damaged ({error}); it says from where its learner went on. {REMEDY}"
         ) from error
 
 
@@ -132,7 +130,7 @@ def _ancestors(folder: Path, claims: dict[int, Claim], newest: int) -> list[Clai
         if newest not in claims:
             raise ConfigError(
                 f"{folder / 'claims'}: incarnation {newest} is missing, and later ones go on from its "
-                f"journal. {_REMEDY}"
+                f"journal. {REMEDY}"
             )
         found.append(claims[newest])
         newest = found[-1].parent

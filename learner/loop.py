@@ -82,7 +82,11 @@ class Learner:
         """Relive the past, join the streams, publish the version the run stands at."""
         self._disk = disk = Disk(self._command.run.disk_timeout_s, stopping, self._enter_phase)
         self._recorder = Recorder(
-            self._folder, self._settings.report_to, self._command.run.name, disk, self._check
+            self._folder,
+            self._settings.report_to,
+            self._command.run.name,
+            disk,
+            self._check_not_superseded,
         )
         ledger = Ledger()
         past = relive(
@@ -104,7 +108,7 @@ class Learner:
         self._flow.join()
         self._publish()
 
-    def _check(self) -> None:
+    def _check_not_superseded(self) -> None:
         """Raise RunTaken if the folder is a later learner's by now."""
         check_not_superseded(self._folder, self._claim.incarnation)
 
@@ -212,7 +216,7 @@ class Learner:
 
     def _publish(self) -> None:
         """Write the present weights as a version and announce it, evaluating it if it is due."""
-        self._check()
+        self._check_not_superseded()
         version = Version(self._claim.incarnation, self._step)
         weights = write_version(self._folder, self._policy, version, self._parent, self._disk)
         self._parent = weights.hash
@@ -259,7 +263,7 @@ class Learner:
         )
 
     def _checkpoint(self) -> None:
-        self._check()
+        self._check_not_superseded()
         checkpoint = save_checkpoint(
             self._folder,
             self._policy,

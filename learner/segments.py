@@ -26,6 +26,9 @@ _LEVEL = 1
 times as long for a tenth less."""
 
 
+REMEDY = "Put the file back from a copy, or start a new run with LEARNER_MODEL=CHECKPOINT/model"
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A file of an incarnation's journal, and the offset at which it begins."""
@@ -50,7 +53,7 @@ class LeftOut:
     """In bytes, later files included."""
     torn: bool
     """It is at the very end and may be what a kill left of an append."""
-    complete: bool = False
+    complete: bool
     """It is as long as it says, so a kill alone did not do it: a power cut, or damage."""
 
 
@@ -176,16 +179,15 @@ def explain_gap(run_folder: Path, incarnation: int, offset: int, end: int | None
     found = list_segments(run_folder, incarnation)
     until = f" to {end}" if end is not None else ""
     needed = f"the journal of incarnation {incarnation} is needed from offset {offset}{until}"
-    remedy = "Put the file back from a copy, or start a new run with LEARNER_MODEL=CHECKPOINT/model"
     if not found or found[0].start > offset:
         there = f"it begins at offset {found[0].start}" if found else "it is not there"
         return (
             f"{run_folder / 'journal'}: {needed}, but {there}. With LEARNER_JOURNAL_RETENTION=resume "
             "what lies before the checkpoints is deleted: such a run can be resumed, but a replay needs "
-            f"LEARNER_JOURNAL_RETENTION=all. {remedy}"
+            f"LEARNER_JOURNAL_RETENTION=all. {REMEDY}"
         )
     damaged = [segment for segment in found if segment.start <= offset][-1]
-    return f"{damaged.path}: damaged or cut off at byte {offset - damaged.start}, but {needed}. {remedy}"
+    return f"{damaged.path}: damaged or cut off at byte {offset - damaged.start}, but {needed}. {REMEDY}"
 
 
 def segments_before(run_folder: Path, incarnation: int, offset: int) -> list[Path]:

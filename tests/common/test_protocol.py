@@ -177,29 +177,22 @@ def test_a_renewed_lease_is_not_reclaimed(run: Run) -> None:
     assert [entry.id for entry in found] == [lost.id]
 
 
+@pytest.mark.parametrize(
+    ("earlier_server", "up_ms"),
+    [(None, 0), ("0" * 40, 10**9)],
+    ids=["young", "another process's uptime"],
+)
 def test_nothing_is_reclaimed_before_the_server_was_up_for_a_lease(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run.issue(1)
-    run.actor("owner", lease_s=0.001).take(1)
-    other = run.actor("other", lease_s=0.001)
-    server, _ = run.connection.uptime()
-    monkeypatch.setattr(run.connection, "uptime", lambda: (server, 0))
-    for _ in range(5):
-        assert other.reclaim(10) == []
-    monkeypatch.undo()
-    assert reclaimed(other).attempts == 1
-
-
-def test_the_uptime_of_an_earlier_server_process_reclaims_nothing(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch, earlier_server: str | None, up_ms: int
 ) -> None:
     run.issue(1)
     run.actor("owner", lease_s=0.001).take(1)
     other = run.actor("other", lease_s=0.001)
     time.sleep(0.01)
-    monkeypatch.setattr(run.connection, "uptime", lambda: ("0" * 40, 10**9))
-    assert other.reclaim(10) == []
+    server = earlier_server or run.connection.uptime()[0]
+    monkeypatch.setattr(run.connection, "uptime", lambda: (server, up_ms))
+    for _ in range(5):
+        assert other.reclaim(10) == []
     monkeypatch.undo()
     assert reclaimed(other).attempts == 1
 
