@@ -39,7 +39,7 @@ _WATCH_S = 1.0
 _DRAIN_S = 10.0
 _ABORT_S = 5.0
 _MOST_AT_ONCE = 32
-"""Groups in one transaction: the server keeps all their payloads until it has the last."""
+"""Groups in one round trip; those that end meanwhile are the next."""
 _PURPOSES: tuple[Purpose, ...] = ("eval", "train")
 
 log = get_logger(__name__)
@@ -211,7 +211,7 @@ class Shift:
         self._start_jobs()
 
     async def _hand_off(self, job: Job, rollouts: tuple[Rollout, ...]) -> None:
-        """What ends while groups are being handed off goes with the next ones, in one transaction."""
+        """What ends while groups are being handed off goes with the next ones, in one call."""
         group = await asyncio.to_thread(encode, Group(job.ticket, rollouts, self._consumer))
         self._finished[job.stream].append((job.entry, group))
         async with self._handing_off:

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from common.reward_spec import RewardSpec
 from common.settings import RewarderSettings
@@ -27,7 +28,7 @@ _WARM_UP = 100
 """Groups scored before the clock starts."""
 _HANG = "import time\ndef hang(completions):\n    time.sleep(3600)\n"
 _ACCURACY = RewardSpec("accuracy")
-_GROUP = {
+_GROUP: dict[str, list[Any]] = {
     "prompts": ["1+1="] * 8,
     "completions": [f"so it is <answer>{n}</answer>" for n in range(8)],
     "completion_ids": [[1]] * 8,

@@ -76,35 +76,46 @@ class Connection:
 
     def execute(self, *command: Any) -> Any:
         """Send one command that may be repeated; waits for a lost server."""
-        name = command[1].removeprefix(f"{LIBRARY}_") if command[0] == "FCALL" else command[0]
-        failpoint(f"{name}.before")
+        failpoint(f"{_name(command)}.before")
         reply = self._retrying(lambda: self._client.execute_command(*command), self._server_timeout_s)
-        failpoint(f"{name}.after")
+        failpoint(f"{_name(command)}.after")
         return reply
+
+    def execute_all(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Send several in one round trip; the failpoints around them have the first one's name."""
+        failpoint(f"{_name(commands[0])}.before")
+        replies = self._retrying(lambda: self._send_all(commands), self._server_timeout_s)
+        failpoint(f"{_name(commands[0])}.after")
+        return replies
 
     def call(self, function: str, keys: list[str], args: list[Any]) -> Any:
         """Call one of the protocol's functions."""
-        return self.execute("FCALL", f"{LIBRARY}_{function}", len(keys), *keys, *args)
+        return self.execute(*_call(function, keys, args))
 
     def call_all(self, function: str, keys: list[str], calls: Sequence[list[Any]]) -> list[Any]:
-        """Call a function of the protocol with each list of arguments: several in one transaction."""
-        if len(calls) == 1:
-            return [self.call(function, keys, calls[0])]
-        commands = [("FCALL", f"{LIBRARY}_{function}", len(keys), *keys, *args) for args in calls]
-        failpoint(f"{function}.before")
-        replies = self._retrying(lambda: self._transact(commands), self._server_timeout_s)
-        failpoint(f"{function}.after")
-        return replies
+        """Call one of them with each list of arguments, in one round trip."""
+        return self.execute_all([_call(function, keys, args) for args in calls])
 
-    def _transact(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """One by one if together they are refused: an error is then what it is for a single command."""
+    def _send_all(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Each is sent as soon as it is made: the server works on one while the next is on its way.
+
+        (redis-py's pipeline makes all before it sends any.) Raises the first error among the replies.
+        """
+        pool = self._client.connection_pool
+        connection = pool.get_connection()
         try:
-            with self._client.pipeline(transaction=True) as pipeline:
-                for command in commands:
-                    pipeline.execute_command(*command)
-                return pipeline.execute()
-        except redis.exceptions.ResponseError:
-            return [self._client.execute_command(*command) for command in commands]
+            for command in commands:
+                connection.send_packed_command(connection.pack_command(*command))
+            replies = [_reply(connection) for _ in commands]
+        except BaseException:
+            connection.disconnect()  # else the next command would be given the replies to these
+            raise
+        finally:
+            pool.release(connection)
+        for reply in replies:
+            if isinstance(reply, redis.exceptions.ResponseError):
+                raise reply
+        return replies
 
     def load_functions(self) -> None:
         """Put the protocol's functions on the server; only the learner does."""
@@ -192,6 +203,22 @@ class Connection:
                 f"the queue server at {self.address} may evict keys (maxmemory-policy {policy}) and so "
                 "lose work: set maxmemory-policy noeviction"
             )
+
+
+def _call(function: str, keys: list[str], args: list[Any]) -> tuple[Any, ...]:
+    return ("FCALL", f"{LIBRARY}_{function}", len(keys), *keys, *args)
+
+
+def _name(command: Sequence[Any]) -> str:
+    return command[1].removeprefix(f"{LIBRARY}_") if command[0] == "FCALL" else command[0]
+
+
+def _reply(connection: Any) -> Any:
+    """The next reply, which may be an error."""
+    try:
+        return connection.read_response()
+    except redis.exceptions.ResponseError as error:
+        return error
 
 
 def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> None:

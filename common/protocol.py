@@ -122,7 +122,7 @@ class WorkStream:
         return self.handoff_all([(entry, payload)], destination)[0]
 
     def handoff_all(self, finished: Sequence[tuple[Entry, bytes]], destination: str) -> list[bool]:
-        """`handoff` of each, in one transaction: the server is sooner done with large payloads."""
+        """`handoff` of each, in one round trip."""
         replies = self._connection.call_all(
             "handoff",
             [self._keys.fence, self._keys.open, self.stream, destination],

@@ -372,10 +372,14 @@ class ProtocolWorld(RuleBasedStateMachine):
         )
 
     def _work(self, at: tuple[str, WorkStream], count: int, filtered: bool = False) -> None:
-        """Take entries and finish them, each in a call of its own."""
+        """Take entries and finish them: an actor together, a rewarder each in a call of its own."""
         known = len(self.hands)
         self._take(*at, count)
-        for hand in self.hands[known:]:
+        hands = self.hands[known:]
+        if at[0] != "rollouts":
+            self._hand_off_all(hands, False)
+            return
+        for hand in hands:
             payload = b"group %d" % next(self.payloads)
             if filtered:
                 payload = encode(Verdict(hand.entry.ticket, "filtered", payload.decode()))
@@ -390,6 +394,22 @@ class ProtocolWorld(RuleBasedStateMachine):
             self._agree(
                 lambda: hand.worker.handoff(hand.entry, key, payload),
                 lambda: self.model.handoff(hand.stream, hand.uid, destination, payload),
+            )
+
+    def _hand_off_all(self, hands: list[Hand], twice: bool) -> None:
+        """Of one worker, in one call."""
+        if not hands:
+            return
+        worker, destination = hands[0].worker, self._next_stream(hands[0])
+        groups = [(hand, b"group %d" % next(self.payloads)) for hand in hands]
+        finished = [(hand.entry, payload) for hand, payload in groups]
+        for _ in range(1 + twice):
+            self._agree(
+                lambda: worker.handoff_all(finished, getattr(self.keys, destination)),
+                lambda: [
+                    self.model.handoff(hand.stream, hand.uid, destination, payload)
+                    for hand, payload in groups
+                ],
             )
 
     def _give_back(self, hand: Hand) -> None:

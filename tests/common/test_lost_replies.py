@@ -116,16 +116,19 @@ def test_entries_whose_takeover_was_lost_come_back_through_the_lease(
     wait_until(take_over, "the ticket to be taken over again")
 
 
-def test_groups_handed_off_together_are_there_once_when_the_reply_is_lost(
-    lossy_run: Run, proxy: LossyProxy
+@pytest.mark.parametrize("size", [5, 300_000])
+def test_groups_handed_off_together_are_there_once_when_a_reply_is_lost(
+    lossy_run: Run, proxy: LossyProxy, size: int
 ) -> None:
     lossy_run.issue(1, 2, 3)
-    finished = [(entry, b"group") for entry in lossy_run.actor().take(3)]
-    proxy.lose_reply_to(b"EXEC")
-    assert lossy_run.actor().handoff_all(finished, lossy_run.keys.rollouts) == [False] * 3
+    finished = [(entry, b"g" * size) for entry in lossy_run.actor().take(3)]
+    proxy.lose_reply_to(b"penstock_1_handoff")
+    first, *_ = lossy_run.actor().handoff_all(finished, lossy_run.keys.rollouts)
+    assert not first  # it was done when it was sent again
     assert proxy.lost == 1
-    tickets = [entry.ticket for entry in lossy_run.rewarder().take(9)]
-    assert tickets == ["train:1", "train:2", "train:3"]
+    groups = lossy_run.rewarder().take(9)
+    assert [entry.ticket for entry in groups] == ["train:1", "train:2", "train:3"]
+    assert [entry.payload for entry in groups] == [payload for _, payload in finished]
 
 
 def test_a_process_that_starts_asks_again_for_what_it_checks(proxy: LossyProxy) -> None:

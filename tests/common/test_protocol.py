@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 
 import pytest
-from redis.client import Pipeline
-from redis.exceptions import ExecAbortError
 
 from common.codec import decode
 from common.connection import Connection
@@ -92,45 +90,62 @@ def test_memory_running_out_loses_no_group_and_closing_still_works(
     assert run.actor().handoff(entry, keys.rollouts, b"group")
 
 
-def test_groups_handed_off_together_each_have_their_own_answer(run: Run) -> None:
+def group_of(entry: Entry, size: int = 100) -> tuple[Entry, bytes]:
+    """A payload of its own."""
+    return entry, f"group {entry.ticket} ".encode().ljust(size, b".")
+
+
+@pytest.mark.parametrize("size", [100, 300_000])
+def test_groups_handed_off_together_each_have_their_own_answer(run: Run, size: int) -> None:
     run.issue(1, 2, 3)
     worker, other = run.actor(), run.actor("other")
     entries = worker.take(3)
     other.handoff(entries[1], run.keys.rollouts, b"first")
-    finished = [(entry, f"group {entry.ticket}".encode()) for entry in entries]
+    finished = [group_of(entry, size) for entry in entries]
     assert worker.handoff_all(finished, run.keys.rollouts) == [True, False, True]
-    found = {entry.ticket: entry.payload for entry in run.rewarder().take(9)}
-    assert found == {"train:1": b"group train:1", "train:2": b"first", "train:3": b"group train:3"}
+    before = run.contents()
     assert worker.handoff_all(finished, run.keys.rollouts) == [False] * 3
+    assert run.contents() == before
+    found = {entry.ticket: entry.payload for entry in run.rewarder().take(9)}
+    assert found == {"train:1": finished[0][1], "train:2": b"first", "train:3": finished[2][1]}
 
 
-def test_groups_that_are_too_much_together_wait_or_go_one_by_one(
-    private_server: LocalServer, keys: Keys, monkeypatch: pytest.MonkeyPatch
+def test_groups_that_a_full_server_refuses_together_wait_until_there_is_room(
+    private_server: LocalServer, keys: Keys
 ) -> None:
-    connection = Connection(private_server.url, 10, server_timeout_s=0.3)
-    run = Run(connection, keys)
+    run = Run(Connection(private_server.url, 10, server_timeout_s=10), keys)
     run.issue(1, 2)
-    finished = [(entry, b"group") for entry in run.actor().take(2)]
-    connection.execute("CONFIG", "SET", "maxmemory", "1")
+    finished = [group_of(entry) for entry in run.actor().take(2)]
+    run.connection.execute("CONFIG", "SET", "maxmemory", "1")
+    impatient = Connection(private_server.url, 10, server_timeout_s=0.3)
     with pytest.raises(ServerUnavailable):
-        run.actor().handoff_all(finished, keys.rollouts)
-    connection.execute("CONFIG", "SET", "maxmemory", "0")
-
-    def refuse(_pipeline: Pipeline) -> None:
-        raise ExecAbortError("Transaction discarded because of: OOM command not allowed")
-
-    monkeypatch.setattr(Pipeline, "execute", refuse)
+        run.actor(connection=impatient).handoff_all(finished, keys.rollouts)
+    assert run.entries(keys.rollouts) == []
+    make_room = threading.Timer(0.3, impatient.execute, ("CONFIG", "SET", "maxmemory", "0"))
+    make_room.start()
     assert run.actor().handoff_all(finished, keys.rollouts) == [True, True]
+    make_room.join()
 
 
 def test_groups_handed_off_together_to_a_server_without_the_run_are_refused(
     run: Run, connection: Connection
 ) -> None:
     run.issue(1, 2)
-    finished = [(entry, b"group") for entry in run.actor().take(2)]
+    finished = [group_of(entry) for entry in run.actor().take(2)]
     connection.execute("DEL", *run.keys.all)
     with pytest.raises(RunNotReady):
         run.actor().handoff_all(finished, run.keys.rollouts)
+
+
+def test_groups_handed_off_together_where_none_can_go_are_kept(run: Run) -> None:
+    run.issue(1, 2)
+    finished = [group_of(entry) for entry in run.actor().take(2)]
+    run.connection.execute("SET", run.keys.contract, "a string, where XADD must fail")
+    before = run.contents()
+    with pytest.raises(Exception, match="WRONGTYPE"):
+        run.actor().handoff_all(finished, run.keys.contract)
+    assert run.contents() == before
+    assert run.actor().handoff_all(finished, run.keys.rollouts) == [True, True]
 
 
 def test_a_handoff_that_fails_in_the_middle_loses_no_group(run: Run) -> None:

@@ -262,6 +262,14 @@ class ProtocolMachine(ProtocolWorld):
         hand = choose(self._busy(), pick)
         self._hand_off(hand, self._next_stream(hand), b"group %d" % next(self.payloads), twice)
 
+    @precondition(lambda self: any(hand.stream != "rollouts" for hand in self.hands))
+    @rule(pick=PICK, count=COUNT, twice=st.booleans())
+    def finish_together(self, pick: int, count: int, twice: bool) -> None:
+        """An actor's, also such as others have finished, or have by now."""
+        last = choose([hand for hand in self.hands[::-1] if hand.stream != "rollouts"], pick)
+        same = [hand for hand in self.hands if (hand.stream, hand.worker) == (last.stream, last.worker)]
+        self._hand_off_all([*[hand for hand in same if hand is not last][-count:], last], twice)
+
     @precondition(lambda self: self.hands)
     @rule(pick=PICK)
     def finish_at_any_time(self, pick: int) -> None:
