@@ -39,7 +39,7 @@ _WATCH_S = 1.0
 _DRAIN_S = 10.0
 _ABORT_S = 5.0
 _MOST_AT_ONCE = 32
-"""Groups in one round trip; those that end meanwhile are the next."""
+"""Groups in one round trip: all are kept until the last is answered."""
 _PURPOSES: tuple[Purpose, ...] = ("eval", "train")
 
 log = get_logger(__name__)

@@ -82,11 +82,19 @@ class Connection:
         return reply
 
     def execute_all(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Send several in one round trip; the failpoints around them have the first one's name."""
+        """Send several that may be repeated, in one round trip; their replies as the server gives them.
+
+        An error is raised as by `execute`; the other commands have been done then. The failpoints around
+        them have the first one's name.
+        """
+        if not commands:
+            return []
+        replies: dict[int, Any] = {}
         failpoint(f"{_name(commands[0])}.before")
-        replies = self._retrying(lambda: self._send_all(commands), self._server_timeout_s)
+        while len(replies) < len(commands):  # some were done: the others have the whole time again
+            self._retrying(lambda: self._send_rest(commands, replies), self._server_timeout_s)
         failpoint(f"{_name(commands[0])}.after")
-        return replies
+        return [replies[number] for number in range(len(commands))]
 
     def call(self, function: str, keys: list[str], args: list[Any]) -> Any:
         """Call one of the protocol's functions."""
@@ -96,26 +104,31 @@ class Connection:
         """Call one of them with each list of arguments, in one round trip."""
         return self.execute_all([_call(function, keys, args) for args in calls])
 
-    def _send_all(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Each is sent as soon as it is made: the server works on one while the next is on its way.
+    def _send_rest(self, commands: Sequence[tuple[Any, ...]], replies: dict[int, Any]) -> None:
+        """Send what has no reply yet, each as soon as it is made, so that the server works meanwhile.
 
-        (redis-py's pipeline makes all before it sends any.) Raises the first error among the replies.
+        (redis-py's pipeline makes all before it sends any.) Raises an error if there is nothing else.
         """
+        rest = [number for number in range(len(commands)) if number not in replies]
+        errors = []
         pool = self._client.connection_pool
         connection = pool.get_connection()
         try:
-            for command in commands:
-                connection.send_packed_command(connection.pack_command(*command))
-            replies = [_reply(connection) for _ in commands]
+            for number in rest:
+                packed = connection.pack_command(*commands[number])
+                connection.send_packed_command(packed, check_health=False)  # it would wait for replies
+            for number in rest:
+                try:
+                    replies[number] = connection.read_response()
+                except redis.exceptions.ResponseError as error:
+                    errors.append(error)
         except BaseException:
             connection.disconnect()  # else the next command would be given the replies to these
             raise
         finally:
             pool.release(connection)
-        for reply in replies:
-            if isinstance(reply, redis.exceptions.ResponseError):
-                raise reply
-        return replies
+        if len(errors) == len(rest):
+            raise errors[0]
 
     def load_functions(self) -> None:
         """Put the protocol's functions on the server; only the learner does."""
@@ -211,14 +224,6 @@ def _call(function: str, keys: list[str], args: list[Any]) -> tuple[Any, ...]:
 
 def _name(command: Sequence[Any]) -> str:
     return command[1].removeprefix(f"{LIBRARY}_") if command[0] == "FCALL" else command[0]
-
-
-def _reply(connection: Any) -> Any:
-    """The next reply, which may be an error."""
-    try:
-        return connection.read_response()
-    except redis.exceptions.ResponseError as error:
-        return error
 
 
 def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> None:

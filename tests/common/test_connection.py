@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 
 import pytest
 
@@ -92,3 +93,51 @@ def test_a_blocked_read_ends_by_itself(connection: Connection) -> None:
         "an empty read",
     )
     assert reply
+
+
+# Several commands in one round trip
+
+
+def test_several_commands_have_their_own_replies_and_one_socket(queue_server: LocalServer) -> None:
+    connection = Connection(queue_server.url, 10, 10)
+    for number in range(120):  # more than the pool has sockets
+        assert connection.execute_all([("ECHO", number), ("ECHO", "b")]) == [b"%d" % number, b"b"]
+    assert connection.execute_all([]) == []
+
+
+@pytest.mark.parametrize(
+    ("second", "error"), [(("XLEN", "a string"), "WRONGTYPE"), (("ECHO", None), "must be str")]
+)
+def test_an_error_among_several_is_raised_and_the_next_command_has_its_own_reply(
+    queue_server: LocalServer, second: tuple, error: str
+) -> None:
+    connection = Connection(queue_server.url, 10, 10)
+    connection.execute("SET", "a string", "")
+    with pytest.raises(Exception, match=error):
+        connection.execute_all([("ECHO", "first"), second, ("ECHO", "third")])
+    assert connection.execute("ECHO", "next") == b"next"
+
+
+FULL = """
+if tonumber(redis.call('GET', KEYS[1]) or 0) < 1 then return redis.error_reply('MISCONF full') end
+redis.call('DECR', KEYS[1])
+return redis.call('RPUSH', KEYS[2], ARGV[1])
+"""
+"""Done if there is room, of which it takes one; else the error of a server that cannot write."""
+
+
+def test_what_was_done_is_not_sent_again_and_gives_the_others_their_whole_time(
+    private_server: LocalServer,
+) -> None:
+    patient = Connection(private_server.url, 10, server_timeout_s=3.0)
+    other = Connection(private_server.url, 10, 10)
+    commands = [("EVAL", FULL, 2, "room", "done", number) for number in range(4)]
+    replies: list[int] = []
+    thread = threading.Thread(target=lambda: replies.extend(patient.execute_all(commands)))
+    thread.start()
+    for _ in commands:  # together this takes longer than the patience of any
+        time.sleep(0.9)
+        other.execute("INCR", "room")
+    thread.join()
+    assert replies == [1, 2, 3, 4]
+    assert other.execute("LRANGE", "done", 0, -1) == [b"0", b"1", b"2", b"3"]

@@ -97,17 +97,17 @@ def group_of(entry: Entry, size: int = 100) -> tuple[Entry, bytes]:
 
 @pytest.mark.parametrize("size", [100, 300_000])
 def test_groups_handed_off_together_each_have_their_own_answer(run: Run, size: int) -> None:
-    run.issue(1, 2, 3)
+    run.issue(1, 2, 3, 4)
     worker, other = run.actor(), run.actor("other")
-    entries = worker.take(3)
+    entries = worker.take(4)
     other.handoff(entries[1], run.keys.rollouts, b"first")
     finished = [group_of(entry, size) for entry in entries]
-    assert worker.handoff_all(finished, run.keys.rollouts) == [True, False, True]
+    assert worker.handoff_all(finished, run.keys.rollouts) == [True, False, True, True]
     before = run.contents()
-    assert worker.handoff_all(finished, run.keys.rollouts) == [False] * 3
+    assert worker.handoff_all(finished, run.keys.rollouts) == [False] * 4
     assert run.contents() == before
     found = {entry.ticket: entry.payload for entry in run.rewarder().take(9)}
-    assert found == {"train:1": finished[0][1], "train:2": b"first", "train:3": finished[2][1]}
+    assert found == {entry.ticket: payload for entry, payload in finished} | {"train:2": b"first"}
 
 
 def test_groups_that_a_full_server_refuses_together_wait_until_there_is_room(
