@@ -43,7 +43,7 @@ _LEASE_S = 30.0
 _MAX_ATTEMPTS = 3
 _ISSUE = 100
 _ROUNDS_PER_SERVER = 6
-"""A server process is faster at one way than the next process is, by chance: a cell has several."""
+"""By chance a server process is faster at one way than another process is: a cell has several."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,8 +84,8 @@ class Connection:
     def execute_all(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send several that may be repeated, in one round trip; their replies as the server gives them.
 
-        An error is raised as by `execute`; the other commands have been done then. The failpoints around
-        them have the first one's name.
+        An error is raised as by `execute`; each of the others may have been done then. The failpoints
+        around them have the first one's name.
         """
         if not commands:
             return []
@@ -107,7 +107,7 @@ class Connection:
     def _send_rest(self, commands: Sequence[tuple[Any, ...]], replies: dict[int, Any]) -> None:
         """Send what has no reply yet, each as soon as it is made, so that the server works meanwhile.
 
-        (redis-py's pipeline makes all before it sends any.) Raises an error if there is nothing else.
+        (redis-py's pipeline makes all before it sends any.) Raises the first error if none was done.
         """
         rest = [number for number in range(len(commands)) if number not in replies]
         errors = []
@@ -116,7 +116,8 @@ class Connection:
         try:
             for number in rest:
                 packed = connection.pack_command(*commands[number])
-                connection.send_packed_command(packed, check_health=False)  # it would wait for replies
+                # A health check in between would take the reply to a command for its own.
+                connection.send_packed_command(packed, check_health=False)
             for number in rest:
                 try:
                     replies[number] = connection.read_response()

@@ -59,7 +59,8 @@ class LossyProxy:
 
     `lose_reply_to(pattern)` arms it: the next request that contains the pattern reaches the server,
     whose reply is thrown away together with the connection. With `every` each reply of that number is
-    lost so, whoever asked. For clients that wait for each reply.
+    lost so, whoever asked. A client that sends several commands at once loses the replies that
+    come in one piece with it.
     """
 
     def __init__(self, url: str, every: int = 0) -> None:

@@ -133,11 +133,11 @@ def test_what_was_done_is_not_sent_again_and_gives_the_others_their_whole_time(
     other = Connection(private_server.url, 10, 10)
     commands = [("EVAL", FULL, 2, "room", "done", number) for number in range(4)]
     replies: list[int] = []
-    thread = threading.Thread(target=lambda: replies.extend(patient.execute_all(commands)))
+    thread = threading.Thread(target=lambda: replies.extend(patient.execute_all(commands)), daemon=True)
     thread.start()
     for _ in commands:  # together this takes longer than the patience of any
         time.sleep(0.9)
         other.execute("INCR", "room")
-    thread.join()
+    thread.join(timeout=30)
     assert replies == [1, 2, 3, 4]
     assert other.execute("LRANGE", "done", 0, -1) == [b"0", b"1", b"2", b"3"]
