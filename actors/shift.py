@@ -83,7 +83,7 @@ class Shift:
         self._engine_watch = EngineWatch(engine, self._desk, self._follower, actor.stall_timeout_s)
         self._leases = LeaseKeeper(run.lease_s, self._engine_watch.progress, actor.stall_timeout_s)
         self._serving: set[asyncio.Task[None]] = set()
-        self._finished: defaultdict[WorkStream, list[tuple[Entry, bytes]]] = defaultdict(list)
+        self._finished: defaultdict[WorkStream, list[tuple[Entry, Group]]] = defaultdict(list)
         self._handing_off = asyncio.Lock()
 
     async def work(self) -> None:
@@ -211,17 +211,19 @@ class Shift:
         self._start_jobs()
 
     async def _hand_off(self, job: Job, rollouts: tuple[Rollout, ...]) -> None:
-        """What ends while groups are being handed off goes with the next ones, in one call."""
-        group = await asyncio.to_thread(encode, Group(job.ticket, rollouts, self._consumer))
+        """Groups that end together, or while others are being handed off, go in one call."""
+        group = Group(job.ticket, rollouts, self._consumer)
         self._finished[job.stream].append((job.entry, group))
         async with self._handing_off:
+            await asyncio.sleep(0)  # for what ends in this instant
             waiting = self._finished[job.stream]
             finished, self._finished[job.stream] = waiting[:_MOST_AT_ONCE], waiting[_MOST_AT_ONCE:]
             if finished:  # else it went with an earlier one's; had that failed, the shift would be over
                 await asyncio.to_thread(self._hand_off_all, job.stream, finished)
 
-    def _hand_off_all(self, stream: WorkStream, finished: list[tuple[Entry, bytes]]) -> None:
-        first = stream.handoff_all(finished, self._keys.rollouts)
+    def _hand_off_all(self, stream: WorkStream, finished: list[tuple[Entry, Group]]) -> None:
+        encoded = [(entry, encode(group)) for entry, group in finished]
+        first = stream.handoff_all(encoded, self._keys.rollouts)
         for (entry, _), was_first in zip(finished, first, strict=True):
             if not was_first:
                 log.info("somebody else was first", ticket=entry.ticket)

@@ -32,12 +32,12 @@ from learner.queue import LearnerQueue
 
 GOAL = 0.8
 """The least share of the plain commands' rate that the functions are to reach."""
-WAYS = ("plain", "plain sent alike", "ledger", "one by one")
-RATIOS = (("ledger", "plain"), ("ledger", "plain sent alike"), ("one by one", "plain"))
+WAYS = ("plain", "plain streamed", "ledger", "one by one")
+RATIOS = (("ledger", "plain"), ("ledger", "plain streamed"), ("one by one", "plain"))
 """Of the ways' rates; the goal is the first one's."""
 
-_SENT = ("fcall", "xreadgroup")
-"""What the ways with the ledger send; the other commands are called by the functions."""
+_SENT = (("exec", "multi", "xreadgroup"), ("fcall", "xreadgroup"))
+"""What the ways with the ledger send, with transactions or without; other commands run within these."""
 _WAIT_S = 30.0
 _LEASE_S = 30.0
 _MAX_ATTEMPTS = 3
@@ -92,7 +92,7 @@ class Bench:
         (self._fill_plain if way.startswith("plain") else self._fill)()
         steps: dict[str, Callable[[int], int]] = {
             "plain": self._plain,
-            "plain sent alike": self._plain_alike,
+            "plain streamed": self._plain_streamed,
             "ledger": self._ledger,
             "one by one": self._one_by_one,
         }
@@ -115,22 +115,29 @@ class Bench:
 
     def _plain(self, count: int) -> int:
         """XREADGROUP; then XADD, XACK and XDEL of each, in one pipeline of redis-py."""
-        commands = self._take_plain(self._client.execute_command, count)
+        commands = self._take_plain(count)
         pipeline = self._client.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
         pipeline.execute()
         return len(commands) // 3
 
-    def _plain_alike(self, count: int) -> int:
-        """The same commands, sent as the ledger's are."""
-        commands = self._take_plain(self._connection.execute, count)
-        self._connection.execute_all(commands)
+    def _plain_streamed(self, count: int) -> int:
+        """The same commands, each sent as soon as it is packed."""
+        commands = self._take_plain(count)
+        connection = self._client.connection_pool.get_connection()
+        for command in commands:
+            connection.send_packed_command(connection.pack_command(*command))
+        for _ in commands:
+            connection.read_response()
+        self._client.connection_pool.release(connection)
         return len(commands) // 3
 
-    def _take_plain(self, execute: Callable[..., Any], count: int) -> list[tuple[Any, ...]]:
+    def _take_plain(self, count: int) -> list[tuple[Any, ...]]:
         source, destination = self._keys.tickets, self._keys.rollouts
-        reply = execute("XREADGROUP", "GROUP", GROUP, "actor", "COUNT", count, "STREAMS", source, ">")
+        reply = self._client.execute_command(
+            "XREADGROUP", "GROUP", GROUP, "actor", "COUNT", count, "STREAMS", source, ">"
+        )
         streams: Any = reply.items() if isinstance(reply, dict) else reply
         commands: list[tuple[Any, ...]] = []
         for entry, fields in (entry for _, entries in streams for entry in entries):
@@ -274,10 +281,13 @@ def _cell(row: dict[str, Any]) -> str:
 
 def _costs(row: dict[str, Any], way: str) -> str:
     costs = row["server_us_per_group"][way]
-    sent = {name: cost for name, cost in costs.items() if way.startswith("plain") or name in _SENT}
-    within = sum(costs.values()) - sum(sent.values())
-    parts = ", ".join(f"{name} {cost:.1f}" for name, cost in sent.items())
-    return f"{sum(sent.values()):>6.1f}: {parts}" + (f" (within {within:.1f})" if within else "")
+    names = next((names for names in _SENT if names[0] in costs), tuple(costs))
+    sent = {name: costs[name] for name in names}
+    within = {name: cost for name, cost in costs.items() if name not in sent}
+    parts = [f"{name} {cost:.1f}" for name, cost in sent.items()]
+    if within:
+        parts.append("within: " + " ".join(f"{name} {cost:.1f}" for name, cost in within.items()))
+    return f"{sum(sent.values()):>6.1f}: {', '.join(parts)}"
 
 
 def _spread(values: dict[str, float]) -> str:

@@ -29,6 +29,11 @@ _SOCKET_TIMEOUT_S = 10.0
 _RETRY_EVERY_S = 0.2
 _REPORT_EVERY_S = 10.0
 _OLDEST = (7, 0)
+_TIME_STOPS = (7, 2)
+"""From this version on, no time passes within a transaction."""
+
+Command = tuple[Any, ...]
+"""Its name and arguments."""
 
 log = get_logger(__name__)
 
@@ -38,7 +43,7 @@ class Connection:
 
     `restarts` counts how often another server process answered than before: after kill -9 it may have
     lost acknowledged writes, so whoever relies on them looks again (PROTOCOL: a server that comes back
-    is not trusted).
+    is not trusted). `time_stops` says whether no time passes on it within a transaction.
     """
 
     def __init__(
@@ -81,46 +86,46 @@ class Connection:
         failpoint(f"{_name(command)}.after")
         return reply
 
-    def execute_all(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Send several that may be repeated, in one round trip; their replies as the server gives them.
+    def transact_all(self, transactions: Sequence[Sequence[Command]]) -> list[list[Any]]:
+        """Send transactions that may be repeated, in one round trip; the replies to each one's commands.
 
-        An error is raised as by `execute`; each of the others may have been done then. The failpoints
-        around them have the first one's name.
+        Each is done whole or, where its error is raised as by `execute`, not at all, but for commands
+        that fail while they run; each of the others may have been done then. The failpoints around them
+        have the name of the first one's last command.
         """
-        if not commands:
+        if not transactions:
             return []
-        replies: dict[int, Any] = {}
-        failpoint(f"{_name(commands[0])}.before")
-        while len(replies) < len(commands):  # some were done: the others have the whole time again
-            self._retrying(lambda: self._send_rest(commands, replies), self._server_timeout_s)
-        failpoint(f"{_name(commands[0])}.after")
-        return [replies[number] for number in range(len(commands))]
+        replies: dict[int, list[Any]] = {}
+        name = _name(transactions[0][-1])
+        failpoint(f"{name}.before")
+        while len(replies) < len(transactions):  # some were done: the others have the whole time again
+            self._retrying(lambda: self._send_rest(transactions, replies), self._server_timeout_s)
+        failpoint(f"{name}.after")
+        return [replies[number] for number in range(len(transactions))]
 
     def call(self, function: str, keys: list[str], args: list[Any]) -> Any:
         """Call one of the protocol's functions."""
-        return self.execute(*_call(function, keys, args))
+        return self.execute(*function_call(function, keys, args))
 
-    def call_all(self, function: str, keys: list[str], calls: Sequence[list[Any]]) -> list[Any]:
-        """Call one of them with each list of arguments, in one round trip."""
-        return self.execute_all([_call(function, keys, args) for args in calls])
+    def _send_rest(
+        self, transactions: Sequence[Sequence[Command]], replies: dict[int, list[Any]]
+    ) -> None:
+        """Send those without replies, each as soon as it is packed: the server works meanwhile.
 
-    def _send_rest(self, commands: Sequence[tuple[Any, ...]], replies: dict[int, Any]) -> None:
-        """Send what has no reply yet, each as soon as it is made, so that the server works meanwhile.
-
-        (redis-py's pipeline makes all before it sends any.) Raises the first error if none was done.
+        (redis-py's pipeline packs all before it sends any.) Raises the first error if none was done.
         """
-        rest = [number for number in range(len(commands)) if number not in replies]
+        rest = [number for number in range(len(transactions)) if number not in replies]
         errors = []
         pool = self._client.connection_pool
         connection = pool.get_connection()
         try:
             for number in rest:
-                packed = connection.pack_command(*commands[number])
+                packed = connection.pack_commands([("MULTI",), *transactions[number], ("EXEC",)])
                 # A health check in between would take the reply to a command for its own.
                 connection.send_packed_command(packed, check_health=False)
             for number in rest:
                 try:
-                    replies[number] = connection.read_response()
+                    replies[number] = _read_transaction(connection, len(transactions[number]))
                 except redis.exceptions.ResponseError as error:
                     errors.append(error)
         except BaseException:
@@ -195,15 +200,18 @@ class Connection:
 
     def _notice_restart(self) -> None:
         self._new_socket.clear()
-        server_id = self._client.info("server")["run_id"]
-        if server_id != self._server_id:
-            self._server_id = server_id
+        info = self._client.info("server")
+        if info["run_id"] != self._server_id:
+            self._server_id = info["run_id"]
+            self._check_version(info)
             self.restarts += 1
             log.warning("the queue server was restarted", address=self.address)
 
     def _check_version(self, info: dict[str, Any]) -> None:
         found = str(info["redis_version"])
-        if tuple(int(part) for part in found.split(".")[:2]) < _OLDEST:
+        version = tuple(int(part) for part in found.split(".")[:2])
+        self.time_stops = version >= _TIME_STOPS
+        if version < _OLDEST:
             raise ConfigError(
                 f"the queue server at {self.address} is version {found}; penstock needs Redis or Valkey "
                 f"{_OLDEST[0]}.{_OLDEST[1]} or newer"
@@ -219,11 +227,27 @@ class Connection:
             )
 
 
-def _call(function: str, keys: list[str], args: list[Any]) -> tuple[Any, ...]:
+def function_call(function: str, keys: list[str], args: list[Any]) -> Command:
+    """The command that calls one of the protocol's functions."""
     return ("FCALL", f"{LIBRARY}_{function}", len(keys), *keys, *args)
 
 
-def _name(command: Sequence[Any]) -> str:
+def _read_transaction(connection: Any, commands: int) -> list[Any]:
+    """The replies to the commands; raises the first error, when all answers have been read."""
+    errors: list[Exception] = []
+    replies: list[Any] = []
+    for _ in range(commands + 2):  # OK, QUEUED for each, and what EXEC gives
+        try:
+            replies = connection.read_response()
+        except redis.exceptions.ResponseError as error:
+            errors.append(error)
+    errors += [] if errors else [reply for reply in replies if isinstance(reply, Exception)]
+    if errors:
+        raise errors[0]
+    return replies
+
+
+def _name(command: Command) -> str:
     return command[1].removeprefix(f"{LIBRARY}_") if command[0] == "FCALL" else command[0]
 
 
@@ -248,6 +272,8 @@ def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> No
     if isinstance(error, redis.exceptions.NoPermissionError):
         raise ConfigError(f"the queue server {address} refuses this user: {error}") from error
     if isinstance(error, redis.exceptions.OutOfMemoryError) or text.startswith("MISCONF"):
+        return
+    if isinstance(error, redis.exceptions.ExecAbortError):  # it became one of these after all was queued
         return
     raise error
 

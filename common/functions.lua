@@ -170,6 +170,12 @@ local function move(open, src, dst, entry, ticket, version, ...)
   remove(src, entry)
 end
 
+-- An entry whose ticket lies elsewhere, or has ended, is of no use to anybody.
+local function remove_leftover(stream, entry, ticket)
+  local found = find(stream, entry)
+  if found and field_of(found, 't') == ticket then remove(stream, entry) end
+end
+
 -- keys: fence, open, src, dst; args: entry, ticket, payload
 -- The first to finish wins, whoever has the lease.
 local function handoff(keys, args)
@@ -182,9 +188,42 @@ local function handoff(keys, args)
   end
   local refused = ready(keys[1])
   if refused then return refused end
-  local found = find(src, entry)
-  if found and field_of(found, 't') == ticket then remove(src, entry) end  -- of no use to anybody
+  remove_leftover(src, entry, ticket)
   return 0
+end
+
+-- The milliseconds and the number of a stream's next entry; none if there is no stream.
+local function next_entry(stream)
+  local entry = redis.call('XADD', stream, 'NOMKSTREAM', '*', 't', '')
+  if not entry then return end
+  redis.call('XDEL', stream, entry)
+  return string.match(entry, '^(%d+)-(%d+)$')
+end
+
+-- keys: fence, open, src, dst; args: (entry, ticket) each
+-- As `handoff`, of groups that are on dst already: by as many XADDs just before it in the same transaction.
+-- In that no time passes, so their entries follow each other; to read them would bring the payloads, and
+-- large ones take long through Lua.
+local function handoff_added(keys, args)
+  local open, src, dst = keys[2], keys[3], keys[4]
+  local refused = ready(keys[1])
+  if refused then return refused end
+  local ms, number = next_entry(dst)
+  if not ms then return redis.error_reply('NOTREADY there is no ' .. dst .. ' on this server') end
+  local first, answers = number - #args / 2, {}
+  for i = 1, #args, 2 do
+    local entry, ticket, added = args[i], args[i + 1], ms .. '-' .. first + (i - 1) / 2
+    local version = version_at(open, ticket, src, entry)
+    if version then
+      redis.call('HSET', open, ticket, place_of(dst, added, version))
+      remove(src, entry)
+    else
+      redis.call('XDEL', dst, added)
+      remove_leftover(src, entry, ticket)
+    end
+    table.insert(answers, version and 1 or 0)
+  end
+  return answers
 end
 
 -- keys: fence, open, src; args: consumer, entry, ticket, failures, max_attempts
@@ -373,6 +412,7 @@ register('claim', claim, {})
 register('beat', beat, {'allow-oom'})
 register('issue', issue, {})
 register('handoff', handoff, {})
+register('handoff_added', handoff_added, {})
 register('bury', bury, {})
 register('mark_alone', mark_alone, {'allow-oom'})
 register('put_back', put_back, {})

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.codec import decode, encode
-from common.connection import BLOCK_MS, Connection
+from common.connection import BLOCK_MS, Command, Connection, function_call
 from common.errors import DeadlineExceeded
 from common.keys import GROUP, Keys
 from common.log import get_logger
@@ -26,6 +26,8 @@ BEGINNING = "0-0"
 """The position before a stream's first entry."""
 
 _LOOK_EVERY_S = 0.2
+_TRANSACTION_BYTES = 128 * 1024
+"""Of payload: the server writes much more in one piece more slowly (benchmarks/README.md)."""
 
 log = get_logger(__name__)
 
@@ -119,16 +121,28 @@ class WorkStream:
 
     def handoff(self, entry: Entry, destination: str, payload: bytes) -> bool:
         """Replace the entry by `payload` on the next stream; False if somebody else was first."""
-        return self.handoff_all([(entry, payload)], destination)[0]
+        keys = self._handoff_keys(destination)
+        return bool(self._connection.call("handoff", keys, [entry.id, entry.ticket, payload]))
 
     def handoff_all(self, finished: Sequence[tuple[Entry, bytes]], destination: str) -> list[bool]:
-        """`handoff` of each, in one round trip."""
-        replies = self._connection.call_all(
-            "handoff",
-            [self._keys.fence, self._keys.open, self.stream, destination],
-            [[entry.id, entry.ticket, payload] for entry, payload in finished],
+        """`handoff` of each; of several in one round trip, if the server can."""
+        if len(finished) == 1 or not self._connection.time_stops:
+            return [self.handoff(entry, destination, payload) for entry, payload in finished]
+        replies = self._connection.transact_all(
+            [self._handoff_added(part, destination) for part in _split(finished)]
         )
-        return [bool(reply) for reply in replies]
+        return [bool(answer) for *_, answers in replies for answer in answers]
+
+    def _handoff_added(self, part: list[tuple[Entry, bytes]], destination: str) -> list[Command]:
+        groups = [
+            ("XADD", destination, "NOMKSTREAM", "*", "t", entry.ticket, "d", payload)
+            for entry, payload in part
+        ]
+        names = [name for entry, _ in part for name in (entry.id, entry.ticket)]
+        return [*groups, function_call("handoff_added", self._handoff_keys(destination), names)]
+
+    def _handoff_keys(self, destination: str) -> list[str]:
+        return [self._keys.fence, self._keys.open, self.stream, destination]
 
     def give_back(self, entry: Entry) -> bool:
         """Put the entry back, counting no attempt; False if it is somebody else's by now."""
@@ -253,6 +267,19 @@ def wait_for_contract(view: RunView, timeout_s: float, stopping: threading.Event
             log.warning("waiting for the run to be set up", waited_s=waited_s, learner=str(sign))
         stopping.wait(_LOOK_EVERY_S)
     return None
+
+
+def _split(finished: Sequence[tuple[Entry, bytes]]) -> list[list[tuple[Entry, bytes]]]:
+    """In order, into parts that end with the group by which they are long enough."""
+    parts: list[list[tuple[Entry, bytes]]] = []
+    room = 0
+    for entry, payload in finished:
+        if room <= 0:
+            parts.append([])
+            room = _TRANSACTION_BYTES
+        parts[-1].append((entry, payload))
+        room -= len(payload)
+    return parts
 
 
 def _read_entries(reply: Any) -> list[Entry]:

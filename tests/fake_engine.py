@@ -26,7 +26,8 @@ class FakeEngine:
     """Samples digits; a prompt that contains `poison` makes it misbehave.
 
     crash raises EngineFailed, exit ends the process as kill -9 would, hang never samples a token,
-    refuse raises PromptRefused. `requests` lists what was asked, `taken` the versions taken.
+    refuse raises PromptRefused. `requests` lists what was asked, `taken` the versions taken. With
+    `ends_every_s` groups end only then, several at once.
     """
 
     slots: int = 64
@@ -37,6 +38,7 @@ class FakeEngine:
     aborted: list[str] = field(default_factory=list)
     taken: list[Version] = field(default_factory=list)
     most_at_once: int = 0
+    ends_every_s: float = 0.0
 
     def __post_init__(self) -> None:
         self._tokens = 0
@@ -99,6 +101,10 @@ class FakeEngine:
                 raise Aborted(request_id, tuple(partial))
             versions.append(self.taken[-1])
             self._tokens += count
+        if self.ends_every_s:
+            await asyncio.sleep(
+                self.ends_every_s - asyncio.get_running_loop().time() % self.ends_every_s
+            )
         return tuple(make_rollout(tokens, versions) for tokens in drawn)
 
     async def abort(self, request_id: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from actors.follow import Follower
 from common.codec import encode
 from common.contract import Contract
 from common.errors import DeadlineExceeded, EngineFailed, RunNotReady
-from common.messages import Span, Version
+from common.messages import Rollout, Span, Version
 from common.protocol import RunView, WorkStream
 from tests.actors.conftest import LEASE_S, SAMPLING, ActorThread, Run
 from tests.fake_engine import FakeEngine, draw_tokens
@@ -36,6 +37,41 @@ def test_a_ticket_becomes_a_group_on_rollouts(a_run: Run, start_actor: StartActo
         assert rollout.token_ids.tolist() == draw_tokens(SAMPLING, index).tolist()
         assert rollout.spans == (Span(Version(1, 0), 0, len(rollout.token_ids)),)
     assert a_run.pending() == 0
+
+
+class EndsTogether(FakeEngine):
+    """Four groups end in the same instant."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._sampled = 0
+        self._all_sampled = asyncio.Event()
+
+    async def generate(self, *request: Any) -> tuple[Rollout, ...]:
+        rollouts = await super().generate(*request)
+        self._sampled += 1
+        if self._sampled == 4:
+            self._all_sampled.set()
+        await self._all_sampled.wait()
+        return rollouts
+
+
+def test_what_ends_together_is_handed_off_together(
+    a_run: Run, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together: list[list[str]] = []
+    original = WorkStream.handoff_all
+
+    def noticed(self: WorkStream, finished: list, destination: str) -> list[bool]:
+        together.append(sorted(entry.ticket for entry, _ in finished))
+        return original(self, finished, destination)
+
+    monkeypatch.setattr(WorkStream, "handoff_all", noticed)
+    a_run.announce(0)
+    a_run.issue(*(a_run.ticket(number) for number in range(4)))
+    start_actor(EndsTogether(slots=1000))
+    wait_until(lambda: len(a_run.groups()) == 4, "4 groups")
+    assert together == [["train:0", "train:1", "train:2", "train:3"]]
 
 
 def test_what_ends_during_a_hand_off_goes_together_with_the_next(

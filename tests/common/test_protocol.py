@@ -95,19 +95,82 @@ def group_of(entry: Entry, size: int = 100) -> tuple[Entry, bytes]:
     return entry, f"group {entry.ticket} ".encode().ljust(size, b".")
 
 
-@pytest.mark.parametrize("size", [100, 300_000])
+@pytest.mark.parametrize("size", [100, 100_000, 300_000])
 def test_groups_handed_off_together_each_have_their_own_answer(run: Run, size: int) -> None:
     run.issue(1, 2, 3, 4)
     worker, other = run.actor(), run.actor("other")
     entries = worker.take(4)
     other.handoff(entries[1], run.keys.rollouts, b"first")
     finished = [group_of(entry, size) for entry in entries]
-    assert worker.handoff_all(finished, run.keys.rollouts) == [True, False, True, True]
+    again = finished[0][0], b"too late"
+    answers = worker.handoff_all([*finished, again], run.keys.rollouts)
+    assert answers == [True, False, True, True, False]
     before = run.contents()
     assert worker.handoff_all(finished, run.keys.rollouts) == [False] * 4
     assert run.contents() == before
-    found = {entry.ticket: entry.payload for entry in run.rewarder().take(9)}
+    groups = run.rewarder().take(9)
+    found = {entry.ticket: entry.payload for entry in groups}
     assert found == {entry.ticket: payload for entry, payload in finished} | {"train:2": b"first"}
+    places = {place.ticket: place.entry for place in run.view.audit()[1]}
+    assert places == {entry.ticket: entry.id for entry in groups}
+
+
+def test_no_transaction_is_much_longer_than_it_is_to_be(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[list[int]] = []
+    original = run.connection.transact_all
+
+    def noticed(transactions: list[list[tuple]]) -> list[list]:
+        sent.append([len(commands) - 1 for commands in transactions])  # the last one is the call
+        return original(transactions)
+
+    monkeypatch.setattr(run.connection, "transact_all", noticed)
+    for first, size in ((0, 100), (10, 100_000), (20, 300_000)):
+        run.issue(*range(first, first + 3))
+        finished = [group_of(entry, size) for entry in run.actor().take(3)]
+        assert run.actor().handoff_all(finished, run.keys.rollouts) == [True] * 3
+    assert sent == [[3], [2, 1], [1, 1, 1]]
+
+
+def test_a_server_on_which_time_passes_in_transactions_is_sent_none(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run.connection, "time_stops", False)
+    monkeypatch.setattr(run.connection, "transact_all", None)
+    run.issue(1, 2)
+    finished = [group_of(entry) for entry in run.actor().take(2)]
+    assert run.actor().handoff_all([*finished, finished[0]], run.keys.rollouts) == [True, True, False]
+    assert [entry.payload for entry in run.rewarder().take(9)] == [payload for _, payload in finished]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_handoff_leaves_nothing_where_the_ticket_has_ended(run: Run, count: int) -> None:
+    run.issue(*range(count))
+    finished = [group_of(entry) for entry in run.actor().take(count)]
+    run.connection.execute("DEL", run.keys.open)
+    assert run.actor().handoff_all(finished, run.keys.rollouts) == [False] * count
+    assert run.entries(run.keys.tickets) == run.entries(run.keys.rollouts) == []
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_handoff_to_a_server_that_lost_the_fence_is_refused(run: Run, count: int) -> None:
+    run.issue(*range(count))
+    finished = [group_of(entry) for entry in run.actor().take(count)]
+    run.connection.execute("DEL", run.keys.fence, run.keys.open)
+    with pytest.raises(RunNotReady):
+        run.actor().handoff_all(finished, run.keys.rollouts)
+    assert len(run.entries(run.keys.tickets)) == count
+
+
+def test_groups_handed_off_together_need_the_stream_they_go_to(run: Run) -> None:
+    run.issue(1, 2)
+    finished = [group_of(entry) for entry in run.actor().take(2)]
+    run.connection.execute("DEL", run.keys.rollouts)
+    before = run.contents()
+    with pytest.raises(RunNotReady, match=r"there is no .*rollouts"):
+        run.actor().handoff_all(finished, run.keys.rollouts)
+    assert run.contents() == before
 
 
 def test_groups_that_a_full_server_refuses_together_wait_until_there_is_room(

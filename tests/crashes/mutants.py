@@ -140,11 +140,10 @@ MUTANTS: dict[str, Mutant] = {
         (
             (
                 "common/protocol.py",
-                '        replies = self._connection.call_all(\n            "handoff",',
-                "        for entry, _ in finished:\n"
-                '            self._connection.execute("XACK", self.stream, GROUP, entry.id)\n'
-                '            self._connection.execute("XDEL", self.stream, entry.id)\n'
-                '        replies = self._connection.call_all(\n            "handoff",',
+                '        return bool(self._connection.call("handoff"',
+                '        self._connection.execute("XACK", self.stream, GROUP, entry.id)\n'
+                '        self._connection.execute("XDEL", self.stream, entry.id)\n'
+                '        return bool(self._connection.call("handoff"',
             ),
         ),
         dies_at("actor", "handoff.before", 10),

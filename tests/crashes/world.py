@@ -58,6 +58,7 @@ STEPS = 6
 _PDEATHSIG = 1
 _ZOMBIE_SLEEPS = 4  # Updates
 _LOOK_EVERY_S = 0.01
+_ENDS_EVERY_S = 0.05  # so that an actor hands off several groups together
 _LEAVE_S = 10.0
 
 
@@ -258,7 +259,13 @@ class World:
         learner.lead.run(command, stop_on_signals())
 
     def _be_actor(self) -> None:
-        engine = FakeEngine(8, self.token_delay_s, POISON, self.misbehaviour)  # type: ignore[arg-type]
+        engine = FakeEngine(
+            8,
+            self.token_delay_s,
+            POISON,
+            self.misbehaviour,
+            ends_every_s=_ENDS_EVERY_S,  # type: ignore[arg-type]
+        )
         command = ActorCommand(
             _cli_parse_args=[], redis_url=self.server.url, run=self._run_settings, actor=ActorSettings()
         )
