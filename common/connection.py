@@ -21,7 +21,7 @@ from common.errors import ConfigError, RunNotReady, RunTaken, ServerUnavailable
 from common.failpoint import failpoint
 from common.log import get_logger
 
-LIBRARY = "penstock_1"
+LIBRARY = "penstock_2"
 BLOCK_MS = 1000
 """Longest blocking read; far below the socket's time-out."""
 
@@ -31,6 +31,7 @@ _REPORT_EVERY_S = 10.0
 _OLDEST = (7, 0)
 _TIME_STOPS = (7, 2)
 """From this version on, no time passes within a transaction."""
+_DISCARDED = "Transaction discarded because of: "
 
 Command = tuple[Any, ...]
 """Its name and arguments."""
@@ -43,7 +44,7 @@ class Connection:
 
     `restarts` counts how often another server process answered than before: after kill -9 it may have
     lost acknowledged writes, so whoever relies on them looks again (PROTOCOL: a server that comes back
-    is not trusted). `time_stops` says whether no time passes on it within a transaction.
+    is not trusted). `transacts` says whether it takes transactions within which no time passes.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Connection:
         self.address = _without_password(url)
         self.restarts = 0
         self._server_timeout_s = server_timeout_s
+        self._takes_multi = False
         self._new_socket = threading.Event()
         self._stopping = stopping or threading.Event()
         try:
@@ -77,7 +79,13 @@ class Connection:
 
     def _on_connect(self, connection: Any) -> None:
         connection.on_connect()
+        self._takes_multi = _takes_multi(connection)
         self._new_socket.set()
+
+    @property
+    def transacts(self) -> bool:
+        """Whether `transact_all` may be used: not on old servers, nor where MULTI is refused."""
+        return self._time_stops and self._takes_multi
 
     def execute(self, *command: Any) -> Any:
         """Send one command that may be repeated; waits for a lost server."""
@@ -89,9 +97,10 @@ class Connection:
     def transact_all(self, transactions: Sequence[Sequence[Command]]) -> list[list[Any]]:
         """Send transactions that may be repeated, in one round trip; the replies to each one's commands.
 
-        Each is done whole or, where its error is raised as by `execute`, not at all, but for commands
-        that fail while they run; each of the others may have been done then. The failpoints around them
-        have the name of the first one's last command.
+        An error is raised as by `execute`. A transaction with a command that the server refuses is not
+        done; one with a command that fails while it runs is done but for that command, and may be
+        done so again. Others may have been done then. The failpoints around them have the name of the
+        first one's last command.
         """
         if not transactions:
             return []
@@ -119,6 +128,8 @@ class Connection:
         pool = self._client.connection_pool
         connection = pool.get_connection()
         try:
+            if not self.transacts:
+                raise ConfigError(f"the queue server at {self.address} refuses MULTI by now")
             for number in rest:
                 packed = connection.pack_commands([("MULTI",), *transactions[number], ("EXEC",)])
                 # A health check in between would take the reply to a command for its own.
@@ -133,7 +144,7 @@ class Connection:
             raise
         finally:
             pool.release(connection)
-        if len(errors) == len(rest):
+        if errors and len(errors) == len(rest):
             raise errors[0]
 
     def load_functions(self) -> None:
@@ -210,7 +221,7 @@ class Connection:
     def _check_version(self, info: dict[str, Any]) -> None:
         found = str(info["redis_version"])
         version = tuple(int(part) for part in found.split(".")[:2])
-        self.time_stops = version >= _TIME_STOPS
+        self._time_stops = version >= _TIME_STOPS
         if version < _OLDEST:
             raise ConfigError(
                 f"the queue server at {self.address} is version {found}; penstock needs Redis or Valkey "
@@ -230,6 +241,21 @@ class Connection:
 def function_call(function: str, keys: list[str], args: list[Any]) -> Command:
     """The command that calls one of the protocol's functions."""
     return ("FCALL", f"{LIBRARY}_{function}", len(keys), *keys, *args)
+
+
+def _takes_multi(connection: Any) -> bool:
+    """Whether this user may begin transactions; raises NoPermissionError if it may not end them.
+
+    Asked on each new socket: behind a MULTI that is refused the commands would run one by one.
+    """
+    try:
+        connection.send_command("MULTI", check_health=False)
+        connection.read_response()
+    except redis.exceptions.ResponseError:
+        return False
+    connection.send_command("EXEC", check_health=False)
+    connection.read_response()
+    return True
 
 
 def _read_transaction(connection: Any, commands: int) -> list[Any]:
@@ -253,7 +279,7 @@ def _name(command: Command) -> str:
 
 def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> None:
     """Raise what the reply means; return where waiting can help (the server is out of memory)."""
-    text = str(error)
+    text = str(error).removeprefix(_DISCARDED)
     if text.startswith("FENCED"):
         raise RunTaken(
             f"{text.removeprefix('FENCED ')}: this learner was superseded and stops"
@@ -269,11 +295,9 @@ def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> No
         raise RunNotReady(f"{address}: {text.removeprefix('NOTREADY ')}") from error
     if text.startswith("NOGROUP") or "Function not found" in text:
         raise RunNotReady(f"the learner has not set the run up on {address} (yet)") from error
-    if isinstance(error, redis.exceptions.NoPermissionError):
+    if isinstance(error, redis.exceptions.NoPermissionError) or text.startswith("NOPERM"):
         raise ConfigError(f"the queue server {address} refuses this user: {error}") from error
-    if isinstance(error, redis.exceptions.OutOfMemoryError) or text.startswith("MISCONF"):
-        return
-    if isinstance(error, redis.exceptions.ExecAbortError):  # it became one of these after all was queued
+    if isinstance(error, redis.exceptions.OutOfMemoryError) or text.startswith(("OOM", "MISCONF")):
         return
     raise error
 

@@ -1,4 +1,4 @@
-#!lua name=penstock_1
+#!lua name=penstock_2
 -- The protocol's server-side functions. Each moves work or state in one atomic step, and each may be
 -- called again after a lost reply: the second call finds nothing left to do.
 --
@@ -11,6 +11,7 @@
 
 local GROUP = 'workers'
 local ALONE = 1000000
+local MOST_EXACT = 1e14 - 1  -- larger numbers lose their last digits as text
 local DEAD_KEPT = 10000  -- dead letters are for people; the verdict is in the journal
 
 local function field_of(entry, name)
@@ -32,11 +33,14 @@ local function find(stream, entry)
   return redis.call('XRANGE', stream, entry, entry)[1]
 end
 
--- The version the ticket was first issued at, if this entry is its one.
-local function version_at(open, ticket, stream, entry)
-  local place = redis.call('HGET', open, ticket)
+-- The version a ticket of that place was first issued at, if this entry is its one.
+local function version_in(place, stream, entry)
   local here = place_of(stream, entry, '')
   return place and string.sub(place, 1, #here) == here and string.sub(place, #here + 1)
+end
+
+local function version_at(open, ticket, stream, entry)
+  return version_in(redis.call('HGET', open, ticket), stream, entry)
 end
 
 local function failed_before(found)
@@ -63,9 +67,9 @@ local function give_to(consumer, stream, entry, lost, alone)
   redis.call('XCLAIM', stream, GROUP, consumer, 0, entry, 'RETRYCOUNT', deliveries, 'JUSTID')
 end
 
-local function remove(stream, entry)
-  redis.pcall('XACK', stream, GROUP, entry)
-  redis.call('XDEL', stream, entry)
+local function remove(stream, ...)
+  redis.pcall('XACK', stream, GROUP, ...)
+  redis.call('XDEL', stream, ...)
 end
 
 -- Only the newest incarnation of the learner may write.
@@ -192,36 +196,53 @@ local function handoff(keys, args)
   return 0
 end
 
--- The milliseconds and the number of a stream's next entry; none if there is no stream.
-local function next_entry(stream)
-  local entry = redis.call('XADD', stream, 'NOMKSTREAM', '*', 't', '')
-  if not entry then return end
-  redis.call('XDEL', stream, entry)
-  return string.match(entry, '^(%d+)-(%d+)$')
+-- The newest entries of a stream, if all were added in this instant: then their ids follow each other. None
+-- if they cannot have been, or there is no stream. (To read entries would bring their payloads.)
+local function newest(stream, count)
+  local next_one = redis.call('XADD', stream, 'NOMKSTREAM', '*', 't', '')
+  if not next_one then return end
+  redis.call('XDEL', stream, next_one)
+  local ms, number = string.match(next_one, '^(%d+)-(%d+)$')
+  local first = number - count
+  if first < 0 or first + count > MOST_EXACT then return end
+  local entries = {}
+  for i = 1, count do entries[i] = ms .. '-' .. first + i - 1 end
+  return entries
 end
 
 -- keys: fence, open, src, dst; args: (entry, ticket) each
 -- As `handoff`, of groups that are on dst already: by as many XADDs just before it in the same transaction.
--- In that no time passes, so their entries follow each other; to read them would bring the payloads, and
--- large ones take long through Lua.
+-- No time passes within one; outside of it this would take other entries for the groups'.
 local function handoff_added(keys, args)
   local open, src, dst = keys[2], keys[3], keys[4]
+  local tickets = {}
+  for i = 2, #args, 2 do tickets[i / 2] = args[i] end
+  local added = newest(dst, #tickets)
+  if not added then return redis.error_reply('NOTREADY ' .. dst .. ' does not hold what was added to it') end
   local refused = ready(keys[1])
-  if refused then return refused end
-  local ms, number = next_entry(dst)
-  if not ms then return redis.error_reply('NOTREADY there is no ' .. dst .. ' on this server') end
-  local first, answers = number - #args / 2, {}
-  for i = 1, #args, 2 do
-    local entry, ticket, added = args[i], args[i + 1], ms .. '-' .. first + (i - 1) / 2
-    local version = version_at(open, ticket, src, entry)
+  if refused then
+    redis.call('XDEL', dst, unpack(added))
+    return refused
+  end
+  local places = redis.call('HMGET', open, unpack(tickets))
+  local is_moved, moved, replaced, answers = {}, {}, {}, {}
+  for i, ticket in ipairs(tickets) do
+    local entry = args[2 * i - 1]
+    local version = not is_moved[ticket] and version_in(places[i], src, entry)
     if version then
-      redis.call('HSET', open, ticket, place_of(dst, added, version))
-      remove(src, entry)
+      is_moved[ticket] = true
+      moved[#moved + 1] = ticket
+      moved[#moved + 1] = place_of(dst, added[i], version)
+      replaced[#replaced + 1] = entry
     else
-      redis.call('XDEL', dst, added)
+      redis.call('XDEL', dst, added[i])
       remove_leftover(src, entry, ticket)
     end
-    table.insert(answers, version and 1 or 0)
+    answers[i] = version and 1 or 0
+  end
+  if #replaced > 0 then
+    redis.call('HSET', open, unpack(moved))
+    remove(src, unpack(replaced))
   end
   return answers
 end
@@ -405,7 +426,7 @@ local function audit(keys, args)
 end
 
 local function register(name, callback, flags)
-  redis.register_function{function_name = 'penstock_1_' .. name, callback = callback, flags = flags}
+  redis.register_function{function_name = 'penstock_2_' .. name, callback = callback, flags = flags}
 end
 
 register('claim', claim, {})

@@ -26,8 +26,9 @@ BEGINNING = "0-0"
 """The position before a stream's first entry."""
 
 _LOOK_EVERY_S = 0.2
-_TRANSACTION_BYTES = 128 * 1024
-"""Of payload: the server writes much more in one piece more slowly (benchmarks/README.md)."""
+TRANSACTION_BYTES = 128 * 1024
+"""Of payload, or a little more: the server is to work on some groups while the next are sent."""
+_TRANSACTION_GROUPS = 64
 
 log = get_logger(__name__)
 
@@ -126,7 +127,7 @@ class WorkStream:
 
     def handoff_all(self, finished: Sequence[tuple[Entry, bytes]], destination: str) -> list[bool]:
         """`handoff` of each; of several in one round trip, if the server can."""
-        if len(finished) == 1 or not self._connection.time_stops:
+        if len(finished) == 1 or not self._connection.transacts:
             return [self.handoff(entry, destination, payload) for entry, payload in finished]
         replies = self._connection.transact_all(
             [self._handoff_added(part, destination) for part in _split(finished)]
@@ -274,9 +275,9 @@ def _split(finished: Sequence[tuple[Entry, bytes]]) -> list[list[tuple[Entry, by
     parts: list[list[tuple[Entry, bytes]]] = []
     room = 0
     for entry, payload in finished:
-        if room <= 0:
+        if room <= 0 or len(parts[-1]) == _TRANSACTION_GROUPS:
             parts.append([])
-            room = _TRANSACTION_BYTES
+            room = TRANSACTION_BYTES
         parts[-1].append((entry, payload))
         room -= len(payload)
     return parts

@@ -82,7 +82,7 @@ def test_a_history_in_which_every_reply_is_lost_once_ends_as_without_losses(
     def lose(verb: str) -> None:
         nonlocal asked
         asked += 1
-        proxy.lose_reply_to(f"penstock_1_{verb}".encode())
+        proxy.lose_reply_to(f"penstock_2_{verb}".encode())
 
     calm = play(Run(connection, Keys(run_name + "-calm")), lambda _: None)
     found = play(lossy_run, lose)
@@ -108,7 +108,7 @@ def test_entries_whose_takeover_was_lost_come_back_through_the_lease(
     lossy_run.issue(1)
     lossy_run.actor("dead").take(1)
     other = lossy_run.actor("other")
-    proxy.lose_reply_to(b"penstock_1_reclaim")
+    proxy.lose_reply_to(b"penstock_2_reclaim")
 
     def take_over() -> bool:
         return bool(other.reclaim(1)) and proxy.lost == 1
@@ -122,16 +122,24 @@ def test_groups_handed_off_together_are_there_once_when_a_reply_is_lost(
 ) -> None:
     lossy_run.issue(1, 2, 3)
     finished = [(entry, b"g" * size) for entry in lossy_run.actor().take(3)]
-    proxy.lose_reply_to(b"penstock_1_handoff_added")
+    proxy.lose_reply_to(b"penstock_2_handoff_added")
     answers = lossy_run.actor().handoff_all(finished, lossy_run.keys.rollouts)
-    if (
-        size == 5
-    ):  # the larger ones go in several pieces, and what the server is to do may be lost as well
+    if size == 5:  # larger ones go in several pieces, some of which may be lost with the reply
         assert answers == [False] * 3  # all was done when it was sent again
     assert proxy.lost == 1
     groups = lossy_run.rewarder().take(9)
     assert [entry.ticket for entry in groups] == ["train:1", "train:2", "train:3"]
     assert [entry.payload for entry in groups] == [payload for _, payload in finished]
+
+
+def test_a_question_after_a_new_socket_may_lose_its_reply_as_well(proxy: LossyProxy) -> None:
+    """All is done by then, and nothing is left to be sent again."""
+    connection = Connection(proxy.url, 10, 10)
+    connection.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "no")
+    proxy.lose_reply_to(b"\r\nINFO\r\n$6\r\nserver")
+    assert connection.transact_all([[("INCR", "counter")]]) == [[1]]
+    assert proxy.lost == 1
+    connection.execute("DEL", "counter")
 
 
 def test_a_process_that_starts_asks_again_for_what_it_checks(proxy: LossyProxy) -> None:

@@ -263,8 +263,8 @@ class World:
             8,
             self.token_delay_s,
             POISON,
-            self.misbehaviour,
-            ends_every_s=_ENDS_EVERY_S,  # type: ignore[arg-type]
+            self.misbehaviour,  # type: ignore[arg-type]
+            ends_every_s=_ENDS_EVERY_S,
         )
         command = ActorCommand(
             _cli_parse_args=[], redis_url=self.server.url, run=self._run_settings, actor=ActorSettings()
