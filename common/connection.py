@@ -267,7 +267,8 @@ def _read_transaction(connection: Any, commands: int) -> list[Any]:
             replies = connection.read_response()
         except redis.exceptions.ResponseError as error:
             errors.append(error)
-    errors += [] if errors else [reply for reply in replies if isinstance(reply, Exception)]
+    if not errors:
+        errors = [reply for reply in replies if isinstance(reply, Exception)]
     if errors:
         raise errors[0]
     return replies

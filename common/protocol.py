@@ -29,6 +29,7 @@ _LOOK_EVERY_S = 0.2
 TRANSACTION_BYTES = 128 * 1024
 """Of payload, or a little more: the server is to work on some groups while the next are sent."""
 _TRANSACTION_GROUPS = 64
+"""However small: the function passes them all on at once, and Lua's stack is bounded."""
 
 log = get_logger(__name__)
 

@@ -56,41 +56,41 @@ class EndsTogether(FakeEngine):
         return rollouts
 
 
+def watch_hand_offs(monkeypatch: pytest.MonkeyPatch, takes_s: float = 0.0) -> list[list[str]]:
+    """The tickets of each call, which takes a while."""
+    calls: list[list[str]] = []
+    original = WorkStream.handoff_all
+
+    def watched(self: WorkStream, finished: list, destination: str) -> list[bool]:
+        calls.append(sorted(entry.ticket for entry, _ in finished))
+        time.sleep(takes_s)
+        return original(self, finished, destination)
+
+    monkeypatch.setattr(WorkStream, "handoff_all", watched)
+    return calls
+
+
 def test_what_ends_together_is_handed_off_together(
     a_run: Run, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    together: list[list[str]] = []
-    original = WorkStream.handoff_all
-
-    def noticed(self: WorkStream, finished: list, destination: str) -> list[bool]:
-        together.append(sorted(entry.ticket for entry, _ in finished))
-        return original(self, finished, destination)
-
-    monkeypatch.setattr(WorkStream, "handoff_all", noticed)
+    calls = watch_hand_offs(monkeypatch)
     a_run.announce(0)
     a_run.issue(*(a_run.ticket(number) for number in range(4)))
     start_actor(EndsTogether(slots=1000))
     wait_until(lambda: len(a_run.groups()) == 4, "4 groups")
-    assert together == [["train:0", "train:1", "train:2", "train:3"]]
+    assert calls == [["train:0", "train:1", "train:2", "train:3"]]
 
 
 def test_what_ends_during_a_hand_off_goes_together_with_the_next(
     a_run: Run, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes: list[int] = []
-    original = WorkStream.handoff_all
-
-    def slow(self: WorkStream, finished: list, destination: str) -> list[bool]:
-        sizes.append(len(finished))
-        time.sleep(0.2)
-        return original(self, finished, destination)
-
-    monkeypatch.setattr(WorkStream, "handoff_all", slow)
+    calls = watch_hand_offs(monkeypatch, takes_s=0.2)
     a_run.announce(0)
     a_run.issue(*(a_run.ticket(number) for number in range(8)))
     start_actor(FakeEngine(slots=1000))
     wait_until(lambda: len(a_run.groups()) == 8, "8 groups")
     wait_until(lambda: a_run.pending() == 0, "nothing in hand")
+    sizes = [len(tickets) for tickets in calls]
     assert sum(sizes) == 8
     assert max(sizes) > 1
 

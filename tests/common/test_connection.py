@@ -38,14 +38,16 @@ def test_a_server_that_may_evict_is_refused(private_server: LocalServer) -> None
         Connection(private_server.url, 10, 10)
 
 
-@pytest.mark.parametrize(("version", "stops"), [("7.0.15", False), ("7.2.4", True), ("8.10.1", True)])
+@pytest.mark.parametrize(
+    ("version", "transacts"), [("7.0.15", False), ("7.2.4", True), ("8.10.1", True)]
+)
 def test_the_version_says_what_the_server_can(
-    queue_server: LocalServer, monkeypatch: pytest.MonkeyPatch, version: str, stops: bool
+    queue_server: LocalServer, monkeypatch: pytest.MonkeyPatch, version: str, transacts: bool
 ) -> None:
     monkeypatch.setattr(redis.Redis, "info", lambda *_: {"redis_version": version, "run_id": ""})
     connection = Connection(queue_server.url, 10, 10)
     connection.execute("PING")
-    assert connection.transacts == stops
+    assert connection.transacts == transacts
 
 
 def test_a_server_that_is_too_old_is_refused(
