@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 
-from common.command import ActorCommand
-from common.role import run_role
+from penstock.common.config.command import ActorCommand
+from penstock.common.role import run_role
 
 
 def main() -> int:
@@ -15,8 +15,8 @@ def main() -> int:
 
 
 def _run(settings: ActorCommand, stopping: threading.Event) -> None:
-    from actors.loop import run
-    from actors.vllm_engine import VllmEngine
+    from penstock.actors.loop import run
+    from penstock.actors.vllm_engine import VllmEngine
 
     run(settings, stopping, VllmEngine)
 

@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import Protocol
 
-from common.errors import EngineFailed, PenstockError
-from common.messages import Int32s, Rollout, Sampling, Version, Weights
+from penstock.common.errors import EngineFailed, PenstockError
+from penstock.common.wire.messages import Int32s, Rollout, Sampling, Version, Weights
 
 WEIGHTS_FILE = "model.safetensors"
 

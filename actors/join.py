@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from common.contract import Contract, describe_difference, read_contract
-from common.errors import RunNotReady
-from common.protocol import RunView, wait_for_contract
+from penstock.common.broker.work_stream import RunView, wait_for_contract
+from penstock.common.errors import RunNotReady
+from penstock.common.wire.contract import Contract, describe_difference, read_contract
 
 
 async def join(view: RunView, timeout_s: float, stopping: threading.Event) -> Contract | None:

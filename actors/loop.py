@@ -14,17 +14,17 @@ import threading
 import time
 from collections.abc import Callable
 
-from actors.engine import Engine
-from actors.join import check_same, join
-from actors.shift import Shift
-from common.command import ActorCommand
-from common.contract import Contract, check_tokenizer
-from common.errors import RunNotReady
-from common.keys import Keys
-from common.log import get_logger
-from common.protocol import RunView
-from common.role import connect, consumer_name
-from common.settings import ActorSettings
+from penstock.actors.engine import Engine
+from penstock.actors.join import check_same, join
+from penstock.actors.ticket_worker import Shift
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.work_stream import RunView
+from penstock.common.config.command import ActorCommand
+from penstock.common.config.settings import ActorSettings
+from penstock.common.errors import RunNotReady
+from penstock.common.log import get_logger
+from penstock.common.role import connect, consumer_name
+from penstock.common.wire.contract import Contract, check_tokenizer
 
 log = get_logger(__name__)
 

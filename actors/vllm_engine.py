@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from actors.engine import Aborted, PromptRefused, verify_weights
-from common.contract import Contract
-from common.errors import EngineFailed
-from common.messages import Int32s, Rollout, Sampling, Span, Version, Weights
-from common.settings import ActorSettings
+from penstock.actors.engine import Aborted, PromptRefused, verify_weights
+from penstock.common.config.settings import ActorSettings
+from penstock.common.errors import EngineFailed
+from penstock.common.wire.contract import Contract
+from penstock.common.wire.messages import Int32s, Rollout, Sampling, Span, Version, Weights
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # the model is a folder
@@ -95,7 +95,7 @@ class VllmEngine:
             "enable_prefix_caching": settings.enable_prefix_caching,
             "logprobs_mode": "processed_logprobs",
             "generation_config": "vllm",
-            "worker_extension_cls": "actors.worker.WorkerExtension",
+            "worker_extension_cls": "penstock.actors.worker_extension.WorkerExtension",
             "use_tqdm_on_load": False,
         }
 

@@ -13,8 +13,8 @@ import json
 import sys
 from pathlib import Path
 
-from rewarders.rewards.accuracy import accuracy
-from rewarders.rewards.answers import after_marker
+from penstock.rewarders.rewards.accuracy import accuracy
+from penstock.rewarders.rewards.answers import after_marker
 
 WRAPPINGS = {
     "plain": "{}",

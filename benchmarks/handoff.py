@@ -23,13 +23,13 @@ from typing import Any
 
 import redis
 
-from common.connection import Connection
-from common.guard import guard_children
-from common.keys import GROUP, Keys
-from common.messages import Version
-from common.protocol import TRANSACTION_BYTES, WorkStream
-from common.server import LocalServer
-from learner.queue import LearnerQueue
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import GROUP, Keys
+from penstock.common.broker.local_server import LocalServer
+from penstock.common.broker.work_stream import TRANSACTION_BYTES, WorkStream
+from penstock.common.guard import guard_children
+from penstock.common.wire.messages import Version
+from penstock.learner.streams.learner_queue import LearnerQueue
 
 GOAL = 0.8
 """The least share of the plain commands' rate that the functions are to reach."""

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from common.log import configure_logs
+from penstock.common.log import configure_logs
 
 GROUPS = 32
 STEPS = 60

@@ -23,21 +23,29 @@ from dotenv import dotenv_values
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from common.learner_settings import LearnerSettings
-from common.log import get_logger
-from common.messages import FinishReason, Group, Rollout, ScoredGroup, Span, Ticket, Version
-from common.reward_spec import RewardSpec
-from deploy.demo.base_model import make_base_model
-from deploy.demo.task import write_task
-from learner.batch import build_batch
-from learner.deepspeed_engine import leave_process_group
-from learner.plan import Plan, make_plan
-from learner.policy import Policy
-from learner.update import Update
-from rewarders.pool import ScoringPool
-from rewarders.rewards.accuracy import accuracy
-from rewarders.sandbox import Scores
-from rewarders.scoring import make_scorer
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.log import get_logger
+from penstock.common.wire.messages import (
+    FinishReason,
+    Group,
+    Rollout,
+    ScoredGroup,
+    Span,
+    Ticket,
+    Version,
+)
+from penstock.common.wire.reward_spec import RewardSpec
+from penstock.deploy.demo.base_model import make_base_model
+from penstock.deploy.demo.task import write_task
+from penstock.learner.algorithm.batch import build_batch
+from penstock.learner.data.plan import Plan, make_plan
+from penstock.learner.policy.deepspeed_engine import leave_process_group
+from penstock.learner.policy.policy import Policy
+from penstock.learner.policy.update import Update
+from penstock.rewarders.pool import ScoringPool
+from penstock.rewarders.rewards.accuracy import accuracy
+from penstock.rewarders.sandbox import Scores
+from penstock.rewarders.scoring import make_scorer
 
 log = get_logger(__name__)
 

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from learner.attention import NAME, use_packed_attention
-from learner.batch import TrainSequence
-from learner.logprobs import LogprobHead, head_of, token_logprobs
-from learner.packing import Row, lay_out, pack
+from penstock.learner.algorithm.batch import TrainSequence
+from penstock.learner.policy.attention import NAME, use_packed_attention
+from penstock.learner.policy.logprobs import LogprobHead, head_of, token_logprobs
+from penstock.learner.policy.packing import Row, lay_out, pack
 
 CPU = torch.device("cpu")
 

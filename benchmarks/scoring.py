@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common.reward_spec import RewardSpec
-from common.settings import RewarderSettings
-from rewarders.pool import ScoringFailed, ScoringPool
+from penstock.common.config.settings import RewarderSettings
+from penstock.common.wire.reward_spec import RewardSpec
+from penstock.rewarders.pool import ScoringFailed, ScoringPool
 
 GOAL = 0.9
 _WARM_UP = 100

@@ -5,7 +5,7 @@
 A process that is started again with the same environment dies again, unless PENSTOCK_FAILPOINT_FIRED
 names a file: it is made at the death, and where it exists the place is harmless.
 
-Every command to the queue server has two places, before and after it (common/connection.py); the
+Every command to the queue server has two places, before and after it (common/broker/connection.py); the
 journal, files that are written aside and the learner's Update have some of their own.
 """
 
@@ -18,7 +18,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.errors import ConfigError
+from penstock.common.errors import ConfigError
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ def guard_children() -> None:
     """Have every descendant that begins from now on killed once this process is gone."""
     os.environ[MARK] = uuid.uuid4().hex
     subprocess.Popen(
-        [sys.executable, "-m", "common.guard", str(os.getpid())],
+        [sys.executable, "-m", "penstock.common.guard", str(os.getpid())],
         stdin=subprocess.PIPE,
         start_new_session=True,
     )
@@ -64,7 +64,7 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
     """Kill all but guards, which end with their role: a role's children have their own."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            if "common.guard" not in process.cmdline():
+            if "penstock.common.guard" not in process.cmdline():
                 process.kill()  # psutil refuses a process id that was given to another process since
 
 

@@ -9,11 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
-from common.command import RunCommand, load
-from common.connection import Connection
-from common.errors import ConfigError, PenstockError
-from common.log import configure_logs
-from common.monitor import (
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.monitor import (
     Audit,
     RunStatus,
     StreamStatus,
@@ -22,8 +19,11 @@ from common.monitor import (
     read_dead,
     read_status,
 )
-from common.role import print_settings, started_server
-from common.text import printable
+from penstock.common.config.command import RunCommand, load
+from penstock.common.errors import ConfigError, PenstockError
+from penstock.common.log import configure_logs
+from penstock.common.role import print_settings, started_server
+from penstock.common.text import printable
 
 _WATCH_EVERY_S = 1.0
 _DEAD_SHOWN = 50

@@ -18,13 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common.command import Command, environment_of, load
-from common.connection import Connection
-from common.errors import ConfigError, PenstockError
-from common.guard import guard_children
-from common.log import configure_logs, get_logger
-from common.settings import RunSettings
-from common.text import printable
+from penstock.common.broker.connection import Connection
+from penstock.common.config.command import Command, environment_of, load
+from penstock.common.config.settings import RunSettings
+from penstock.common.errors import ConfigError, PenstockError
+from penstock.common.guard import guard_children
+from penstock.common.log import configure_logs, get_logger
+from penstock.common.text import printable
 
 log = get_logger(__name__)
 

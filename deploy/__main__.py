@@ -10,12 +10,18 @@ import sys
 from importlib import import_module
 
 COMMANDS = {
-    "up": ("deploy.up", "run learner, actors, rewarders and queue server on this machine"),
-    "demo": ("deploy.demo.run", "teach a tiny model to add, on this machine's CPU"),
-    "evaluate": ("deploy.evaluate", "answer held-out questions with a model: pass@1, avg@k, maj@k"),
-    "samples": ("deploy.samples", "read what a run sampled: best, worst, without spread, truncated"),
-    "replay": ("deploy.replay", "train a run again from its journal alone, and compare"),
-    "convert-smollm2": ("deploy.smollm2", "make a model folder of the packaged SmolLM2-135M"),
+    "up": ("penstock.deploy.up", "run learner, actors, rewarders and queue server on this machine"),
+    "demo": ("penstock.deploy.demo.run", "teach a tiny model to add, on this machine's CPU"),
+    "evaluate": (
+        "penstock.deploy.evaluate",
+        "answer held-out questions with a model: pass@1, avg@k, maj@k",
+    ),
+    "samples": (
+        "penstock.deploy.samples",
+        "read what a run sampled: best, worst, without spread, truncated",
+    ),
+    "replay": ("penstock.deploy.replay", "train a run again from its journal alone, and compare"),
+    "convert-smollm2": ("penstock.deploy.smollm2", "make a model folder of the packaged SmolLM2-135M"),
 }
 """By name: the module whose main(arguments) does it, and a line of help."""
 
@@ -28,8 +34,8 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run one subcommand; returns the exit code."""
     name, rest = parse_arguments(arguments)
-    from common.errors import PenstockError
-    from common.text import printable
+    from penstock.common.errors import PenstockError
+    from penstock.common.text import printable
 
     try:
         return int(import_module(COMMANDS[name][0]).main(rest) or 0)

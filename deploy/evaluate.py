@@ -7,9 +7,9 @@ import json
 import os
 from pathlib import Path
 
-from common.command import LearnerCommand, load
-from common.errors import ConfigError
-from deploy.up import run_up
+from penstock.common.config.command import LearnerCommand, load
+from penstock.common.errors import ConfigError
+from penstock.deploy.up import run_up
 
 _VARIABLES = {
     "model": "LEARNER_MODEL",

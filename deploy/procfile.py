@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from common.errors import ConfigError
+from penstock.common.errors import ConfigError
 
 SHIPPED = Path(__file__).with_name("Procfile")
 """Used where the working directory has no Procfile of its own."""

@@ -8,4 +8,6 @@ import sys
 
 def main(arguments: list[str]) -> int:
     """Exit code of `learner.replay`."""
-    return subprocess.run([sys.executable, "-m", "learner.replay", *arguments], check=False).returncode
+    return subprocess.run(
+        [sys.executable, "-m", "penstock.learner.replay", *arguments], check=False
+    ).returncode

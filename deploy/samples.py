@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from common.files import read_json_lines
-from common.log import configure_logs
-from common.reward_spec import COLUMNS
-from common.text import SHOWN, as_text, printable
+from penstock.common.errors import ConfigError
+from penstock.common.files.atomic import read_json_lines
+from penstock.common.log import configure_logs
+from penstock.common.text import SHOWN, as_text, printable
+from penstock.common.wire.reward_spec import COLUMNS
 
 Row = dict[str, Any]
 

@@ -12,7 +12,7 @@ import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
-from common.errors import ConfigError
+from penstock.common.errors import ConfigError
 
 
 def main(arguments: list[str]) -> int:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from common.errors import NEVER_RESTARTED, ServerUnavailable
-from deploy.child import Child, Report, Service, describe_end
+from penstock.common.errors import NEVER_RESTARTED, ServerUnavailable
+from penstock.deploy.child import Child, Report, Service, describe_end
 
 LEARNER = "learner"
 LEARNER_STAGE, WORKER_STAGE, SERVER_STAGE = 0, 1, 2

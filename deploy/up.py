@@ -13,14 +13,14 @@ from pathlib import Path
 
 from dotenv import dotenv_values
 
-from common.command import RunCommand, load
-from common.errors import ConfigError
-from common.guard import guard_children
-from common.lock import hold_lock
-from common.server import answers, prepare
-from deploy.child import Report, Service
-from deploy.procfile import read_procfile
-from deploy.supervisor import (
+from penstock.common.broker.local_server import answers, prepare
+from penstock.common.config.command import RunCommand, load
+from penstock.common.errors import ConfigError
+from penstock.common.files.lock import hold_lock
+from penstock.common.guard import guard_children
+from penstock.deploy.child import Report, Service
+from penstock.deploy.procfile import read_procfile
+from penstock.deploy.supervisor import (
     LEARNER,
     LEARNER_STAGE,
     SERVER_STAGE,

@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from common.command import SECTIONS
+from penstock.common.config.command import SECTIONS
 
 PAGE = Path(__file__).with_name("configuration.md")
 _TABLES = re.compile(r"(?<=everywhere\.\n\n).*?(?=## How steps)", flags=re.DOTALL)

@@ -6,14 +6,14 @@ import sys
 import threading
 from typing import Any
 
-from common.command import LearnerCommand
-from common.disk import is_full
-from common.errors import DiskFull
-from common.role import run_role
+from penstock.common.config.command import LearnerCommand
+from penstock.common.errors import DiskFull
+from penstock.common.files.disk import is_full
+from penstock.common.role import run_role
 
 
 def _run(command: LearnerCommand, stopping: threading.Event) -> None:
-    from learner.lead import run
+    from penstock.learner.start import run
 
     try:
         run(command, stopping)
@@ -24,7 +24,7 @@ def _run(command: LearnerCommand, stopping: threading.Event) -> None:
 
 
 def _describe(command: LearnerCommand) -> dict[str, Any]:
-    from learner.plan import describe
+    from penstock.learner.data.plan import describe
 
     return describe(command.learner)
 

@@ -9,42 +9,42 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common.codec import encode, pack
-from common.command import LearnerCommand
-from common.connection import Connection
-from common.disk import Disk
-from common.errors import NoSignal, NotFinite
-from common.failpoint import failpoint
-from common.files import write_whole
-from common.log import get_logger
-from common.messages import ScoredGroup, Verdict, Version
-from learner.batch import Batch, build_batch
-from learner.best import keep_if_best
-from learner.books import Books
-from learner.checkpoint import (
+from penstock.common.broker.connection import Connection
+from penstock.common.config.command import LearnerCommand
+from penstock.common.errors import NoSignal, NotFinite
+from penstock.common.failpoint import failpoint
+from penstock.common.files.atomic import write_whole
+from penstock.common.files.disk import Disk
+from penstock.common.log import get_logger
+from penstock.common.wire.codec import encode, pack
+from penstock.common.wire.messages import ScoredGroup, Verdict, Version
+from penstock.learner.algorithm.batch import Batch, build_batch
+from penstock.learner.data.plan import Plan
+from penstock.learner.policy.flops import peak_flops
+from penstock.learner.policy.policy import Policy
+from penstock.learner.policy.processes import Leader, world_size
+from penstock.learner.policy.update import Update
+from penstock.learner.report.completions import completion_rows
+from penstock.learner.report.eval_metrics import summarise
+from penstock.learner.report.recorder import Recorder, group_metrics, update_metrics
+from penstock.learner.resume import encode_groups, relive
+from penstock.learner.state.best_model import keep_if_best
+from penstock.learner.state.checkpoint import (
     Checkpoint,
     save_checkpoint,
 )
-from learner.claim import (
+from penstock.learner.state.fingerprint import this_machine
+from penstock.learner.state.incarnations import (
     Claim,
     check_not_superseded,
 )
-from learner.completions import completion_rows
-from learner.flops import peak_flops
-from learner.flow import Flow, unnamed
-from learner.intake import Arrivals
-from learner.journal import Journal
-from learner.ledger import Ledger
-from learner.machine import this_machine
-from learner.plan import Plan
-from learner.policy import Policy
-from learner.publish import version_folder, write_version
-from learner.queue import LearnerQueue
-from learner.ranks import Leader, world_size
-from learner.record import Recorder, group_metrics, update_metrics
-from learner.resume import encode_groups, relive
-from learner.scores import summarise
-from learner.update import Update
+from penstock.learner.state.journal import Journal
+from penstock.learner.state.ledger import Ledger
+from penstock.learner.state.versions import version_folder, write_version
+from penstock.learner.streams.commit import Books
+from penstock.learner.streams.intake import Arrivals
+from penstock.learner.streams.learner_queue import LearnerQueue
+from penstock.learner.streams.ticket_flow import Flow, unnamed
 
 log = get_logger(__name__)
 

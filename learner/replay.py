@@ -21,19 +21,19 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from common.command import mistake
-from common.errors import ConfigError, PenstockError
-from common.files import read_json_lines
-from common.learner_settings import LearnerSettings
-from common.log import configure_logs, get_logger
-from learner.claim import Claim, read_chain, read_claims
-from learner.deepspeed_engine import join_process_group
-from learner.ledger import Ledger
-from learner.policy import Policy
-from learner.ranks import world_size
-from learner.record import Recorder
-from learner.resume import relive
-from learner.segments import explain_gap, left_out, valid_length
+from penstock.common.config.command import mistake
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.errors import ConfigError, PenstockError
+from penstock.common.files.atomic import read_json_lines
+from penstock.common.journal.segments import explain_gap, left_out, valid_length
+from penstock.common.log import configure_logs, get_logger
+from penstock.learner.policy.deepspeed_engine import join_process_group
+from penstock.learner.policy.policy import Policy
+from penstock.learner.policy.processes import world_size
+from penstock.learner.report.recorder import Recorder
+from penstock.learner.resume import relive
+from penstock.learner.state.incarnations import Claim, read_chain, read_claims
+from penstock.learner.state.ledger import Ledger
 
 log = get_logger(__name__)
 

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.codec import decode, encode
-from common.learner_settings import LearnerSettings
-from common.log import get_logger
-from common.messages import ScoredGroup, Verdict
-from learner.batch import build_batch
-from learner.checkpoint import Checkpoint
-from learner.claim import Claim, read_chain
-from learner.completions import completion_rows
-from learner.ledger import Ledger
-from learner.machine import warn_of_another_machine
-from learner.record import Recorder, update_metrics
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.log import get_logger
+from penstock.common.wire.codec import decode, encode
+from penstock.common.wire.messages import ScoredGroup, Verdict
+from penstock.learner.algorithm.batch import build_batch
+from penstock.learner.report.completions import completion_rows
+from penstock.learner.report.recorder import Recorder, update_metrics
+from penstock.learner.state.checkpoint import Checkpoint
+from penstock.learner.state.fingerprint import warn_of_another_machine
+from penstock.learner.state.incarnations import Claim, read_chain
+from penstock.learner.state.ledger import Ledger
 
 log = get_logger(__name__)
 

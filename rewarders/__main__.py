@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 
-from common.command import RewarderCommand
-from common.role import run_role
+from penstock.common.config.command import RewarderCommand
+from penstock.common.role import run_role
 
 
 def main() -> None:
@@ -15,7 +15,7 @@ def main() -> None:
 
 
 def _run(settings: RewarderCommand, stopping: threading.Event) -> None:
-    from rewarders.loop import run
+    from penstock.rewarders.loop import run
 
     run(settings, stopping)
 

@@ -15,8 +15,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from common.errors import ConfigError
-from rewarders.rewards import Reward
+from penstock.common.errors import ConfigError
+from penstock.rewarders.rewards import Reward
 
 _COMPLETION = ("completion", "response", "output", "text", "prediction", "generated")
 """First parameters of a function that gets one completion and its gold answer, in this order."""

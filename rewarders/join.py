@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 
-from common.codec import encode
-from common.contract import describe_difference, read_contract
-from common.errors import ContractMismatch, MalformedMessage
-from common.log import get_logger
-from common.messages import Group
-from common.protocol import RunView, wait_for_contract
-from rewarders.pool import ScoringPool
-from rewarders.scoring import Scorer, make_scorer
+from penstock.common.broker.work_stream import RunView, wait_for_contract
+from penstock.common.errors import ContractMismatch, MalformedMessage
+from penstock.common.log import get_logger
+from penstock.common.wire.codec import encode
+from penstock.common.wire.contract import describe_difference, read_contract
+from penstock.common.wire.messages import Group
+from penstock.rewarders.pool import ScoringPool
+from penstock.rewarders.scoring import Scorer, make_scorer
 
 log = get_logger(__name__)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from common.errors import ConfigError
-from common.reward_spec import RewardSpec
-from rewarders.adapt import adapt
-from rewarders.rewards import REWARDS, Reward
+from penstock.common.errors import ConfigError
+from penstock.common.wire.reward_spec import RewardSpec
+from penstock.rewarders.adapt import adapt
+from penstock.rewarders.rewards import REWARDS, Reward
 
 
 def load_reward(spec: RewardSpec) -> Reward:

@@ -14,19 +14,19 @@ import time
 from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from common.codec import decode, encode
-from common.command import RewarderCommand
-from common.connection import BLOCK_MS, Connection
-from common.errors import MalformedMessage, RunNotReady, ServerUnavailable
-from common.keys import Keys
-from common.learner_watch import LearnerWatch
-from common.lease import LeaseKeeper
-from common.log import get_logger
-from common.messages import Group, Outcome, Purpose, ScoredGroup
-from common.protocol import Entry, RunView, WorkStream
-from common.role import connect, consumer_name
-from rewarders.join import CurrentScorer
-from rewarders.pool import START_TIMEOUT_S, ScoringFailed, ScoringPool
+from penstock.common.broker.connection import BLOCK_MS, Connection
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.learner_watch import LearnerWatch
+from penstock.common.broker.lease_keeper import LeaseKeeper
+from penstock.common.broker.work_stream import Entry, RunView, WorkStream
+from penstock.common.config.command import RewarderCommand
+from penstock.common.errors import MalformedMessage, RunNotReady, ServerUnavailable
+from penstock.common.log import get_logger
+from penstock.common.role import connect, consumer_name
+from penstock.common.wire.codec import decode, encode
+from penstock.common.wire.messages import Group, Outcome, Purpose, ScoredGroup
+from penstock.rewarders.join import CurrentScorer
+from penstock.rewarders.pool import START_TIMEOUT_S, ScoringFailed, ScoringPool
 
 _REPORT_EVERY_S = 10.0
 

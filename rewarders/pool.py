@@ -21,11 +21,11 @@ from typing import Any
 
 import pebble
 
-from common.errors import ConfigError, PenstockError
-from common.log import get_logger
-from common.reward_spec import RewardSpec
-from common.settings import RewarderSettings
-from rewarders.sandbox import (
+from penstock.common.config.settings import RewarderSettings
+from penstock.common.errors import ConfigError, PenstockError
+from penstock.common.log import get_logger
+from penstock.common.wire.reward_spec import RewardSpec
+from penstock.rewarders.sandbox import (
     OUT_OF_MEMORY,
     Limits,
     Mistake,
@@ -35,7 +35,7 @@ from rewarders.sandbox import (
     prepare,
     ready,
 )
-from rewarders.user import start_fork_server, user_of
+from penstock.rewarders.user import start_fork_server, user_of
 
 START_TIMEOUT_S = 60.0
 """Time for a scoring process to start and take its work, beside the time for the work itself."""

@@ -20,10 +20,10 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from common.reward_spec import RewardSpec
-from common.text import encodable
-from rewarders.load import load_reward
-from rewarders.user import become
+from penstock.common.text import encodable
+from penstock.common.wire.reward_spec import RewardSpec
+from penstock.rewarders.load import load_reward
+from penstock.rewarders.user import become
 
 OUT_OF_MEMORY = 77
 """Exit code of a scoring process that met its memory limit."""

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from common.contract import Contract, check_tokenizer
-from common.errors import ContractMismatch, MalformedMessage
-from common.messages import ANSWER, Group, Outcome, ScoredGroup, Verdict
-from common.reward_spec import RewardSpec
-from common.rewards import first_scored, total_rewards
-from common.text import SHOWN, as_text
-from rewarders.filtering import why_filtered
-from rewarders.pool import ScoringFailed, ScoringPool
-from rewarders.rewards.answers import final_answer
+from penstock.common.errors import ContractMismatch, MalformedMessage
+from penstock.common.reward_totals import first_scored, total_rewards
+from penstock.common.text import SHOWN, as_text
+from penstock.common.wire.contract import Contract, check_tokenizer
+from penstock.common.wire.messages import ANSWER, Group, Outcome, ScoredGroup, Verdict
+from penstock.common.wire.reward_spec import RewardSpec
+from penstock.rewarders.filtering import why_filtered
+from penstock.rewarders.pool import ScoringFailed, ScoringPool
+from penstock.rewarders.rewards.answers import final_answer
 
 _SIGNATURE = ("prompts", "completions", "completion_ids", "log_extra", "log_metric")
 """Columns of these names would collide with a reward's own arguments."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from multiprocessing import forkserver
 from typing import Any
 
-from common.errors import ConfigError
-from common.guard import MARK
+from penstock.common.errors import ConfigError
+from penstock.common.guard import MARK
 
 KEPT = (
     "PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV",
@@ -68,7 +68,7 @@ def start_fork_server(context: Any, kept: Sequence[str]) -> None:
     Called again it starts it again if it has died, and does nothing otherwise: multiprocessing would
     start it with all variables.
     """
-    context.set_forkserver_preload(["__main__", "rewarders.sandbox"])
+    context.set_forkserver_preload(["__main__", "penstock.rewarders.sandbox"])
     with _starting:
         before = dict(os.environ)
         os.environ.clear()

@@ -10,10 +10,10 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from common.connection import Connection
-from common.guard import guard_children
-from common.keys import Keys
-from common.server import LocalServer
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.local_server import LocalServer
+from penstock.common.guard import guard_children
 
 settings.register_profile("penstock", deadline=None, max_examples=60)
 settings.load_profile("penstock")

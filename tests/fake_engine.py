@@ -10,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 
-from actors.engine import Aborted, PromptRefused, verify_weights
-from common.errors import EngineFailed
-from common.messages import Int32s, Rollout, Sampling, Span, Version, Weights
+from penstock.actors.engine import Aborted, PromptRefused, verify_weights
+from penstock.common.errors import EngineFailed
+from penstock.common.wire.messages import Int32s, Rollout, Sampling, Span, Version, Weights
 
 EOS = 2
 DIGITS = (3, 13)

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from common.connection import Connection
-from common.keys import GROUP
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import GROUP
 
 ALONE = 1_000_000
-"""Above this a delivery count says that the ticket runs without company (common/functions.lua)."""
+"""Above this a delivery count says that the ticket runs alone (common/broker/functions.lua)."""
 
 
 def wait_until(predicate: Callable[[], Any], what: str, timeout_s: float = 10.0) -> Any:

@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from common.errors import PenstockError
-from deploy.demo.task import Problem, TaskFiles, operand_pair, read_problems
-from deploy.demo.tiny_llama import make_model, make_tokenizer, save_checkpoint
+from penstock.common.errors import PenstockError
+from penstock.deploy.demo.task import Problem, TaskFiles, operand_pair, read_problems
+from penstock.deploy.demo.tiny_llama import make_model, make_tokenizer, save_checkpoint
 
 LOWEST_ACCURACY = 0.36
 HIGHEST_ACCURACY = 0.44

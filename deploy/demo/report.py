@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from common.connection import Connection
-from common.files import read_json_lines
-from common.monitor import read_audit
-from common.queues import format_audit
-from common.server import LocalServer
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.local_server import LocalServer
+from penstock.common.broker.monitor import read_audit
+from penstock.common.files.atomic import read_json_lines
+from penstock.common.queues import format_audit
 
 SHOWN = 8
 

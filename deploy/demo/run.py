@@ -16,10 +16,10 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TextIO
 
-from common.errors import PenstockError
-from deploy.child import Report
-from deploy.demo.report import print_report
-from deploy.demo.task import TaskFiles, read_problems, write_task
+from penstock.common.errors import PenstockError
+from penstock.deploy.child import Report
+from penstock.deploy.demo.report import print_report
+from penstock.deploy.demo.task import TaskFiles, read_problems, write_task
 
 
 class DemoFailed(PenstockError):
@@ -77,7 +77,7 @@ def _base_model(folder: Path, task: TaskFiles, seed: int) -> Path:
         return folder
     import torch
 
-    from deploy.demo.base_model import make_base_model
+    from penstock.deploy.demo.base_model import make_base_model
 
     torch.set_num_threads(min(2, os.cpu_count() or 1))
     made = make_base_model(folder, task, seed, lambda line: print(f"  {line}", flush=True))
@@ -91,7 +91,7 @@ def _base_model(folder: Path, task: TaskFiles, seed: int) -> Path:
 
 def _train(folder: Path, model: Path, task: TaskFiles, options: argparse.Namespace) -> None:
     """Start the product with the demo's recipe, and show the learner's progress."""
-    from deploy.up import run_up
+    from penstock.deploy.up import run_up
 
     variables = {
         "RUN_NAME": folder.name,
@@ -108,7 +108,7 @@ def _train(folder: Path, model: Path, task: TaskFiles, options: argparse.Namespa
     print(f"starting learner, actor, rewarder and queue server; all they say is in {log}")
     print("(vLLM takes half a minute to start)", flush=True)
     os.environ.update(variables)
-    with as_file(files("deploy")) as deploy, log.open("w") as file:
+    with as_file(files("penstock.deploy")) as deploy, log.open("w") as file:
         recipe, procfile = deploy / "recipes" / "demo.env", deploy / "Procfile"
         arguments = ["--env-file", str(recipe), "--procfile", str(procfile)]
         code = run_up(arguments, _Progress(file))

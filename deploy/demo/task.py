@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from pathlib import Path
 
-from common.errors import DataError
+from penstock.common.errors import DataError
 
 OPERANDS = range(10, 100)
 HELDOUT_PAIRS = 600

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rewarders.rewards.accuracy import acc, accuracy, base_acc, cosine, length
-from rewarders.rewards.correctness import correctness
-from rewarders.rewards.language import language_consistency
-from rewarders.rewards.overlong import soft_overlong
-from rewarders.rewards.repetition import repetition
-from rewarders.rewards.tags import strict_think_answer, think_answer, xml_tags
+from penstock.rewarders.rewards.accuracy import acc, accuracy, base_acc, cosine, length
+from penstock.rewarders.rewards.correctness import correctness
+from penstock.rewarders.rewards.language import language_consistency
+from penstock.rewarders.rewards.overlong import soft_overlong
+from penstock.rewarders.rewards.repetition import repetition
+from penstock.rewarders.rewards.tags import strict_think_answer, think_answer, xml_tags
 
 Reward = Callable[..., list[Any]]
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from math_verify import parse, verify
 
-from rewarders.rewards.answers import final_answer, last_box
-from rewarders.rewards.lengths import half_cosine, relative_lengths
-from rewarders.rewards.tags import has_structure
+from penstock.rewarders.rewards.answers import final_answer, last_box
+from penstock.rewarders.rewards.lengths import half_cosine, relative_lengths
+from penstock.rewarders.rewards.tags import has_structure
 
 _DELIMITERS = ("$", r"\boxed", r"\(", r"\[")
 _NUMBER = re.compile(r"[-+]?[\d.,:]*\s*%?")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from rewarders.rewards.answers import after_marker
+from penstock.rewarders.rewards.answers import after_marker
 
 _LAST_NUMBER = re.compile(r"(?:^|\s|=)(-?\d*\.?\d+)$")
 

@@ -12,7 +12,7 @@ import unicodedata
 from functools import cache
 from typing import Any
 
-from common.reward_spec import LANGUAGES
+from penstock.common.wire.reward_spec import LANGUAGES
 
 _FORMULAS = re.compile(r"\$[^$]*\$|\\\(.*?\\\)|\\\[.*?\\\]|\\[A-Za-z]+|</?\w+>", flags=re.DOTALL)
 _LETTERS = re.compile(r"[^\W\d_]+")

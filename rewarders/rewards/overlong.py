@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rewarders.rewards.lengths import overlong_punishment
+from penstock.rewarders.rewards.lengths import overlong_punishment
 
 
 def soft_overlong(

@@ -12,19 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.loop import run
-from common.codec import decode, encode
-from common.command import ActorCommand
-from common.connection import Connection
-from common.contract import Contract, hash_tokenizer
-from common.errors import PenstockError
-from common.keys import Keys
-from common.messages import Group, Sampling, Ticket, Verdict, Version, Weights
-from common.protocol import WorkStream
-from common.reward_spec import RewardSpec
-from common.server import LocalServer
-from common.settings import ActorSettings, RunSettings
-from learner.queue import LearnerQueue
+from penstock.actors.loop import run
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.local_server import LocalServer
+from penstock.common.broker.work_stream import WorkStream
+from penstock.common.config.command import ActorCommand
+from penstock.common.config.settings import ActorSettings, RunSettings
+from penstock.common.errors import PenstockError
+from penstock.common.wire.codec import decode, encode
+from penstock.common.wire.contract import Contract, hash_tokenizer
+from penstock.common.wire.messages import Group, Sampling, Ticket, Verdict, Version, Weights
+from penstock.common.wire.reward_spec import RewardSpec
+from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.fake_engine import FakeEngine
 from tests.helpers import wait_until
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 
-from actors.loop import run
-from common.command import ActorCommand
-from common.contract import Contract
-from common.role import run_role
-from common.settings import ActorSettings
+from penstock.actors.loop import run
+from penstock.common.config.command import ActorCommand
+from penstock.common.config.settings import ActorSettings
+from penstock.common.role import run_role
+from penstock.common.wire.contract import Contract
 from tests.fake_engine import FakeEngine
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.desk import Desk
-from actors.follow import Follower
-from common.codec import encode
-from common.contract import Contract
-from common.errors import DeadlineExceeded, EngineFailed, RunNotReady
-from common.messages import Rollout, Span, Version
-from common.protocol import RunView, WorkStream
+from penstock.actors.held_tickets import Desk
+from penstock.actors.weight_follower import Follower
+from penstock.common.broker.work_stream import RunView, WorkStream
+from penstock.common.errors import DeadlineExceeded, EngineFailed, RunNotReady
+from penstock.common.wire.codec import encode
+from penstock.common.wire.contract import Contract
+from penstock.common.wire.messages import Rollout, Span, Version
 from tests.actors.conftest import LEASE_S, SAMPLING, ActorThread, Run
 from tests.fake_engine import FakeEngine, draw_tokens
 from tests.helpers import Clock, wait_until
@@ -341,7 +341,7 @@ def test_the_first_weights_may_be_long_in_coming_while_the_learner_lives(
     a_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("actors.follow.time", clock)
+    monkeypatch.setattr("penstock.actors.weight_follower.time", clock)
     view = RunView(a_run.connection, a_run.keys)
     follower = Follower(FakeEngine(), view, Desk(8), patience_s=6.0, take_timeout_s=5.0)
     for number in range(3):

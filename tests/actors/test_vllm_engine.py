@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from actors.engine import Aborted, PromptRefused, WeightsRejected, hash_weights
-from common.contract import Contract
-from common.messages import Int32s, Rollout, Sampling, Version, Weights
-from common.reward_spec import RewardSpec
-from common.settings import ActorSettings
+from penstock.actors.engine import Aborted, PromptRefused, WeightsRejected, hash_weights
+from penstock.common.config.settings import ActorSettings
+from penstock.common.wire.contract import Contract
+from penstock.common.wire.messages import Int32s, Rollout, Sampling, Version, Weights
+from penstock.common.wire.reward_spec import RewardSpec
 
 pytest.importorskip("vllm")
-from actors.vllm_engine import VllmEngine
+from penstock.actors.vllm_engine import VllmEngine
 from tests.actors.tiny_llama import EOS, greedy, load, teacher_forced, train_pair
 
 pytestmark = pytest.mark.engine

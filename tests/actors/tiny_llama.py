@@ -9,7 +9,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from common.messages import Int32s
+from penstock.common.wire.messages import Int32s
 
 PAD, BOS, EOS = 0, 1, 2
 VOCABULARY = ["<pad>", "<bos>", "<eos>", *"0123456789+-= "]

@@ -22,10 +22,10 @@ from benchmarks.lag import (
     verdict,
 )
 from benchmarks.lag_world import Run, copy_state, recipe_settings, train
-from deploy.demo.task import write_task
-from deploy.demo.tiny_llama import make_model, make_tokenizer, save_checkpoint
-from learner.batch import Batch
-from learner.policy import Policy
+from penstock.deploy.demo.task import write_task
+from penstock.deploy.demo.tiny_llama import make_model, make_tokenizer, save_checkpoint
+from penstock.learner.algorithm.batch import Batch
+from penstock.learner.policy.policy import Policy
 
 TINY = {"groups_per_step": 2, "num_generations": 2, "eval_samples": 6, "warmup_steps": 0, "seed": 1}
 LEARNING_RATE = recipe_settings().learning_rate

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.connection import Connection
-from common.errors import PenstockError
-from common.keys import Keys
-from common.role import started_server
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
+from penstock.common.errors import PenstockError
+from penstock.common.role import started_server
 from tests.e2e.aof import added, read_file
 from tests.helpers import is_dead, wait_until
 

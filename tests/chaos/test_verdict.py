@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from common.connection import Connection
-from common.keys import Keys
-from common.server import LocalServer
-from learner.journal import Journal
-from learner.ledger import Ledger
-from learner.queue import LearnerQueue
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.local_server import LocalServer
+from penstock.learner.state.journal import Journal
+from penstock.learner.state.ledger import Ledger
+from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.chaos.__main__ import format_verdict
 from tests.chaos.plan import Floors
 from tests.chaos.verdict import BLAMED, Verdict, left_behind, missed, wrongly_dead

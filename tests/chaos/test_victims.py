@@ -3,13 +3,13 @@ from __future__ import annotations
 import sys
 from collections import Counter
 
-from deploy.child import Child, Service
+from penstock.deploy.child import Child, Service
 from tests.chaos.victims import FORK_SERVER, GUARD, REWARDER, SCORER, TRACKER, find_victims
 from tests.helpers import wait_until
 
 ROLE = """
 import multiprocessing, time
-from common.guard import guard_children
+from penstock.common.guard import guard_children
 if __name__ == "__main__":
     guard_children()
     context = multiprocessing.get_context("forkserver")

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.connection import Connection
-from common.keys import Keys
-from common.monitor import read_audit
-from common.server import LocalServer
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.local_server import LocalServer
+from penstock.common.broker.monitor import read_audit
 from tests.chaos.killer import Kill
 from tests.chaos.plan import Floors
 from tests.chaos.victims import KINDS, LEARNER, SERVER

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import psutil
 
-from deploy.child import Child
+from penstock.deploy.child import Child
 
 SERVER, LEARNER, ACTOR, REWARDER = "server", "learner", "actor", "rewarder"
 SCORER, FORK_SERVER, TRACKER, GUARD = "scoring process", "fork server", "resource tracker", "guard"
 KINDS = (SERVER, LEARNER, ACTOR, REWARDER, SCORER, FORK_SERVER, TRACKER, GUARD)
 
-_BY_COMMAND = {"common.guard": GUARD, "resource_tracker": TRACKER, "forkserver": FORK_SERVER}
+_BY_COMMAND = {"penstock.common.guard": GUARD, "resource_tracker": TRACKER, "forkserver": FORK_SERVER}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from common.guard import guard_children
-from common.server import prepare
-from deploy.child import Child, Report
-from deploy.procfile import read_procfile
-from deploy.supervisor import LEARNER, Limits, Supervisor
-from deploy.up import child_environment, queue_service, role_services
+from penstock.common.broker.local_server import prepare
+from penstock.common.guard import guard_children
+from penstock.deploy.child import Child, Report
+from penstock.deploy.procfile import read_procfile
+from penstock.deploy.supervisor import LEARNER, Limits, Supervisor
+from penstock.deploy.up import child_environment, queue_service, role_services
 from tests.e2e.site import FAKE_PROCFILE, Site
 from tests.helpers import LossyProxy
 

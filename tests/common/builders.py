@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from common.connection import Connection
-from common.keys import Keys
-from common.messages import (
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.work_stream import RunView, WorkStream
+from penstock.common.wire.messages import (
     Group,
     Rollout,
     Sampling,
@@ -17,8 +18,7 @@ from common.messages import (
     Version,
     Weights,
 )
-from common.protocol import RunView, WorkStream
-from learner.queue import LearnerQueue
+from penstock.learner.streams.learner_queue import LearnerQueue
 
 V0 = Version(1, 0)
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from common.connection import Connection
-from common.keys import Keys
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
 from tests.common.builders import Run
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from common.codec import encode
-from common.connection import Connection
-from common.keys import Keys
-from common.messages import EndState, Purpose, Version, Weights
-from common.protocol import BEGINNING, Entry
-from common.settings import RunSettings
-from learner.books import Books
-from learner.flow import Flow
-from learner.journal import Position
-from learner.ledger import Ledger
-from learner.queue import LearnerQueue
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.work_stream import BEGINNING, Entry
+from penstock.common.config.settings import RunSettings
+from penstock.common.wire.codec import encode
+from penstock.common.wire.messages import EndState, Purpose, Version, Weights
+from penstock.learner.state.journal import Position
+from penstock.learner.state.ledger import Ledger
+from penstock.learner.streams.commit import Books
+from penstock.learner.streams.learner_queue import LearnerQueue
+from penstock.learner.streams.ticket_flow import Flow
 from tests.common.protocol_model import OUTCOMES, Killed, is_train, number_of
 from tests.learner.builders import make_plan, make_settings
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from common.errors import RunNotReady, RunTaken
-from common.messages import Version
+from penstock.common.errors import RunNotReady, RunTaken
+from penstock.common.wire.messages import Version
 
 WORK = ("tickets", "eval_tickets", "rollouts")
 OUTCOMES = {"train": "scored", "eval": "evaluated"}

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from common.codec import decode_outcome, encode
-from common.connection import Connection
-from common.errors import RunNotReady, RunTaken
-from common.keys import GROUP, Keys
-from common.messages import Verdict, Version
-from common.protocol import Entry, RunView, WorkStream
-from learner.queue import LearnerQueue
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import GROUP, Keys
+from penstock.common.broker.work_stream import Entry, RunView, WorkStream
+from penstock.common.errors import RunNotReady, RunTaken
+from penstock.common.wire.codec import decode_outcome, encode
+from penstock.common.wire.messages import Verdict, Version
+from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.common.protocol_learner import Learner, ask
 from tests.common.protocol_model import (
     ISSUED,

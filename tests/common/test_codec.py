@@ -9,9 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.codec import decode, encode, pack, unpack
-from common.errors import MalformedMessage
-from common.messages import SCHEMA, Group, ScoredGroup, Span, Ticket, Verdict, Version, Weights
+from penstock.common.errors import MalformedMessage
+from penstock.common.wire.codec import decode, encode, pack, unpack
+from penstock.common.wire.messages import (
+    SCHEMA,
+    Group,
+    ScoredGroup,
+    Span,
+    Ticket,
+    Verdict,
+    Version,
+    Weights,
+)
 from tests.common.builders import make_group, make_messages, make_rollout, make_ticket
 
 KINDS = (Ticket, Group, ScoredGroup, Verdict, Weights)

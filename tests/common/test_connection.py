@@ -7,9 +7,9 @@ import time
 import pytest
 import redis
 
-from common.connection import Connection
-from common.errors import ConfigError, RunNotReady, ServerUnavailable
-from common.server import LocalServer
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.local_server import LocalServer
+from penstock.common.errors import ConfigError, RunNotReady, ServerUnavailable
 from tests.helpers import wait_until, wait_until_written
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-import common.errors
-from common.errors import NEVER_RESTARTED, PenstockError
+import penstock.common.errors
+from penstock.common.errors import NEVER_RESTARTED, PenstockError
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "configuration.md").read_text()
@@ -20,7 +20,7 @@ def test_the_tables_of_variables_are_those_of_the_settings():
 def test_every_exit_code_is_documented_with_whether_it_is_restarted():
     kinds = [
         kind
-        for kind in vars(common.errors).values()
+        for kind in vars(penstock.common.errors).values()
         if isinstance(kind, type) and issubclass(kind, PenstockError)
     ]
     for kind in kinds:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from common import connection as connection_module
-from common.connection import Connection
-from common.errors import PenstockError
-from common.keys import Keys
-from common.messages import Weights
-from common.protocol import BEGINNING, WorkStream
-from common.server import LocalServer
-from learner.queue import LearnerQueue
+from penstock.common.broker import connection as connection_module
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.local_server import LocalServer
+from penstock.common.broker.work_stream import BEGINNING, WorkStream
+from penstock.common.errors import PenstockError
+from penstock.common.wire.messages import Weights
+from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.common.builders import V0, Run
 from tests.helpers import LossyProxy, wait_until
 

@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from common.codec import encode
-from common.connection import Connection
-from common.contract import Contract
-from common.errors import RunNotReady
-from common.messages import Version, Weights
-from common.monitor import read_audit, read_dead, read_status
-from common.queues import run as queues
-from common.reward_spec import RewardSpec
-from common.server import LocalServer
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.local_server import LocalServer
+from penstock.common.broker.monitor import read_audit, read_dead, read_status
+from penstock.common.errors import RunNotReady
+from penstock.common.queues import run as queues
+from penstock.common.wire.codec import encode
+from penstock.common.wire.contract import Contract
+from penstock.common.wire.messages import Version, Weights
+from penstock.common.wire.reward_spec import RewardSpec
 from tests.common.builders import Run
 from tests.common.test_connection import closed_port
 

@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 import pytest
 
-from common.codec import decode
-from common.connection import Connection
-from common.errors import ConfigError, RunNotReady, RunTaken, ServerUnavailable
-from common.keys import Keys
-from common.messages import END_STATES, Verdict, Version, Weights
-from common.monitor import read_audit
-from common.protocol import BEGINNING, Entry, WorkStream
-from common.server import LocalServer
-from learner.queue import LearnerQueue
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.local_server import LocalServer
+from penstock.common.broker.monitor import read_audit
+from penstock.common.broker.work_stream import BEGINNING, Entry, WorkStream
+from penstock.common.errors import ConfigError, RunNotReady, RunTaken, ServerUnavailable
+from penstock.common.wire.codec import decode
+from penstock.common.wire.messages import END_STATES, Verdict, Version, Weights
+from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.common.builders import V0, Run
 from tests.helpers import wait_until, wait_until_written
 

@@ -1,9 +1,9 @@
 """Random histories of the stream protocol on a real queue server, each step held against a model.
 
 Hypothesis picks what happens next: several workers, their zombies and crashes, a learner that is killed
-and superseded, a server that loses its last writes. The verbs are the real ones (common/protocol.py,
-learner/queue.py, and the learner's Flow, Books and Ledger on a journal in memory); what each must
-answer and leave behind is said by protocol_model.py.
+and superseded, a server that loses its last writes. The verbs are the real ones
+(common/broker/work_stream.py, learner/streams/learner_queue.py, and the learner's Flow, Books and Ledger
+on a journal in memory); what each must answer and leave behind is said by protocol_model.py.
 
     PROTOCOL_EXAMPLES=5000 pytest tests/common/test_protocol_machine.py      longer, other histories
 """
@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
-from common.messages import Version, Weights
-from common.protocol import BEGINNING
-from common.server import LocalServer
+from penstock.common.broker.local_server import LocalServer
+from penstock.common.broker.work_stream import BEGINNING
+from penstock.common.wire.messages import Version, Weights
 from tests.common.protocol_learner import PLAN
 from tests.common.protocol_model import ISSUED, OUTCOMES, WORK
 from tests.common.protocol_world import (

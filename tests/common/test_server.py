@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from common import server as server_module
-from common.connection import Connection
-from common.errors import ConfigError
-from common.role import URL_FILE, started_server
-from common.server import LocalServer, find_binary, prepare
+from penstock.common.broker import local_server as server_module
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.local_server import LocalServer, find_binary, prepare
+from penstock.common.errors import ConfigError
+from penstock.common.role import URL_FILE, started_server
 from tests.helpers import wait_until_written
 
 

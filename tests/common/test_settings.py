@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.command import (
+from penstock.common.config.command import (
     ActorCommand,
     CommandSettings,
     LearnerCommand,
@@ -16,8 +16,8 @@ from common.command import (
     load,
     variables,
 )
-from common.errors import ConfigError
-from common.role import run_role
+from penstock.common.errors import ConfigError
+from penstock.common.role import run_role
 
 ROLES = {"LEARNER": LearnerCommand, "ACTOR": ActorCommand, "REWARDER": RewarderCommand}
 

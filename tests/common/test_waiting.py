@@ -7,15 +7,15 @@ import re
 import pytest
 import structlog
 
-from common import patience
-from common.errors import DeadlineExceeded, RunTaken
-from common.learner_watch import LearnerWatch
-from common.messages import Version, Weights
-from common.patience import Patience
-from common.protocol import wait_for_contract
-from common.settings import RunSettings
-from common.waiting import describe_waiting
-from learner.queue import LearnerQueue
+from penstock.common import deadline as patience
+from penstock.common.broker.learner_watch import LearnerWatch
+from penstock.common.broker.waiting import describe_waiting
+from penstock.common.broker.work_stream import wait_for_contract
+from penstock.common.config.settings import RunSettings
+from penstock.common.deadline import Patience
+from penstock.common.errors import DeadlineExceeded, RunTaken
+from penstock.common.wire.messages import Version, Weights
+from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.common.builders import Run
 from tests.helpers import Clock, wait_until
 
@@ -85,7 +85,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.learner_watch._LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("penstock.common.broker.learner_watch._LOOK_EVERY_S", 0.0)
 
 
 @pytest.mark.usefixtures("looks_at_once")

@@ -17,7 +17,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.failpoint import Armed
+from penstock.common.failpoint import Armed
 from tests.crashes.world import ROLES, World, in_new_folder
 
 _LATEST = 10

@@ -23,7 +23,7 @@ from tests.crashes import scenarios
 from tests.crashes.scenarios import Scenario, dies_at
 
 ROOT = Path(__file__).parents[2]
-_PACKAGES = ("common", "learner", "actors", "rewarders", "deploy", "tests")
+_PACKAGES = ("penstock", "common", "learner", "actors", "rewarders", "deploy", "tests")
 _LIMIT_S = 120
 
 Edit = tuple[str, str, str]
@@ -45,7 +45,7 @@ MUTANTS: dict[str, Mutant] = {
     "issues what is alive": Mutant(
         1,
         "a resumed learner issues a ticket again while its group is on its way",
-        (("common/functions.lua", "alive = find(stream, entry)", "alive = false"),),
+        (("common/broker/functions.lua", "alive = find(stream, entry)", "alive = false"),),
         scenarios.learner_dies_before_slow_actors,
         "twice",
     ),
@@ -54,13 +54,13 @@ MUTANTS: dict[str, Mutant] = {
         "a group that was trained, but not acknowledged, is read again and trained again",
         (
             (
-                "learner/intake.py",
+                "learner/streams/intake.py",
                 "if entry.ticket not in self._ledger.open or entry.ticket in self._held:",
                 "if entry.ticket in self._held:",
             ),
-            ("learner/ledger.py", "del self.open[ticket]", "self.open.pop(ticket, None)"),
+            ("learner/state/ledger.py", "del self.open[ticket]", "self.open.pop(ticket, None)"),
             (
-                "learner/flow.py",
+                "learner/streams/ticket_flow.py",
                 "[place.ticket for place in places if place.ticket not in ledger.open]",
                 "[]",
             ),
@@ -73,7 +73,7 @@ MUTANTS: dict[str, Mutant] = {
         "filtered groups never report back, and no ticket is issued any more",
         (
             (
-                "learner/intake.py",
+                "learner/streams/intake.py",
                 'self._ledger.close(entry.ticket, "filtered", outcome.reason)',
                 "pass",
             ),
@@ -86,7 +86,7 @@ MUTANTS: dict[str, Mutant] = {
         "a kill between the two loses the payload",
         (
             (
-                "learner/books.py",
+                "learner/streams/commit.py",
                 "        self.position = self._journal.append(",
                 "        self._acknowledge(ends)\n        self.position = self._journal.append(",
             ),
@@ -110,14 +110,20 @@ MUTANTS: dict[str, Mutant] = {
     "trusts a damaged checkpoint": Mutant(
         8,
         "the learner goes on from weights that nobody trained",
-        (("learner/checkpoint.py", "if hash_file(path) != expected:", "if False:"),),
+        (("learner/state/checkpoint.py", "if hash_file(path) != expected:", "if False:"),),
         scenarios.checkpoint_is_damaged,
         "other weights",
     ),
     "trusts a server that came back": Mutant(
         9,
         "tickets that the server forgot are waited for in vain",
-        (("learner/flow.py", "if self._connection.restarts != self._restarts:", "if False:"),),
+        (
+            (
+                "learner/streams/ticket_flow.py",
+                "if self._connection.restarts != self._restarts:",
+                "if False:",
+            ),
+        ),
         scenarios.server_is_rolled_back,
         "stuck",
     ),
@@ -126,7 +132,7 @@ MUTANTS: dict[str, Mutant] = {
         "a stopped learner goes on beside its successor, and issues what that has ended",
         (
             (
-                "common/functions.lua",
+                "common/broker/functions.lua",
                 "  local current = redis.call('HGET', fence, 'incarnation')\n  if not current",
                 "  local current = incarnation\n  if not current",
             ),
@@ -139,7 +145,7 @@ MUTANTS: dict[str, Mutant] = {
         "an actor that dies between the two loses the group",
         (
             (
-                "common/protocol.py",
+                "common/broker/work_stream.py",
                 '        return bool(self._connection.call("handoff"',
                 '        self._connection.execute("XACK", self.stream, GROUP, entry.id)\n'
                 '        self._connection.execute("XDEL", self.stream, entry.id)\n'
@@ -154,13 +160,13 @@ MUTANTS: dict[str, Mutant] = {
         "a poison prompt kills the engine three times, and all that were in flight are dead",
         (
             (
-                "common/functions.lua",
+                "common/broker/functions.lua",
                 "local before, doomed = failed_before(found), runs_alone(pending)",
                 "local before = failed_before(found)\n"
                 "      local doomed = before + lost_leases(pending) + 1 >= most",
             ),
             (
-                "common/protocol.py",
+                "common/broker/work_stream.py",
                 "return entry.attempts >= self.max_attempts - 1 and entry.attempts > 0",
                 "return False",
             ),
@@ -174,7 +180,8 @@ MUTANTS: dict[str, Mutant] = {
 def copy_sources(folder: Path, edits: tuple[Edit, ...]) -> Path:
     """The sources with the edits; raises AssertionError where a text is not there exactly once."""
     for package in _PACKAGES:
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, folder / package, symlinks=True, ignore=ignored)
     for name, old, new in edits:
         path = folder / name
         text = path.read_text()

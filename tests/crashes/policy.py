@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from common.codec import decode
-from common.learner_settings import LearnerSettings
-from common.messages import ScoredGroup
-from learner.batch import Batch, build_batch
-from learner.update import TokenRecord, Update
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.wire.codec import decode
+from penstock.common.wire.messages import ScoredGroup
+from penstock.learner.algorithm.batch import Batch, build_batch
+from penstock.learner.policy.update import TokenRecord, Update
 from tests.judge import read_records
 
 _WEIGHTS = "model.safetensors"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common.failpoint import Armed
+from penstock.common.failpoint import Armed
 from tests.crashes.world import World
 
 Scenario = Callable[[Path], World]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import redis
 
-from common.keys import Keys
+from penstock.common.broker.keys import Keys
 from tests.judge import read_records
 
 _LOOK = """

@@ -22,21 +22,21 @@ from typing import Any
 
 import numpy as np
 
-import actors.loop
-import learner.lead
-import rewarders.loop
-from common.command import ActorCommand, LearnerCommand, RewarderCommand
-from common.errors import NEVER_RESTARTED, PenstockError
-from common.failpoint import Armed, arm
-from common.keys import Keys
-from common.learner_settings import LearnerSettings
-from common.reward_spec import RewardSpec
-from common.role import stop_on_signals
-from common.server import LocalServer
-from common.settings import ActorSettings, RewarderSettings, RunSettings
-from learner.best import read_best
-from rewarders.pool import ScoringFailed
-from rewarders.sandbox import Scores
+import penstock.actors.loop
+import penstock.learner.start
+import penstock.rewarders.loop
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.local_server import LocalServer
+from penstock.common.config.command import ActorCommand, LearnerCommand, RewarderCommand
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings
+from penstock.common.errors import NEVER_RESTARTED, PenstockError
+from penstock.common.failpoint import Armed, arm
+from penstock.common.role import stop_on_signals
+from penstock.common.wire.reward_spec import RewardSpec
+from penstock.learner.state.best_model import read_best
+from penstock.rewarders.pool import ScoringFailed
+from penstock.rewarders.sandbox import Scores
 from tests.crashes.policy import HashPolicy, final_weights, weights_by_the_journal
 from tests.crashes.watch import Watch
 from tests.e2e.site import make_model
@@ -236,8 +236,8 @@ class World:
         )
 
     def _be_learner(self) -> None:
-        learner.lead.Start.make_policy = lambda _self: HashPolicy()  # type: ignore[method-assign]
-        learner.lead.join_process_group = lambda: None  # type: ignore[attr-defined]
+        penstock.learner.start.Start.make_policy = lambda _self: HashPolicy()  # type: ignore[method-assign]
+        penstock.learner.start.join_process_group = lambda: None  # type: ignore[attr-defined]
         settings = LearnerSettings(
             model=str(self._model),
             dataset=str(self.folder / "questions.jsonl"),
@@ -256,7 +256,7 @@ class World:
         command = LearnerCommand(
             _cli_parse_args=[], redis_url=self.server.url, run=self._run_settings, learner=settings
         )
-        learner.lead.run(command, stop_on_signals())
+        penstock.learner.start.run(command, stop_on_signals())
 
     def _be_actor(self) -> None:
         engine = FakeEngine(
@@ -269,17 +269,17 @@ class World:
         command = ActorCommand(
             _cli_parse_args=[], redis_url=self.server.url, run=self._run_settings, actor=ActorSettings()
         )
-        actors.loop.run(command, stop_on_signals(), lambda _settings, _contract: engine)
+        penstock.actors.loop.run(command, stop_on_signals(), lambda _settings, _contract: engine)
 
     def _be_rewarder(self) -> None:
-        rewarders.loop.ScoringPool = InlinePool  # type: ignore[misc,assignment]
+        penstock.rewarders.loop.ScoringPool = InlinePool  # type: ignore[misc,assignment]
         command = RewarderCommand(
             _cli_parse_args=[],
             redis_url=self.server.url,
             run=self._run_settings,
             rewarder=RewarderSettings(workers=1),
         )
-        rewarders.loop.run(command, stop_on_signals())
+        penstock.rewarders.loop.run(command, stop_on_signals())
 
     # What it left behind
 

@@ -6,9 +6,16 @@ import json
 
 import pytest
 
-from deploy.demo.report import accuracy_by_step, draw_curve
-from deploy.demo.task import TaskError, TaskFiles, check_task, operand_pair, read_problems, write_task
-from deploy.demo.tiny_llama import make_tokenizer
+from penstock.deploy.demo.report import accuracy_by_step, draw_curve
+from penstock.deploy.demo.task import (
+    TaskError,
+    TaskFiles,
+    check_task,
+    operand_pair,
+    read_problems,
+    write_task,
+)
+from penstock.deploy.demo.tiny_llama import make_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from common.errors import ConfigError
-from deploy import evaluate
+from penstock.common.errors import ConfigError
+from penstock.deploy import evaluate
 
 
 @pytest.fixture

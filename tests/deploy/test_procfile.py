@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
-from deploy.procfile import SHIPPED, parse, read_procfile
+from penstock.common.errors import ConfigError
+from penstock.deploy.procfile import SHIPPED, parse, read_procfile
 
 ROOT = Path(__file__).parents[2]
 

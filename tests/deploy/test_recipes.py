@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from dotenv import dotenv_values
 
-from learner.__main__ import main
+from penstock.learner.__main__ import main
 from tests.e2e.site import FAKE_PROCFILE, ROOT, Site, make_model
 
 RECIPES = sorted((ROOT / "deploy" / "recipes").glob("*.env"))
@@ -109,7 +109,7 @@ def test_the_page_names_tests_and_recipes_that_exist():
 
 
 def test_every_variable_the_page_names_is_one():
-    from common.command import variables
+    from penstock.common.config.command import variables
 
     known = set(variables())
     for name in re.findall(r"\b((?:ACTOR|REWARDER|RUN)_[A-Z_]+[A-Z])\b", PAGE.read_text()):

@@ -8,8 +8,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from common.errors import ConfigError
-from deploy.samples import main, shown
+from penstock.common.errors import ConfigError
+from penstock.deploy.samples import main, shown
 
 ROW = {
     "step": 1, "prompt": "1+1=", "completion": "2", "advantage": 0.5, "accuracy": 1.0, "reward": 1.0,

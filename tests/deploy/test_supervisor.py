@@ -11,18 +11,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.connection import Connection
-from common.role import started_server
-from common.server import LocalServer
-from deploy.child import Report, Service
-from deploy.supervisor import (
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.local_server import LocalServer
+from penstock.common.role import started_server
+from penstock.deploy.child import Report, Service
+from penstock.deploy.supervisor import (
     LEARNER_STAGE,
     SERVER_STAGE,
     WORKER_STAGE,
     Limits,
     Supervisor,
 )
-from deploy.up import queue_service, role_services, run_up
+from penstock.deploy.up import queue_service, role_services, run_up
 from tests.helpers import wait_until, wait_until_written
 
 LIMITS = Limits(
@@ -271,7 +271,7 @@ def test_stages_are_in_the_order_of_stopping() -> None:
 def up(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
     return subprocess.Popen(
-        [sys.executable, "-m", "deploy", "up", *arguments],
+        [sys.executable, "-m", "penstock.deploy", "up", *arguments],
         cwd=folder,
         env=environment | {"PYTHONPATH": str(Path(__file__).parents[2])} | variables,
         stdout=subprocess.PIPE,

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from actors.engine import hash_weights
-from actors.vllm_engine import VllmEngine
-from common.contract import Contract
-from common.messages import Rollout, Sampling, Version, Weights
-from common.reward_spec import RewardSpec
-from common.settings import ActorSettings
+from penstock.actors.engine import hash_weights
+from penstock.actors.vllm_engine import VllmEngine
+from penstock.common.config.settings import ActorSettings
+from penstock.common.wire.contract import Contract
+from penstock.common.wire.messages import Rollout, Sampling, Version, Weights
+from penstock.common.wire.reward_spec import RewardSpec
 
 LIMITS = {"float32": 1e-4, "bfloat16": 5e-3}
 QUESTIONS, NEW_TOKENS = 50, 32

@@ -78,8 +78,8 @@ class Site:
     def start(self, *arguments: str) -> None:
         """Start `penstock up`; its lines are collected."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "deploy", "up", "--procfile", self.folder / "Procfile", *arguments],
-            cwd=ROOT, env=os.environ | self.variables, stdout=subprocess.PIPE,
+            [sys.executable, "-m", "penstock.deploy", "up", "--procfile", self.folder / "Procfile",
+             *arguments], cwd=ROOT, env=os.environ | self.variables, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
         threading.Thread(target=self._collect, daemon=True).start()
@@ -111,7 +111,7 @@ class Site:
     def replay(self, *arguments: str) -> dict[str, Any]:
         """What `penstock replay` says of the run."""
         result = subprocess.run(
-            [sys.executable, "-m", "deploy", "replay", str(self.run_folder), *arguments],
+            [sys.executable, "-m", "penstock.deploy", "replay", str(self.run_folder), *arguments],
             cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
             timeout=240, check=False,
         )  # fmt: skip

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from common.codec import encode
-from common.connection import Connection
-from common.contract import Contract
-from common.keys import Keys
-from common.reward_spec import RewardSpec
-from common.server import LocalServer
-from learner.claim import lock_run
-from learner.queue import LearnerQueue
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.local_server import LocalServer
+from penstock.common.wire.codec import encode
+from penstock.common.wire.contract import Contract
+from penstock.common.wire.reward_spec import RewardSpec
+from penstock.learner.state.incarnations import lock_run
+from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.e2e.site import ROOT, make_model, write_questions
 from tests.helpers import wait_until
 
@@ -49,7 +49,9 @@ class Desk:
         }
 
     def run(self, role: str, *arguments: str, **changes: str) -> tuple[int, str]:
-        module = {"learner": "learner", "actor": "actors", "rewarder": "rewarders"}[role]
+        module = {"learner": "penstock.learner", "actor": "penstock.actors"}.get(
+            role, "penstock.rewarders"
+        )
         done = subprocess.run(
             [sys.executable, "-m", module, *arguments], cwd=ROOT, capture_output=True, text=True,
             env=os.environ | self.variables | changes, timeout=60, check=False,
@@ -225,7 +227,7 @@ def test_a_server_lost_while_running_is_waited_for_with_a_named_deadline(desk, t
     with LocalServer(tmp_path_factory.mktemp("lost")) as server:
         variables = {"REDIS_URL": server.url, "RUN_SERVER_TIMEOUT_S": "2"}
         process = subprocess.Popen(
-            [sys.executable, "-m", "rewarders"], cwd=ROOT, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-m", "penstock.rewarders"], cwd=ROOT, stderr=subprocess.PIPE, text=True,
             env=os.environ | desk.variables | variables,
         )  # fmt: skip
         try:

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.connection import Connection
-from common.keys import Keys
-from common.learner_settings import LearnerSettings
-from common.messages import Version
-from common.monitor import read_consumers
-from common.role import started_server
-from learner.questions import Question, Shuffled
-from learner.tickets import TicketSource
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.monitor import read_consumers
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.role import started_server
+from penstock.common.wire.messages import Version
+from penstock.learner.data.order import Question, Shuffled
+from penstock.learner.data.tickets import TicketSource
 from tests.e2e.site import FAKE_PROCFILE, Site
 from tests.judge import judge, read_records
 from tests.tiny_tokenizer import LETTERS

@@ -9,7 +9,7 @@ import signal
 import psutil
 import pytest
 
-from common.keys import Keys
+from penstock.common.broker.keys import Keys
 from tests.chaos.plan import Floors, Plan
 from tests.chaos.run import run_chaos
 from tests.chaos.victims import SERVER

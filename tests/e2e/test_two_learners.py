@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from common.connection import Connection
-from common.keys import Keys
-from common.protocol import RunView
-from common.server import LocalServer
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.local_server import LocalServer
+from penstock.common.broker.work_stream import RunView
 from tests.e2e.site import FAKE_PROCFILE, ROOT, Site
 from tests.helpers import wait_until
 from tests.judge import judge
@@ -30,7 +30,7 @@ def role(module: str, site: Site, url: str) -> Iterator[subprocess.Popen[str]]:
     """A role's process, killed at the end; what it says on standard error goes to a file."""
     said = (site.folder / f"{module}.err").open("a+")
     process = subprocess.Popen(
-        [sys.executable, "-m", module], cwd=ROOT, stderr=said, text=True,
+        [sys.executable, "-m", f"penstock.{module}"], cwd=ROOT, stderr=said, text=True,
         env=os.environ | site.variables | {"REDIS_URL": url},
     )  # fmt: skip
     try:

@@ -14,7 +14,7 @@ from tests.judge import judge
 pytestmark = pytest.mark.e2e
 
 STEPS = 20
-LEARNER = "learner: torchrun --standalone --nproc-per-node 2 -m learner\n"
+LEARNER = "learner: torchrun --standalone --nproc-per-node 2 -m penstock.learner\n"
 REAL = LEARNER + "actor: actor\nrewarder: rewarder\n"
 FAKE = LEARNER + "actor: python -m tests.actors.fake_actor\nrewarder: rewarder\n"
 

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
-from common.codec import encode
-from common.contract import Contract
-from common.learner_settings import LearnerSettings
-from common.messages import Group, Rollout, ScoredGroup, Span, Ticket, Verdict, Version
-from common.protocol import Entry
-from common.reward_spec import RewardSpec
-from learner.claim import Claim, claim_incarnation, next_incarnation
-from learner.journal import Position
-from learner.plan import Plan
-from learner.questions import Question, Shuffled
-from learner.tickets import TicketSource
+from penstock.common.broker.work_stream import Entry
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.wire.codec import encode
+from penstock.common.wire.contract import Contract
+from penstock.common.wire.messages import Group, Rollout, ScoredGroup, Span, Ticket, Verdict, Version
+from penstock.common.wire.reward_spec import RewardSpec
+from penstock.learner.data.order import Question, Shuffled
+from penstock.learner.data.plan import Plan
+from penstock.learner.data.tickets import TicketSource
+from penstock.learner.state.incarnations import Claim, claim_incarnation, next_incarnation
+from penstock.learner.state.journal import Position
 
 CONTRACT = Contract("model", "hash", "float32", 40, (RewardSpec("accuracy"),), True, 2, 4)
 

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from deepspeed.utils import safe_get_full_grad
 
-from learner.batch import Batch, TrainSequence
-from learner.policy import Policy
-from learner.ranks import rank
+from penstock.learner.algorithm.batch import Batch, TrainSequence
+from penstock.learner.policy.policy import Policy
+from penstock.learner.policy.processes import rank
 from tests.learner.builders import make_settings
 
 LENGTHS = [(3, 2), (5, 9), (2, 1), (9, 17), (4, 6), (1, 12), (6, 3)]

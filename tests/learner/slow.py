@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from learner.loss import LossOptions, LossTokens
+from penstock.learner.algorithm.loss import LossOptions, LossTokens
 
 EPSILON = 1e-4
 

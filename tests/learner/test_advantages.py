@@ -8,9 +8,9 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from common.learner_settings import AdvantageEstimator, ScaleRewards
-from common.rewards import total_rewards
-from learner.advantages import compute_advantages
+from penstock.common.config.learner_settings import AdvantageEstimator, ScaleRewards
+from penstock.common.reward_totals import total_rewards
+from penstock.learner.algorithm.advantages import compute_advantages
 from tests.learner import slow
 
 NONE = np.nan

@@ -30,10 +30,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from common.errors import ConfigError
-from learner.attention import NAME, packed_attention, use_packed_attention
-from learner.batch import TrainSequence
-from learner.packing import Row, lay_out
+from penstock.common.errors import ConfigError
+from penstock.learner.algorithm.batch import TrainSequence
+from penstock.learner.policy.attention import NAME, packed_attention, use_packed_attention
+from penstock.learner.policy.packing import Row, lay_out
 
 TINY = {
     "vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -162,7 +162,7 @@ def test_no_mask_over_the_row_is_made(name, monkeypatch):
         shapes.append(None if attn_mask is None else tuple(attn_mask.shape))
         return torch.nn.functional.scaled_dot_product_attention(*args, attn_mask=attn_mask, **kwargs)
 
-    monkeypatch.setattr("learner.attention.scaled_dot_product_attention", watched)
+    monkeypatch.setattr("penstock.learner.policy.attention.scaled_dot_product_attention", watched)
     hidden_of(make_model(name), make_row())
     masks = [shape for shape in shapes if shape is not None]
     assert bool(masks) == (name == "mistral")

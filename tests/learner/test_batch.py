@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.messages import Version
-from learner.batch import build_batch, is_over_lag
+from penstock.common.wire.messages import Version
+from penstock.learner.algorithm.batch import build_batch, is_over_lag
 from tests.learner.builders import make_group, make_plan, make_settings
 
 WEIGHTS = {"accuracy": 1.0}

@@ -9,8 +9,8 @@ from typing import get_args
 import pytest
 import torch
 
-from common.learner_settings import CorrectionLevel, CorrectionMode
-from learner.correction import correct
+from penstock.common.config.learner_settings import CorrectionLevel, CorrectionMode
+from penstock.learner.algorithm.correction import correct
 from tests.learner import slow
 
 LENGTHS = (5, 1, 8, 4, 3)

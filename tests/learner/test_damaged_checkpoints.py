@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from learner.checkpoint import newest_checkpoint
+from penstock.learner.state.checkpoint import newest_checkpoint
 from tests.learner.builders import claim_next
 from tests.learner.trained import Run, same, weights_of
 

@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from common.codec import pack
-from common.errors import ConfigError, DataError
-from common.messages import Version
-from learner.dataset import load_questions, map_columns
-from learner.plan import count_steps
-from learner.questions import Question, Shuffled, Streamed
-from learner.sources import Source
-from learner.tickets import TicketSource
+from penstock.common.errors import ConfigError, DataError
+from penstock.common.wire.codec import pack
+from penstock.common.wire.messages import Version
+from penstock.learner.data.columns import load_questions, map_columns
+from penstock.learner.data.order import Question, Shuffled, Streamed
+from penstock.learner.data.plan import count_steps
+from penstock.learner.data.sources import Source
+from penstock.learner.data.tickets import TicketSource
 from tests.learner.builders import make_plan, make_settings
 
 

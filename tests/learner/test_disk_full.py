@@ -9,18 +9,18 @@ import threading
 import pytest
 from structlog.testing import capture_logs
 
-import learner.__main__
-import learner.lead
-from common.command import LearnerCommand
-from common.disk import Disk
-from common.errors import DiskFull
-from common.messages import Version
-from learner.books import Books
-from learner.checkpoint import newest_checkpoint
-from learner.journal import Journal
-from learner.ledger import Ledger
-from learner.publish import write_version
-from learner.segments import list_segments, read_journal, valid_length
+import penstock.learner.__main__
+import penstock.learner.start
+from penstock.common.config.command import LearnerCommand
+from penstock.common.errors import DiskFull
+from penstock.common.files.disk import Disk
+from penstock.common.journal.segments import list_segments, read_journal, valid_length
+from penstock.common.wire.messages import Version
+from penstock.learner.state.checkpoint import newest_checkpoint
+from penstock.learner.state.journal import Journal
+from penstock.learner.state.ledger import Ledger
+from penstock.learner.state.versions import write_version
+from penstock.learner.streams.commit import Books
 from tests.judge import judge
 from tests.learner import trained as training
 from tests.learner.builders import claim_next
@@ -262,9 +262,9 @@ def test_a_disk_that_is_full_where_nobody_waits_ends_the_learner_with_74(monkeyp
     def run(*_):
         raise OSError(code, os.strerror(code), "/a/claim")
 
-    monkeypatch.setattr(learner.lead, "run", run)
+    monkeypatch.setattr(penstock.learner.start, "run", run)
     with pytest.raises(raised, match="/a/claim"):
-        learner.__main__._run(LearnerCommand(), threading.Event())
+        penstock.learner.__main__._run(LearnerCommand(), threading.Event())
     assert DiskFull.exit_code == 74
 
 

@@ -7,9 +7,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from learner.flops import FlopCounter, peak_flops
-from learner.lora import add_adapter
-from learner.policy import Policy, _lengths
+from penstock.learner.policy.flops import FlopCounter, peak_flops
+from penstock.learner.policy.lora import add_adapter
+from penstock.learner.policy.policy import Policy, _lengths
 from tests.learner.builders import make_settings
 from tests.learner.gradients import make_batch
 

@@ -10,23 +10,23 @@ import numpy as np
 import pytest
 import structlog
 
-from common import patience
-from common.codec import decode, encode
-from common.connection import Connection
-from common.errors import ConfigError, DeadlineExceeded, NoSignal, RunNotReady, RunTaken
-from common.keys import Keys
-from common.messages import Group, ScoredGroup, Ticket, Verdict, Version, Weights
-from common.protocol import RunView, WorkStream
-from common.settings import RunSettings
-from learner.batch import token_staleness
-from learner.books import Books
-from learner.claim import check_not_superseded, read_chain
-from learner.flow import Flow
-from learner.journal import Journal
-from learner.ledger import Ledger
-from learner.queue import LearnerQueue
-from learner.scores import summarise
-from learner.segments import read_journal
+from penstock.common import deadline as patience
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.work_stream import RunView, WorkStream
+from penstock.common.config.settings import RunSettings
+from penstock.common.errors import ConfigError, DeadlineExceeded, NoSignal, RunNotReady, RunTaken
+from penstock.common.journal.segments import read_journal
+from penstock.common.wire.codec import decode, encode
+from penstock.common.wire.messages import Group, ScoredGroup, Ticket, Verdict, Version, Weights
+from penstock.learner.algorithm.batch import token_staleness
+from penstock.learner.report.eval_metrics import summarise
+from penstock.learner.state.incarnations import check_not_superseded, read_chain
+from penstock.learner.state.journal import Journal
+from penstock.learner.state.ledger import Ledger
+from penstock.learner.streams.commit import Books
+from penstock.learner.streams.learner_queue import LearnerQueue
+from penstock.learner.streams.ticket_flow import Flow
 from tests.learner.builders import claim_next, make_group, make_plan, make_settings
 
 

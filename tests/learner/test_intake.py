@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.codec import encode
-from common.errors import NoSignal
-from common.messages import Verdict, Version
-from common.protocol import Entry
-from learner.intake import Intake
-from learner.ledger import Ledger
+from penstock.common.broker.work_stream import Entry
+from penstock.common.errors import NoSignal
+from penstock.common.wire.codec import encode
+from penstock.common.wire.messages import Verdict, Version
+from penstock.learner.state.ledger import Ledger
+from penstock.learner.streams.intake import Intake
 from tests.learner.builders import make_group, make_outcome, make_plan, make_settings, make_verdict
 
 

@@ -9,10 +9,16 @@ import sys
 import pytest
 from structlog.testing import capture_logs
 
-from common.errors import ConfigError, RunTaken
-from learner.claim import claim_incarnation, lock_run, next_incarnation, read_chain, read_claims
-from learner.journal import Journal, Position
-from learner.segments import read_journal, segment_path, valid_length
+from penstock.common.errors import ConfigError, RunTaken
+from penstock.common.journal.segments import read_journal, segment_path, valid_length
+from penstock.learner.state.incarnations import (
+    claim_incarnation,
+    lock_run,
+    next_incarnation,
+    read_chain,
+    read_claims,
+)
+from penstock.learner.state.journal import Journal, Position
 from tests.learner.builders import claim_next
 
 LOOP = b'{"incarnation": 2, "parent": 2, "parent_length": 0, "holder": "x"}'
@@ -90,7 +96,8 @@ def test_a_second_learner_is_refused_and_the_first_one_named(tmp_path):
 
 def test_a_killed_learner_leaves_the_folder_free(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from learner.claim import lock_run\n"
+        "import os, sys; from pathlib import Path\n"
+        "from penstock.learner.state.incarnations import lock_run\n"
         "with lock_run(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)

@@ -19,8 +19,8 @@ from transformers import (
     ModernBertDecoderForCausalLM,
 )
 
-from common.errors import ConfigError
-from learner.logprobs import LogprobHead, head_of, token_logprobs
+from penstock.common.errors import ConfigError
+from penstock.learner.policy.logprobs import LogprobHead, head_of, token_logprobs
 
 N, V, D = 11, 37, 6
 TINY = {

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from common.learner_settings import (
+from penstock.common.config.learner_settings import (
     CorrectionLevel,
     CorrectionMode,
     KLEstimator,
     LearnerSettings,
     LossType,
 )
-from learner.advantages import compute_advantages
-from learner.loss import LossOptions, LossTokens, aggregation_weights, policy_loss
+from penstock.learner.algorithm.advantages import compute_advantages
+from penstock.learner.algorithm.loss import LossOptions, LossTokens, aggregation_weights, policy_loss
 from tests.learner import slow
 
 LOSS_TYPES, ESTIMATORS = get_args(LossType), get_args(KLEstimator)

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from common.learner_settings import LearnerSettings, LossSettings
+from penstock.common.config.learner_settings import LearnerSettings, LossSettings
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "losses.md").read_text()

@@ -6,9 +6,9 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-import learner.machine
-from learner.machine import this_machine
-from learner.segments import read_journal
+import penstock.learner.state.fingerprint
+from penstock.common.journal.segments import read_journal
+from penstock.learner.state.fingerprint import this_machine
 from tests.learner.whole import Killed
 
 
@@ -38,7 +38,7 @@ def test_a_resume_elsewhere_is_said_in_one_line_and_one_at_home_is_not(run, monk
             run.start(steps=6, dies_in=2, save_steps=save_steps)
         assert warnings(logs) == []
     here = this_machine()["CPU"]
-    monkeypatch.setattr(learner.machine, "_cpu_name", lambda: "abacus")
+    monkeypatch.setattr(penstock.learner.state.fingerprint, "_cpu_name", lambda: "abacus")
     with capture_logs() as logs:
         run.start(steps=6, save_steps=save_steps)
     assert warnings(logs) == [f"CPU was {here} and is abacus"]
@@ -46,7 +46,7 @@ def test_a_resume_elsewhere_is_said_in_one_line_and_one_at_home_is_not(run, monk
 
 def test_another_machine_in_the_checkpoint_and_after_it_is_said_once(run, monkeypatch):
     here = this_machine()["CPU"]
-    monkeypatch.setattr(learner.machine, "_cpu_name", lambda: "abacus")
+    monkeypatch.setattr(penstock.learner.state.fingerprint, "_cpu_name", lambda: "abacus")
     for dies_in in (2, 1):  # the second leaves a header and no checkpoint
         with pytest.raises(Killed):
             run.start(steps=6, dies_in=dies_in, save_steps=1)

@@ -7,8 +7,8 @@ import doctest
 import pytest
 import torch
 
-import learner.optimizer
-from learner.optimizer import learning_rate, make_optimizer
+import penstock.learner.policy.optimizer
+from penstock.learner.policy.optimizer import learning_rate, make_optimizer
 from tests.learner.builders import make_settings
 
 
@@ -37,7 +37,7 @@ def test_linear_and_cosine_go_from_the_peak_to_min_lr(kind):
 
 
 def test_the_example_is_true():
-    assert doctest.testmod(learner.optimizer).failed == 0
+    assert doctest.testmod(penstock.learner.policy.optimizer).failed == 0
 
 
 def test_parameters_that_are_frozen_are_not_given_to_the_optimizer():

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.batch import TrainSequence
-from learner.packing import Row, lay_out, pack, share
+from penstock.learner.algorithm.batch import TrainSequence
+from penstock.learner.policy.packing import Row, lay_out, pack, share
 
 BUDGET = 60
 lengths_lists = st.lists(st.integers(1, 80), max_size=40)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from common.errors import ConfigError
-from common.messages import Sampling, Version
-from learner.plan import describe, make_plan
+from penstock.common.errors import ConfigError
+from penstock.common.wire.messages import Sampling, Version
+from penstock.learner.data.plan import describe, make_plan
 from tests.learner.builders import make_plan as plan_without_files
 from tests.learner.builders import make_settings
 

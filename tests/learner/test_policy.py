@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from common.messages import Version
-from learner.batch import build_batch
-from learner.checkpoint import newest_checkpoint
-from learner.record import agreement
+from penstock.common.wire.messages import Version
+from penstock.learner.algorithm.batch import build_batch
+from penstock.learner.report.recorder import agreement
+from penstock.learner.state.checkpoint import newest_checkpoint
 from tests.learner.builders import claim_next, make_group, make_plan, make_settings
 from tests.learner.trained import Run, make_batch, make_policy, same, weights_of
 

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from common.errors import ConfigError, NotFinite
-from learner.batch import Batch
-from learner.export import whole_state
-from learner.policy import Policy
+from penstock.common.errors import ConfigError, NotFinite
+from penstock.learner.algorithm.batch import Batch
+from penstock.learner.policy.export import whole_state
+from penstock.learner.policy.policy import Policy
 from tests.learner.builders import make_settings
 from tests.learner.gradients import make_batch
 

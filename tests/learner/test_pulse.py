@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from common.errors import RunTaken
-from common.protocol import RunView
-from learner.pulse import Pulse
-from learner.queue import LearnerQueue
-from learner.ranks import Leader
+from penstock.common.broker.work_stream import RunView
+from penstock.common.errors import RunTaken
+from penstock.learner.policy.processes import Leader
+from penstock.learner.streams.heartbeat import Pulse
+from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.helpers import wait_until
 
 
@@ -79,8 +79,9 @@ def test_a_superseded_learner_gives_no_more_signs_of_life_and_is_watched_on(
 
 
 def test_a_hanging_main_loop_does_not_keep_the_process():
+    code = "from penstock.learner.streams.heartbeat import end_process; end_process('it hangs')"
     done = subprocess.run(
-        [sys.executable, "-c", "from learner.pulse import end_process; end_process('it hangs')"],
+        [sys.executable, "-c", code],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 81

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from pyarrow import parquet
 
-from common.messages import Verdict, Version
-from learner.batch import build_batch
-from learner.completions import completion_rows, completions_path
-from learner.evaluation import Answer, Evaluated
-from learner.intake import Arrivals
-from learner.record import Recorder, group_metrics
+from penstock.common.wire.messages import Verdict, Version
+from penstock.learner.algorithm.batch import build_batch
+from penstock.learner.report.completions import completion_rows, completions_path
+from penstock.learner.report.recorder import Recorder, group_metrics
+from penstock.learner.streams.evaluation import Answer, Evaluated
+from penstock.learner.streams.intake import Arrivals
 from tests.learner.builders import make_group, make_plan, make_settings
 
 

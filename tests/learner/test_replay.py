@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from common.errors import ConfigError
-from learner.replay import replay
+from penstock.common.errors import ConfigError
+from penstock.learner.replay import replay
 
 
 def test_a_folder_without_a_journal_is_named(tmp_path):

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import NoSignal, NotFinite, RunTaken
-from common.failpoint import Armed, arm
-from common.protocol import RunView
-from learner import checkpoint, loop
-from learner.best import read_best
-from learner.checkpoint import newest_checkpoint
+from penstock.common.broker.work_stream import RunView
+from penstock.common.errors import NoSignal, NotFinite, RunTaken
+from penstock.common.failpoint import Armed, arm
+from penstock.learner import loop
+from penstock.learner.state import checkpoint
+from penstock.learner.state.best_model import read_best
+from penstock.learner.state.checkpoint import newest_checkpoint
 from tests.judge import judge
 from tests.learner.builders import claim_next
 from tests.learner.whole import Killed

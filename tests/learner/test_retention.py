@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from common.errors import ConfigError
-from learner.checkpoint import newest_checkpoint, newest_position
-from learner.replay import replay
-from learner.segments import list_segments
+from penstock.common.errors import ConfigError
+from penstock.common.journal.segments import list_segments
+from penstock.learner.replay import replay
+from penstock.learner.state.checkpoint import newest_checkpoint, newest_position
 from tests.learner.builders import claim_next
 from tests.learner.trained import Run, same, weights_of
 

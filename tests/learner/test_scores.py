@@ -8,11 +8,11 @@ from itertools import combinations
 
 import pytest
 
-from common.disk import Disk
-from common.messages import Version
-from learner.best import keep_if_best, read_best
-from learner.evaluation import Answer
-from learner.scores import majority, pass_at_k, summarise
+from penstock.common.files.disk import Disk
+from penstock.common.wire.messages import Version
+from penstock.learner.report.eval_metrics import majority, pass_at_k, summarise
+from penstock.learner.state.best_model import keep_if_best, read_best
+from penstock.learner.streams.evaluation import Answer
 
 
 @pytest.mark.parametrize("n", [1, 4, 7])

@@ -8,10 +8,16 @@ import re
 import pytest
 from structlog.testing import capture_logs
 
-from common.errors import ConfigError
-from learner.claim import read_chain
-from learner.journal import Journal, Position
-from learner.segments import left_out, list_segments, read_journal, segments_before, valid_length
+from penstock.common.errors import ConfigError
+from penstock.common.journal.segments import (
+    left_out,
+    list_segments,
+    read_journal,
+    segments_before,
+    valid_length,
+)
+from penstock.learner.state.incarnations import read_chain
+from penstock.learner.state.journal import Journal, Position
 from tests.judge import read_records
 from tests.learner.builders import claim_next
 

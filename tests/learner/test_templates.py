@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from common.errors import ConfigError
-from learner.templates import R1_PROMPT, Template
+from penstock.common.errors import ConfigError
+from penstock.learner.data.templates import R1_PROMPT, Template
 from tests.learner.builders import make_settings
 
 

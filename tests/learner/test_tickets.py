@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import random
 
-from common.messages import Version
-from learner.ledger import Ledger
+from penstock.common.wire.messages import Version
+from penstock.learner.state.ledger import Ledger
 from tests.learner.builders import make_plan, make_settings
 
 

@@ -6,7 +6,7 @@ import json
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from learner.record import Recorder
+from penstock.learner.report.recorder import Recorder
 
 
 def test_tensorboard_has_the_steps_metrics(tmp_path):

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import torch
 
-from common.codec import encode
-from common.disk import Disk
-from common.messages import Version
-from learner.batch import build_batch
-from learner.checkpoint import newest_checkpoint, newest_position, save_checkpoint
-from learner.journal import SEGMENT_BYTES, Journal
-from learner.ledger import Ledger
-from learner.policy import Policy
-from learner.record import Recorder
-from learner.resume import relive
+from penstock.common.files.disk import Disk
+from penstock.common.wire.codec import encode
+from penstock.common.wire.messages import Version
+from penstock.learner.algorithm.batch import build_batch
+from penstock.learner.policy.policy import Policy
+from penstock.learner.report.recorder import Recorder
+from penstock.learner.resume import relive
+from penstock.learner.state.checkpoint import newest_checkpoint, newest_position, save_checkpoint
+from penstock.learner.state.journal import SEGMENT_BYTES, Journal
+from penstock.learner.state.ledger import Ledger
 from tests.learner.builders import claim_next, make_group, make_plan, make_settings
 
 SETTINGS = {"learning_rate": 1e-3, "micro_batch_tokens": 64}

@@ -9,16 +9,16 @@ from types import SimpleNamespace
 
 from pyarrow import parquet
 
-from common.codec import decode, encode
-from common.connection import Connection
-from common.errors import PenstockError
-from common.messages import Ticket, Verdict
-from common.protocol import RunView, WorkStream
-from common.settings import RunSettings
-from learner.checkpoint import newest_checkpoint, newest_position
-from learner.loop import Learner
-from learner.queue import LearnerQueue
-from learner.update import TokenRecord, Update
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.work_stream import RunView, WorkStream
+from penstock.common.config.settings import RunSettings
+from penstock.common.errors import PenstockError
+from penstock.common.wire.codec import decode, encode
+from penstock.common.wire.messages import Ticket, Verdict
+from penstock.learner.loop import Learner
+from penstock.learner.policy.update import TokenRecord, Update
+from penstock.learner.state.checkpoint import newest_checkpoint, newest_position
+from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.judge import judge
 from tests.learner.builders import claim_next, make_group, make_plan, make_settings
 

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from common.codec import decode, encode
-from common.command import RewarderCommand
-from common.connection import Connection
-from common.contract import Contract, hash_tokenizer
-from common.keys import Keys
-from common.messages import (
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.work_stream import BEGINNING, WorkStream
+from penstock.common.config.command import RewarderCommand
+from penstock.common.config.settings import RewarderSettings, RunSettings
+from penstock.common.wire.codec import decode, encode
+from penstock.common.wire.contract import Contract, hash_tokenizer
+from penstock.common.wire.messages import (
     Group,
     Outcome,
     Purpose,
@@ -30,11 +32,9 @@ from common.messages import (
     Verdict,
     Version,
 )
-from common.protocol import BEGINNING, WorkStream
-from common.reward_spec import BUILT_IN, RewardSpec
-from common.settings import RewarderSettings, RunSettings
-from learner.queue import LearnerQueue
-from rewarders.loop import run
+from penstock.common.wire.reward_spec import BUILT_IN, RewardSpec
+from penstock.learner.streams.learner_queue import LearnerQueue
+from penstock.rewarders.loop import run
 from tests.helpers import wait_until
 from tests.rewarders import bad_rewards
 

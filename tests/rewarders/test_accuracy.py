@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rewarders.rewards.accuracy import accuracy
+from penstock.rewarders.rewards.accuracy import accuracy
 
 
 def score(gold: object, *completions: str) -> list[float | None]:

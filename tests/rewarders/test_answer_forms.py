@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rewarders.rewards.accuracy import accuracy
+from penstock.rewarders.rewards.accuracy import accuracy
 from tests.rewarders.answer_forms import FAILURES, FORMS
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rewarders.filtering import NO_REWARD, NO_SPREAD, why_filtered
+from penstock.rewarders.filtering import NO_REWARD, NO_SPREAD, why_filtered
 
 NONE = np.nan
 

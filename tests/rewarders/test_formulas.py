@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from common.reward_spec import BUILT_IN, LANGUAGES
-from rewarders.rewards import REWARDS
-from rewarders.rewards.answers import final_answer, last_box
-from rewarders.rewards.lengths import half_cosine, overlong_punishment, relative_lengths
+from penstock.common.wire.reward_spec import BUILT_IN, LANGUAGES
+from penstock.rewarders.rewards import REWARDS
+from penstock.rewarders.rewards.answers import final_answer, last_box
+from penstock.rewarders.rewards.lengths import half_cosine, overlong_punishment, relative_lengths
 
 RIGHT, WRONG = "<answer>72</answer>", "<answer>71</answer>"
 STRUCTURED = "<think>48 + 24</think>\n<answer>72</answer>"

@@ -13,15 +13,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.codec import decode
-from common.connection import Connection
-from common.errors import ContractMismatch, DeadlineExceeded
-from common.keys import GROUP, Keys
-from common.messages import ScoredGroup, Verdict
-from common.monitor import read_consumers
-from common.protocol import RunView
-from common.server import LocalServer
-from rewarders.filtering import NO_REWARD, NO_SPREAD
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import GROUP, Keys
+from penstock.common.broker.local_server import LocalServer
+from penstock.common.broker.monitor import read_consumers
+from penstock.common.broker.work_stream import RunView
+from penstock.common.errors import ContractMismatch, DeadlineExceeded
+from penstock.common.wire.codec import decode
+from penstock.common.wire.messages import ScoredGroup, Verdict
+from penstock.rewarders.filtering import NO_REWARD, NO_SPREAD
 from tests.helpers import runs_alone, wait_until
 from tests.rewarders.stand_ins import (
     RewarderThread,
@@ -37,7 +37,7 @@ StartRewarder = Callable[..., RewarderThread]
 @pytest.fixture(autouse=True)
 def stop_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an idle rewarder look for a signal ten times a second."""
-    monkeypatch.setattr("rewarders.loop.BLOCK_MS", 100)
+    monkeypatch.setattr("penstock.rewarders.loop.BLOCK_MS", 100)
 
 
 @pytest.fixture
@@ -394,7 +394,7 @@ def test_a_rewarder_that_waits_for_a_learner_can_be_stopped(queue_server: LocalS
 def command(queue_server: LocalServer, run_name: str) -> Iterator[subprocess.Popen[bytes]]:
     """The rewarder's own command, for the run."""
     environment = os.environ | {"REDIS_URL": queue_server.url, "RUN_NAME": run_name}
-    with subprocess.Popen([sys.executable, "-m", "rewarders"], env=environment) as command:
+    with subprocess.Popen([sys.executable, "-m", "penstock.rewarders"], env=environment) as command:
         yield command
         command.kill()
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from common.errors import ConfigError
-from common.learner_settings import LearnerSettings
-from common.reward_spec import BUILT_IN, RewardSpec
-from common.settings import RewarderSettings
-from learner.rewards import resolve_rewards
-from rewarders.pool import ScoringFailed, ScoringPool
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.config.settings import RewarderSettings
+from penstock.common.errors import ConfigError
+from penstock.common.wire.reward_spec import BUILT_IN, RewardSpec
+from penstock.learner.data.reward_specs import resolve_rewards
+from penstock.rewarders.pool import ScoringFailed, ScoringPool
 from tests.rewarders.test_pool import arguments
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()

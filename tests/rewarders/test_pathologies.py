@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from common.settings import RewarderSettings
-from rewarders.pool import ScoringFailed, ScoringPool
+from penstock.common.config.settings import RewarderSettings
+from penstock.rewarders.pool import ScoringFailed, ScoringPool
 from tests.rewarders.stand_ins import reward
 from tests.rewarders.test_pool import arguments
 

@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
-from common.errors import ConfigError
-from common.settings import RewarderSettings
-from rewarders.pool import ScoringFailed, ScoringPool
+from penstock.common.config.settings import RewarderSettings
+from penstock.common.errors import ConfigError
+from penstock.rewarders.pool import ScoringFailed, ScoringPool
 from tests.helpers import wait_until
 from tests.rewarders import bad_rewards
 from tests.rewarders.stand_ins import reward
@@ -147,7 +147,9 @@ def test_a_process_that_is_killed_before_it_is_ready_is_replaced(
     make_pool: MakePool, victim: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marker = tmp_path / "killed"
-    monkeypatch.setattr("rewarders.pool.ready", partial(bad_rewards.ready_at_last, str(marker), victim))
+    monkeypatch.setattr(
+        "penstock.rewarders.pool.ready", partial(bad_rewards.ready_at_last, str(marker), victim)
+    )
     pool = make_pool(workers=2, user="")
     assert marker.exists()
     assert score(pool, "length_in_letters", "a") == (1.0,)
@@ -156,7 +158,9 @@ def test_a_process_that_is_killed_before_it_is_ready_is_replaced(
 def test_a_process_that_is_killed_at_every_start_fails_but_is_no_wrong_setting(
     make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rewarders.pool.ready", partial(bad_rewards.ready_at_last, "", os.getpid))
+    monkeypatch.setattr(
+        "penstock.rewarders.pool.ready", partial(bad_rewards.ready_at_last, "", os.getpid)
+    )
     with pytest.raises(ScoringFailed, match="killed 5 times before it was ready"):
         make_pool()
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from common.codec import decode, encode
-from common.contract import Contract
-from common.messages import ScoredGroup, Verdict
-from common.settings import RewarderSettings
-from rewarders.pool import ScoringFailed, ScoringPool
-from rewarders.scoring import Scorer, make_scorer
+from penstock.common.config.settings import RewarderSettings
+from penstock.common.wire.codec import decode, encode
+from penstock.common.wire.contract import Contract
+from penstock.common.wire.messages import ScoredGroup, Verdict
+from penstock.rewarders.pool import ScoringFailed, ScoringPool
+from penstock.rewarders.scoring import Scorer, make_scorer
 from tests.rewarders.stand_ins import make_contract, make_group, make_model_folder
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rewarders.rewards import REWARDS
+from penstock.rewarders.rewards import REWARDS
 
 
 @pytest.mark.parametrize(

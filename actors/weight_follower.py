@@ -1,0 +1,91 @@
+"""Keeping the engine on the announced version."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from penstock.actors.engine import Engine, WeightsRejected
+from penstock.actors.held_tickets import Desk
+from penstock.common.broker.work_stream import LearnerSign, RunView
+from penstock.common.errors import DeadlineExceeded, EngineFailed
+from penstock.common.log import get_logger
+from penstock.common.wire.messages import Weights
+
+log = get_logger(__name__)
+
+
+class Follower:
+    """Takes what the learner announces: never a maximum, and not while an eval ticket is sampled.
+
+    `taking` is True while the engine changes its weights.
+    """
+
+    def __init__(
+        self, engine: Engine, view: RunView, desk: Desk, patience_s: float, take_timeout_s: float
+    ) -> None:
+        self.taking = False
+        self._engine = engine
+        self._view = view
+        self._desk = desk
+        self._patience_s = patience_s
+        self._take_timeout_s = take_timeout_s
+        self._reported = ""
+        self._fine_at = time.monotonic()
+        self._sign: LearnerSign | None = None
+
+    async def look(self) -> bool:
+        """Take the announced version if it is another one; True if it was taken.
+
+        Raises DeadlineExceeded when for `patience_s` nothing was announced and the learner gave no sign
+        of life, WeightsRejected when nothing announced could be used for so long; EngineFailed when the
+        engine broke.
+        """
+        weights = await asyncio.to_thread(self._view.weights)
+        if weights is None:
+            await self._wait_for_learner()
+            return False
+        if weights.version == self._engine.version or self._desk.pins_version():
+            self._fine_at = time.monotonic()
+            return False
+        try:
+            await self._take(weights)
+        except WeightsRejected as error:
+            self._lose_patience(error)
+            return False
+        self._fine_at = time.monotonic()
+        return True
+
+    async def _take(self, weights: Weights) -> None:
+        began = time.monotonic()
+        self.taking = True
+        try:
+            async with asyncio.timeout(self._take_timeout_s):
+                await self._engine.take_weights(weights)
+        except TimeoutError as error:
+            raise EngineFailed(
+                f"the engine did not take version {weights.version} within {self._take_timeout_s:g} s"
+            ) from error
+        finally:
+            self.taking = False
+        took_s = round(time.monotonic() - began, 3)
+        log.debug("weights taken", version=str(weights.version), took_s=took_s)
+
+    async def _wait_for_learner(self) -> None:
+        """Nothing was announced: it may be long in coming, as long as the learner gets on."""
+        before, self._sign = self._sign, await asyncio.to_thread(self._view.learner)
+        if self._sign != before:
+            self._fine_at = time.monotonic()
+        elif time.monotonic() - self._fine_at > self._patience_s:
+            raise DeadlineExceeded(
+                f"the actor waited for the first weights in vain: {self._sign}, and gave no sign of "
+                f"life for {self._patience_s:g} s (RUN_JOIN_TIMEOUT_S)"
+            )
+
+    def _lose_patience(self, reason: WeightsRejected) -> None:
+        """Raise the reason when it has lasted too long; a new announcement may mend it."""
+        if time.monotonic() - self._fine_at > self._patience_s:
+            raise reason
+        if str(reason) != self._reported:
+            self._reported = str(reason)
+            log.warning("weights refused", cause=str(reason), stays_at=str(self._engine.version))

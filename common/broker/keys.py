@@ -1,0 +1,53 @@
+"""The names of a run's keys. All carry one hash tag, so a cluster keeps a run in one slot."""
+
+from __future__ import annotations
+
+from penstock.common.wire.messages import Purpose
+
+GROUP = "workers"
+"""The one consumer group of every work stream."""
+
+
+class Keys:
+    """Where a run's things lie in Redis.
+
+    tickets, eval_tickets -> rollouts -> scored (training) or evaluated (evaluation): streams.
+    """
+
+    def __init__(self, run: str) -> None:
+        prefix = f"penstock:{{{run}}}:"
+        self.tickets = prefix + "tickets"
+        self.eval_tickets = prefix + "eval_tickets"
+        self.rollouts = prefix + "rollouts"
+        self.scored = prefix + "scored"
+        self.evaluated = prefix + "evaluated"
+        self.dead = prefix + "dead"  # stream: what failed too often, with the reason
+        self.fence = prefix + "fence"  # hash: folder's nonce; learner's incarnation, lease, phase
+        self.open = prefix + "open"  # hash: ticket -> the entry that holds it, first version
+        self.ledger = prefix + "ledger"  # hash: issued, and a count per end state
+        self.contract = prefix + "contract"
+        self.weights = prefix + "weights"  # the announced version
+        self.state = prefix + "state"  # "running" or "ended"
+
+    def tickets_for(self, purpose: Purpose) -> str:
+        """The stream on which tickets of this purpose are issued."""
+        return self.tickets if purpose == "train" else self.eval_tickets
+
+    def outcomes_for(self, purpose: Purpose) -> str:
+        """The stream on which the learner reads what came of tickets of this purpose."""
+        return self.scored if purpose == "train" else self.evaluated
+
+    @property
+    def work_streams(self) -> tuple[str, ...]:
+        """Streams read through the consumer group."""
+        return (self.tickets, self.eval_tickets, self.rollouts)
+
+    @property
+    def outcome_streams(self) -> tuple[str, ...]:
+        """Streams the learner reads by position."""
+        return (self.scored, self.evaluated)
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every key of the run."""
+        return tuple(vars(self).values())

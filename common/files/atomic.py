@@ -1,0 +1,146 @@
+"""Files that survive a crash whole or not at all: write aside, sync, rename, sync the folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from penstock.common.errors import ConfigError
+from penstock.common.failpoint import failpoint
+from penstock.common.log import get_logger
+
+log = get_logger(__name__)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder of the run with its parents; raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"RUN_DIR: the folder {folder} cannot be made: {error.strerror}") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the folder's entries durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Write a file aside and rename it into place."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        aside.unlink()
+        raise
+    aside.rename(path)
+    sync_folder(path.parent)
+
+
+def append_whole(file: FileIO, data: bytes, end: int, sync: bool = True) -> None:
+    """Write to an unbuffered file at its end, `end`; what an earlier attempt left behind it is cut off.
+
+    The file is as it was before if this raises, or will be after the next attempt.
+    """
+    file.truncate(end)
+    file.seek(end)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[file.write(rest) :]
+        if sync:
+            failpoint("appended")
+            os.fsync(file.fileno())
+    except OSError:
+        file.truncate(end)
+        file.seek(end)
+        raise
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill aside; when the block ends well it is synced and renamed to `path`.
+
+    Raises OSError when the disk is full, also where the block does not say so.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    kind = path.parent.name
+    try:
+        yield aside
+        _sync_tree(aside, kind)
+    except BaseException as error:  # whatever it is, nothing half written stays
+        full = _full_disk(aside) if isinstance(error, Exception) else None
+        shutil.rmtree(aside, ignore_errors=True)
+        if full is not None:
+            raise full from error
+        raise
+    shutil.rmtree(path, ignore_errors=True)
+    failpoint(f"{kind}.synced")
+    aside.rename(path)
+    failpoint(f"{kind}.renamed")
+    sync_folder(path.parent)
+
+
+def _sync_tree(folder: Path, kind: str) -> None:
+    for file in sorted(found for found in folder.rglob("*") if found.is_file()):
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+        failpoint(f"{kind}.{file.name}")
+    for each in (folder, *(found for found in folder.rglob("*") if found.is_dir())):
+        sync_folder(each)
+
+
+def _full_disk(folder: Path) -> OSError | None:
+    """What a write of 64 KiB raises: torch's own error does not tell that the disk is full."""
+    try:
+        (folder / "probe").write_bytes(bytes(1 << 16))
+    except OSError as error:
+        return error
+    return None
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole rows of a file that the run appends to, none if it is not there; a kill may tear one."""
+    rows = []
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    lines = text.split("\n")[:-1]  # splitlines also splits at U+2028 inside a completion
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            log.error("a damaged line is left out", file=str(path), line=number)
+    return rows
+
+
+def folder_size(folder: Path) -> int:
+    """Bytes of all files below."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def remove_asides(parent: Path) -> None:
+    """Remove what a process that was killed was writing aside in this folder."""
+    for left in parent.glob(".*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

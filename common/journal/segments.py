@@ -1,0 +1,200 @@
+"""The journal's files: how a record is written, and which of them can still be read."""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from penstock.common.errors import ConfigError, MalformedMessage
+from penstock.common.log import get_logger
+from penstock.common.wire.codec import pack, unpack
+
+log = get_logger(__name__)
+
+_PREFIX = struct.Struct("<QI")
+_MAYBE_PREFIX = re.compile(rb"(?=(?!\0{4})[\s\S]{4}\0{4})")
+"""Where a record below 4 GiB may begin: the upper half of its length is zero, the lower half is not."""
+
+_LEVEL = 1
+"""Of zlib. Token ids, masks and texts shrink to a fifth, log-probabilities hardly; level 6 takes three
+times as long for a tenth less."""
+
+
+REMEDY = "Put the file back from a copy, or start a new run with LEARNER_MODEL=CHECKPOINT/model"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A file of an incarnation's journal, and the offset at which it begins."""
+
+    path: Path
+    start: int
+
+    @property
+    def end(self) -> int:
+        """The offset at which the file ends, whole records or not."""
+        return self.start + self.path.stat().st_size
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What lies after the last record that can be used."""
+
+    path: Path
+    offset: int
+    """In the file."""
+    length: int
+    """In bytes, later files included."""
+    torn: bool
+    """It is at the very end and may be what a kill left of an append."""
+    complete: bool
+    """It is as long as it says, so a kill alone did not do it: a power cut, or damage."""
+
+
+def encode_record(record: dict[str, Any]) -> bytes:
+    """A record as it lies in the file."""
+    body = zlib.compress(pack(record), _LEVEL)
+    return _PREFIX.pack(len(body), zlib.crc32(body)) + body
+
+
+def segment_path(run_folder: Path, incarnation: int, start: int) -> Path:
+    """Where the segment that begins at an offset lies."""
+    return run_folder / "journal" / f"{incarnation:06d}-{start:012d}.journal"
+
+
+def list_segments(run_folder: Path, incarnation: int) -> list[Segment]:
+    """The files of an incarnation's journal, in order."""
+    found = (run_folder / "journal").glob(f"{incarnation:06d}-*.journal")
+    starts = {int(path.stem.partition("-")[2]): path for path in found}
+    return [Segment(path, start) for start, path in sorted(starts.items())]
+
+
+def read_journal(
+    run_folder: Path, incarnation: int, start: int = 0, end: int | None = None
+) -> Iterator[tuple[int, Any]]:
+    """The records between two offsets, each with the offset after it.
+
+    Stops at a torn or damaged record, and where a segment is missing.
+    """
+    reached = start
+    for segment in list_segments(run_folder, incarnation):
+        if segment.start > reached:
+            return
+        if segment.end > reached:
+            for offset, record in _read_segment(segment, reached, end):
+                yield offset, record
+                reached = offset
+
+
+def _read_segment(segment: Segment, start: int, end: int | None) -> Iterator[tuple[int, Any]]:
+    size = segment.end - segment.start
+    with segment.path.open("rb") as file:
+        file.seek(start - segment.start)
+        offset = start
+        while end is None or offset < end:
+            prefix = file.read(_PREFIX.size)
+            if len(prefix) < _PREFIX.size:
+                return
+            length, checksum = _PREFIX.unpack(prefix)
+            after = offset + _PREFIX.size + length
+            if end is not None and after > end:
+                return
+            body = file.read(min(length, size))
+            if len(body) < length or zlib.crc32(body) != checksum:
+                return
+            try:
+                record = unpack(zlib.decompress(body))
+            except (zlib.error, MalformedMessage):
+                return
+            offset = after
+            yield offset, record
+
+
+def valid_length(run_folder: Path, incarnation: int, start: int = 0) -> int:
+    """Offset at which the whole records after `start`, a place between two, end; says what is left out.
+
+    Raises ConfigError if the journal begins only after `start`.
+    """
+    found = list_segments(run_folder, incarnation)
+    if found and found[0].start > start:
+        raise ConfigError(explain_gap(run_folder, incarnation, start))
+    end = max((offset for offset, _ in read_journal(run_folder, incarnation, start)), default=start)
+    rest = left_out(run_folder, incarnation, end)
+    if rest is not None:
+        about = {"file": str(rest.path), "offset": rest.offset, "bytes_left_out": rest.length}
+        if rest.torn and rest.complete:
+            log.error("the journal's last record is damaged and is cut: its step is made anew", **about)
+        elif rest.torn:
+            log.warning("a torn record at the journal's end is cut", **about)
+        else:
+            log.error("the journal is damaged: nothing from this offset on can be used", **about)
+    return end
+
+
+def left_out(run_folder: Path, incarnation: int, end: int) -> LeftOut | None:
+    """What an incarnation's journal holds after the offset at which its whole records end."""
+    rest = [segment for segment in list_segments(run_folder, incarnation) if segment.end > end]
+    if not rest:
+        return None
+    first = rest[0]
+    torn = len(rest) == 1 and first.start <= end and not _holds_record_after(first, end)
+    offset, length = max(0, end - first.start), rest[-1].end - end
+    return LeftOut(first.path, offset, length, torn, torn and _is_complete(first, offset, length))
+
+
+def _is_complete(segment: Segment, offset: int, length: int) -> bool:
+    """Whether the record there has as many bytes as its prefix says, of which some are wrong."""
+    if length < _PREFIX.size:
+        return False
+    with segment.path.open("rb") as file:
+        file.seek(offset)
+        stated, checksum = _PREFIX.unpack(file.read(_PREFIX.size))
+        return 0 < stated <= length - _PREFIX.size and zlib.crc32(file.read(stated)) != checksum
+
+
+def _holds_record_after(segment: Segment, offset: int) -> bool:
+    """Whether a whole record lies somewhere behind a damaged one: a torn append has none behind it."""
+    data = segment.path.read_bytes()[offset - segment.start :]
+    if _is_record(data, 0):  # it was being written when it was read
+        return False
+    return any(_is_record(data, match.start()) for match in _MAYBE_PREFIX.finditer(data, 1))
+
+
+def _is_record(data: bytes, place: int) -> bool:
+    first = place + _PREFIX.size
+    if first > len(data):
+        return False
+    length, checksum = _PREFIX.unpack_from(data, place)
+    return first + length <= len(data) and zlib.crc32(data[first : first + length]) == checksum
+
+
+def explain_gap(run_folder: Path, incarnation: int, offset: int, end: int | None = None) -> str:
+    """Why the records from `offset` (up to `end`) cannot be read, and what to do."""
+    found = list_segments(run_folder, incarnation)
+    until = f" to {end}" if end is not None else ""
+    needed = f"the journal of incarnation {incarnation} is needed from offset {offset}{until}"
+    if not found or found[0].start > offset:
+        there = f"it begins at offset {found[0].start}" if found else "it is not there"
+        return (
+            f"{run_folder / 'journal'}: {needed}, but {there}. With LEARNER_JOURNAL_RETENTION=resume "
+            "what lies before the checkpoints is deleted: such a run can be resumed, but a replay needs "
+            f"LEARNER_JOURNAL_RETENTION=all. {REMEDY}"
+        )
+    damaged = [segment for segment in found if segment.start <= offset][-1]
+    return f"{damaged.path}: damaged or cut off at byte {offset - damaged.start}, but {needed}. {REMEDY}"
+
+
+def segments_before(run_folder: Path, incarnation: int, offset: int) -> list[Path]:
+    """Files that end at or before a position, oldest first; of its own incarnation never the newest."""
+    names = [path.name for path in (run_folder / "journal").glob("*-*.journal")]
+    older = sorted({number for name in names if (number := int(name.partition("-")[0])) < incarnation})
+    found = [segment for number in older for segment in list_segments(run_folder, number)]
+    own = list_segments(run_folder, incarnation)
+    found += [segment for segment, after in pairwise(own) if after.start <= offset]
+    return [segment.path for segment in found]

@@ -1,0 +1,165 @@
+"""Messages to bytes and back: msgpack with raw little-endian arrays, everything checked.
+
+A message is the list [schema, type name, fields in order]. The dataclasses of `common.messages` are
+the schema: their annotations say what each field must be, their `__post_init__` what must hold
+between fields. Bytes that do not fit raise MalformedMessage, whoever wrote them.
+
+Example:
+    >>> decode(encode(Span(Version(1, 2), 0, 5)), Span)
+    Span(version=Version(incarnation=1, step=2), start=0, end=5)
+"""
+
+from __future__ import annotations
+
+import reprlib
+import types
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import msgpack
+import numpy as np
+
+from penstock.common.errors import MalformedMessage
+from penstock.common.wire.messages import SCHEMA, Outcome, ScoredGroup, Verdict
+
+Message = TypeVar("Message")
+PlainData = Any
+
+
+def encode(message: object) -> bytes:
+    """Pack a message."""
+    return pack([SCHEMA, type(message).__name__, _to_wire(message)])
+
+
+def decode(data: bytes, *expected: type[Message]) -> Message:
+    """Unpack a message of one of the expected types; raises MalformedMessage."""
+    envelope = unpack(data)
+    if not isinstance(envelope, list) or len(envelope) != 3:
+        raise MalformedMessage(f"expected [schema, type, fields], found {_brief(envelope)}")
+    schema, name, body = envelope
+    if schema != SCHEMA:
+        raise MalformedMessage(
+            f"wire schema {schema}, this process speaks {SCHEMA}: install the same release of "
+            "penstock everywhere"
+        )
+    for kind in expected:
+        if kind.__name__ == name:
+            return _from_wire(kind, body, name)
+    names = " or ".join(kind.__name__ for kind in expected)
+    raise MalformedMessage(f"expected a {names}, found {_brief(name)}")
+
+
+def decode_outcome(data: bytes) -> Outcome:
+    """Unpack what came back for a ticket; raises MalformedMessage."""
+    return cast(Outcome, decode(data, ScoredGroup, Verdict))  # type: ignore[type-var]
+
+
+def pack(value: PlainData) -> bytes:
+    """Plain data (numbers, strings, bytes, lists, maps) to msgpack; lone surrogates are written out."""
+    return msgpack.packb(value, use_bin_type=True, unicode_errors="backslashreplace")
+
+
+def unpack(data: bytes) -> PlainData:
+    """Msgpack to plain data; raises MalformedMessage."""
+    try:
+        return msgpack.unpackb(data, raw=False, strict_map_key=False)
+    except (ValueError, TypeError) as error:  # TypeError: a map key that cannot be hashed
+        raise MalformedMessage(f"{len(data)} bytes are not msgpack: {error}") from error
+
+
+def _to_wire(value: Any) -> PlainData:
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value).tobytes()
+    if is_dataclass(value):
+        return [_to_wire(getattr(value, spec.name)) for spec in fields(value)]
+    if isinstance(value, (list, tuple)):
+        return [_to_wire(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _to_wire(item) for key, item in value.items()}
+    return value
+
+
+@cache
+def _field_types(kind: type) -> tuple[tuple[str, Any], ...]:
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple((spec.name, hints[spec.name]) for spec in fields(kind))
+
+
+def _from_wire(kind: Any, value: PlainData, where: str) -> Any:
+    origin = get_origin(kind)
+    if kind is Any:
+        return value
+    if origin is Annotated:
+        return _array(get_args(kind)[1], value, where)
+    if origin is Literal:
+        return _checked(value in get_args(kind), value, f"one of {get_args(kind)}", where)
+    if origin in (Union, types.UnionType):
+        return _optional(get_args(kind), value, where)
+    if origin is tuple:
+        _checked(isinstance(value, list), value, "a list", where)
+        return tuple(_from_wire(get_args(kind)[0], item, where) for item in value)
+    if origin is dict:
+        _checked(isinstance(value, dict), value, "a map", where)
+        key_kind, item_kind = get_args(kind)
+        return {
+            _from_wire(key_kind, key, where): _from_wire(item_kind, item, f"{where}.{key}")
+            for key, item in value.items()
+        }
+    if isinstance(kind, type) and is_dataclass(kind):
+        return _dataclass(kind, value, where)
+    if kind is float:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return float(_checked(number, value, "a number", where))
+    matches = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    return _checked(matches, value, kind.__name__, where)
+
+
+def _dataclass(kind: type, value: PlainData, where: str) -> Any:
+    specs = _field_types(kind)
+    if not isinstance(value, list) or len(value) != len(specs):
+        raise MalformedMessage(f"{where}: expected {len(specs)} fields, found {_brief(value)}")
+    return kind(
+        *(
+            _from_wire(field_kind, item, f"{where}.{name}")
+            for (name, field_kind), item in zip(specs, value, strict=True)
+        )
+    )
+
+
+def _optional(kinds: tuple[Any, ...], value: PlainData, where: str) -> Any:
+    if value is None:
+        return _checked(type(None) in kinds, value, "a value", where)
+    (kind,) = (kind for kind in kinds if kind is not type(None))
+    return _from_wire(kind, value, where)
+
+
+def _array(dtype: str, value: PlainData, where: str) -> np.ndarray:
+    _checked(isinstance(value, bytes), value, f"the bytes of an array of {dtype}", where)
+    size = np.dtype(dtype).itemsize
+    if len(value) % size:
+        raise MalformedMessage(f"{where}: {len(value)} bytes are no whole number of {dtype}")
+    if dtype == "|b1" and max(value, default=0) > 1:
+        raise MalformedMessage(f"{where}: a truth value is neither 0 nor 1")
+    return np.frombuffer(value, dtype=dtype)
+
+
+def _checked(holds: bool, value: PlainData, expected: str, where: str) -> PlainData:
+    if not holds:
+        raise MalformedMessage(f"{where}: expected {expected}, found {_brief(value)}")
+    return value
+
+
+def _brief(value: PlainData) -> str:
+    text = reprlib.repr(value)  # plain repr fails on a thousand nested lists
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,82 @@
+"""The run's contract: what must agree across its processes, decided once by the learner."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from penstock.common.errors import ConfigError, ContractMismatch
+from penstock.common.wire.codec import decode, encode
+from penstock.common.wire.reward_spec import RewardSpec
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What an actor or rewarder must share with the learner.
+
+    `model` is the folder of the initial weights; tokens_per_sequence bounds prompt plus completion.
+    """
+
+    model: str
+    tokenizer_hash: str
+    dtype: str
+    tokens_per_sequence: int
+    rewards: tuple[RewardSpec, ...]
+    filter_zero_std: bool
+    groups_per_step: int
+    credit: int
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """The weight of each reward, by its name."""
+        return {reward.name: reward.weight for reward in self.rewards}
+
+    @property
+    def hash(self) -> str:
+        """Identity of the contract; rides on every ticket."""
+        return hashlib.sha256(encode(self)).hexdigest()[:16]
+
+
+def read_contract(data: bytes) -> Contract:
+    """Decode a published contract; raises MalformedMessage."""
+    return decode(data, Contract)
+
+
+def hash_tokenizer(folder: Path) -> str:
+    """SHA-256 over a model folder's tokenizer and chat template files; raises ConfigError."""
+    digest = hashlib.sha256()
+    if not (folder / TOKENIZER_FILES[0]).is_file():
+        raise ConfigError(f"{folder} has no {TOKENIZER_FILES[0]}: expected a Hugging Face model folder")
+    for name in TOKENIZER_FILES:
+        path = folder / name
+        digest.update(name.encode() + (path.read_bytes() if path.is_file() else b""))
+    return digest.hexdigest()
+
+
+def check_tokenizer(contract: Contract) -> Path:
+    """The model folder as this process sees it; raises ContractMismatch if the tokenizer differs."""
+    folder = Path(contract.model)
+    if not folder.is_dir():
+        raise ContractMismatch(
+            f"the contract names the model folder {folder}, which is not here: share it or copy it"
+        )
+    found = hash_tokenizer(folder)
+    if found != contract.tokenizer_hash:
+        raise ContractMismatch(
+            f"the tokenizer in {folder} differs from the learner's: hash {found[:12]} here, "
+            f"{contract.tokenizer_hash[:12]} in the contract; copy the learner's model folder"
+        )
+    return folder
+
+
+def describe_difference(old: Contract, new: Contract) -> str:
+    """The fields in which two contracts differ, one per line."""
+    before, after = asdict(old), asdict(new)
+    return "\n".join(
+        f"  {name}: {before[name]!r} -> {after[name]!r}"
+        for name in before
+        if before[name] != after[name]
+    )

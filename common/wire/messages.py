@@ -1,0 +1,234 @@
+"""What travels between the roles: frozen, typed, checked when built and when decoded.
+
+    Ticket       learner  -> actors      one prompt to sample num_generations completions from
+    Group        actor    -> rewarders   the rollouts of one ticket
+    ScoredGroup  rewarder -> learner     a group with its rewards
+    Verdict      anyone   -> learner     the end of a ticket that brings no group (filtered, dead)
+    Weights      learner  -> actors      a version of the policy: where it lies and its hash
+
+Dimensions in names: G rollouts of a group, T tokens of a completion, P tokens of a prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from penstock.common.errors import MalformedMessage
+
+SCHEMA = 2
+"""Version of the wire; part of the contract, and of every message."""
+
+Int32s = Annotated[np.ndarray, "<i4"]
+Float32s = Annotated[np.ndarray, "<f4"]
+Bools = Annotated[np.ndarray, "|b1"]
+
+ANSWER = "answer"
+"""Name of the extra column in which an eval group's answers lie, as the rewarder found them."""
+
+Purpose = Literal["train", "eval"]
+FinishReason = Literal["stop", "length"]
+EndState = Literal["trained", "filtered", "stale", "dead", "evaluated", "unused"]
+END_STATES: tuple[EndState, ...] = ("trained", "filtered", "stale", "dead", "evaluated", "unused")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise MalformedMessage(message)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Version:
+    """A point in the policy's history: the learner's incarnation and its optimizer step count."""
+
+    incarnation: int
+    step: int
+
+    def __post_init__(self) -> None:
+        _require(self.incarnation >= 0 and self.step >= 0, f"version {self} is negative")
+
+    def __str__(self) -> str:
+        return f"{self.incarnation}.{self.step}"
+
+    @classmethod
+    def parse(cls, text: str) -> Version:
+        """Read what `str` wrote; raises MalformedMessage."""
+        incarnation, dot, step = text.partition(".")
+        _require(bool(dot) and incarnation.isdigit() and step.isdigit(), f"{text!r} is no version")
+        return cls(int(incarnation), int(step))
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample; temperature 0 is greedy. `seed` gives rollout i the seed `seed + i`."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    max_tokens: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        _require(self.temperature >= 0.0, f"temperature {self.temperature} is negative")
+        _require(0.0 < self.top_p <= 1.0, f"top_p {self.top_p} is not in (0, 1]")
+        _require(0.0 <= self.min_p <= 1.0, f"min_p {self.min_p} is not in [0, 1]")
+        _require(self.top_k >= 0, f"top_k {self.top_k} is negative (0 means all)")
+        _require(self.max_tokens > 0, f"max_tokens {self.max_tokens} is not positive")
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One prompt to sample from, with all an actor and a rewarder need to know about it.
+
+    `id` is "train:{number}" or "eval:{version}:{index}". An actor starts it only at `min_step` or
+    later, and an eval ticket only at exactly `version`.
+    """
+
+    id: str
+    purpose: Purpose
+    prompt_ids: Int32s
+    num_generations: int
+    sampling: Sampling
+    version: Version
+    min_step: int
+    contract: str
+    columns: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        _require(self.purpose in ("train", "eval"), f"purpose {self.purpose!r} is unknown")
+        _require(self.id.startswith(f"{self.purpose}:"), f"id {self.id!r} is not {self.purpose}")
+        _require(len(self.prompt_ids) > 0, f"ticket {self.id} has an empty prompt")
+        _require(self.num_generations > 0, f"ticket {self.id} asks for no generation")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens [start, end) were sampled under `version`."""
+
+    version: Version
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One sampled completion.
+
+    token_ids (T,), logprobs (T,) of the policy that sampled them after temperature, mask (T,) True
+    where the policy wrote the token itself, spans covering [0, T) in order.
+    """
+
+    token_ids: Int32s
+    logprobs: Float32s
+    mask: Bools
+    spans: tuple[Span, ...]
+    finish_reason: FinishReason
+
+    def __post_init__(self) -> None:
+        length = len(self.token_ids)
+        _require(length > 0, "a rollout has no token")
+        _require(
+            len(self.logprobs) == length and len(self.mask) == length,
+            f"{length} tokens, {len(self.logprobs)} logprobs and {len(self.mask)} mask entries",
+        )
+        _require(bool(np.isfinite(self.logprobs).all()), "a log-probability is not finite")
+        _require(self.finish_reason in ("stop", "length"), f"finish {self.finish_reason!r}")
+        edge = 0
+        for span in self.spans:
+            _require(span.start == edge and span.end > edge, f"spans do not tile: {self.spans}")
+            edge = span.end
+        _require(edge == length, f"spans end at {edge} of {length} tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The rollouts of one ticket, by one actor."""
+
+    ticket: Ticket
+    rollouts: tuple[Rollout, ...]
+    actor: str
+
+    def __post_init__(self) -> None:
+        found, expected = len(self.rollouts), self.ticket.num_generations
+        _require(found == expected, f"{self.ticket.id}: {found} rollouts, not {expected}")
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredGroup:
+    """A group with its rewards: by reward name G numbers, None where the reward does not apply.
+
+    `texts` are the decoded completions, for the logs. `failures` is empty, or says per rollout why it
+    could not be scored ("" if it was); such a rollout has no reward at all and is not trained.
+    `extra` are columns that rewards logged, G values each; `metrics` numbers that they logged.
+    """
+
+    group: Group
+    rewards: dict[str, tuple[float | None, ...]]
+    texts: tuple[str, ...]
+    rewarder: str
+    failures: tuple[str, ...] = ()
+    extra: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        size = len(self.group.rollouts)
+        _require(bool(self.rewards), f"{self.group.ticket.id}: no reward at all")
+        _require(len(self.texts) == size, f"{len(self.texts)} texts for {size} rollouts")
+        for name, values in self.rewards.items():
+            _require(len(values) == size, f"reward {name}: {len(values)} values for {size}")
+            finite = all(value is None or np.isfinite(value) for value in values)
+            _require(finite, f"reward {name} is not finite: {values}")
+        _require(len(self.failures) in (0, size), f"{len(self.failures)} failures for {size} rollouts")
+        for index, failure in enumerate(self.failures):
+            scored = any(values[index] is not None for values in self.rewards.values())
+            _require(not (failure and scored), f"rollout {index} has rewards, and failed: {failure}")
+        for name, column in self.extra.items():
+            _require(len(column) == size, f"extra column {name}: {len(column)} values for {size}")
+        for name, value in self.metrics.items():
+            _require(bool(np.isfinite(value)), f"metric {name} is not finite: {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The end of a ticket without a group; what is small enough to count or to show rides along.
+
+    `prompt` and `completion` are the beginnings of the question and of the first completion that has
+    a reward.
+    """
+
+    ticket_id: str
+    state: Literal["filtered", "dead"]
+    reason: str
+    rewards: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
+    lengths: tuple[int, ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+    prompt: str = ""
+    completion: str = ""
+
+    def __post_init__(self) -> None:
+        _require(self.state in ("filtered", "dead"), f"verdict {self.state!r} is unknown")
+        sizes = {len(values) for values in self.rewards.values()}
+        _require(len(sizes) <= 1 and 0 not in sizes, f"rewards of {self.ticket_id} differ in number")
+        values = [value for row in self.rewards.values() for value in row if value is not None]
+        values += self.metrics.values()
+        _require(bool(np.isfinite(values).all()), f"a reward of {self.ticket_id} is not finite")
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A published version: a folder with config, tokenizer and model.safetensors.
+
+    `hash` is the SHA-256 of model.safetensors; `parent` the hash of the version before.
+    """
+
+    version: Version
+    path: str
+    hash: str
+    parent: str
+
+
+Outcome = ScoredGroup | Verdict
+"""What comes back for a ticket."""

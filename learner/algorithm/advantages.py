@@ -1,0 +1,69 @@
+"""Totals to advantages: how much better a completion is than what was to be expected.
+
+Dimensions: G rollouts of a group, K rollouts of the batch that have a reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from penstock.common.config.learner_settings import AdvantageEstimator, ScaleRewards
+
+EPSILON = 1e-4
+"""Added to the standard deviation, as in TRL."""
+
+
+def compute_advantages(
+    totals: Sequence[np.ndarray], estimator: AdvantageEstimator, scale: ScaleRewards
+) -> list[np.ndarray]:
+    """Advantages of a whole batch: one (G,) array of totals per group in, one out.
+
+    A total minus a baseline, divided by a standard deviation (unbiased, plus 1e-4).
+
+    Baselines: `grpo` the group's mean (arXiv:2402.03300, section 4.1.2), `rloo` the mean of the
+    others in the group (arXiv:2402.14740), `reinforce_plus_plus` the batch's mean
+    (arXiv:2501.03262). Scales: `group`, `batch`, or `none`, which with `grpo` is Dr. GRPO
+    (arXiv:2503.20783).
+
+    A rollout without any reward (NaN) gets 0 and counts nowhere. So does every rollout of a group
+    with fewer than two rewards where baseline or scale is the group's.
+
+    Example:
+        >>> compute_advantages([np.array([1.0, 0.0, 0.0, 1.0])], "grpo", "group")[0].round(3)
+        array([ 0.866, -0.866, -0.866,  0.866])
+    """
+    groups = [np.asarray(totals_G, dtype=np.float64) for totals_G in totals]
+    batch_K = _known(np.concatenate([np.empty(0), *groups]))
+    of_batch = estimator == "reinforce_plus_plus" and scale != "group"
+
+    def advantages(totals_G: np.ndarray) -> np.ndarray:
+        group_K = _known(totals_G)
+        if len(batch_K if of_batch else group_K) < 2:
+            return np.zeros_like(totals_G)
+        spread = _SPREADS[scale](group_K, batch_K)
+        centred_G = totals_G - _BASELINES[estimator](totals_G, group_K, batch_K)
+        return np.where(np.isnan(totals_G), 0.0, centred_G / spread)
+
+    return [advantages(totals_G) for totals_G in groups]
+
+
+def _known(totals: np.ndarray) -> np.ndarray:
+    return totals[~np.isnan(totals)]
+
+
+def _mean_of_the_others(totals_G: np.ndarray, group_K: np.ndarray, _: np.ndarray) -> np.ndarray:
+    return (group_K.sum() - totals_G) / (len(group_K) - 1)
+
+
+_BASELINES: dict[AdvantageEstimator, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
+    "grpo": lambda totals_G, group_K, batch_K: group_K.mean(),
+    "rloo": _mean_of_the_others,
+    "reinforce_plus_plus": lambda totals_G, group_K, batch_K: batch_K.mean(),
+}
+_SPREADS: dict[ScaleRewards, Callable[[np.ndarray, np.ndarray], float]] = {
+    "group": lambda group_K, batch_K: group_K.std(ddof=1) + EPSILON,
+    "batch": lambda group_K, batch_K: batch_K.std(ddof=1) + EPSILON,
+    "none": lambda group_K, batch_K: 1.0,
+}

@@ -1,0 +1,137 @@
+"""What a run will do, worked out from the settings before anything is started."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer
+
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.errors import ConfigError
+from penstock.common.wire.contract import Contract, hash_tokenizer
+from penstock.learner.data.columns import load_questions
+from penstock.learner.data.reward_specs import resolve_rewards
+from penstock.learner.data.tickets import TicketSource
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The model to start from, the contract, the questions and the number of Updates."""
+
+    model_folder: Path
+    vocab_size: int
+    contract: Contract
+    source: TicketSource
+    steps: int
+    reward_weights: dict[str, float]
+
+
+def make_plan(settings: LearnerSettings) -> Plan:
+    """Resolve model, data and contract; raises ConfigError or DataError."""
+    check_sampling(settings)
+    model_folder = resolve_model(settings.model)
+    if not (settings.dataset or settings.evaluate_only):
+        raise ConfigError("LEARNER_DATASET is not set: name a file, a folder or a hub id")
+    tokenizer, config = read_model(model_folder)
+    check_length(settings, config)
+    questions, eval_questions = load_questions(settings, tokenizer)
+    contract = Contract(
+        model=str(model_folder),
+        tokenizer_hash=hash_tokenizer(model_folder),
+        dtype=settings.dtype,
+        tokens_per_sequence=settings.max_prompt_length + settings.max_completion_length,
+        rewards=resolve_rewards(settings),
+        filter_zero_std=settings.filter_zero_std,
+        groups_per_step=settings.groups_per_step,
+        credit=settings.credit,
+    )
+    return Plan(
+        model_folder=model_folder,
+        vocab_size=config.vocab_size,
+        contract=contract,
+        source=TicketSource(questions, eval_questions, settings, contract.hash),
+        steps=count_steps(settings, len(questions)),
+        reward_weights=contract.reward_weights,
+    )
+
+
+def check_sampling(settings: LearnerSettings) -> None:
+    """Whether the importance ratio can be trusted; raises ConfigError."""
+    found = {
+        "LEARNER_TOP_P": (settings.top_p, settings.top_p < 1),
+        "LEARNER_TOP_K": (settings.top_k, settings.top_k > 0),
+        "LEARNER_MIN_P": (settings.min_p, settings.min_p > 0),
+    }
+    narrowed = ", ".join(f"{name}={value}" for name, (value, narrows) in found.items() if narrows)
+    if narrowed and not settings.accept_sampling_bias:
+        raise ConfigError(
+            f"{narrowed}: the log-probabilities are then renormalised over the tokens that the sampler "
+            "kept, which the learner does not know, so the importance ratio is biased (its mean is 0.90 "
+            "or so at top_p 0.8). Sample from the full distribution (LEARNER_TOP_P=1, LEARNER_TOP_K=0, "
+            "LEARNER_MIN_P=0), or accept the bias with LEARNER_ACCEPT_SAMPLING_BIAS=true"
+        )
+
+
+def count_steps(settings: LearnerSettings, questions: int) -> int:
+    """Updates of the run: max_steps, or as many as the epochs fill."""
+    by_epochs = math.ceil(questions * settings.num_train_epochs / settings.groups_per_step)
+    return 0 if settings.evaluate_only else settings.max_steps or by_epochs
+
+
+def resolve_model(name: str) -> Path:
+    """A local folder as it is, a hub id downloaded; raises ConfigError."""
+    if not name:
+        raise ConfigError("LEARNER_MODEL is not set: name a Hugging Face model folder or a hub id")
+    folder = Path(name)
+    if folder.is_dir():
+        return folder.absolute()
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ConfigError(
+            f"LEARNER_MODEL={name}: neither a folder here nor a model that can be downloaded: {error}"
+        ) from error
+
+
+def read_model(folder: Path) -> tuple[Any, Any]:
+    """Tokenizer and configuration of a model folder; raises ConfigError."""
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise ConfigError(f"LEARNER_MODEL={folder}: no {name} there; expected a Hugging Face folder")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        return tokenizer, AutoConfig.from_pretrained(folder).get_text_config()
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"LEARNER_MODEL={folder}: cannot be read: {error}") from error
+
+
+def check_length(settings: LearnerSettings, config: Any) -> None:
+    """Whether prompt and completion fit the model's context; raises ConfigError."""
+    wanted = settings.max_prompt_length + settings.max_completion_length
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and wanted > limit:
+        raise ConfigError(
+            f"LEARNER_MAX_PROMPT_LENGTH ({settings.max_prompt_length}) + LEARNER_MAX_COMPLETION_LENGTH "
+            f"({settings.max_completion_length}) is {wanted} tokens, but the model takes {limit}"
+        )
+
+
+def describe(settings: LearnerSettings) -> dict[str, Any]:
+    """What --dry-run says beside the settings; reads the data set, loads no model."""
+    plan = make_plan(settings)
+    groups = plan.steps * settings.groups_per_step
+    return {
+        "questions": len(plan.source.questions),
+        "held-out questions": len(plan.source.eval_questions),
+        "steps": plan.steps,
+        "groups": groups,
+        "completions": groups * settings.num_generations,
+        "tickets outstanding at most": settings.credit,
+        "contract": plan.contract.hash,
+    }

@@ -1,0 +1,113 @@
+"""A question to the token ids of a prompt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.errors import ConfigError
+
+R1_PROMPT = (
+    "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. "
+    "The assistant first thinks about the reasoning process in the mind and then provides the user with "
+    "the answer. The reasoning process and answer are enclosed within <think> </think> and <answer> "
+    "</answer> tags, respectively, i.e., <think> reasoning process here </think><answer> answer here "
+    "</answer>"
+)
+"""The prompt of DeepSeek-R1-Zero (arXiv:2501.12948, table 1), as ms-swift and Open R1 give it."""
+
+QWEN_R1 = (
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
+    + R1_PROMPT
+    + "Put your final answer within \\boxed{{}}.\n{question}<|im_end|>\n<|im_start|>assistant\n"
+)
+"""MindSpeed-RL's template `qwen_r1`."""
+
+
+class Template:
+    """What LEARNER_PROMPT_TEMPLATE and LEARNER_SYSTEM_PROMPT make of a question.
+
+    Raises ConfigError if the tokenizer or a file does not fit.
+    """
+
+    def __init__(self, settings: LearnerSettings, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._kind = settings.prompt_template
+        self._system = read_prompt(settings.system_prompt)
+        own = bool(getattr(tokenizer, "chat_template", None))
+        self._chat_template: str | None = None
+        if self._kind == "chat" and not own:
+            raise ConfigError(
+                "LEARNER_PROMPT_TEMPLATE=chat, but the model's tokenizer has no chat template"
+            )
+        if self._kind in ("r1", "qwen_r1") and self._system:
+            raise ConfigError(
+                f"LEARNER_PROMPT_TEMPLATE={self._kind} has a system prompt of its own: leave "
+                "LEARNER_SYSTEM_PROMPT empty"
+            )
+        if self._kind not in ("auto", "chat", "none", "r1", "qwen_r1"):
+            self._chat_template = _read_template(self._kind)
+        self._chats = self._chat_template is not None or (own and self._kind in ("auto", "chat", "r1"))
+        if self._kind == "r1":
+            self._system = R1_PROMPT
+
+    def render(self, prompt: Any) -> list[int]:
+        """Token ids of a question: a text, or messages with role and content."""
+        messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": str(prompt)}]
+        if self._kind == "qwen_r1":
+            return self._encode(QWEN_R1.format(question=_contents(messages)), special=False)
+        if self._kind == "r1" and not self._chats:
+            return self._encode(f"{R1_PROMPT}\nUser: {_contents(messages)}\nAssistant:", special=True)
+        if self._system:
+            messages = [{"role": "system", "content": self._system}, *messages]
+        if self._chats:
+            return self._encode(self._chat(messages), special=False)
+        return self._encode(_contents(messages), special=True)
+
+    def _chat(self, messages: list[dict[str, Any]]) -> str:
+        """The messages as the chat template has them; raises ConfigError where it refuses them."""
+        import jinja2
+
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                messages, chat_template=self._chat_template, tokenize=False, add_generation_prompt=True
+            )
+        except (jinja2.TemplateError, TypeError) as error:
+            name = self._kind if self._chat_template else "the tokenizer's own"
+            raise ConfigError(
+                f"LEARNER_PROMPT_TEMPLATE: the chat template ({name}) fails on messages of the roles "
+                f"{', '.join(str(message.get('role')) for message in messages)}: {error}"
+            ) from error
+        return text
+
+    def _encode(self, text: str, special: bool) -> list[int]:
+        found: list[int] = self._tokenizer(text, add_special_tokens=special).input_ids
+        return found
+
+
+def _contents(messages: list[dict[str, Any]]) -> str:
+    return "\n".join(str(message["content"]).strip() for message in messages)
+
+
+def read_prompt(text: str) -> str:
+    """A prompt as it is, or the text of the file that it names."""
+    if text.endswith((".txt", ".md")) and "\n" not in text:
+        return _read_file(text, "LEARNER_SYSTEM_PROMPT")
+    return text
+
+
+def _read_template(name: str) -> str:
+    if not name.endswith((".jinja", ".j2")):
+        raise ConfigError(
+            f"LEARNER_PROMPT_TEMPLATE={name}: expected auto, chat, none, r1, qwen_r1, or a chat "
+            "template in a file *.jinja"
+        )
+    return _read_file(name, "LEARNER_PROMPT_TEMPLATE")
+
+
+def _read_file(name: str, variable: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{variable}={name}: cannot be read: {error}") from error

@@ -1,0 +1,267 @@
+"""Log-probabilities and entropies of chosen tokens, without ever holding all of their logits.
+
+Logits of N tokens over V words are the largest tensor of an Update: 16,384 x 151,936 in fp32 are 10 GB,
+and a plain log_softmax with its gradient needs several of that size. Here the forward pass goes over
+chunks of tokens and keeps three numbers per token; the backward pass computes the logits again.
+
+Dimensions: N tokens, D width of the hidden states, V words of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from penstock.common.errors import ConfigError
+
+_RESHAPES_LOGITS = (
+    "final_logit_softcapping",  # Gemma 2 to 4, NanoChat, VaultGemma
+    "logits_soft_cap",  # RecurrentGemma
+    "output_logit_soft_cap",  # xLSTM
+    "logit_scale",  # Cohere
+    "logits_scaling",  # Granite divides by it, HyperCLOVAX multiplies, MiniCPM3 scales before the head
+    "logits_mup_width_multiplier",  # Inkling
+    "output_multiplier",  # Muse
+    "lm_head_multiplier",  # Falcon-H1
+)
+"""Settings of transformers' models by which their logits are not just head(hidden states)."""
+
+
+def token_logprobs(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    token_ids_N: Tensor,
+    temperature_N: Tensor,
+    *,
+    bias_V: Tensor | None = None,
+    chunk: int,
+    fp32: bool,
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the tokens at their temperatures, and the entropies; both (N,), in nats.
+
+    logits = (hidden @ weight.T + bias) / temperature, computed in the hidden states' dtype, or in fp32
+    with `fp32`; all that follows is in fp32 (float64 for float64). Both results carry gradients to
+    hidden, weight and bias, but not to the second order.
+
+    `chunk` tokens' logits exist at once, in two tensors of that size: forwards, and backwards if
+    the entropy has a gradient. Beside them a call needs what it returns, and the weight's gradient.
+    """
+    return _TokenLogprobs.apply(hidden_ND, weight_VD, bias_V, token_ids_N, temperature_N, chunk, fp32)
+
+
+class LogprobHead(nn.Module):
+    """`token_logprobs` with a model's own output weight.
+
+    A module that holds the Parameter itself, so that ZeRO-3 gathers it for this forward and backward
+    pass as for any other layer.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, chunk: int, fp32: bool) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self.chunk = chunk
+        self.fp32 = fp32
+
+    def forward(
+        self, hidden_ND: Tensor, token_ids_N: Tensor, temperature_N: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See `token_logprobs`."""
+        return token_logprobs(
+            hidden_ND,
+            self.weight,
+            token_ids_N,
+            temperature_N,
+            bias_V=self.bias,
+            chunk=self.chunk,
+            fp32=self.fp32,
+        )
+
+
+def head_of(model: Any, chunk: int, fp32: bool) -> LogprobHead:
+    """The head for a Hugging Face causal language model's last hidden states.
+
+    For a PEFT model pass what it wraps (`get_base_model()`). Raises ConfigError for a model whose
+    logits are more than its output layer applied to these hidden states.
+    """
+    name, config = type(model).__name__, model.config.get_text_config()
+    for key in _RESHAPES_LOGITS:
+        if getattr(config, key, None) not in (None, 1, 1.0):
+            raise ConfigError(
+                f"{name} has {key}={getattr(config, key)}, so its logits are not head(hidden states), "
+                "which is what the learner computes. Choose a model without it."
+            )
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        raise ConfigError(
+            f"the output layer of {name} is {type(head).__name__}, not torch.nn.Linear. Choose a plain "
+            "causal language model, unquantised, and keep adapters off its output layer."
+        )
+    between = [
+        child
+        for child, module in model.named_children()
+        if module is not head
+        and module is not model.base_model
+        and any(True for _ in module.parameters())
+    ]
+    if between:
+        raise ConfigError(
+            f"{name} has {', '.join(between)} beside its trunk and its output layer, so its logits are "
+            "not head(hidden states). Choose a plain causal language model."
+        )
+    return LogprobHead(head.weight, head.bias, chunk, fp32)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """The gradients, with p the softmax, H the entropy and T the temperature:
+
+    d logprob / d logits = (onehot - p) / T
+    d H / d logits = -p (log p + H) / T
+
+    The backward pass goes over slices of the vocabulary, not of the tokens: with log-sum-exp known a
+    slice stands alone, and its rows of the weight's gradient come out of one product. Summed up over
+    chunks of tokens they would be rounded to bf16 once per chunk, or need an fp32 copy of the weight.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        token_ids_N: Tensor,
+        temperature_N: Tensor,
+        chunk: int,
+        fp32: bool,
+    ) -> tuple[Tensor, Tensor]:
+        count, dtype = len(hidden_ND), _reduction_dtype(hidden_ND)
+        logprobs, entropy, lse = (hidden_ND.new_empty(count, dtype=dtype) for _ in range(3))
+        for start in range(0, count, chunk):
+            part = slice(start, start + chunk)
+            logits = _logits(hidden_ND[part], weight_VD, bias_V, fp32)
+            logits.div_(temperature_N[part, None])
+            logprobs[part], entropy[part], lse[part] = _reduce_(logits, token_ids_N[part])
+            del logits  # before the next chunk's are made
+        # The Parameter itself, not a view: ZeRO-3 takes its data away until the backward pass.
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, token_ids_N, temperature_N, lse, entropy)
+        ctx.chunk, ctx.fp32 = chunk, fp32
+        ctx.set_materialize_grads(False)
+        return logprobs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, *per_token = ctx.saved_tensors
+        if all(grad is None for grad in grads):
+            return (None,) * 7
+        sums = _Sums(hidden, weight, bias, ctx.needs_input_grad)
+        width = max(1, ctx.chunk * len(weight) // max(1, len(hidden)))
+        for start in range(0, len(weight), width):
+            part = slice(start, start + width)
+            logits = _logits(hidden, weight[part], None if bias is None else bias[part], ctx.fp32)
+            sums.add(part, _logit_grad_(logits, start, *per_token, *grads), ctx.fp32)
+            del logits  # before the next slice's are made
+        return sums.to_hidden, sums.to_weight, sums.to_bias, None, None, None, None
+
+
+class _Sums:
+    """The gradients to hidden states, weight and bias, from the logits' gradient slice by slice."""
+
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: tuple[bool, ...]
+    ) -> None:
+        self._hidden, self._weight = hidden, weight
+        self._to_hidden = torch.zeros_like(hidden, dtype=_reduction_dtype(hidden)) if wanted[0] else None
+        self.to_weight = torch.empty_like(weight) if wanted[1] else None
+        self.to_bias = torch.empty_like(bias) if bias is not None and wanted[2] else None
+
+    def add(self, part: slice, grad: Tensor, fp32: bool) -> None:
+        """Take in the logits' gradient of a slice of the vocabulary, (N, width)."""
+        hidden, weight = self._hidden, self._weight[part]
+        if self.to_bias is not None:
+            self.to_bias[part] = grad.sum(dim=0)
+        if fp32:
+            hidden, weight = hidden.to(grad.dtype), weight.to(grad.dtype)
+        else:
+            grad = grad.to(hidden.dtype)
+        if self._to_hidden is not None and grad.dtype == self._to_hidden.dtype:
+            self._to_hidden.addmm_(grad, weight)
+        elif self._to_hidden is not None:
+            self._to_hidden += grad @ weight
+        if self.to_weight is not None and grad.dtype == self.to_weight.dtype:
+            torch.mm(grad.T, hidden, out=self.to_weight[part])
+        elif self.to_weight is not None:
+            self.to_weight[part] = grad.T @ hidden
+
+    @property
+    def to_hidden(self) -> Tensor | None:
+        """In the hidden states' dtype."""
+        return None if self._to_hidden is None else self._to_hidden.to(self._hidden.dtype)
+
+
+def _reduction_dtype(hidden: Tensor) -> torch.dtype:
+    return torch.float64 if hidden.dtype == torch.float64 else torch.float32
+
+
+_CAST_ROWS = 8192
+"""Rows of the output weight that exist in fp32 at once where it is cast."""
+
+
+def _logits(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, fp32: bool) -> Tensor:
+    """A new tensor (N, V) in the reduction's dtype."""
+    dtype = _reduction_dtype(hidden_ND)
+    if not fp32 or weight_VD.dtype == dtype:
+        hidden = hidden_ND.to(weight_VD.dtype) if fp32 else hidden_ND
+        return nn.functional.linear(hidden, weight_VD, bias_V).to(dtype)
+    hidden = hidden_ND.to(dtype)
+    logits = hidden.new_empty(len(hidden), len(weight_VD))
+    for start in range(0, len(weight_VD), _CAST_ROWS):
+        part = slice(start, start + _CAST_ROWS)
+        torch.mm(hidden, weight_VD[part].to(dtype).T, out=logits[:, part])
+    return logits if bias_V is None else logits.add_(bias_V)
+
+
+def _reduce_(logits_NV: Tensor, token_ids_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probability of the token, entropy and log-sum-exp, (N,) each; overwrites the logits."""
+    largest = logits_NV.amax(dim=-1)
+    shifted = logits_NV.sub_(largest[:, None])
+    weights = shifted.exp()
+    total = weights.sum(dim=-1)
+    log_total = total.log()
+    entropy = log_total - torch.linalg.vecdot(weights, shifted) / total
+    chosen = shifted.gather(-1, token_ids_N[:, None]).squeeze(-1)
+    return chosen - log_total, entropy, largest + log_total
+
+
+def _logit_grad_(
+    logits_NW: Tensor,
+    start: int,
+    token_ids_N: Tensor,
+    temperature_N: Tensor,
+    lse_N: Tensor,
+    entropy_N: Tensor,
+    grad_logprobs_N: Tensor | None,
+    grad_entropy_N: Tensor | None,
+) -> Tensor:
+    """The gradient of the logits of words start .. start + W; overwrites the logits."""
+    logprobs = logits_NW.div_(temperature_N[:, None]).sub_(lse_N[:, None])
+    if grad_entropy_N is None:
+        grad = logprobs.exp_()
+        if grad_logprobs_N is not None:
+            grad.mul_(-grad_logprobs_N[:, None])
+    else:
+        probabilities = logprobs.exp()
+        constant = grad_entropy_N * entropy_N
+        if grad_logprobs_N is not None:
+            constant = constant + grad_logprobs_N
+        grad = logprobs.mul_(-grad_entropy_N[:, None]).sub_(constant[:, None]).mul_(probabilities)
+    if grad_logprobs_N is not None:
+        words = logits_NW.shape[1]
+        inside = (token_ids_N >= start) & (token_ids_N < start + words)
+        columns = (token_ids_N - start).clamp(0, words - 1)
+        onehot = torch.where(inside, grad_logprobs_N, 0.0)
+        grad.scatter_add_(1, columns[:, None], onehot[:, None])
+    return grad.div_(temperature_N[:, None])

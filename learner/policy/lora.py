@@ -1,0 +1,62 @@
+"""LoRA adapters by peft: added to a model, switched off for the reference, merged on export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
+
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.errors import ConfigError
+
+_ADAPTER = "default"
+_BASE = ".base_layer.weight"
+
+
+def add_adapter(model: Any, settings: LearnerSettings) -> PeftModel:
+    """Put fresh adapters into the model, which from then on trains these alone; raises ConfigError."""
+    targets = settings.lora_target_modules
+    config = LoraConfig(
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,
+        target_modules="all-linear" if targets == ["all-linear"] else targets,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(settings.seed)  # a resume without checkpoint begins with the same adapter
+            adapted = get_peft_model(model, config)
+    except ValueError as error:
+        raise ConfigError(f"LEARNER_LORA_TARGET_MODULES={','.join(targets)}: {error}") from error
+    for name, layer in adapted.named_modules():
+        if isinstance(layer, LoraLayer) and type(layer.get_base_layer()) is not torch.nn.Linear:
+            raise ConfigError(
+                f"LEARNER_LORA_TARGET_MODULES={','.join(targets)} puts an adapter on {name}, a "
+                f"{type(layer.get_base_layer()).__name__}: expected torch.nn.Linear layers alone"
+            )
+    return adapted
+
+
+def merge(state: Mapping[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
+    """Weights of the model without adapters that computes the same: W + scale x B A.
+
+    Out of place: merging into the model and back would wear its weights down to rounding. LoRA,
+    arXiv:2106.09685, section 4.1.
+    """
+    merged = {name: value for name, value in state.items() if ".lora_" not in name}
+    for name in [name for name in merged if name.endswith(_BASE)]:
+        stem, weight = name.removesuffix(_BASE), merged.pop(name)
+        down = state[f"{stem}.lora_A.{_ADAPTER}.weight"].float()
+        up = state[f"{stem}.lora_B.{_ADAPTER}.weight"].float()
+        merged[f"{stem}.weight"] = (weight.float() + scale * (up @ down)).to(weight.dtype)
+    return {name.replace(".base_layer.", "."): value for name, value in merged.items()}
+
+
+def save_adapter(peft: PeftModel, state: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Write the adapter alone, as peft loads it."""
+    named = {f"base_model.model.{name}": value for name, value in state.items()}
+    peft.save_pretrained(str(folder), state_dict=named)

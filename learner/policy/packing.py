@@ -1,0 +1,162 @@
+"""Sequences into rows: which go together, and the tensors of a packed row.
+
+A row holds whole sequences end to end, without padding; its attention keeps them apart
+(learner/policy/attention.py). A row is one forward and backward pass.
+
+Dimensions: L positions of a row, S sequences in it, N completion tokens in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.learner.algorithm.batch import TrainSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A packed row. Over completion tokens (N,) lie end to end, in the order of the sequences."""
+
+    input_ids: Tensor
+    """(1, L), int64."""
+    position_ids: Tensor
+    """(1, L), int64; starts at 0 with each sequence."""
+    cu_seqlens: Tensor
+    """(S + 1,), int32: where sequences start, and the end."""
+    max_seqlen: int
+    predict_N: Tensor
+    """int64: the position before each completion token, whose hidden state predicts it."""
+    token_ids_N: Tensor
+    """int64."""
+    temperature_N: Tensor
+    """fp32."""
+    behaviour_N: Tensor
+    """fp32: log-probabilities by the policy that sampled."""
+    mask_N: Tensor
+    """bool: what is trained."""
+    staleness_N: Tensor
+    """int64, in versions."""
+    advantages_N: Tensor
+    """fp32."""
+    sequence_N: Tensor
+    """int64: which of the row's sequences."""
+    sequences: int
+
+    @property
+    def model_inputs(self) -> dict[str, Any]:
+        """Keyword arguments for a Hugging Face model with packed attention."""
+        return {
+            "input_ids": self.input_ids,
+            "position_ids": self.position_ids,
+            "cu_seq_lens_q": self.cu_seqlens,
+            "cu_seq_lens_k": self.cu_seqlens,
+            "max_length_q": self.max_seqlen,
+            "max_length_k": self.max_seqlen,
+            "use_cache": False,
+        }
+
+
+def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Indices of sequences per row, as few rows as first-fit decreasing finds.
+
+    No row exceeds `budget` tokens, but a longer sequence gets a row of its own. First-fit decreasing
+    needs at most 11/9 of the fewest possible rows, plus 1 (Johnson 1973). Rows come in the order of
+    their longest sequence, longest first; members ascend. Equal input gives equal output.
+    """
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        length = lengths[index]
+        row = next((row for row, free in enumerate(room) if length <= free), None)
+        if row is None:
+            rows.append([])
+            room.append(budget)
+            row = -1
+        rows[row].append(index)
+        room[row] -= length
+    return [sorted(row) for row in rows]
+
+
+def share(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int]]]:
+    """Per rank its rows, as `pack` would make them; every rank has equally many.
+
+    First the tokens per rank are made as equal as possible: longest first, each sequence goes to the
+    rank with the fewest tokens, so two ranks differ by at most the longest sequence. Then each rank
+    packs its own, and a rank with fewer rows than another gives its shortest sequences rows of their
+    own: ranks meet once per row, and one without a row would leave the others waiting. A rank with
+    fewer sequences than rows gets others' shortest, at the cost of some balance. Rows are empty, and
+    last, only if there are fewer sequences than `ranks` x rows.
+
+    A rank's rows come longest first, so that the ranks' n-th rows are of like length.
+    """
+    loads = [0] * ranks
+    owned: list[list[int]] = [[] for _ in range(ranks)]
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        rank = loads.index(min(loads))
+        owned[rank].append(index)
+        loads[rank] += lengths[index]
+    shares = [
+        [[mine[index] for index in row] for row in pack([lengths[index] for index in mine], budget)]
+        for mine in owned
+    ]
+    count = max(len(rows) for rows in shares)
+    for rows in shares:
+        while len(rows) < count:
+            everyones = [row for mine in shares for row in mine]
+            rows.append(_take_shortest(rows, lengths) or _take_shortest(everyones, lengths))
+    return [
+        sorted(
+            [sorted(row) for row in rows],
+            key=lambda row: (-sum(lengths[index] for index in row), row),
+        )
+        for rows in shares
+    ]
+
+
+def _take_shortest(rows: list[list[int]], lengths: Sequence[int]) -> list[int]:
+    """A new row of the shortest sequence that shares its row; empty if none does."""
+    spare = [(lengths[index], index, row) for row in rows if len(row) > 1 for index in row]
+    if not spare:
+        return []
+    _, index, row = min(spare)
+    row.remove(index)
+    return [index]
+
+
+def lay_out(sequences: Sequence[TrainSequence], device: torch.device) -> Row:
+    """The tensors of a row of these sequences, of which there is at least one."""
+    lengths = np.array([item.length for item in sequences])
+    completions = np.array([len(item.token_ids) for item in sequences])
+    ends = np.cumsum(lengths)
+
+    def joined(arrays: Sequence[Any], dtype: type) -> Tensor:
+        return torch.from_numpy(np.concatenate(arrays).astype(dtype)).to(device)
+
+    def repeated(values: Sequence[float], dtype: type) -> Tensor:
+        return torch.from_numpy(np.repeat(np.array(values, dtype=dtype), completions)).to(device)
+
+    tokens = [part for item in sequences for part in (item.prompt_ids, item.token_ids)]
+    return Row(
+        input_ids=joined(tokens, np.int64).unsqueeze(0),
+        position_ids=joined([np.arange(length) for length in lengths], np.int64).unsqueeze(0),
+        cu_seqlens=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)).to(device),
+        max_seqlen=int(lengths.max()),
+        predict_N=joined(
+            [np.arange(end - new - 1, end - 1) for end, new in zip(ends, completions, strict=True)],
+            np.int64,
+        ),
+        token_ids_N=joined([item.token_ids for item in sequences], np.int64),
+        temperature_N=repeated([item.temperature for item in sequences], np.float32),
+        behaviour_N=joined([item.behaviour for item in sequences], np.float32),
+        mask_N=joined([item.mask for item in sequences], np.bool_),
+        staleness_N=joined([item.staleness for item in sequences], np.int64),
+        advantages_N=repeated([item.advantage for item in sequences], np.float32),
+        sequence_N=repeated(range(len(sequences)), np.int64),
+        sequences=len(sequences),
+    )

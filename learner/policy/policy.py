@@ -1,0 +1,259 @@
+"""The policy under training: batches in, optimizer steps, weights out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.learner.algorithm.batch import Batch, TrainSequence
+from penstock.learner.algorithm.loss import (
+    LossOptions,
+    LossTerms,
+    LossTokens,
+    aggregation_weights,
+    policy_loss,
+)
+from penstock.learner.policy.deepspeed_engine import DeepSpeedEngine, Step, leave_process_group
+from penstock.learner.policy.export import whole_state, write_model
+from penstock.learner.policy.flops import FlopCounter
+from penstock.learner.policy.model import load_policy
+from penstock.learner.policy.optimizer import learning_rate, options
+from penstock.learner.policy.packing import Row, lay_out, share
+from penstock.learner.policy.processes import gather, rank, world_size
+from penstock.learner.policy.reference import make_reference
+from penstock.learner.policy.update import TokenRecord, Update
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Per sequence of a batch, (T,): log-probabilities that do not change during an Update."""
+
+    proximal: list[np.ndarray] | None
+    reference: list[np.ndarray] | None
+
+
+@dataclass(frozen=True, slots=True)
+class MiniBatch:
+    """What one optimizer step trains on: places in the batch, and each sequence's weight per token."""
+
+    sequences: np.ndarray
+    weights: np.ndarray
+    first: bool
+
+
+class Policy:
+    """A model that Updates change; saved and loaded whole, exported for others to load.
+
+    With several ranks all of them hold one, and call the methods of `ranks.COLLECTIVE` together.
+    """
+
+    def __init__(
+        self, model_folder: Path, settings: LearnerSettings, steps: int, start: Path | None = None
+    ) -> None:
+        """`start` is where the weights come from if not from the model, which stays the reference."""
+        self._settings = settings
+        self._tokenizer = AutoTokenizer.from_pretrained(model_folder)
+        module, self._adapter = load_policy(start or model_folder, settings)
+        self._flops = FlopCounter(module.model)
+        self._engine = DeepSpeedEngine(module, settings)
+        self._steps = steps
+        self._reference = make_reference(model_folder, settings, self._engine, self._adapter)
+        self._options = LossOptions.from_settings(settings)
+
+    @property
+    def model(self) -> Any:
+        """The Hugging Face model."""
+        return self._engine.module.model
+
+    def update(self, batch: Batch, step: int) -> Update:
+        """All optimizer steps on the batch that makes Update `step` + 1."""
+        self._renew(step)
+        rate = learning_rate(self._settings, step, self._steps)
+        self._engine.set_options(options(self._settings, rate))
+        known = self._score_before(batch)
+        passes = sum(part is not None for part in (known.proximal, known.reference))
+        flops = passes * self._flops.forward(map(_lengths, batch.sequences))
+        steps: list[Step] = []
+        losses, records = [], []
+        for mini in self._mini_batches(batch, step):
+            loss, record = self._accumulate(batch, mini, known)
+            steps.append(self._engine.step())
+            losses.append(loss)
+            records.append(record)
+            flops += self._flops.training(_lengths(batch.sequences[i]) for i in mini.sequences)
+        made = [number for number, done in enumerate(steps) if not done.skipped]
+        return Update(
+            loss=float(np.mean([losses[number] for number in made])) if made else None,
+            grad_norm=float(np.mean([steps[number].grad_norm for number in made])) if made else None,
+            learning_rate=rate,
+            optimizer_steps=len(steps),
+            skipped=len(steps) - len(made),
+            flops=flops,
+            tokens=TokenRecord.join(records),
+        )
+
+    def _renew(self, step: int) -> None:
+        """Renew reference and optimizer where the settings ask for it; a function of the step."""
+        settings = self._settings
+        if not step:
+            return
+        if settings.sync_ref_model and step % settings.ref_model_sync_steps == 0 and self._reference:
+            self._reference.mix(self._engine.full_parameters(), settings.ref_model_mixup_alpha)
+        if settings.outer_iteration_steps and step % settings.outer_iteration_steps == 0:
+            if self._reference:
+                self._reference.mix(self._engine.full_parameters(), 1.0)
+            self._engine.renew_optimizer()
+
+    def _score_before(self, batch: Batch) -> Known:
+        settings = self._settings
+        several = settings.num_iterations * settings.num_mini_batches > 1
+        return Known(
+            # With a single optimizer step the proximal policy is the current one.
+            proximal=self.logprobs(batch.sequences) if settings.decoupled_loss and several else None,
+            reference=self._score(batch.sequences, self._reference.logprobs)
+            if self._reference
+            else None,
+        )
+
+    def _mini_batches(self, batch: Batch, step: int) -> list[MiniBatch]:
+        """The optimizer steps' shares of the batch, drawn anew in each iteration."""
+        settings = self._settings
+        minis: list[MiniBatch] = []
+        lengths = np.array([int(sequence.mask.sum()) for sequence in batch.sequences])
+        count = min(settings.num_mini_batches, len(lengths))
+        for iteration in range(settings.num_iterations):
+            order = np.arange(len(lengths))
+            if count > 1 and settings.shuffle_mini_batch:
+                order = np.random.default_rng([settings.seed, step, iteration]).permutation(order)
+            for chosen in np.array_split(order, count):
+                weights = aggregation_weights(
+                    lengths[chosen],
+                    loss_type=settings.loss_type,
+                    batch_tokens=max(1, batch.trained_tokens),
+                    mini_batches=count,
+                    max_completion_length=settings.max_completion_length,
+                )
+                minis.append(MiniBatch(chosen, weights, first=not minis))
+        return minis
+
+    def _accumulate(self, batch: Batch, mini: MiniBatch, known: Known) -> tuple[float, TokenRecord]:
+        """Gradients of a mini-batch, row by row; loss and record are those of all ranks."""
+        sequences = [batch.sequences[index] for index in mini.sequences]
+        rows = self._rows(sequences)
+        results = []
+        for number, members in enumerate(rows, 1):
+            # A rank without work for a row goes along with the others, at weight 0.
+            places, weights = (members, mini.weights[members]) if members else ([0], np.zeros(1))
+            row = lay_out([sequences[place] for place in places], self._engine.device)
+            indices = mini.sequences[places]
+            tokens = self._tokens(row, weights, indices, known)
+            terms = policy_loss(tokens, self._options)
+            self._engine.accumulate(terms.loss, last=number == len(rows))
+            if members:
+                results.append((terms.loss.item(), _record(row, tokens, terms, mini.first)))
+        shares = [share for shares in gather(results) for share in shares]
+        return sum(loss for loss, _ in shares), TokenRecord.join([record for _, record in shares])
+
+    def _rows(self, sequences: Sequence[TrainSequence]) -> list[list[int]]:
+        budget = self._settings.micro_batch_tokens if self._settings.packing else 1
+        return share([sequence.length for sequence in sequences], budget, world_size())[rank()]
+
+    def _tokens(self, row: Row, weights: np.ndarray, indices: np.ndarray, known: Known) -> LossTokens:
+        logprobs_N, entropy_N = self._engine(row)
+        per_sequence = torch.as_tensor(weights, dtype=torch.float32, device=row.sequence_N.device)
+        if not self._settings.decoupled_loss:
+            old_N = row.behaviour_N
+        elif known.proximal is None:
+            old_N = logprobs_N.detach()
+        else:
+            old_N = _pick(known.proximal, indices, row)
+        return LossTokens(
+            logprobs_N=logprobs_N,
+            entropy_N=entropy_N,
+            old_N=old_N,
+            behaviour_N=row.behaviour_N,
+            reference_N=_pick(known.reference, indices, row) if known.reference else None,
+            advantages_N=row.advantages_N,
+            weight_N=per_sequence[row.sequence_N],
+            mask_N=row.mask_N,
+            sequence_N=row.sequence_N,
+            sequences=row.sequences,
+        )
+
+    def logprobs(self, sequences: Sequence[TrainSequence]) -> list[np.ndarray]:
+        """Per sequence the log-probabilities of its completion, (T,), without training."""
+
+        def score(row: Row) -> Tensor:
+            with torch.no_grad():
+                return self._engine(row)[0]
+
+        return self._score(sequences, score)
+
+    def _score(self, sequences: Sequence[TrainSequence], score: Any) -> list[np.ndarray]:
+        found: dict[int, np.ndarray] = {}
+        for members in self._rows(sequences):
+            places = members or [0]
+            values_N = score(lay_out([sequences[place] for place in places], self._engine.device))
+            lengths = [len(sequences[place].token_ids) for place in places]
+            parts = np.split(values_N.cpu().numpy(), np.cumsum(lengths)[:-1])
+            found |= dict(zip(members, parts, strict=False))
+        scored = {place: part for own in gather(found) for place, part in own.items()}
+        return [scored[place] for place in range(len(sequences))]
+
+    def save(self, folder: Path) -> None:
+        """Weights, optimizer, and the reference if it changed; for `load`."""
+        self._engine.save(folder)
+        if self._reference and rank() == 0:
+            self._reference.save(folder)
+        gather(None)  # the folder is whole only when every rank has written
+
+    def load(self, folder: Path) -> None:
+        """Become exactly what was saved."""
+        self._engine.load(folder)
+        if self._reference:
+            self._reference.load(folder)
+
+    def export(self, folder: Path) -> None:
+        """A Hugging Face folder, see `write_model`. Raises NotFinite before it writes."""
+        state = whole_state(self._engine)
+        if rank() == 0:
+            write_model(folder, self.model, self._tokenizer, state, self._adapter, self._settings)
+
+    def close(self) -> None:
+        """Leave the process group."""
+        leave_process_group()
+
+
+def _lengths(sequence: TrainSequence) -> tuple[int, int]:
+    return sequence.length, len(sequence.token_ids)
+
+
+def _pick(known: list[np.ndarray] | None, indices: np.ndarray, row: Row) -> Tensor:
+    """The row's share of values known per sequence, (N,)."""
+    assert known is not None
+    values = np.concatenate([known[index] for index in indices])
+    return torch.as_tensor(values, dtype=torch.float32, device=row.input_ids.device)
+
+
+def _record(row: Row, tokens: LossTokens, terms: LossTerms, first: bool) -> TokenRecord:
+    """What the metrics need of the row's trained tokens."""
+    values = (
+        tokens.logprobs_N.detach(), tokens.behaviour_N, terms.ratio_N, tokens.entropy_N.detach(),
+        terms.kl_N, terms.clipped_low_N, terms.clipped_high_N, terms.bounded_N, row.staleness_N,
+        _oldest_N(row), torch.full_like(row.mask_N, first),
+    )  # fmt: skip
+    return TokenRecord(*(value[row.mask_N].cpu().numpy() for value in values))
+
+
+def _oldest_N(row: Row) -> torch.Tensor:
+    """Per token, the staleness of its completion's oldest, (N,)."""
+    oldest_S = row.staleness_N.new_zeros(row.sequences)
+    return oldest_S.scatter_reduce(0, row.sequence_N, row.staleness_N, "amax")[row.sequence_N]

@@ -1,0 +1,111 @@
+"""How the learner starts: what it claims and in which order; other ranks follow.
+
+folder's lock -> Redis -> plan -> folder's claim -> contract -> policy -> the loop (learner/loop.py)
+
+Whoever finds another learner at one of these ends at once, naming it.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.work_stream import RunView
+from penstock.common.config.command import LearnerCommand
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.files.atomic import remove_asides
+from penstock.common.files.lock import holder_name, of_this_host
+from penstock.common.role import connect
+from penstock.common.wire.codec import encode
+from penstock.learner.data.plan import make_plan
+from penstock.learner.loop import Learner
+from penstock.learner.policy.deepspeed_engine import join_process_group
+from penstock.learner.policy.policy import Policy
+from penstock.learner.policy.processes import Leader, end_with_launcher, follow, rank, share
+from penstock.learner.state.checkpoint import check_loadable, newest_checkpoint, newest_position
+from penstock.learner.state.incarnations import (
+    check_not_superseded,
+    claim_incarnation,
+    lock_run,
+    next_incarnation,
+    read_nonce,
+)
+from penstock.learner.streams.heartbeat import Pulse
+from penstock.learner.streams.learner_queue import LearnerQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What every rank needs to build the policy."""
+
+    model_folder: Path
+    weights: Path | None
+    settings: LearnerSettings
+    steps: int
+
+    def make_policy(self) -> Policy:
+        """The policy as it is before the checkpoint is loaded."""
+        return Policy(self.model_folder, self.settings, self.steps, self.weights)
+
+
+def run(command: LearnerCommand, stopping: threading.Event) -> None:
+    """Lead the run, or follow rank 0 in it."""
+    end_with_launcher()
+    if rank() == 0:
+        lead(command, stopping)
+    else:
+        join_process_group()
+        follow(share(None).make_policy())
+
+
+def lead(command: LearnerCommand, stopping: threading.Event) -> None:
+    """Train until the plan's steps are made or `stopping` is set; resumes what is in the folder."""
+    folder = command.run.folder
+    with lock_run(folder) as before:
+        connection = connect(command.redis_url, command.run, stopping)
+        try:
+            lead_alone(command, connection, of_this_host(before), stopping)
+        finally:
+            connection.close()
+
+
+def lead_alone(
+    command: LearnerCommand, connection: Connection, gone: list[str], stopping: threading.Event
+) -> None:
+    """Lead the run as the one learner that Redis lets in; `gone` are learners that have ended."""
+    folder, run = command.run.folder, command.run
+    nonce = read_nonce(folder)
+    keys = Keys(run.name)
+    number = next_incarnation(folder, RunView(connection, keys).incarnation())
+    queue = LearnerQueue(connection, keys, number)
+    queue.claim(nonce, holder_name(), run.lease_s, gone)
+    with Pulse(queue, run.lease_s, command.learner.stall_timeout_s) as pulse:
+        pulse.enter("reading data and model")
+        plan = make_plan(command.learner)
+        queue.beat(run.lease_s, "claiming the folder")  # refused if another took over meanwhile
+        claim = claim_incarnation(folder, number, newest_position(folder))
+        for name in ("versions", "checkpoints", "best"):
+            check_not_superseded(folder, number)
+            remove_asides(folder / name)
+        queue.set_state("running")  # an earlier learner of the run may have said "ended"
+        queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
+        checkpoint = newest_checkpoint(folder, claim)
+        if checkpoint:
+            check_loadable(checkpoint, command.learner)
+        bare = checkpoint.bare_weights if checkpoint else None
+        join_process_group()
+        start = share(Start(plan.model_folder, bare, command.learner, plan.steps))
+        policy = Leader(start.make_policy(), pulse.enter)
+        try:
+            learner = Learner(command, plan, claim, policy, checkpoint, pulse.enter)
+            learner.start(connection, queue, nonce, stopping)
+            learner.train(stopping)
+        except OSError:
+            # A successor clears away what was half written.
+            check_not_superseded(folder, claim.incarnation)
+            raise
+        finally:
+            policy.close()

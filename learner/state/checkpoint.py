@@ -1,0 +1,239 @@
+"""Checkpoints: written aside, synced, hashed, renamed; a damaged one is noticed and passed over.
+
+checkpoints/{incarnation:06d}-{step:08d}/
+    model/          the policy as a Hugging Face folder
+    trainer/        weights and optimizer for resuming; not with LEARNER_SAVE_ONLY_MODEL
+    state.json      step, the ledger's table, the journal's position, the machine
+    manifest.json   SHA-256 of every file above
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.errors import ConfigError
+from penstock.common.files.atomic import folder_size, hash_file, whole_folder
+from penstock.common.files.disk import Disk
+from penstock.common.journal.segments import segments_before
+from penstock.common.log import get_logger
+from penstock.learner.policy.processes import world_size
+from penstock.learner.state.fingerprint import this_machine
+from penstock.learner.state.incarnations import (
+    Claim,
+    check_not_superseded,
+    lengths_on_chain,
+    read_claims,
+)
+from penstock.learner.state.journal import Position
+
+log = get_logger(__name__)
+
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A whole checkpoint: where it lies and what a resume goes on from."""
+
+    folder: Path
+    step: int
+    position: Position
+    ledger: dict[str, Any]
+    trained_with: dict[str, Any]
+    """What must be the same for `trainer` to be loaded, see `training_kind`."""
+    machine: dict[str, Any]
+    """On which it was trained, see `this_machine`."""
+
+    @property
+    def model(self) -> Path:
+        """The policy as a Hugging Face folder."""
+        return self.folder / "model"
+
+    @property
+    def trainer(self) -> Path:
+        """Weights and optimizer for an exact resume."""
+        return self.folder / "trainer"
+
+    @property
+    def bare_weights(self) -> Path | None:
+        """The model, if that is all there is (LEARNER_SAVE_ONLY_MODEL)."""
+        return None if self.trainer.is_dir() else self.model
+
+
+def save_checkpoint(
+    run_folder: Path,
+    policy: Any,
+    step: int,
+    position: Position,
+    ledger: dict[str, Any],
+    settings: LearnerSettings,
+    disk: Disk | None = None,
+) -> Checkpoint:
+    """Write the checkpoint of a step, then delete what is older than the newest few.
+
+    `policy` is a Policy, or its Leader. A full disk is waited for as `disk` says, but not where other
+    ranks have written their share of it. Raises DiskFull.
+    """
+    folder = checkpoints_folder(run_folder) / f"{position.incarnation:06d}-{step:08d}"
+    state = {
+        "step": step,
+        "position": asdict(position),
+        "ledger": ledger,
+        "trained_with": training_kind(settings),
+        "machine": this_machine(),
+    }
+
+    def write() -> None:
+        with whole_folder(folder) as aside:
+            policy.export(aside / "model")
+            if not settings.save_only_model:
+                policy.save(aside / "trainer")
+            (aside / "state.json").write_text(json.dumps(state))
+            hashes = {str(path.relative_to(aside)): hash_file(path) for path in _files(aside)}
+            (aside / _MANIFEST).write_text(json.dumps(hashes, indent=1))
+
+    if disk is None or world_size() > 1:
+        disk = Disk()
+    sizes = [folder_size(old) for old in _newest_first(run_folder)[:1]]
+    disk.write("a checkpoint", folder, write, sizes[0] if sizes else None)
+    _forget_old(run_folder, position.incarnation, settings)
+    return _read(folder)
+
+
+def _forget_old(run_folder: Path, incarnation: int, settings: LearnerSettings) -> None:
+    """Delete all but the newest checkpoints on the chain, and perhaps the journal before them."""
+    found = _newest_first(run_folder)  # before the claims: none of a later learner's is among them
+    claims = read_claims(run_folder)
+    if max(claims, default=0) > incarnation:  # superseded: what is old is for the successor to say
+        return
+    ends = {**lengths_on_chain(run_folder, claims[incarnation]), incarnation: sys.maxsize}
+    kept = [
+        folder
+        for folder in found
+        if (position := _position(folder)) and position.offset <= ends.get(position.incarnation, -1)
+    ][: settings.save_total_limit]
+    for old in found:
+        if old not in kept:
+            shutil.rmtree(old)
+    if settings.journal_retention == "resume":
+        _trim_journal(run_folder, kept)
+
+
+def _trim_journal(run_folder: Path, kept: list[Path]) -> None:
+    """Delete the segments before the oldest kept checkpoint, once two at least are whole."""
+    position = _position(kept[-1])
+    if position is None or len(kept) < 2:
+        return
+    doomed = segments_before(run_folder, position.incarnation, position.offset)
+    damaged = [folder for folder in kept[1:] if _find_damage(folder)] if doomed else []
+    if damaged:
+        log.error("the journal is kept: a checkpoint is damaged", folder=str(damaged[0]))
+        return
+    for path in doomed:
+        path.unlink()
+
+
+def newest_position(run_folder: Path) -> Position | None:
+    """The position of the newest checkpoint, so far as it can be read; it may yet be damaged."""
+    positions = filter(None, map(_position, _newest_first(run_folder)))
+    return next(positions, None)
+
+
+def newest_checkpoint(run_folder: Path, claim: Claim) -> Checkpoint | None:
+    """The newest whole checkpoint on the claim's own chain, or None."""
+    ends = lengths_on_chain(run_folder, claim)
+    for folder in _newest_first(run_folder):
+        problem = _find_damage(folder)
+        if not problem:
+            checkpoint = _read(folder)
+            position = checkpoint.position
+            end = ends.get(position.incarnation, -1)
+            if position.offset <= end:
+                return checkpoint
+            problem = f"written by a learner that was superseded, at {position.offset} of {end} bytes"
+        check_not_superseded(run_folder, claim.incarnation)  # or it may be the successor's
+        log.error("a checkpoint is passed over", folder=str(folder), problem=problem)
+        folder.rename(folder.with_name(f"unused-{folder.name}"))  # it must not count among those kept
+    return None
+
+
+def training_kind(settings: LearnerSettings) -> dict[str, Any]:
+    """The settings that decide the form of the optimizer's state, by variable."""
+    return {
+        "LEARNER_DTYPE": settings.dtype,
+        "LEARNER_ZERO_STAGE": settings.resolved_zero_stage,
+        "LEARNER_LORA_RANK": settings.lora_rank,
+        "LEARNER_LORA_TARGET_MODULES": settings.lora_target_modules if settings.lora_rank else [],
+        "number of learner processes": world_size(),
+    }
+
+
+def check_loadable(checkpoint: Checkpoint, settings: LearnerSettings) -> None:
+    """Whether the trainer's state fits today's settings; raises ConfigError naming what changed."""
+    now = training_kind(settings)
+    changed = [
+        f"{name} was {then} and is {now[name]}"
+        for name, then in checkpoint.trained_with.items()
+        if then != now[name]
+    ]
+    if changed and checkpoint.bare_weights is None:
+        raise ConfigError(
+            f"the run cannot be resumed from {checkpoint.folder}: {'; '.join(changed)}. Set it back, or "
+            f"start a new run with LEARNER_MODEL={checkpoint.model}"
+        )
+
+
+def checkpoints_folder(run_folder: Path) -> Path:
+    """Where a run's checkpoints lie."""
+    return run_folder / "checkpoints"
+
+
+def _newest_first(run_folder: Path) -> list[Path]:
+    return sorted(checkpoints_folder(run_folder).glob("[0-9]*-[0-9]*"), reverse=True)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _find_damage(folder: Path) -> str:
+    try:
+        hashes = json.loads((folder / _MANIFEST).read_text())
+        _read(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"unreadable: {error}"
+    for name, expected in hashes.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if hash_file(path) != expected:
+            return f"{name} differs from its hash"
+    return ""
+
+
+def _read(folder: Path) -> Checkpoint:
+    state = json.loads((folder / "state.json").read_text())
+    return Checkpoint(
+        folder,
+        state["step"],
+        Position(**state["position"]),
+        state["ledger"],
+        state["trained_with"],
+        state["machine"],
+    )
+
+
+def _position(folder: Path) -> Position | None:
+    """Where in the journal a checkpoint was made; None if its state is damaged."""
+    try:
+        hashes = json.loads((folder / _MANIFEST).read_text())
+        whole = hashes["state.json"] == hash_file(folder / "state.json")
+        return _read(folder).position if whole else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,163 @@
+"""One learner at a time, and who came after whom.
+
+A start of the learner takes the lock on the run's folder, then claims the next incarnation with a
+file that says from where it goes on. A resume follows this chain of claims, never the highest step:
+what an old incarnation appends after it was superseded is not part of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from penstock.common.errors import ConfigError, RunTaken
+from penstock.common.failpoint import failpoint
+from penstock.common.files.atomic import make_folder, sync_folder, write_whole
+from penstock.common.files.lock import hold_lock, holder_name
+from penstock.common.journal.segments import REMEDY, explain_gap, left_out, read_journal, valid_length
+from penstock.learner.state.journal import Position
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Incarnation `incarnation` goes on after `parent_length` bytes of its parent's journal."""
+
+    incarnation: int
+    parent: int
+    parent_length: int
+    holder: str
+
+
+def lock_run(folder: Path) -> AbstractContextManager[list[str]]:
+    """Hold the run's folder as its learner; raises RunTaken naming the process that does.
+
+    Gives the names of the learners that held it before.
+    """
+    return hold_lock(folder / "learner.lock", "learner")
+
+
+def read_nonce(folder: Path) -> str:
+    """The number that ties the folder to its run in Redis; made at the first start."""
+    path = folder / "nonce"
+    if not path.is_file():
+        write_whole(path, uuid.uuid4().hex.encode())
+    return path.read_text()
+
+
+def next_incarnation(folder: Path, redis_incarnation: int) -> int:
+    """The number after the largest that folder and Redis know."""
+    return max([redis_incarnation, *read_claims(folder)]) + 1
+
+
+def claim_incarnation(folder: Path, number: int, checkpointed: Position | None = None) -> Claim:
+    """Take the number that Redis gave, on the folder; raises RunTaken, ConfigError.
+
+    Redis is claimed first: from there on the learner before can acknowledge nothing, so that whatever
+    it still appends to its journal may count or not. Exactly that number is taken, and none if a later
+    one is there: a learner that was stopped between the two would cut off its successor's journal.
+    `checkpointed` is the newest checkpoint's position: damage of the journal before it does no harm.
+    """
+    check_not_superseded(folder, number)
+    claims = read_claims(folder)
+    parent = max(claims, default=0)
+    _ancestors(folder, claims, parent)
+    start = checkpointed.offset if checkpointed and checkpointed.incarnation == parent else 0
+    length = valid_length(folder, parent, start)
+    rest = left_out(folder, parent, length)
+    if rest is not None and not rest.torn:
+        raise ConfigError(
+            f"{explain_gap(folder, parent, length)}. To give up what follows, {rest.length} bytes: "
+            f"truncate -s {rest.offset} {rest.path}, and delete the files of that incarnation after it"
+        )
+    claim = Claim(
+        incarnation=number,
+        parent=parent,
+        parent_length=length,
+        holder=holder_name(),
+    )
+    path = folder / "claims" / f"{claim.incarnation:06d}.json"
+    make_folder(path.parent)
+    aside = path.with_suffix(f".{os.getpid()}")
+    write_whole(aside, json.dumps(asdict(claim)).encode())
+    try:
+        os.link(aside, path)  # unlike a rename, refuses to replace another learner's claim
+    except FileExistsError as error:
+        raise RunTaken(f"another learner claimed incarnation {claim.incarnation} first") from error
+    finally:
+        aside.unlink()
+    failpoint("claims.linked")
+    sync_folder(path.parent)
+    return claim
+
+
+def check_not_superseded(folder: Path, incarnation: int) -> None:
+    """Raise RunTaken if a later learner has claimed the folder."""
+    newest = max(read_claims(folder), default=0)
+    if newest > incarnation:
+        raise RunTaken(
+            f"incarnation {newest} of the learner holds the run's folder: this learner was superseded "
+            "and stops"
+        )
+
+
+def read_claims(folder: Path) -> dict[int, Claim]:
+    """The claims made so far, by incarnation; raises ConfigError where one is damaged."""
+    found = [_read_claim(path) for path in (folder / "claims").glob("*.json")]
+    return {claim.incarnation: claim for claim in found}
+
+
+def _read_claim(path: Path) -> Claim:
+    try:
+        claim = Claim(**json.loads(path.read_text()))
+        if not int(path.stem) == claim.incarnation > claim.parent >= 0:
+            raise ValueError("its numbers do not fit")
+        return claim
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{path}: damaged ({error}); it says from where its learner went on. {REMEDY}"
+        ) from error
+
+
+def _ancestors(folder: Path, claims: dict[int, Claim], newest: int) -> list[Claim]:
+    """The claim of that number and those it goes on from, newest first; raises ConfigError."""
+    found = []
+    while newest:
+        if newest not in claims:
+            raise ConfigError(
+                f"{folder / 'claims'}: incarnation {newest} is missing, and later ones go on from its "
+                f"journal. {REMEDY}"
+            )
+        found.append(claims[newest])
+        newest = found[-1].parent
+    return found
+
+
+def read_chain(
+    folder: Path, newest: Claim, start: Position | None = None
+) -> Iterator[tuple[Position, dict]]:
+    """The records that `newest` goes on from, in order, each with the position after it.
+
+    Raises ConfigError where records are missing that a claim relies on.
+    """
+    ancestors = _ancestors(folder, read_claims(folder), newest.parent)
+    chain = [(claim.parent, claim.parent_length) for claim in (newest, *ancestors) if claim.parent]
+    for incarnation, length in reversed(chain):
+        if start is not None and incarnation < start.incarnation:
+            continue
+        first = start.offset if start is not None and incarnation == start.incarnation else 0
+        reached = first
+        for reached, record in read_journal(folder, incarnation, first, length):
+            yield Position(incarnation, reached), record
+        if reached < length:
+            raise ConfigError(explain_gap(folder, incarnation, reached, length))
+
+
+def lengths_on_chain(folder: Path, newest: Claim) -> dict[int, int]:
+    """By incarnation, how much of its journal later ones went on from."""
+    lengths = {claim.parent: claim.parent_length for claim in read_claims(folder).values()}
+    return lengths | {newest.parent: newest.parent_length}

@@ -1,0 +1,93 @@
+"""The journal: a write-ahead log of everything the learner decided, synced before it acts.
+
+An incarnation's journal lies in segments, `journal/{incarnation:06d}-{offset:012d}.journal`, named by
+the offset at which they begin; each begins where the one before ends. A record is the length of its
+body (8 bytes), the body's CRC-32 (4 bytes) and the body: zlib over msgpack, a map with `kind` and, per
+kind,
+
+    header      what this learner was started with: settings, model_folder, steps, machine
+    batch       step, version, groups (encoded ScoredGroups in order), the settings and reward_weights
+                it was formed with, its metrics so far; ends, ledger
+    evaluation  version, questions: the eval tickets that were issued; ledger
+    evaluated   version, results: what came of them; ends, ledger
+    ask again   ends, ledger: dropped tickets whose questions are to be repeated
+    rejoin      ends, ledger: what had ended when another server process answered
+    no signal   ends, ledger: why the run ended with NoSignal
+    end         ends, ledger: tickets left over when the run ended
+
+`ends` maps the tickets that ended since the last record to [state, reason]; `ledger` is the learner's
+table after it. A torn last record is cut when the next incarnation claims the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from penstock.common.failpoint import failpoint
+from penstock.common.files.atomic import append_whole, sync_folder
+from penstock.common.files.disk import Disk
+from penstock.common.journal.segments import encode_record, segment_path
+
+SEGMENT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place between two records: the incarnation and the offset in its journal, in bytes."""
+
+    incarnation: int
+    offset: int
+
+
+class Journal:
+    """What one incarnation appends to. A full disk is waited for as `disk` says."""
+
+    def __init__(
+        self,
+        run_folder: Path,
+        incarnation: int,
+        segment_bytes: int = SEGMENT_BYTES,
+        disk: Disk | None = None,
+    ) -> None:
+        (run_folder / "journal").mkdir(parents=True, exist_ok=True)
+        self.incarnation = incarnation
+        self._run_folder = run_folder
+        self._segment_bytes = segment_bytes
+        self._disk = disk or Disk()
+        self._begin_segment(0)
+
+    def append(self, kind: str, **fields: Any) -> Position:
+        """Write one record and sync it; returns the position after it. Raises DiskFull."""
+        record = encode_record({"kind": kind, **fields})
+        if self._size and self._size + len(record) > self._segment_bytes:
+            self._file.close()
+            self._begin_segment(self._start + self._size)
+        what = f"the journal's record of {kind!r}"
+        failpoint("journal.before")
+        write = partial(append_whole, self._file, record, self._size)
+        self._disk.write(what, self._path, write, len(record))
+        self._size += len(record)
+        failpoint("journal.synced")
+        return Position(self.incarnation, self._start + self._size)
+
+    def close(self) -> None:
+        """Close the file; every record is on disk already."""
+        self._file.close()
+
+    def _begin_segment(self, start: int) -> None:
+        self._start, self._size = start, 0
+        self._path = segment_path(self._run_folder, self.incarnation, start)
+        self._disk.write("the journal's next file", self._path, self._open)
+
+    def _open(self) -> None:
+        file = self._path.open("xb", buffering=0)
+        try:
+            sync_folder(self._path.parent)
+        except OSError:
+            file.close()
+            self._path.unlink()
+            raise
+        self._file = file

@@ -1,0 +1,191 @@
+"""From the stream of outcomes to a batch: a fold whose verdicts depend on stream order and step alone.
+
+    fold(entry)   a verdict ends its ticket at once; a group with signal is held
+    form(step)    what is over max_staleness is dropped; of the rest groups_per_step join, oldest
+                  arrivals first
+
+By default only groups that keep the pace join (learner/streams/pace.py), so that hardly any is dropped;
+with at_max_staleness drop or requeue simply the first do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Set
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from penstock.common.broker.work_stream import Entry
+from penstock.common.errors import MalformedMessage, NoSignal
+from penstock.common.wire.codec import decode_outcome
+from penstock.common.wire.messages import Group, ScoredGroup, Verdict, Version
+from penstock.learner.algorithm.batch import is_ahead, is_over_lag
+from penstock.learner.data.tickets import TicketSource
+from penstock.learner.state.ledger import Ledger
+from penstock.learner.streams.pace import choose_in_pace, keeps_pace
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """What came back since the last batch, for the metrics."""
+
+    filtered: list[Verdict] = field(default_factory=list)
+    dead: int = 0
+    stale: int = 0
+    foreign: int = 0  # of these stale, of an older contract: nothing against the questions
+    dropped: list[ScoredGroup] = field(default_factory=list)  # of these stale, over max_staleness
+    total_dropped: int = 0  # over the whole run
+    last_dead: str = ""  # a ticket, and who says why it died
+
+    @property
+    def without_signal(self) -> int:
+        """Tickets that ended without anything to train on; what came too late had its signal."""
+        return len(self.filtered) + self.dead + self.stale - self.foreign - len(self.dropped)
+
+
+class Intake:
+    """Holds the groups that may be trained, and decides which form a batch."""
+
+    def __init__(self, ledger: Ledger, source: TicketSource, vocab_size: int) -> None:
+        self.arrivals = Arrivals()
+        self.newest_version: Version | None = None
+        self._ledger = ledger
+        self._source = source
+        self._settings = source.settings
+        self._vocab_size = vocab_size
+        self._held: dict[str, ScoredGroup] = {}
+
+    @property
+    def held(self) -> Set[str]:
+        """Tickets whose groups wait to be trained."""
+        return self._held.keys()
+
+    def fold(self, entry: Entry, step: int) -> None:
+        """Take one outcome; one whose ticket has ended, or is held, changes nothing."""
+        if entry.ticket not in self._ledger.open or entry.ticket in self._held:
+            return
+        try:
+            outcome = decode_outcome(entry.payload)
+        except MalformedMessage as error:
+            self._end_dead(entry.ticket, f"malformed outcome: {error}")
+            return
+        if isinstance(outcome, ScoredGroup):
+            self._accept(entry.ticket, outcome, step)
+        elif outcome.state == "filtered":
+            self._ledger.close(entry.ticket, "filtered", outcome.reason)
+            fits = set(outcome.rewards) == set(self._settings.reward_names)  # else of an older contract
+            self.arrivals.filtered.append(outcome if fits else replace(outcome, rewards={}))
+        else:
+            self._end_dead(entry.ticket, outcome.reason)
+
+    def _accept(self, ticket: str, scored: ScoredGroup, step: int) -> None:
+        versions = [span.version for made in scored.group.rollouts for span in made.spans]
+        self.newest_version = max(
+            [*versions, *([self.newest_version] if self.newest_version else [])],
+            key=lambda version: (version.step, version.incarnation),
+        )
+        if scored.group.ticket.id != ticket:
+            self._end_dead(ticket, f"the group is of ticket {scored.group.ticket.id}")
+        elif scored.group.ticket.contract != self._source.contract:
+            self._end_stale(ticket, "contract")
+            self.arrivals.foreign += 1
+        elif set(scored.rewards) != set(self._settings.reward_names):
+            self._end_dead(ticket, f"it has the rewards {', '.join(scored.rewards)}")
+        elif not self._is_as_issued(scored.group):
+            self._end_stale(ticket, "prompt, sampling or tokens differ from what was asked for")
+        elif is_ahead(scored, step):
+            self._end_stale(ticket, "sampled by a version of a lineage that did not survive")
+        else:
+            self._held[ticket] = scored
+
+    def _is_as_issued(self, group: Group) -> bool:
+        """Whether the group answers the ticket as it is issued now, in tokens the model knows.
+
+        Past this point it is journalled, and what cannot be trained would end every resume.
+        """
+        position = self._ledger.position(group.ticket.id)
+        asked = self._source.train(group.ticket.id, group.ticket.version, position)
+        return (
+            np.array_equal(asked.prompt_ids, group.ticket.prompt_ids)
+            and asked.sampling == group.ticket.sampling
+            and asked.num_generations == group.ticket.num_generations
+            and all(
+                rollout.token_ids.min() >= 0
+                and rollout.token_ids.max() < self._vocab_size
+                and len(rollout.token_ids) <= asked.sampling.max_tokens
+                for rollout in group.rollouts
+            )
+        )
+
+    def form(self, step: int) -> list[ScoredGroup] | None:
+        """The next batch's groups, or None while more are to come; raises NoSignal.
+
+        The groups leave the intake; their tickets stay open until the caller ends them.
+        """
+        self._drop_over_lag(step)
+        size = self._settings.groups_per_step
+        chosen, may_be_smaller = self._choose(step, size)
+        if len(chosen) < size and not (self._spent(len(chosen)) and may_be_smaller):
+            return None
+        if not chosen:
+            raise NoSignal(
+                f"step {step + 1}: {self.arrivals.without_signal} groups in a row had nothing to learn "
+                f"from ({len(self.arrivals.filtered)} without spread in their rewards, "
+                f"{self.arrivals.dead} dead, {self.arrivals.stale} stale): the questions are too easy, "
+                "too hard, or the rewards do not fit; see `penstock samples` and `queues audit`"
+                + (f". The last that died is {self.arrivals.last_dead}" if self.arrivals.dead else "")
+            )
+        return [self._held.pop(ticket) for ticket in chosen]
+
+    def take_arrivals(self) -> Arrivals:
+        """What came back since this was last called."""
+        arrivals, self.arrivals = self.arrivals, Arrivals()
+        arrivals.total_dropped = self._ledger.total_dropped
+        return arrivals
+
+    def _spent(self, usable: int) -> bool:
+        """Whether all rounds for this batch came back, so that it goes on with what there is.
+
+        A round is groups_per_step groups. Where there is nothing to go on with, the rounds of the
+        next batches are waited for as well, max_empty_updates in all.
+        """
+        rounds = 1 + self._settings.max_resample_times
+        if not usable:
+            rounds *= self._settings.max_empty_updates
+        return self.arrivals.without_signal + usable >= rounds * self._settings.groups_per_step
+
+    def _drop_over_lag(self, step: int) -> None:
+        for ticket, scored in list(self._held.items()):
+            if is_over_lag(scored, step, self._settings):
+                self.arrivals.dropped.append(self._held.pop(ticket))
+                self.arrivals.stale += 1
+                self._ledger.drop(ticket, ask_again=self._settings.at_max_staleness == "requeue")
+
+    def _choose(self, step: int, size: int) -> tuple[list[str], bool]:
+        """Held tickets for a batch, and whether the pace allows it if they are fewer than `size`.
+
+        A smaller batch waits for tickets of earlier steps that have to be in it. Not for those of this
+        step: as long as there is no batch, new ones are issued, and it would never be taken.
+        """
+        if self._settings.at_max_staleness != "pace":
+            return list(self._held)[:size], True
+        due = Counter(
+            self._due_within(ticket, step) for ticket in self._ledger.open if ticket.startswith("train:")
+        )
+        held = {ticket: self._due_within(ticket, step) for ticket in self._held}
+        chosen = choose_in_pace(held, due, size)
+        return chosen, keeps_pace(due, self._settings.max_staleness, size)
+
+    def _due_within(self, ticket: str, step: int) -> int:
+        """How many more batches after this one may still train the ticket; never below 0."""
+        return max(0, self._ledger.open[ticket].step + self._settings.max_staleness - step)
+
+    def _end_dead(self, ticket: str, reason: str) -> None:
+        self._ledger.close(ticket, "dead", reason)
+        self.arrivals.dead += 1
+        self.arrivals.last_dead = f"{ticket}: {reason}"
+
+    def _end_stale(self, ticket: str, reason: str) -> None:
+        self._ledger.close(ticket, "stale", reason)
+        self.arrivals.stale += 1

@@ -1,0 +1,1 @@
+"""Penstock: reinforcement-learning post-training as an asynchronous actor-learner pipeline."""
