@@ -1,7 +1,5 @@
 """The `actor` command."""
 
-from __future__ import annotations
-
 import sys
 import threading
 

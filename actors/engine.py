@@ -1,7 +1,5 @@
 """What the actor's loop needs of an inference engine; knows no engine in particular."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Protocol

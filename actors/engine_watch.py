@@ -1,7 +1,5 @@
 """Is the engine alive, and how fast: what the leases, the watch and the log lines go by."""
 
-from __future__ import annotations
-
 import time
 
 from penstock.actors.engine import Engine

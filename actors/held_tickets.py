@@ -3,8 +3,6 @@
 taken -> waiting (for its version, for its turn) -> running -> gone
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from penstock.common.broker.work_stream import Entry, WorkStream

@@ -1,7 +1,5 @@
 """Joining a run, and noticing that it is no longer the one that was joined."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

@@ -7,8 +7,6 @@
 When the queue server was emptied the actor keeps its engine and waits for the run's contract again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -8,8 +8,6 @@ Side by side, in one event loop (calls to the queue server go through threads):
     watch          ends the shift; fails it when the engine produces nothing any more
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

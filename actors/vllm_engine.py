@@ -11,8 +11,6 @@ What vLLM must be told so that its numbers are what the learner takes them for:
 - VLLM_WORKER_MULTIPROC_METHOD=spawn: a forked worker hangs if its parent had used OpenMP threads.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

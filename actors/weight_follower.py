@@ -1,7 +1,5 @@
 """Keeping the engine on the announced version."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

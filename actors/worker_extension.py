@@ -1,7 +1,5 @@
 """What runs inside vLLM's worker processes, which load it by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

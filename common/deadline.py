@@ -1,7 +1,5 @@
 """How long something has been waited for in vain: what deadlines and reports go by."""
 
-from __future__ import annotations
-
 import time
 
 REPORT_EVERY_S = 30.0

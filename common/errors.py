@@ -18,8 +18,6 @@ The numbers are those of sysexits.h, 79, 80 and 81. A process that was told to s
 or with 69 if it could not close its books because the queue server was away.
 """
 
-from __future__ import annotations
-
 
 class PenstockError(Exception):
     """Base of every error a user can meet; its text says what was found and what to do."""

@@ -9,8 +9,6 @@ Every command to the queue server has two places, before and after it (common/br
 journal, files that are written aside and the learner's Update have some of their own.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

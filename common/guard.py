@@ -6,8 +6,6 @@ reason (its end of the pipe closes), and kills what is left of it. It knows prog
 environment that they inherited, and what has another environment or was merely forked by having seen it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -1,7 +1,5 @@
 """Structured logs on standard error: one event with its fields per line, as text or as JSON."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from typing import Any, Literal

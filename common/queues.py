@@ -1,7 +1,5 @@
 """The `queues` command: look at a run from anywhere, prove its books, discard it."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

@@ -3,8 +3,6 @@
 Dimensions: G rollouts of a group.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

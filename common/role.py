@@ -6,8 +6,6 @@ SIGINT and SIGTERM set `stopping`: the loop finishes what it holds and returns. 
 the process at once.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

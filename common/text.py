@@ -1,7 +1,5 @@
 """Texts of unknown origin: a column as text, and anything as what a terminal may be shown."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -3,8 +3,6 @@
 Subcommands are imported when they are called, so that help and mistakes answer at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from importlib import import_module

@@ -1,7 +1,5 @@
 """One supervised process: started in a session of its own, its lines passed on, its end noticed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """`penstock evaluate`: held-out questions through the same actors and rewarders, nothing trained."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

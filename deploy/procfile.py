@@ -1,7 +1,5 @@
 """Procfiles: which processes a run has, one `name: command` per line."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

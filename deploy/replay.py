@@ -1,7 +1,5 @@
 """`penstock replay`: the learner's replay, in a process of its own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

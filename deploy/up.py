@@ -1,7 +1,5 @@
 """`penstock up`: a whole run on this machine, queue server included, alive until it is over."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -1,7 +1,5 @@
 """`learner`: settings first, so that a mistake is told before anything heavy is imported."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from typing import Any

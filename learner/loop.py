@@ -1,7 +1,5 @@
 """The learner's loop, and how it resumes and ends."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

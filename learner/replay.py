@@ -6,8 +6,6 @@ bit for bit, those of a run on several ranks to rounding. With other settings it
 data.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

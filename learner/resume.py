@@ -4,8 +4,6 @@ The tail is retrained by the same functions as a live step, so on one machine wi
 a run that was killed and resumed has the same weights, bit for bit, as one that was not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

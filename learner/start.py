@@ -5,8 +5,6 @@ folder's lock -> Redis -> plan -> folder's claim -> contract -> policy -> the lo
 Whoever finds another learner at one of these ends at once, naming it.
 """
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass
 from pathlib import Path

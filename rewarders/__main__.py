@@ -1,7 +1,5 @@
 """The `rewarder` command. Nothing heavy is imported before the settings are known to be right."""
 
-from __future__ import annotations
-
 import sys
 import threading
 

@@ -8,8 +8,6 @@
 Which one it is follows from the names of the parameters.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Dynamic sampling of DAPO (arXiv:2503.14476, section 3.2): a group whose rollouts
 total has only zero advantages, so training on it costs a forward pass and teaches nothing.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 NO_SPREAD = "no spread"

@@ -1,7 +1,5 @@
 """Joining a run, and following its contract when the learner publishes another one."""
 
-from __future__ import annotations
-
 import threading
 
 from penstock.common.broker.work_stream import RunView, wait_for_contract

@@ -1,7 +1,5 @@
 """A reward's code, by what the contract says of it. Runs inside a scoring process only."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import sys

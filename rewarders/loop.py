@@ -6,8 +6,6 @@ Produces: a ScoredGroup or a Verdict per group on `scored` (training) or `evalua
 Ends when the run has ended or a signal came, after finishing what it holds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
@@ -77,7 +75,7 @@ class Rewarder:
         """
         return self._scorer.join(self._settings.run.join_timeout_s, stopping)
 
-    def __enter__(self) -> Rewarder:
+    def __enter__(self) -> "Rewarder":
         self._keeper.start()
         log.info("joined the run", run=self._settings.run.name, rewarder=self._stream.consumer)
         return self

@@ -4,8 +4,6 @@ Model text makes verifiers hang in C code, crash and eat memory (`9^{9^{9^{9}}}`
 scoring ends as ScoringFailed, which is retried and then set aside; it never becomes a reward.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os
@@ -78,7 +76,7 @@ class ScoringPool:
         self._names = tempfile.TemporaryDirectory(prefix="penstock-scoring-")
         self._started = False
 
-    def __enter__(self) -> ScoringPool:
+    def __enter__(self) -> "ScoringPool":
         return self
 
     def __exit__(

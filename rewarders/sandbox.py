@@ -4,8 +4,6 @@ Whatever goes wrong goes back as text. An exception itself would have to be pick
 cannot be unpickled takes the whole pool down.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -1,7 +1,5 @@
 """One group to its outcome under the run's contract."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Who scoring processes are: an unprivileged user where possible, with hardly any environment."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import pwd

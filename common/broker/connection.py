@@ -5,8 +5,6 @@ through here may be sent again after a lost reply: the protocol's functions find
 and a read whose reply was lost leaves entries that the lease brings back.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Sequence

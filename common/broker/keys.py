@@ -1,7 +1,5 @@
 """The names of a run's keys. All carry one hash tag, so a cluster keeps a run in one slot."""
 
-from __future__ import annotations
-
 from penstock.common.wire.messages import Purpose
 
 GROUP = "workers"

@@ -1,7 +1,5 @@
 """Actors and rewarders notice when their learner has stopped, hangs, or is gone."""
 
-from __future__ import annotations
-
 import time
 
 from penstock.common.broker.connection import Connection

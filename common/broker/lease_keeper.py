@@ -4,8 +4,6 @@ A thread that renews for ever beside a hung engine would keep the work from ever
 are renewed only while `progress` grows; after `stall_timeout_s` without growth they are let go.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -8,8 +8,6 @@ Address and password are decided once and kept in `url`, so a server that was ki
 where everybody looks for it, with what it held.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import secrets
@@ -124,7 +122,7 @@ class LocalServer:
         self._log = (run_folder / URL_FILE).with_name("server.log")
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> LocalServer:
+    def __enter__(self) -> "LocalServer":
         self.start()
         return self
 

@@ -1,7 +1,5 @@
 """Snapshots of a run on its queue server, as plain frozen data; printing is elsewhere."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

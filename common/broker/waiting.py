@@ -1,7 +1,5 @@
 """Who should deliver what a run waits for: every open ticket's holder, and the roles nobody fills."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 from penstock.common.broker.connection import Connection

@@ -7,8 +7,6 @@ The functions themselves run on the server (functions.lua). A worker's life of a
 What only the learner does is in learner/streams/learner_queue.py.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

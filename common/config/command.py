@@ -4,8 +4,6 @@ Every command of the project starts here, so that a wrong variable is found befo
 imported. Wrong settings raise ConfigError with one line per mistake.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import re

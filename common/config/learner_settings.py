@@ -1,7 +1,5 @@
 """LEARNER_*: the training. Hyper-parameters have TRL's names where TRL has the thing."""
 
-from __future__ import annotations
-
 import difflib
 from typing import Annotated, Literal
 
@@ -262,7 +260,7 @@ class LearnerSettings(
     )
 
     @model_validator(mode="after")
-    def _data_sets_fit(self) -> LearnerSettings:
+    def _data_sets_fit(self) -> "LearnerSettings":
         found, expected = len(self.dataset_weights), len(self.dataset)
         if self.dataset_weights and found != expected:
             raise ValueError(f"LEARNER_DATASET_WEIGHTS has {found} weights for {expected} data sets")
@@ -280,7 +278,7 @@ class LearnerSettings(
         return self
 
     @model_validator(mode="after")
-    def _rewards_are_known(self) -> LearnerSettings:
+    def _rewards_are_known(self) -> "LearnerSettings":
         names = self.reward_names
         for asked in self.rewards:
             source, name = split_reward(asked)
@@ -335,14 +333,14 @@ class LearnerSettings(
         return [split_reward(asked)[1] for asked in self.rewards]
 
     @model_validator(mode="after")
-    def _weights_match_rewards(self) -> LearnerSettings:
+    def _weights_match_rewards(self) -> "LearnerSettings":
         found, expected = len(self.reward_weights), len(self.rewards)
         if self.reward_weights and found != expected:
             raise ValueError(f"LEARNER_REWARD_WEIGHTS has {found} weights for {expected} rewards")
         return self
 
     @model_validator(mode="after")
-    def _bounds_are_in_order(self) -> LearnerSettings:
+    def _bounds_are_in_order(self) -> "LearnerSettings":
         if self.importance_sampling_min > self.importance_sampling_cap:
             raise ValueError(
                 "LEARNER_IMPORTANCE_SAMPLING_MIN lies above LEARNER_IMPORTANCE_SAMPLING_CAP"
@@ -367,7 +365,7 @@ class LearnerSettings(
         return self
 
     @model_validator(mode="after")
-    def _a_bare_checkpoint_suffices(self) -> LearnerSettings:
+    def _a_bare_checkpoint_suffices(self) -> "LearnerSettings":
         reference_changes = self.beta and (self.sync_ref_model or self.outer_iteration_steps)
         if self.save_only_model and (self.lora_rank or reference_changes):
             raise ValueError(
@@ -377,7 +375,7 @@ class LearnerSettings(
         return self
 
     @model_validator(mode="after")
-    def _sharding_fits(self) -> LearnerSettings:
+    def _sharding_fits(self) -> "LearnerSettings":
         stage = self.resolved_zero_stage
         if self.dtype == "bfloat16" and stage == 0:
             raise ValueError(
@@ -397,7 +395,7 @@ class LearnerSettings(
         return self
 
     @model_validator(mode="after")
-    def _the_reference_is_used(self) -> LearnerSettings:
+    def _the_reference_is_used(self) -> "LearnerSettings":
         if self.lora_rank and self.beta and (self.sync_ref_model or self.outer_iteration_steps):
             raise ValueError(
                 "with LoRA the reference is the base model, which does not change: leave "

@@ -5,8 +5,6 @@ REWARDER_ belong to one each. LEARNER_MAX_STEPS=10 and `learner --learner.max-st
 A flag wins over the environment, the environment over the file given with --env-file.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """Files that survive a crash whole or not at all: write aside, sync, rename, sync the folder."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A full disk is waited for: said at once and again every 30 s, with a limit that ends the run."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -63,7 +61,7 @@ class Disk:
                 wait = wait or _Wait(what, path, needed, began)
                 self._wait(wait, time.monotonic() - began, error)
 
-    def _wait(self, wait: _Wait, took_s: float, error: Exception) -> None:
+    def _wait(self, wait: "_Wait", took_s: float, error: Exception) -> None:
         """Wait at least as long as the attempt took, and until there may be room."""
         pause_s = max(_POLL_S, took_s)
         while True:

@@ -1,7 +1,5 @@
 """A lock on a file, held for as long as the process lives: kill -9 frees it at once."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

@@ -1,7 +1,5 @@
 """The journal's files: how a record is written, and which of them can still be read."""
 
-from __future__ import annotations
-
 import re
 import struct
 import zlib

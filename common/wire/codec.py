@@ -9,8 +9,6 @@ Example:
     Span(version=Version(incarnation=1, step=2), start=0, end=5)
 """
 
-from __future__ import annotations
-
 import reprlib
 import types
 from dataclasses import fields, is_dataclass

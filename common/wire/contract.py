@@ -1,7 +1,5 @@
 """The run's contract: what must agree across its processes, decided once by the learner."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path

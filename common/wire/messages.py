@@ -9,8 +9,6 @@
 Dimensions in names: G rollouts of a group, T tokens of a completion, P tokens of a prompt.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -53,7 +51,7 @@ class Version:
         return f"{self.incarnation}.{self.step}"
 
     @classmethod
-    def parse(cls, text: str) -> Version:
+    def parse(cls, text: str) -> "Version":
         """Read what `str` wrote; raises MalformedMessage."""
         incarnation, dot, step = text.partition(".")
         _require(bool(dot) and incarnation.isdigit() and step.isdigit(), f"{text!r} is no version")

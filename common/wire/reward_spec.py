@@ -1,7 +1,5 @@
 """Which rewards there are, and what a run's contract says of each of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -8,8 +8,6 @@ accuracy swings by several points within a few steps: it is measured often, and 
 and not merely above a threshold.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -64,7 +62,7 @@ class _Examples:
     def __len__(self) -> int:
         return len(self.input_ids)
 
-    def pick(self, rows: Tensor) -> _Examples:
+    def pick(self, rows: Tensor) -> "_Examples":
         return _Examples(self.input_ids[rows], self.labels[rows])
 
 

@@ -1,7 +1,5 @@
 """What the demo shows at the end, all of it read from the files that every run writes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ Nothing in it is special: it writes a data set, makes a base model, and starts t
 recipe deploy/recipes/demo.env. What it prints at the end comes from the run's own files.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import time

@@ -4,8 +4,6 @@ A split owns *operand pairs*: the sum of 37 and 45 occurs in one split only, wha
 the operands. Held-out accuracy therefore measures the skill and not the memory of a sum.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

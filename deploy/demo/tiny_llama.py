@@ -1,7 +1,5 @@
 """The demo's model and tokenizer: a Llama of one million parameters that reads characters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers

@@ -3,8 +3,6 @@
 Dimensions: G rollouts of a group, K rollouts of the batch that have a reward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

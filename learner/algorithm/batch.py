@@ -4,8 +4,6 @@ A pure function of the groups, the reward weights, the step and the settings, wh
 so that it gives the same Batch again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Dimensions: N completion tokens of a packed row, S sequences in it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

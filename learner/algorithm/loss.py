@@ -4,8 +4,6 @@ Dimensions: N completion tokens of a packed row, S sequences. No padding: a toke
 trained is masked out. What each option does, and from which paper, is in docs/losses.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -65,7 +63,7 @@ class LossOptions:
     decoupled: bool
 
     @classmethod
-    def from_settings(cls, settings: LearnerSettings) -> LossOptions:
+    def from_settings(cls, settings: LearnerSettings) -> "LossOptions":
         """Those of a run."""
         return cls(
             loss_type=settings.loss_type,

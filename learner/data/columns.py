@@ -5,8 +5,6 @@ LEARNER_SOLUTION_COLUMN; dots reach into nested values; the mapping is logged. E
 ticket, for the rewards; the question and the gold answer under the names `prompt` and `solution` too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """In which order questions are asked: a position is the same question whenever it is asked."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a run will do, worked out from the settings before anything is started."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From LEARNER_REWARDS to what the contract says of each reward: its code, by hash, and its options."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 from pathlib import Path

@@ -4,8 +4,6 @@ questions.jsonl                       a file
 openai/gsm8k:main@e53f048#500         of a hub id: configuration, revision, so many rows of it
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -39,7 +37,7 @@ class Source:
         return path if path.suffix in _READERS or path.exists() else None
 
     @classmethod
-    def parse(cls, text: str) -> Source:
+    def parse(cls, text: str) -> "Source":
         """Read NAME[:CONFIG][@REVISION][#COUNT]; raises DataError."""
         name, marker, count = text.rpartition("#")
         name = name if marker else text

@@ -1,7 +1,5 @@
 """A question to the token ids of a prompt."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

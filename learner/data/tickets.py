@@ -1,7 +1,5 @@
 """From questions to tickets: what a ticket holds follows from the seed, its id and its position."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 

@@ -9,8 +9,6 @@ A call without boundaries is ordinary causal attention, as transformers' "sdpa" 
 can still generate and take padded batches. Packed positions without boundaries are refused.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 The only module that imports deepspeed.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext

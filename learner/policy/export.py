@@ -1,7 +1,5 @@
 """From the policy in training to a Hugging Face folder that anything can load."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How much arithmetic an Update takes, and what share of the device's peak that is (MFU)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -7,8 +7,6 @@ chunks of tokens and keeps three numbers per token; the backward pass computes t
 Dimensions: N tokens, D width of the hidden states, V words of the vocabulary.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

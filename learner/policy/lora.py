@@ -1,7 +1,5 @@
 """LoRA adapters by peft: added to a model, switched off for the reference, merged on export."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

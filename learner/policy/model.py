@@ -1,7 +1,5 @@
 """The policy's model: loaded, fitted for packed rows, and from a row to log-probabilities."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

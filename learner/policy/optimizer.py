@@ -1,7 +1,5 @@
 """The optimizer and the course of its learning rate."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

@@ -6,8 +6,6 @@ A row holds whole sequences end to end, without padding; its attention keeps the
 Dimensions: L positions of a row, S sequences in it, N completion tokens in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The policy under training: batches in, optimizer steps, weights out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ Rank 0 alone reads the data, writes the run's folder and speaks to Redis. What a
 by deepspeed's launcher; without one, rank 0 is alone.
 """
 
-from __future__ import annotations
-
 import datetime
 import os
 import signal

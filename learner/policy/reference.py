@@ -1,7 +1,5 @@
 """The reference policy of the KL term: a frozen copy, or LoRA's base with the adapter off."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What an Update did, and what its metrics are computed from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -27,7 +25,7 @@ class TokenRecord:
     """Whether it was computed before any of the Update's optimizer steps."""
 
     @classmethod
-    def join(cls, records: Sequence[TokenRecord]) -> TokenRecord:
+    def join(cls, records: Sequence["TokenRecord"]) -> "TokenRecord":
         """One after the other."""
         return cls(
             *(

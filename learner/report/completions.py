@@ -8,8 +8,6 @@
 Of a group that was filtered there is the first completion that has rewards; `state` says so.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Mapping, Sequence

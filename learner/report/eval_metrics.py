@@ -3,8 +3,6 @@
 A completion counts as right when the main reward is above 0: accuracy 1, correctness 1.5 or 2, acc 1.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """What a run leaves to read: metrics.jsonl by TRL's names, completions/, evaluations.jsonl."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

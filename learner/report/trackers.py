@@ -1,7 +1,5 @@
 """Where metrics go beside metrics.jsonl: W&B, TensorBoard."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """The best model so far by held-out questions, kept beside the checkpoints."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -7,8 +7,6 @@ checkpoints/{incarnation:06d}-{step:08d}/
     manifest.json   SHA-256 of every file above
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """What the last bits of the weights depend on beside the data: the machine, and how many work on it."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ file that says from where it goes on. A resume follows this chain of claims, nev
 what an old incarnation appends after it was superseded is not part of the run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import uuid

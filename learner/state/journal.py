@@ -19,8 +19,6 @@ kind,
 table after it. A torn last record is cut when the next incarnation claims the run.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path

@@ -8,8 +8,6 @@ again: that takes a number but no position, so from then on the table also holds
 open tickets, and the next new position is the number less the repeats so far.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any

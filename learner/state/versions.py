@@ -3,8 +3,6 @@
 A path is never written twice: an engine that reads it can never see half a version.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The order is the promise: a decision is entered in the ledger, written to the jo
 only then acknowledged in Redis. So a kill at any point loses no payload and trains nothing twice.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 

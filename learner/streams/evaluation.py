@@ -4,8 +4,6 @@ Eval tickets pin the version they score: actors answer them with exactly that ve
 runs while the next batch's groups are generated, and is done before that batch is written down.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from penstock.common.broker.work_stream import BEGINNING

@@ -4,8 +4,6 @@ A thread that renewed for ever would hide a main loop that hangs. So the main lo
 its phase, and the lease is renewed only while the phase lasts no longer than its limit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys
@@ -50,7 +48,7 @@ class Pulse:
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
 
-    def __enter__(self) -> Pulse:
+    def __enter__(self) -> "Pulse":
         self._thread.start()
         return self
 

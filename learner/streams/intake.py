@@ -8,8 +8,6 @@ By default only groups that keep the pace join (learner/streams/pace.py), so tha
 with at_max_staleness drop or requeue simply the first do.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The learner's own verbs of the protocol; no other role may write what these write."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

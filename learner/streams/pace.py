@@ -5,8 +5,6 @@ more steps. Credit alone does not bound the lag: without this an overtaken ticke
 max_staleness allows. A ticket due within 0 can be trained in the batch being formed, and in none later.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ Redis holds only work in flight. Whatever it lost is put back from the books by 
 and whenever another server process answers than before.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -7,8 +7,6 @@ whatever the data set calls it. It returns G numbers, None for a completion to w
 What it raises is a failed scoring, never a low reward. docs/rewards.md has a table of all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

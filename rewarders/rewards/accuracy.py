@@ -5,8 +5,6 @@ Where the gold answer cannot be read, every one of them is None for the whole gr
 counted, and the other rewards still train it.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable

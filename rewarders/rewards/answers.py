@@ -4,8 +4,6 @@ By convention it is in the last <answer> block, else after the last ####, else i
 else somewhere in the text, the last that can be read as mathematics.
 """
 
-from __future__ import annotations
-
 import re
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", flags=re.DOTALL)

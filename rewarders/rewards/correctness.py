@@ -1,7 +1,5 @@
 """The reward `correctness`: of "GRPO from scratch", for answers that are one number or word."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

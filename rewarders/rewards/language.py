@@ -5,8 +5,6 @@ chain of thought. Here a word counts by the script it is written in, which tells
 not English from French.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from functools import cache

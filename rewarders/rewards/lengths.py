@@ -1,7 +1,5 @@
 """Formulas of the rewards that depend on a completion's length in tokens. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

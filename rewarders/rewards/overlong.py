@@ -1,7 +1,5 @@
 """The reward `soft_overlong`: DAPO's soft punishment of long completions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from penstock.rewarders.rewards.lengths import overlong_punishment

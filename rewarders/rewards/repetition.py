@@ -1,7 +1,5 @@
 """The reward `repetition`: a punishment for saying the same again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -1,7 +1,5 @@
 """Rewards for tags around reasoning and answer: `format`, `strict_format`, `xml_tags`."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
