@@ -8,7 +8,7 @@ REPORT_EVERY_S = 30.0
 _LONGEST_LOOK_S = 5.0
 
 
-class Patience:
+class Deadline:
     """Counts the seconds since `renew` in which somebody looked, up to a limit.
 
     A stretch in which nobody looked (the process was stopped, the queue server was away) counts for no

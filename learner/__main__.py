@@ -11,10 +11,10 @@ from penstock.common.role import run_role
 
 
 def _run(command: LearnerCommand, stopping: threading.Event) -> None:
-    from penstock.learner.start import run
+    from penstock.learner.start import run_learner
 
     try:
-        run(command, stopping)
+        run_learner(command, stopping)
     except OSError as error:  # where it is not waited for: at the start, or beside other ranks
         if not is_full(error):
             raise

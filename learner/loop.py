@@ -39,10 +39,10 @@ from penstock.learner.state.incarnations import (
 from penstock.learner.state.journal import Journal
 from penstock.learner.state.ledger import Ledger
 from penstock.learner.state.versions import version_folder, write_version
-from penstock.learner.streams.commit import Books
+from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.intake import Arrivals
 from penstock.learner.streams.learner_queue import LearnerQueue
-from penstock.learner.streams.ticket_flow import Flow, unnamed
+from penstock.learner.streams.ticket_flow import TicketFlow, ignore_phase
 
 log = get_logger(__name__)
 
@@ -57,7 +57,7 @@ class Learner:
         claim: Claim,
         policy: Policy | Leader,
         checkpoint: Checkpoint | None,
-        enter_phase: Callable[[str], None] = unnamed,
+        enter_phase: Callable[[str], None] = ignore_phase,
     ) -> None:
         self._settings = command.learner
         self._command = command
@@ -95,14 +95,14 @@ class Learner:
         self._parent = ""
         segment_bytes = round(self._settings.journal_segment_mib * 2**20)
         journal = Journal(self._folder, self._claim.incarnation, segment_bytes, disk)
-        self._books = Books(ledger, journal, queue)
-        self._flow = Flow(
-            connection, queue, self._books, self._plan, self._command.run, nonce, stopping,
+        self._commit_log = CommitLog(ledger, journal, queue)
+        self._flow = TicketFlow(
+            connection, queue, self._commit_log, self._plan, self._command.run, nonce, stopping,
             self._enter_phase,
         )  # fmt: skip
         for ticket in ledger.eval_open():
             ledger.close(ticket, "stale", "the learner that asked was restarted")
-        self._books.record("header", **self._header())
+        self._commit_log.record("header", **self._header())
         self._flow.join()
         self._publish()
 
@@ -169,8 +169,8 @@ class Learner:
         metrics["perf/rollout_wait_s"] = wait_s
         step = self._step + 1
         for group in groups:
-            self._books.ledger.close(group.group.ticket.id, "trained", f"step {step}")
-        self._books.record(
+            self._commit_log.ledger.close(group.group.ticket.id, "trained", f"step {step}")
+        self._commit_log.record(
             "batch",
             step=step,
             version=f"{self._claim.incarnation}.{self._step}",
@@ -257,7 +257,7 @@ class Learner:
             staleness=round(metrics.get("sample/staleness_mean", 0.0), 2),
             tokens_per_s=round(metrics["perf/tokens_per_s"]),
             wait_s=round(metrics["perf/rollout_wait_s"], 2),
-            groups_in_flight=self._books.ledger.train_open,
+            groups_in_flight=self._commit_log.ledger.train_open,
         )
 
     def _checkpoint(self) -> None:
@@ -266,8 +266,8 @@ class Learner:
             self._folder,
             self._policy,
             self._step,
-            self._books.position,
-            self._books.recorded,
+            self._commit_log.position,
+            self._commit_log.recorded,
             self._settings,
             self._disk,
         )

@@ -31,12 +31,12 @@ from penstock.learner.state.incarnations import (
     next_incarnation,
     read_nonce,
 )
-from penstock.learner.streams.heartbeat import Pulse
+from penstock.learner.streams.heartbeat import Heartbeat
 from penstock.learner.streams.learner_queue import LearnerQueue
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class PolicyArguments:
     """What every rank needs to build the policy."""
 
     model_folder: Path
@@ -49,28 +49,28 @@ class Start:
         return Policy(self.model_folder, self.settings, self.steps, self.weights)
 
 
-def run(command: LearnerCommand, stopping: threading.Event) -> None:
+def run_learner(command: LearnerCommand, stopping: threading.Event) -> None:
     """Lead the run, or follow rank 0 in it."""
     end_with_launcher()
     if rank() == 0:
-        lead(command, stopping)
+        _run_rank_0(command, stopping)
     else:
         join_process_group()
         follow(share(None).make_policy())
 
 
-def lead(command: LearnerCommand, stopping: threading.Event) -> None:
+def _run_rank_0(command: LearnerCommand, stopping: threading.Event) -> None:
     """Train until the plan's steps are made or `stopping` is set; resumes what is in the folder."""
     folder = command.run.folder
     with lock_run(folder) as before:
         connection = connect(command.redis_url, command.run, stopping)
         try:
-            lead_alone(command, connection, of_this_host(before), stopping)
+            _claim_and_train(command, connection, of_this_host(before), stopping)
         finally:
             connection.close()
 
 
-def lead_alone(
+def _claim_and_train(
     command: LearnerCommand, connection: Connection, gone: list[str], stopping: threading.Event
 ) -> None:
     """Lead the run as the one learner that Redis lets in; `gone` are learners that have ended."""
@@ -80,8 +80,8 @@ def lead_alone(
     number = next_incarnation(folder, RunView(connection, keys).incarnation())
     queue = LearnerQueue(connection, keys, number)
     queue.claim(nonce, holder_name(), run.lease_s, gone)
-    with Pulse(queue, run.lease_s, command.learner.stall_timeout_s) as pulse:
-        pulse.enter("reading data and model")
+    with Heartbeat(queue, run.lease_s, command.learner.stall_timeout_s) as heartbeat:
+        heartbeat.enter("reading data and model")
         plan = make_plan(command.learner)
         queue.beat(run.lease_s, "claiming the folder")  # refused if another took over meanwhile
         claim = claim_incarnation(folder, number, newest_position(folder))
@@ -95,10 +95,10 @@ def lead_alone(
             check_loadable(checkpoint, command.learner)
         bare = checkpoint.bare_weights if checkpoint else None
         join_process_group()
-        start = share(Start(plan.model_folder, bare, command.learner, plan.steps))
-        policy = Leader(start.make_policy(), pulse.enter)
+        start = share(PolicyArguments(plan.model_folder, bare, command.learner, plan.steps))
+        policy = Leader(start.make_policy(), heartbeat.enter)
         try:
-            learner = Learner(command, plan, claim, policy, checkpoint, pulse.enter)
+            learner = Learner(command, plan, claim, policy, checkpoint, heartbeat.enter)
             learner.start(connection, queue, nonce, stopping)
             learner.train(stopping)
         except OSError:

@@ -7,7 +7,7 @@ from penstock.common.broker.keys import Keys
 from penstock.common.broker.waiting import describe_waiting
 from penstock.common.broker.work_stream import RunView
 from penstock.common.config.settings import RunSettings
-from penstock.common.deadline import Patience
+from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded
 from penstock.common.log import get_logger
 
@@ -28,7 +28,7 @@ class LearnerWatch:
         self._keys = keys
         self._view = RunView(connection, keys)
         self._run = run
-        self._patience = Patience(run.progress_timeout_s)
+        self._deadline = Deadline(run.progress_timeout_s)
         self._sign = self._view.learner()
         self._look_at = 0.0
 
@@ -42,15 +42,15 @@ class LearnerWatch:
         self._look_at = time.monotonic() + _LOOK_EVERY_S
         before, self._sign = self._sign, self._view.learner()
         if self._sign != before:
-            self._patience.renew()
-        elif self._patience.look():
+            self._deadline.renew()
+        elif self._deadline.look():
             raise DeadlineExceeded(
-                f"no sign of life from the learner for {self._patience.waited_s:.0f} s "
+                f"no sign of life from the learner for {self._deadline.waited_s:.0f} s "
                 f"(RUN_PROGRESS_TIMEOUT_S): {self._waits_for()}. See what that process does, or start "
                 "it again"
             )
-        elif self._patience.report_due():
-            waited_s = round(self._patience.waited_s)
+        elif self._deadline.report_due():
+            waited_s = round(self._deadline.waited_s)
             log.warning("no sign of life from the learner", waited_s=waited_s, what=self._waits_for())
 
     def _waits_for(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.common.broker.connection import BLOCK_MS, Command, Connection, function_call
 from penstock.common.broker.keys import GROUP, Keys
-from penstock.common.deadline import Patience
+from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded
 from penstock.common.log import get_logger
 from penstock.common.wire.codec import decode, encode
@@ -248,7 +248,7 @@ def wait_for_contract(view: RunView, timeout_s: float, stopping: threading.Event
 
     Raises DeadlineExceeded when none was published and no learner gave a sign of life in time.
     """
-    patience = Patience(timeout_s)
+    deadline = Deadline(timeout_s)
     sign = view.learner()
     while not stopping.is_set():
         contract = view.contract()
@@ -256,14 +256,14 @@ def wait_for_contract(view: RunView, timeout_s: float, stopping: threading.Event
             return contract
         before, sign = sign, view.learner()
         if sign != before:  # it reads its data, or fetches its model
-            patience.renew()
-        elif patience.look():
+            deadline.renew()
+        elif deadline.look():
             raise DeadlineExceeded(
                 f"no learner set up the run within {timeout_s:g} s ({sign}): start `learner` with the "
                 "same RUN_NAME and REDIS_URL, or raise RUN_JOIN_TIMEOUT_S"
             )
-        if patience.report_due():
-            waited_s = round(patience.waited_s)
+        if deadline.report_due():
+            waited_s = round(deadline.waited_s)
             log.warning("waiting for the run to be set up", waited_s=waited_s, learner=str(sign))
         stopping.wait(_LOOK_EVERY_S)
     return None

@@ -14,7 +14,7 @@ from penstock.learner.state.ledger import Ledger
 from penstock.learner.streams.learner_queue import LearnerQueue
 
 
-class Books:
+class CommitLog:
     """Writes down what was decided, then acknowledges it.
 
     `position` and `recorded` are the journal's end and the ledger as it was written there: what a

@@ -12,7 +12,7 @@ from penstock.common.wire.codec import decode_outcome, encode
 from penstock.common.wire.messages import ANSWER, ScoredGroup, Verdict, Version
 from penstock.learner.data.tickets import TicketSource
 from penstock.learner.state.ledger import eval_ticket
-from penstock.learner.streams.commit import Books
+from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.learner_queue import LearnerQueue
 
 _READ = 64
@@ -52,8 +52,8 @@ class Evaluated:
 class Evaluator:
     """Runs at most one evaluation at a time."""
 
-    def __init__(self, books: Books, queue: LearnerQueue, source: TicketSource) -> None:
-        self._books = books
+    def __init__(self, commit_log: CommitLog, queue: LearnerQueue, source: TicketSource) -> None:
+        self._commit_log = commit_log
         self._queue = queue
         self._source = source
         self._version: Version | None = None
@@ -69,9 +69,9 @@ class Evaluator:
         """Ask all held-out questions of the announced version."""
         self._version, self._answers = version, {}
         for index in range(len(self._source.eval_questions)):
-            self._books.ledger.opened(eval_ticket(version, index), version)
+            self._commit_log.ledger.opened(eval_ticket(version, index), version)
         # Written down first: after a crash the resumed learner knows which tickets to withdraw.
-        self._books.record(
+        self._commit_log.record(
             "evaluation", version=str(version), questions=len(self._source.eval_questions)
         )
         self.issue_missing()
@@ -95,8 +95,8 @@ class Evaluator:
         entries = self._queue.outcomes("eval", self._position, _READ)
         for entry in entries:
             self._position = entry.id
-            self._books.saw(entry)
-            if entry.ticket in self._books.ledger.open:
+            self._commit_log.saw(entry)
+            if entry.ticket in self._commit_log.ledger.open:
                 self._take(entry.ticket, entry.payload)
         if len(self._answers) < len(self._source.eval_questions):
             return bool(entries), None
@@ -112,7 +112,7 @@ class Evaluator:
             outcome = Verdict(ticket, "dead", f"not sampled by version {self._version} alone")
         if isinstance(outcome, Verdict):
             self._answers[index] = Answer(index, reason=outcome.reason)
-            self._books.ledger.close(ticket, "dead", outcome.reason)
+            self._commit_log.ledger.close(ticket, "dead", outcome.reason)
             return
         rollouts = outcome.group.rollouts
         self._answers[index] = Answer(
@@ -127,7 +127,7 @@ class Evaluator:
             tuple(rollout.finish_reason for rollout in rollouts),
             failures=outcome.failures,
         )
-        self._books.ledger.close(ticket, "evaluated", str(self._version))
+        self._commit_log.ledger.close(ticket, "evaluated", str(self._version))
 
     def _is_pinned(self, outcome: ScoredGroup) -> bool:
         """Whether every token was sampled by the version that is being evaluated."""
@@ -137,7 +137,7 @@ class Evaluator:
     def _finish(self, version: Version) -> Evaluated:
         answers = tuple(self._answers[index] for index in sorted(self._answers))
         self._version = None
-        self._books.record(
+        self._commit_log.record(
             "evaluated",
             version=str(version),
             results=[

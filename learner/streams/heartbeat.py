@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from penstock.common.deadline import Patience
+from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded, PenstockError, RunTaken, ServerUnavailable
 from penstock.common.log import get_logger
 from penstock.learner.streams.learner_queue import LearnerQueue
@@ -27,7 +27,7 @@ def end_process(reason: str) -> None:
     os._exit(DeadlineExceeded.exit_code)
 
 
-class Pulse:
+class Heartbeat:
     """Renews the learner's lease while it gets on; as a context, lets it go at the end.
 
     After `stall_timeout_s` within one phase `on_stall` is called with a sentence that says which.
@@ -44,11 +44,11 @@ class Pulse:
         self._lease_s = lease_s
         self._on_stall = on_stall
         self._phase = "starting"
-        self._patience = Patience(stall_timeout_s)
+        self._deadline = Deadline(stall_timeout_s)
         self._left = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
-    def __enter__(self) -> "Pulse":
+    def __enter__(self) -> "Heartbeat":
         self._thread.start()
         return self
 
@@ -63,14 +63,14 @@ class Pulse:
     def enter(self, phase: str) -> None:
         """The main loop begins something, or goes on waiting: its limit begins again."""
         self._phase = phase
-        self._patience.renew()
+        self._deadline.renew()
 
     def _run(self) -> None:
         superseded = False
         while not self._left.wait(min(self._lease_s / 4, _LONGEST_PAUSE_S)):
-            if self._patience.look():
+            if self._deadline.look():
                 self._on_stall(
-                    f"the learner has been {self._phase} for {self._patience.waited_s:.0f} s "
+                    f"the learner has been {self._phase} for {self._deadline.waited_s:.0f} s "
                     "(LEARNER_STALL_TIMEOUT_S): it hangs there, or needs a larger limit"
                 )
                 return

@@ -12,14 +12,14 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.waiting import describe_waiting
 from penstock.common.broker.work_stream import BEGINNING, Place, RunView
 from penstock.common.config.settings import RunSettings
-from penstock.common.deadline import Patience
+from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded, NoSignal
 from penstock.common.files.lock import holder_name
 from penstock.common.log import get_logger
 from penstock.common.wire.codec import encode
 from penstock.common.wire.messages import ScoredGroup, Version, Weights
 from penstock.learner.data.plan import Plan
-from penstock.learner.streams.commit import Books
+from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.evaluation import Evaluated, Evaluator
 from penstock.learner.streams.intake import Intake
 from penstock.learner.streams.learner_queue import LearnerQueue
@@ -30,31 +30,31 @@ _READ = 64
 _POLL_S = 0.01
 
 
-def unnamed(_phase: str) -> None:
+def ignore_phase(_phase: str) -> None:
     """For a learner that nobody watches."""
 
 
-class Flow:
+class TicketFlow:
     """Keeps tickets going out and groups coming in."""
 
     def __init__(
         self,
         connection: Connection,
         queue: LearnerQueue,
-        books: Books,
+        commit_log: CommitLog,
         plan: Plan,
         run: RunSettings,
         nonce: str,
         stopping: threading.Event,
-        enter_phase: Callable[[str], None] = unnamed,
+        enter_phase: Callable[[str], None] = ignore_phase,
     ) -> None:
-        self.intake = Intake(books.ledger, plan.source, plan.vocab_size)
+        self.intake = Intake(commit_log.ledger, plan.source, plan.vocab_size)
         self.evaluated: list[Evaluated] = []
-        self._evaluator = Evaluator(books, queue, plan.source)
+        self._evaluator = Evaluator(commit_log, queue, plan.source)
         self._connection = connection
         self._queue = queue
         self._view = RunView(connection, queue.keys)
-        self._books = books
+        self._commit_log = commit_log
         self._plan = plan
         self._run = run
         self._nonce = nonce
@@ -64,7 +64,7 @@ class Flow:
         self._restarts = connection.restarts
         self._enter_phase = enter_phase
         self._announced_at = time.monotonic()
-        self._patience = Patience(run.progress_timeout_s)
+        self._deadline = Deadline(run.progress_timeout_s)
 
     def join(self) -> None:
         """Set the run up on the server and put back what it lacks; may be repeated at any time."""
@@ -72,21 +72,23 @@ class Flow:
         self._queue.claim(self._nonce, holder_name())
         self._queue.publish_contract(encode(self._plan.contract))
         self._queue.set_state("running")
-        if self._books.ledger.has_unrecorded:  # what is not in the journal yet must not be withdrawn
-            self._books.record("rejoin")
+        if (
+            self._commit_log.ledger.has_unrecorded
+        ):  # what is not in the journal yet must not be withdrawn
+            self._commit_log.record("rejoin")
         _, places = self._view.audit()
         self._adopt(places)
         self._withdraw(places)
         self._reissue()
         self._evaluator.issue_missing()
-        self._queue.set_totals(self._books.ledger.snapshot()["totals"])
+        self._queue.set_totals(self._commit_log.ledger.snapshot()["totals"])
         self._position = BEGINNING
         if self._weights is not None:
             self._queue.announce(self._weights)
 
     def _adopt(self, places: list[Place]) -> None:
         """Enter tickets that were issued after the journal's last record, and the gaps between."""
-        ledger = self._books.ledger
+        ledger = self._commit_log.ledger
         ahead = {
             int(place.ticket.partition(":")[2]): Version.parse(place.first_version)
             for place in places
@@ -98,7 +100,7 @@ class Flow:
 
     def _withdraw(self, places: list[Place]) -> None:
         """Take from the server what the books know as ended (it lost the acknowledgement)."""
-        ledger = self._books.ledger
+        ledger = self._commit_log.ledger
         ended = [place.ticket for place in places if place.ticket not in ledger.open]
         self._queue.close("train", {name: "stale" for name in ended if name.startswith("train:")})
         self._queue.close("eval", {name: "stale" for name in ended if name.startswith("eval:")})
@@ -108,10 +110,10 @@ class Flow:
 
         Also those whose group is held: the audit counts them as in flight until they are trained.
         """
-        self._issue([ticket for ticket in self._books.ledger.open if ticket.startswith("train:")])
+        self._issue([ticket for ticket in self._commit_log.ledger.open if ticket.startswith("train:")])
 
     def _issue(self, tickets: list[str]) -> None:
-        ledger, source = self._books.ledger, self._plan.source
+        ledger, source = self._commit_log.ledger, self._plan.source
         version = self._weights.version if self._weights else Version(0, 0)
         batch = [
             (name, first, encode(source.train(name, first, ledger.position(name))))
@@ -128,9 +130,9 @@ class Flow:
         A question to be asked again is written down first: were it issued first, a crash between would
         leave a ticket on the server whose question the resumed learner takes for another.
         """
-        ledger, settings = self._books.ledger, self._plan.source.settings
+        ledger, settings = self._commit_log.ledger, self._plan.source.settings
         if ledger.owes_record:
-            self._books.record("ask again")
+            self._commit_log.record("ask again")
         wanted = min(settings.credit, (self._plan.steps - step) * settings.groups_per_step)
         free = wanted - ledger.train_open
         self._issue([ledger.next_train_ticket() for _ in range(free)])
@@ -142,7 +144,7 @@ class Flow:
         raises DeadlineExceeded when nothing came back for RUN_PROGRESS_TIMEOUT_S, NoSignal when too
         much came back that nothing can be learned from.
         """
-        self._patience.renew()
+        self._deadline.renew()
         while not self._stopping.is_set():
             self.issue_tickets(step)
             self._advance(step)
@@ -151,7 +153,7 @@ class Flow:
             try:
                 groups = self.intake.form(step)
             except NoSignal:
-                self._books.record("no signal")  # or the next start would read the same and end too
+                self._commit_log.record("no signal")  # or the next start would read the same and end too
                 raise
             if groups is not None:
                 return groups
@@ -165,13 +167,13 @@ class Flow:
         entries = self._queue.outcomes("train", self._position, _READ)
         for entry in entries:
             self._position = entry.id
-            self._books.saw(entry)
+            self._commit_log.saw(entry)
             self.intake.fold(entry, step)
         answered, result = self._evaluator.poll()
         if result is not None:
             self.evaluated.append(result)
         if entries or answered:
-            self._patience.renew()
+            self._deadline.renew()
         else:
             self._check_deadline()
             time.sleep(_POLL_S)
@@ -189,16 +191,16 @@ class Flow:
 
         Issues no training tickets: the version they would count from is about to be replaced.
         """
-        self._patience.renew()
+        self._deadline.renew()
         while self._evaluator.running and not self._stopping.is_set():
             self._advance(step)
 
     def close_rest(self) -> None:
         """Close what is left over as unused: the run's last record."""
-        ledger = self._books.ledger
+        ledger = self._commit_log.ledger
         for ticket in list(ledger.open):
             ledger.close(ticket, "unused", "the run ended")
-        self._books.record("end")
+        self._commit_log.record("end")
 
     def release_workers(self) -> None:
         """Let actors and rewarders leave; they look for this. A server that lost it is told again."""
@@ -208,13 +210,13 @@ class Flow:
             self._queue.set_state("ended")
 
     def _check_deadline(self) -> None:
-        if self._patience.look():
+        if self._deadline.look():
             raise DeadlineExceeded(
-                f"nothing came back for {self._patience.waited_s:.0f} s (RUN_PROGRESS_TIMEOUT_S): "
+                f"nothing came back for {self._deadline.waited_s:.0f} s (RUN_PROGRESS_TIMEOUT_S): "
                 f"{self._missing()}"
             )
-        if self._patience.report_due():
-            log.warning("waiting", waited_s=round(self._patience.waited_s), what=self._missing())
+        if self._deadline.report_due():
+            log.warning("waiting", waited_s=round(self._deadline.waited_s), what=self._missing())
 
     def _missing(self) -> str:
         """Who holds the tickets that are waited for, and whether the last weights were taken."""

@@ -13,9 +13,9 @@ from penstock.common.wire.codec import encode
 from penstock.common.wire.messages import EndState, Purpose, Version, Weights
 from penstock.learner.state.journal import Position
 from penstock.learner.state.ledger import Ledger
-from penstock.learner.streams.commit import Books
+from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.learner_queue import LearnerQueue
-from penstock.learner.streams.ticket_flow import Flow
+from penstock.learner.streams.ticket_flow import TicketFlow
 from tests.common.protocol_model import OUTCOMES, Killed, is_train, number_of
 from tests.learner.builders import make_plan, make_settings
 
@@ -49,9 +49,15 @@ class Learner:
         if ledgers:
             self.ledger.restore(ledgers[-1])
         self.journal = MemoryJournal(incarnation, ledgers)
-        self.books = Books(self.ledger, self.journal, self.queue)  # type: ignore[arg-type]
-        self.flow = Flow(
-            connection, self.queue, self.books, PLAN, RunSettings(name="x"), "nonce", threading.Event()
+        self.commit_log = CommitLog(self.ledger, self.journal, self.queue)  # type: ignore[arg-type]
+        self.flow = TicketFlow(
+            connection,
+            self.queue,
+            self.commit_log,
+            PLAN,
+            RunSettings(name="x"),
+            "nonce",
+            threading.Event(),
         )
         self.position = dict.fromkeys(OUTCOMES, BEGINNING)
 
@@ -67,7 +73,7 @@ class Learner:
         tickets = [f"eval:{version}:{index}" for index in range(len(PLAN.source.eval_questions))]
         for ticket in tickets:
             self.ledger.opened(ticket, Version.parse(version))
-        self.books.record("evaluation")
+        self.commit_log.record("evaluation")
         self._issue_evals(tickets)
 
     def join(self) -> None:
@@ -82,7 +88,7 @@ class Learner:
         found = self.queue.outcomes(purpose, self.position[purpose], count)
         for entry in found:
             self.position[purpose] = entry.id
-            self.books.saw(entry)
+            self.commit_log.saw(entry)
         return found
 
     def end(self, ticket: str, state: EndState) -> None:

@@ -255,7 +255,8 @@ class ProtocolWorld(RuleBasedStateMachine):
             self.learner_model.end(ticket, state)
         self.learner.journal.kills = killed
         self._learn(
-            lambda: self.learner.books.record("batch"), lambda: self.learner_model.record(dies=killed)
+            lambda: self.learner.commit_log.record("batch"),
+            lambda: self.learner_model.record(dies=killed),
         )
 
     def _receive(

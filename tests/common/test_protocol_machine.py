@@ -2,8 +2,8 @@
 
 Hypothesis picks what happens next: several workers, their zombies and crashes, a learner that is killed
 and superseded, a server that loses its last writes. The verbs are the real ones
-(common/broker/work_stream.py, learner/streams/learner_queue.py, and the learner's Flow, Books and Ledger
-on a journal in memory); what each must answer and leave behind is said by protocol_model.py.
+(common/broker/work_stream.py, learner/streams/learner_queue.py, and the learner's TicketFlow, CommitLog
+and Ledger on a journal in memory); what each must answer and leave behind is said by protocol_model.py.
 
     PROTOCOL_EXAMPLES=5000 pytest tests/common/test_protocol_machine.py      longer, other histories
 """

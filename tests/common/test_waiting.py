@@ -7,12 +7,12 @@ import re
 import pytest
 import structlog
 
-from penstock.common import deadline as patience
+from penstock.common import deadline
 from penstock.common.broker.learner_watch import LearnerWatch
 from penstock.common.broker.waiting import describe_waiting
 from penstock.common.broker.work_stream import wait_for_contract
 from penstock.common.config.settings import RunSettings
-from penstock.common.deadline import Patience
+from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded, RunTaken
 from penstock.common.wire.messages import Version, Weights
 from penstock.learner.streams.learner_queue import LearnerQueue
@@ -79,7 +79,7 @@ def watch(run: Run, limit_s: float) -> LearnerWatch:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(patience, "time", clock)
+    monkeypatch.setattr(deadline, "time", clock)
     return clock
 
 
@@ -105,7 +105,7 @@ def test_a_learner_that_stops_is_named_with_what_it_did_and_what_waits_for_it(ru
             return error
         return None
 
-    told = str(wait_until(look_until_it_ends, "the end of patience"))
+    told = str(wait_until(look_until_it_ends, "the end of the deadline"))
     assert "no sign of life from the learner for 0 s (RUN_PROGRESS_TIMEOUT_S)" in told
     assert "process 7 on here (incarnation 1, when last seen: making an Update)" in told
     assert "version 1.4 is announced; 1 in scored for the learner (train:1" in told
@@ -170,14 +170,14 @@ class Silent:
 
 
 def test_a_stretch_in_which_nobody_looked_hardly_counts(clock: Clock) -> None:
-    waiting = Patience(60.0)
+    waiting = Deadline(60.0)
     clock.now += 3600.0  # stopped, or the server was away
     assert not waiting.look()
     assert waiting.waited_s == 5.0
 
 
 def test_patience_ends_at_its_limit_and_begins_again_when_something_came(clock: Clock) -> None:
-    waiting = Patience(6.0)
+    waiting = Deadline(6.0)
     for expected in (False, False, True):
         clock.now += 3.0
         assert waiting.look() is expected
@@ -187,7 +187,7 @@ def test_patience_ends_at_its_limit_and_begins_again_when_something_came(clock: 
 
 
 def test_a_wait_in_vain_is_reported_every_30_seconds(clock: Clock) -> None:
-    waiting = Patience(600.0)
+    waiting = Deadline(600.0)
     reports = []
     for second in range(100):
         clock.now += 1.0

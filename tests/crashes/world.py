@@ -236,7 +236,7 @@ class World:
         )
 
     def _be_learner(self) -> None:
-        penstock.learner.start.Start.make_policy = lambda _self: HashPolicy()  # type: ignore[method-assign]
+        penstock.learner.start.PolicyArguments.make_policy = lambda _self: HashPolicy()  # type: ignore[method-assign]
         penstock.learner.start.join_process_group = lambda: None  # type: ignore[attr-defined]
         settings = LearnerSettings(
             model=str(self._model),
@@ -256,7 +256,7 @@ class World:
         command = LearnerCommand(
             _cli_parse_args=[], redis_url=self.server.url, run=self._run_settings, learner=settings
         )
-        penstock.learner.start.run(command, stop_on_signals())
+        penstock.learner.start.run_learner(command, stop_on_signals())
 
     def _be_actor(self) -> None:
         engine = FakeEngine(

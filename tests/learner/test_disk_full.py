@@ -20,7 +20,7 @@ from penstock.learner.state.checkpoint import newest_checkpoint
 from penstock.learner.state.journal import Journal
 from penstock.learner.state.ledger import Ledger
 from penstock.learner.state.versions import write_version
-from penstock.learner.streams.commit import Books
+from penstock.learner.streams.commit import CommitLog
 from tests.judge import judge
 from tests.learner import trained as training
 from tests.learner.builders import claim_next
@@ -249,11 +249,11 @@ def test_nothing_is_acknowledged_before_its_record_is_synced(tmp_path, monkeypat
     queue, ledger = Closed(), Ledger()
     stopping = Meanwhile(lambda: waited.append(list(queue.tickets)) or monkeypatch.undo())
     waited: list[list[str]] = []
-    books = Books(ledger, Journal(tmp_path, 1, disk=Disk(600, stopping)), queue)
+    commit_log = CommitLog(ledger, Journal(tmp_path, 1, disk=Disk(600, stopping)), queue)
     ledger.opened(ledger.next_train_ticket(), Version(1, 0))
     ledger.close("train:0", "trained", "step 1")
     monkeypatch.setattr(os, "fsync", refuse)
-    books.record("batch")
+    commit_log.record("batch")
     assert (waited, queue.tickets) == ([[]], ["train:0"])
 
 
@@ -262,7 +262,7 @@ def test_a_disk_that_is_full_where_nobody_waits_ends_the_learner_with_74(monkeyp
     def run(*_):
         raise OSError(code, os.strerror(code), "/a/claim")
 
-    monkeypatch.setattr(penstock.learner.start, "run", run)
+    monkeypatch.setattr(penstock.learner.start, "run_learner", run)
     with pytest.raises(raised, match="/a/claim"):
         penstock.learner.__main__._run(LearnerCommand(), threading.Event())
     assert DiskFull.exit_code == 74

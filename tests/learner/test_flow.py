@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import structlog
 
-from penstock.common import deadline as patience
+from penstock.common import deadline
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.work_stream import RunView, WorkStream
@@ -24,9 +24,9 @@ from penstock.learner.report.eval_metrics import summarise
 from penstock.learner.state.incarnations import check_not_superseded, read_chain
 from penstock.learner.state.journal import Journal
 from penstock.learner.state.ledger import Ledger
-from penstock.learner.streams.commit import Books
+from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.learner_queue import LearnerQueue
-from penstock.learner.streams.ticket_flow import Flow
+from penstock.learner.streams.ticket_flow import TicketFlow
 from tests.learner.builders import claim_next, make_group, make_plan, make_settings
 
 
@@ -44,9 +44,11 @@ class Bench:
         self.ledger = Ledger()
         for _, record in read_chain(folder, self.claim):
             self.ledger.restore(record["ledger"])
-        self.books = Books(self.ledger, Journal(folder, self.claim.incarnation), self.queue)
+        self.commit_log = CommitLog(self.ledger, Journal(folder, self.claim.incarnation), self.queue)
         run = RunSettings(name="x", progress_timeout_s=0.3)
-        self.flow = Flow(connection, self.queue, self.books, self.plan, run, "nonce", self.stopping)
+        self.flow = TicketFlow(
+            connection, self.queue, self.commit_log, self.plan, run, "nonce", self.stopping
+        )
         self.flow.join()
 
     def publish(self, step, evaluate=False):
@@ -76,7 +78,7 @@ class Bench:
         for name in names:
             self.ledger.close(name, "trained", f"step {step + 1}")
         self.asked += [group.group.ticket.columns["answer"] for group in groups]
-        self.books.record("batch", step=step + 1, groups=[encode(group) for group in groups])
+        self.commit_log.record("batch", step=step + 1, groups=[encode(group) for group in groups])
         return names
 
     def balance(self):
@@ -225,7 +227,7 @@ def test_what_a_superseded_learner_still_writes_is_no_part_of_the_run(tmp_path, 
         first.ledger.close(group.group.ticket.id, "trained")
     second = Bench(tmp_path, connection, keys)
     with pytest.raises(RunTaken, match="incarnation 2"):
-        first.books.record("batch", step=1, groups=[])
+        first.commit_log.record("batch", step=1, groups=[])
     assert [record["kind"] for _, record in read_journal(tmp_path, 1)] == ["batch"]
     with pytest.raises(RunTaken, match="incarnation 2 of the learner holds the run's folder"):
         check_not_superseded(tmp_path, first.claim.incarnation)
@@ -300,7 +302,7 @@ def test_a_wait_in_vain_ends_with_who_holds_what(bench):
 
 
 def test_a_wait_in_vain_is_reported_with_who_holds_what(bench, monkeypatch):
-    monkeypatch.setattr(patience, "REPORT_EVERY_S", 0.1)
+    monkeypatch.setattr(deadline, "REPORT_EVERY_S", 0.1)
     bench.publish(0)
     with structlog.testing.capture_logs() as logs, pytest.raises(DeadlineExceeded):
         bench.flow.take_groups(0)
@@ -384,7 +386,7 @@ def test_with_max_staleness_0_the_run_is_synchronous(tmp_path, connection, keys)
         for group in groups:
             assert all(np.all(token_staleness(made, step) == 0) for made in group.group.rollouts)
             bench.ledger.close(group.group.ticket.id, "trained")
-        bench.books.record("batch", step=step + 1)
+        bench.commit_log.record("batch", step=step + 1)
         assert not view.audit()[1], "a ticket of the next step is out before its version is announced"
     assert bench.balance()[0]["trained"] == 8
 
@@ -406,7 +408,7 @@ def kill(*_args, **_fields):
 
 
 def kill_before_writing(bench):
-    bench.books.record = kill
+    bench.commit_log.record = kill
 
 
 def kill_before_issuing(bench):

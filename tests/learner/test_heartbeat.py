@@ -11,7 +11,7 @@ import pytest
 from penstock.common.broker.work_stream import RunView
 from penstock.common.errors import RunTaken
 from penstock.learner.policy.processes import Leader
-from penstock.learner.streams.heartbeat import Pulse
+from penstock.learner.streams.heartbeat import Heartbeat
 from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.helpers import wait_until
 
@@ -25,8 +25,8 @@ def queue(connection, keys) -> LearnerQueue:
 
 def test_the_phase_is_told_and_the_lease_renewed_again_and_again(queue, connection, keys):
     view = RunView(connection, keys)
-    with Pulse(queue, lease_s=0.1, stall_timeout_s=60.0) as pulse:
-        pulse.enter("making an Update")
+    with Heartbeat(queue, lease_s=0.1, stall_timeout_s=60.0) as heartbeat:
+        heartbeat.enter("making an Update")
         first = wait_until(
             lambda: view.learner() if view.learner().phase == "making an Update" else None, "a beat"
         )
@@ -35,7 +35,7 @@ def test_the_phase_is_told_and_the_lease_renewed_again_and_again(queue, connecti
 
 def test_a_long_lease_makes_no_sign_of_life_rare(queue, connection, keys):
     view = RunView(connection, keys)
-    with Pulse(queue, lease_s=3600.0, stall_timeout_s=60.0):
+    with Heartbeat(queue, lease_s=3600.0, stall_timeout_s=60.0):
         wait_until(lambda: view.learner().phase == "starting", "a sign of life")
         first = view.learner()
         wait_until(lambda: view.learner().seen != first.seen, "another one")
@@ -43,24 +43,24 @@ def test_a_long_lease_makes_no_sign_of_life_rare(queue, connection, keys):
 
 def test_a_phase_that_lasts_too_long_ends_the_signs_of_life_and_says_which(queue, connection, keys):
     said = []
-    with Pulse(queue, 0.05, stall_timeout_s=1.0, on_stall=said.append) as pulse:
-        pulse.enter("making an Update")
+    with Heartbeat(queue, 0.05, stall_timeout_s=1.0, on_stall=said.append) as heartbeat:
+        heartbeat.enter("making an Update")
         wait_until(lambda: said, "the stall")
         assert re.search(r"has been making an Update for \d+ s \(LEARNER_STALL_TIMEOUT_S\)", said[0])
         last = RunView(connection, keys).learner()
-        assert not pulse._thread.is_alive() or pulse._thread.join(5) is None
+        assert not heartbeat._thread.is_alive() or heartbeat._thread.join(5) is None
         assert RunView(connection, keys).learner() == last
 
 
 def test_a_learner_that_leaves_lets_its_lease_go(queue, connection, keys):
-    with Pulse(queue, lease_s=3600.0, stall_timeout_s=60.0), pytest.raises(RunTaken):
+    with Heartbeat(queue, lease_s=3600.0, stall_timeout_s=60.0), pytest.raises(RunTaken):
         LearnerQueue(connection, keys, 2).claim("nonce", "next", 1.0)
     LearnerQueue(connection, keys, 2).claim("nonce", "next", 1.0)
 
 
 def test_a_superseded_learner_leaves_its_successors_lease_alone(queue, connection, keys):
     successor = LearnerQueue(connection, keys, 2)
-    with Pulse(queue, lease_s=3600.0, stall_timeout_s=60.0):
+    with Heartbeat(queue, lease_s=3600.0, stall_timeout_s=60.0):
         successor.claim("nonce", "next", 3600.0, ["test"])
     with pytest.raises(RunTaken, match="next"):
         LearnerQueue(connection, keys, 3).claim("nonce", "third", 1.0)
@@ -71,7 +71,7 @@ def test_a_superseded_learner_gives_no_more_signs_of_life_and_is_watched_on(
 ):
     beats, said = [], []
     monkeypatch.setattr(queue, "beat", lambda *args, beat=queue.beat: (beats.append(args), beat(*args)))
-    with Pulse(queue, lease_s=0.1, stall_timeout_s=0.5, on_stall=said.append):
+    with Heartbeat(queue, lease_s=0.1, stall_timeout_s=0.5, on_stall=said.append):
         LearnerQueue(connection, keys, 2).claim("nonce", "next", 3600.0, ["test"])
         count = len(beats)
         wait_until(lambda: said, "the stall of its main loop")
