@@ -13,6 +13,7 @@ from penstock.common.errors import NoSignal, NotFinite
 from penstock.common.failpoint import failpoint
 from penstock.common.files.atomic import write_whole
 from penstock.common.files.disk import Disk
+from penstock.common.journal.claims import Claim
 from penstock.common.log import get_logger
 from penstock.common.wire.codec import encode, pack
 from penstock.common.wire.messages import ScoredGroup, Verdict, Version
@@ -32,10 +33,7 @@ from penstock.learner.state.checkpoint import (
     save_checkpoint,
 )
 from penstock.learner.state.fingerprint import this_machine
-from penstock.learner.state.incarnations import (
-    Claim,
-    check_not_superseded,
-)
+from penstock.learner.state.incarnations import check_not_superseded
 from penstock.learner.state.journal import Journal
 from penstock.learner.state.ledger import Ledger
 from penstock.learner.state.versions import version_folder, write_version

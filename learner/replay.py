@@ -23,6 +23,7 @@ from penstock.common.config.command import mistake
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError, PenstockError
 from penstock.common.files.atomic import read_json_lines
+from penstock.common.journal.claims import Claim, read_chain, read_claims
 from penstock.common.journal.segments import explain_gap, left_out, valid_length
 from penstock.common.log import configure_logs, get_logger
 from penstock.learner.policy.deepspeed_engine import join_process_group
@@ -30,7 +31,6 @@ from penstock.learner.policy.policy import Policy
 from penstock.learner.policy.processes import world_size
 from penstock.learner.report.recorder import Recorder
 from penstock.learner.resume import relive
-from penstock.learner.state.incarnations import Claim, read_chain, read_claims
 from penstock.learner.state.ledger import Ledger
 
 log = get_logger(__name__)

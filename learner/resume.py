@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.journal.claims import Claim, read_chain
 from penstock.common.log import get_logger
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.messages import ScoredGroup, Verdict
@@ -18,7 +19,6 @@ from penstock.learner.report.completions import completion_rows
 from penstock.learner.report.recorder import Recorder, update_metrics
 from penstock.learner.state.checkpoint import Checkpoint
 from penstock.learner.state.fingerprint import warn_of_another_machine
-from penstock.learner.state.incarnations import Claim, read_chain
 from penstock.learner.state.ledger import Ledger
 
 log = get_logger(__name__)

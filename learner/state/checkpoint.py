@@ -18,17 +18,12 @@ from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
 from penstock.common.files.atomic import folder_size, hash_file, whole_folder
 from penstock.common.files.disk import Disk
+from penstock.common.journal.claims import Claim, Position, lengths_on_chain, read_claims
 from penstock.common.journal.segments import segments_before
 from penstock.common.log import get_logger
 from penstock.learner.policy.processes import world_size
 from penstock.learner.state.fingerprint import this_machine
-from penstock.learner.state.incarnations import (
-    Claim,
-    check_not_superseded,
-    lengths_on_chain,
-    read_claims,
-)
-from penstock.learner.state.journal import Position
+from penstock.learner.state.incarnations import check_not_superseded
 
 log = get_logger(__name__)
 

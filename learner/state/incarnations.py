@@ -8,27 +8,16 @@ what an old incarnation appends after it was superseded is not part of the run.
 import json
 import os
 import uuid
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from penstock.common.errors import ConfigError, RunTaken
 from penstock.common.failpoint import failpoint
 from penstock.common.files.atomic import make_folder, sync_folder, write_whole
 from penstock.common.files.lock import hold_lock, holder_name
-from penstock.common.journal.segments import REMEDY, explain_gap, left_out, read_journal, valid_length
-from penstock.learner.state.journal import Position
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Incarnation `incarnation` goes on after `parent_length` bytes of its parent's journal."""
-
-    incarnation: int
-    parent: int
-    parent_length: int
-    holder: str
+from penstock.common.journal.claims import Claim, Position, ancestors, read_claims
+from penstock.common.journal.segments import explain_gap, left_out, valid_length
 
 
 def lock_run(folder: Path) -> AbstractContextManager[list[str]]:
@@ -63,7 +52,7 @@ def claim_incarnation(folder: Path, number: int, checkpointed: Position | None =
     check_not_superseded(folder, number)
     claims = read_claims(folder)
     parent = max(claims, default=0)
-    _ancestors(folder, claims, parent)
+    ancestors(folder, claims, parent)
     start = checkpointed.offset if checkpointed and checkpointed.incarnation == parent else 0
     length = valid_length(folder, parent, start)
     rest = left_out(folder, parent, length)
@@ -101,61 +90,3 @@ def check_not_superseded(folder: Path, incarnation: int) -> None:
             f"incarnation {newest} of the learner holds the run's folder: this learner was superseded "
             "and stops"
         )
-
-
-def read_claims(folder: Path) -> dict[int, Claim]:
-    """The claims made so far, by incarnation; raises ConfigError where one is damaged."""
-    found = [_read_claim(path) for path in (folder / "claims").glob("*.json")]
-    return {claim.incarnation: claim for claim in found}
-
-
-def _read_claim(path: Path) -> Claim:
-    try:
-        claim = Claim(**json.loads(path.read_text()))
-        if not int(path.stem) == claim.incarnation > claim.parent >= 0:
-            raise ValueError("its numbers do not fit")
-        return claim
-    except (ValueError, TypeError) as error:
-        raise ConfigError(
-            f"{path}: damaged ({error}); it says from where its learner went on. {REMEDY}"
-        ) from error
-
-
-def _ancestors(folder: Path, claims: dict[int, Claim], newest: int) -> list[Claim]:
-    """The claim of that number and those it goes on from, newest first; raises ConfigError."""
-    found = []
-    while newest:
-        if newest not in claims:
-            raise ConfigError(
-                f"{folder / 'claims'}: incarnation {newest} is missing, and later ones go on from its "
-                f"journal. {REMEDY}"
-            )
-        found.append(claims[newest])
-        newest = found[-1].parent
-    return found
-
-
-def read_chain(
-    folder: Path, newest: Claim, start: Position | None = None
-) -> Iterator[tuple[Position, dict]]:
-    """The records that `newest` goes on from, in order, each with the position after it.
-
-    Raises ConfigError where records are missing that a claim relies on.
-    """
-    ancestors = _ancestors(folder, read_claims(folder), newest.parent)
-    chain = [(claim.parent, claim.parent_length) for claim in (newest, *ancestors) if claim.parent]
-    for incarnation, length in reversed(chain):
-        if start is not None and incarnation < start.incarnation:
-            continue
-        first = start.offset if start is not None and incarnation == start.incarnation else 0
-        reached = first
-        for reached, record in read_journal(folder, incarnation, first, length):
-            yield Position(incarnation, reached), record
-        if reached < length:
-            raise ConfigError(explain_gap(folder, incarnation, reached, length))
-
-
-def lengths_on_chain(folder: Path, newest: Claim) -> dict[int, int]:
-    """By incarnation, how much of its journal later ones went on from."""
-    lengths = {claim.parent: claim.parent_length for claim in read_claims(folder).values()}
-    return lengths | {newest.parent: newest.parent_length}

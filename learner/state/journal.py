@@ -19,7 +19,6 @@ kind,
 table after it. A torn last record is cut when the next incarnation claims the run.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,17 +26,10 @@ from typing import Any
 from penstock.common.failpoint import failpoint
 from penstock.common.files.atomic import append_whole, sync_folder
 from penstock.common.files.disk import Disk
+from penstock.common.journal.claims import Position
 from penstock.common.journal.segments import encode_record, segment_path
 
 SEGMENT_BYTES = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """A place between two records: the incarnation and the offset in its journal, in bytes."""
-
-    incarnation: int
-    offset: int
 
 
 class Journal:

@@ -8,8 +8,9 @@ from collections import defaultdict
 from typing import Any
 
 from penstock.common.broker.work_stream import Entry
+from penstock.common.journal.claims import Position
 from penstock.common.wire.messages import EndState, Purpose
-from penstock.learner.state.journal import Journal, Position
+from penstock.learner.state.journal import Journal
 from penstock.learner.state.ledger import Ledger
 from penstock.learner.streams.learner_queue import LearnerQueue
 

@@ -9,9 +9,9 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.work_stream import BEGINNING, Entry
 from penstock.common.config.settings import RunSettings
+from penstock.common.journal.claims import Position
 from penstock.common.wire.codec import encode
 from penstock.common.wire.messages import EndState, Purpose, Version, Weights
-from penstock.learner.state.journal import Position
 from penstock.learner.state.ledger import Ledger
 from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.learner_queue import LearnerQueue

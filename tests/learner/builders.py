@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.common.broker.work_stream import Entry
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.journal.claims import Claim, Position
 from penstock.common.wire.codec import encode
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import Group, Rollout, ScoredGroup, Span, Ticket, Verdict, Version
@@ -15,8 +16,7 @@ from penstock.common.wire.reward_spec import RewardSpec
 from penstock.learner.data.order import Question, Shuffled
 from penstock.learner.data.plan import Plan
 from penstock.learner.data.tickets import TicketSource
-from penstock.learner.state.incarnations import Claim, claim_incarnation, next_incarnation
-from penstock.learner.state.journal import Position
+from penstock.learner.state.incarnations import claim_incarnation, next_incarnation
 
 CONTRACT = Contract("model", "hash", "float32", 40, (RewardSpec("accuracy"),), True, 2, 4)
 

@@ -16,12 +16,13 @@ from penstock.common.broker.keys import Keys
 from penstock.common.broker.work_stream import RunView, WorkStream
 from penstock.common.config.settings import RunSettings
 from penstock.common.errors import ConfigError, DeadlineExceeded, NoSignal, RunNotReady, RunTaken
+from penstock.common.journal.claims import read_chain
 from penstock.common.journal.segments import read_journal
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.messages import Group, ScoredGroup, Ticket, Verdict, Version, Weights
 from penstock.learner.algorithm.batch import token_staleness
 from penstock.learner.report.eval_metrics import summarise
-from penstock.learner.state.incarnations import check_not_superseded, read_chain
+from penstock.learner.state.incarnations import check_not_superseded
 from penstock.learner.state.journal import Journal
 from penstock.learner.state.ledger import Ledger
 from penstock.learner.streams.commit import CommitLog

@@ -10,15 +10,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.common.errors import ConfigError, RunTaken
+from penstock.common.journal.claims import Position, read_chain, read_claims
 from penstock.common.journal.segments import read_journal, segment_path, valid_length
-from penstock.learner.state.incarnations import (
-    claim_incarnation,
-    lock_run,
-    next_incarnation,
-    read_chain,
-    read_claims,
-)
-from penstock.learner.state.journal import Journal, Position
+from penstock.learner.state.incarnations import claim_incarnation, lock_run, next_incarnation
+from penstock.learner.state.journal import Journal
 from tests.learner.builders import claim_next
 
 LOOP = b'{"incarnation": 2, "parent": 2, "parent_length": 0, "holder": "x"}'

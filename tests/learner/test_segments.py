@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.common.errors import ConfigError
+from penstock.common.journal.claims import Position, read_chain
 from penstock.common.journal.segments import (
     left_out,
     list_segments,
@@ -16,8 +17,7 @@ from penstock.common.journal.segments import (
     segments_before,
     valid_length,
 )
-from penstock.learner.state.incarnations import read_chain
-from penstock.learner.state.journal import Journal, Position
+from penstock.learner.state.journal import Journal
 from tests.judge import read_records
 from tests.learner.builders import claim_next
 

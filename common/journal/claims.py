@@ -1,0 +1,99 @@
+"""Which records of which incarnation are part of the run, read from the claims.
+
+Each start of the learner claims the next incarnation with a file, `claims/{incarnation:06d}.json`. The
+claim names the parent incarnation and how many bytes of the parent's journal count. The records of the
+run are found by following these claims, never by the highest step. Example: incarnation 2 claims 900
+bytes of incarnation 1. Records that incarnation 1 still appends after byte 900 are not part of the run.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.common.errors import ConfigError
+from penstock.common.journal.segments import REMEDY, explain_gap, read_journal
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place between two records: the incarnation and the offset in its journal, in bytes."""
+
+    incarnation: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The start of an incarnation: it continues after `parent_length` bytes of its parent's journal.
+
+    `parent` is 0 for the first incarnation of a run. `holder` names the process, for people.
+    """
+
+    incarnation: int
+    parent: int
+    parent_length: int
+    holder: str
+
+
+def read_claims(run_folder: Path) -> dict[int, Claim]:
+    """Return all claims of the run by incarnation. Raise ConfigError if a claim's file is damaged."""
+    found = [_read_claim(path) for path in (run_folder / "claims").glob("*.json")]
+    return {claim.incarnation: claim for claim in found}
+
+
+def _read_claim(path: Path) -> Claim:
+    try:
+        claim = Claim(**json.loads(path.read_text()))
+        if not int(path.stem) == claim.incarnation > claim.parent >= 0:
+            raise ValueError("its numbers do not fit")
+        return claim
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{path}: damaged ({error}); expected the place from which its learner continued. {REMEDY}"
+        ) from error
+
+
+def ancestors(run_folder: Path, claims: dict[int, Claim], newest: int) -> list[Claim]:
+    """Return the claim of `newest` and of each parent before it, newest first.
+
+    Raise ConfigError if one of these claims is missing.
+    """
+    found = []
+    while newest:
+        if newest not in claims:
+            raise ConfigError(
+                f"{run_folder / 'claims'}: incarnation {newest} is missing, and later ones continue "
+                f"from its journal. {REMEDY}"
+            )
+        found.append(claims[newest])
+        newest = found[-1].parent
+    return found
+
+
+def read_chain(
+    run_folder: Path, newest: Claim, start: Position | None = None
+) -> Iterator[tuple[Position, dict[str, Any]]]:
+    """Yield the run's records before `newest`, oldest first, each with the position after it.
+
+    `start` skips the records before this position. Raise ConfigError if a record is missing or damaged
+    that a claim counts as part of the run.
+    """
+    parents = ancestors(run_folder, read_claims(run_folder), newest.parent)
+    chain = [(claim.parent, claim.parent_length) for claim in (newest, *parents) if claim.parent]
+    for incarnation, length in reversed(chain):
+        if start is not None and incarnation < start.incarnation:
+            continue
+        first = start.offset if start is not None and incarnation == start.incarnation else 0
+        reached = first
+        for reached, record in read_journal(run_folder, incarnation, first, length):
+            yield Position(incarnation, reached), record
+        if reached < length:
+            raise ConfigError(explain_gap(run_folder, incarnation, reached, length))
+
+
+def lengths_on_chain(run_folder: Path, newest: Claim) -> dict[int, int]:
+    """Return, by incarnation, how many bytes of its journal are part of the run up to `newest`."""
+    lengths = {claim.parent: claim.parent_length for claim in read_claims(run_folder).values()}
+    return lengths | {newest.parent: newest.parent_length}
