@@ -3,8 +3,8 @@
 import time
 
 from penstock.actors.engine import Engine
-from penstock.actors.held_tickets import Desk
-from penstock.actors.weight_follower import Follower
+from penstock.actors.held_tickets import HeldTickets
+from penstock.actors.weight_follower import WeightFollower
 from penstock.common.errors import EngineFailed
 from penstock.common.log import get_logger
 
@@ -16,21 +16,23 @@ log = get_logger(__name__)
 class EngineWatch:
     """Fails when the engine has work and produces nothing; reports now and then."""
 
-    def __init__(self, engine: Engine, desk: Desk, follower: Follower, stall_timeout_s: float) -> None:
+    def __init__(
+        self, engine: Engine, held: HeldTickets, follower: WeightFollower, stall_timeout_s: float
+    ) -> None:
         self.completions = 0
         self._engine = engine
-        self._desk = desk
+        self._held = held
         self._follower = follower
         self._stall_timeout_s = stall_timeout_s
-        self._idle_looks = 0
+        self._idle_checks = 0
         self._seen = (-1, 0.0)
         self._reported = (time.monotonic(), 0, engine.tokens_generated())
 
     def progress(self) -> int:
         """Grows while the engine samples, has nothing to sample, or takes weights in time."""
-        if self._follower.taking or not self._desk.running:
-            self._idle_looks += 1
-        return self._engine.tokens_generated() + self._idle_looks
+        if self._follower.taking or not self._held.running:
+            self._idle_checks += 1
+        return self._engine.tokens_generated() + self._idle_checks
 
     def check(self) -> None:
         """Raise EngineFailed when there was no progress for too long."""
@@ -40,7 +42,7 @@ class EngineWatch:
             self._seen = (progress, now)
         elif now - since > self._stall_timeout_s:
             raise EngineFailed(
-                f"the engine has {len(self._desk.running)} tickets and sampled no token for "
+                f"the engine has {len(self._held.running)} tickets and sampled no token for "
                 f"{self._stall_timeout_s:g} s (ACTOR_STALL_TIMEOUT_S)"
             )
 
@@ -55,7 +57,7 @@ class EngineWatch:
             version=str(self._engine.version),
             completions_per_s=round((self.completions - completions_then) / (now - then), 1),
             tokens_per_s=round((tokens - tokens_then) / (now - then)),
-            running=len(self._desk.running),
-            waiting=len(self._desk.waiting),
+            running=len(self._held.running),
+            waiting=len(self._held.waiting),
         )
         self._reported = (now, self.completions, tokens)

@@ -34,7 +34,7 @@ class Job:
         return version.step >= self.ticket.min_step
 
 
-class Desk:
+class HeldTickets:
     """The jobs of an actor, in the order in which they were taken."""
 
     def __init__(self, credit: int) -> None:

@@ -2,7 +2,7 @@
 
     contract = join(...)            waits for the learner, with a deadline
     engine.start(model folder)      before any weights are announced: both take long
-    shift.work()                    tickets -> rollouts, until the run ends
+    worker.run()                     tickets -> rollouts, until the run ends
 
 When the queue server was emptied the actor keeps its engine and waits for the run's contract again.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from penstock.actors.engine import Engine
 from penstock.actors.join import check_same, join
-from penstock.actors.ticket_worker import Shift
+from penstock.actors.ticket_worker import TicketWorker
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.work_stream import RunView
 from penstock.common.config.command import ActorCommand
@@ -49,10 +49,10 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
         log.info("actor is ready", run=settings.run.name, consumer=consumer, started_s=started_s)
         while not stopping.is_set():
             try:
-                return await Shift(
+                return await TicketWorker(
                     settings, contract, engine,
                     connection=connection, consumer=consumer, stopping=stopping,
-                ).work()  # fmt: skip
+                ).run()  # fmt: skip
             except RunNotReady as error:
                 log.warning("joining the run again", cause=str(error))
             again = await join(view, settings.run.join_timeout_s, stopping)

@@ -2,10 +2,10 @@
 
 Side by side, in one event loop (calls to the queue server go through threads):
 
-    take tickets   waits for room and for tickets; hands each to the desk
+    take tickets   waits for room and for tickets; adds each to the held tickets
     follow         waits for an announcement; changes the engine's weights
     serve          one per running ticket: generate, hand off
-    watch          ends the shift; fails it when the engine produces nothing any more
+    watch          ends the worker; fails it when the engine produces nothing any more
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 from penstock.actors.engine import Aborted, Engine, PromptRefused
 from penstock.actors.engine_watch import EngineWatch
-from penstock.actors.held_tickets import Desk, Job
+from penstock.actors.held_tickets import HeldTickets, Job
 from penstock.actors.join import has_ended
-from penstock.actors.weight_follower import Follower
+from penstock.actors.weight_follower import WeightFollower
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.learner_watch import LearnerWatch
@@ -43,7 +43,7 @@ _PURPOSES: tuple[Purpose, ...] = ("eval", "train")
 log = get_logger(__name__)
 
 
-class Shift:
+class TicketWorker:
     """Turns tickets into groups with one engine under one contract."""
 
     def __init__(
@@ -74,17 +74,17 @@ class Shift:
             for purpose in _PURPOSES
         }  # fmt: skip
         self._reclaim_at = dict.fromkeys(_PURPOSES, 0.0)
-        self._desk = Desk(contract.credit)
-        self._follower = Follower(
-            engine, self._view, self._desk, run.join_timeout_s, actor.start_timeout_s
+        self._held = HeldTickets(contract.credit)
+        self._follower = WeightFollower(
+            engine, self._view, self._held, run.join_timeout_s, actor.start_timeout_s
         )
-        self._engine_watch = EngineWatch(engine, self._desk, self._follower, actor.stall_timeout_s)
+        self._engine_watch = EngineWatch(engine, self._held, self._follower, actor.stall_timeout_s)
         self._leases = LeaseKeeper(run.lease_s, self._engine_watch.progress, actor.stall_timeout_s)
         self._serving: set[asyncio.Task[None]] = set()
         self._finished: defaultdict[WorkStream, list[tuple[Entry, Group]]] = defaultdict(list)
         self._handing_off = asyncio.Lock()
 
-    async def work(self) -> None:
+    async def run(self) -> None:
         """Work until the run ends or `stopping` is set.
 
         Raises RunNotReady when the run is gone from the server or has another contract, and what
@@ -95,8 +95,8 @@ class Shift:
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 taking = self._tasks.create_task(self._take_tickets())
-                self._tasks.create_task(self._follow())
-                await self._watch()
+                self._tasks.create_task(self._follow_weights())
+                await self._watch_run()
                 self._over = True
                 await taking  # or it would take again what is given back
                 await self._finish()
@@ -117,7 +117,7 @@ class Shift:
                 await asyncio.sleep(_IDLE_S)
 
     async def _take(self, purpose: Purpose) -> bool:
-        count = self._desk.places(purpose, self._engine.room(), self._engine.version)
+        count = self._held.places(purpose, self._engine.room(), self._engine.version)
         if count == 0:
             return False
         entries = await asyncio.to_thread(self._claim, purpose, count)
@@ -138,7 +138,7 @@ class Shift:
 
     async def _admit(self, purpose: Purpose, entry: Entry) -> None:
         stream = self._streams[purpose]
-        if entry in self._desk:  # reclaimed from ourselves after a hiccup: it is still at work
+        if entry in self._held:  # reclaimed from ourselves after a hiccup: it is still at work
             return
         if entry.doomed:
             reason = "lost its lease while running alone"
@@ -151,7 +151,7 @@ class Shift:
             await asyncio.to_thread(stream.fail, entry, purpose, str(error))
             return
         job = Job(stream, entry, ticket, stream.runs_alone(entry))
-        self._desk.add(job)
+        self._held.add(job)
         self._leases.hold(stream, entry, self._when_lost(job))
 
     def _when_lost(self, job: Job) -> Callable[[], None]:
@@ -169,12 +169,12 @@ class Shift:
         if job.running:
             self._tasks.create_task(self._engine.abort(job.request_id))
         else:
-            self._desk.remove(job)
+            self._held.remove(job)
 
     # Serving them
 
     def _start_jobs(self) -> None:
-        for job in self._desk.startable(self._engine.version, steady=not self._follower.taking):
+        for job in self._held.startable(self._engine.version, steady=not self._follower.taking):
             if self._over:
                 return
             job.running = True
@@ -205,7 +205,7 @@ class Shift:
             await asyncio.to_thread(job.stream.fail, job.entry, ticket.purpose, str(error))
         finally:
             self._leases.release(job.stream, job.entry)
-            self._desk.remove(job)
+            self._held.remove(job)
         self._start_jobs()
 
     async def _hand_off(self, job: Job, rollouts: tuple[Rollout, ...]) -> None:
@@ -216,7 +216,9 @@ class Shift:
             await asyncio.sleep(0)  # for what ends in this instant
             waiting = self._finished[job.stream]
             finished, self._finished[job.stream] = waiting[:_MOST_AT_ONCE], waiting[_MOST_AT_ONCE:]
-            if finished:  # else it went with an earlier one's; had that failed, the shift would be over
+            if (
+                finished
+            ):  # else it went with an earlier one's; had that failed, the worker would have ended
                 await asyncio.to_thread(self._hand_off_all, job.stream, finished)
 
     def _hand_off_all(self, stream: WorkStream, finished: list[tuple[Entry, Group]]) -> None:
@@ -229,24 +231,24 @@ class Shift:
     async def _give_back(self, job: Job) -> None:
         """Put an unfinished ticket back, without counting an attempt, unless others have it."""
         self._leases.release(job.stream, job.entry)
-        self._desk.remove(job)
+        self._held.remove(job)
         if not job.lost:
             await asyncio.to_thread(job.stream.give_back, job.entry)
 
     # Beside them
 
-    async def _follow(self) -> None:
+    async def _follow_weights(self) -> None:
         while not self._over:
-            if await self._follower.look():
+            if await self._follower.poll():
                 self._start_jobs()
             await asyncio.sleep(_IDLE_S)
 
-    async def _watch(self) -> None:
+    async def _watch_run(self) -> None:
         """Return when the run is over or the actor is to stop."""
-        look_at = 0.0
+        check_at = 0.0
         while not self._stopping.is_set():
-            if time.monotonic() >= look_at:
-                look_at = time.monotonic() + _WATCH_S
+            if time.monotonic() >= check_at:
+                check_at = time.monotonic() + _WATCH_S
                 if await asyncio.to_thread(has_ended, self._view, self._contract):
                     log.info("the run has ended")
                     return
@@ -257,11 +259,11 @@ class Shift:
 
     async def _finish(self) -> None:
         """Give back what has not begun, let the rest finish for a while, give back what is left."""
-        for job in self._desk.waiting:
+        for job in self._held.waiting:
             await self._give_back(job)
         if self._serving:
             await asyncio.wait(self._serving, timeout=_DRAIN_S)
-        for job in self._desk.running:
+        for job in self._held.running:
             await self._engine.abort(job.request_id)
         if self._serving:
             _, stuck = await asyncio.wait(self._serving, timeout=_ABORT_S)

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from penstock.actors.engine import Engine, WeightsRejected
-from penstock.actors.held_tickets import Desk
+from penstock.actors.held_tickets import HeldTickets
 from penstock.common.broker.work_stream import LearnerSign, RunView
 from penstock.common.errors import DeadlineExceeded, EngineFailed
 from penstock.common.log import get_logger
@@ -13,45 +13,50 @@ from penstock.common.wire.messages import Weights
 log = get_logger(__name__)
 
 
-class Follower:
+class WeightFollower:
     """Takes what the learner announces: never a maximum, and not while an eval ticket is sampled.
 
     `taking` is True while the engine changes its weights.
     """
 
     def __init__(
-        self, engine: Engine, view: RunView, desk: Desk, patience_s: float, take_timeout_s: float
+        self,
+        engine: Engine,
+        view: RunView,
+        held: HeldTickets,
+        learner_timeout_s: float,
+        take_timeout_s: float,
     ) -> None:
         self.taking = False
         self._engine = engine
         self._view = view
-        self._desk = desk
-        self._patience_s = patience_s
+        self._held = held
+        self._learner_timeout_s = learner_timeout_s
         self._take_timeout_s = take_timeout_s
         self._reported = ""
-        self._fine_at = time.monotonic()
+        self._renewed_at = time.monotonic()
         self._sign: LearnerSign | None = None
 
-    async def look(self) -> bool:
+    async def poll(self) -> bool:
         """Take the announced version if it is another one; True if it was taken.
 
-        Raises DeadlineExceeded when for `patience_s` nothing was announced and the learner gave no sign
-        of life, WeightsRejected when nothing announced could be used for so long; EngineFailed when the
-        engine broke.
+        Raises DeadlineExceeded when the learner announced nothing and sent no heartbeat for
+        `learner_timeout_s`, WeightsRejected when no announced weights were usable for that long, and
+        EngineFailed when the engine broke.
         """
         weights = await asyncio.to_thread(self._view.weights)
         if weights is None:
             await self._wait_for_learner()
             return False
-        if weights.version == self._engine.version or self._desk.pins_version():
-            self._fine_at = time.monotonic()
+        if weights.version == self._engine.version or self._held.pins_version():
+            self._renewed_at = time.monotonic()
             return False
         try:
             await self._take(weights)
         except WeightsRejected as error:
-            self._lose_patience(error)
+            self._refuse(error)
             return False
-        self._fine_at = time.monotonic()
+        self._renewed_at = time.monotonic()
         return True
 
     async def _take(self, weights: Weights) -> None:
@@ -73,16 +78,16 @@ class Follower:
         """Nothing was announced: it may be long in coming, as long as the learner gets on."""
         before, self._sign = self._sign, await asyncio.to_thread(self._view.learner)
         if self._sign != before:
-            self._fine_at = time.monotonic()
-        elif time.monotonic() - self._fine_at > self._patience_s:
+            self._renewed_at = time.monotonic()
+        elif time.monotonic() - self._renewed_at > self._learner_timeout_s:
             raise DeadlineExceeded(
                 f"the actor waited for the first weights in vain: {self._sign}, and gave no sign of "
-                f"life for {self._patience_s:g} s (RUN_JOIN_TIMEOUT_S)"
+                f"life for {self._learner_timeout_s:g} s (RUN_JOIN_TIMEOUT_S)"
             )
 
-    def _lose_patience(self, reason: WeightsRejected) -> None:
+    def _refuse(self, reason: WeightsRejected) -> None:
         """Raise the reason when it has lasted too long; a new announcement may mend it."""
-        if time.monotonic() - self._fine_at > self._patience_s:
+        if time.monotonic() - self._renewed_at > self._learner_timeout_s:
             raise reason
         if str(reason) != self._reported:
             self._reported = str(reason)

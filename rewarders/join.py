@@ -34,7 +34,7 @@ class CurrentScorer:
         if data is None:
             return False
         with self._changing:
-            self._follow(data)
+            self._adopt(data)
         return True
 
     def for_group(self, group: Group) -> Scorer:
@@ -47,10 +47,10 @@ class CurrentScorer:
             if group.ticket.contract != self._scorer.contract.hash:
                 data = self._view.contract()
                 if data is not None:
-                    self._follow(data)
+                    self._adopt(data)
             return self._scorer
 
-    def _follow(self, data: bytes) -> None:
+    def _adopt(self, data: bytes) -> None:
         before = self._scorer
         if before is not None and data == encode(before.contract):
             return

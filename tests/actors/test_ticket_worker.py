@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.actors.held_tickets import Desk
-from penstock.actors.weight_follower import Follower
+from penstock.actors.held_tickets import HeldTickets
+from penstock.actors.weight_follower import WeightFollower
 from penstock.common.broker.work_stream import RunView, WorkStream
 from penstock.common.errors import DeadlineExceeded, EngineFailed, RunNotReady
 from penstock.common.wire.codec import encode
@@ -343,15 +343,17 @@ def test_the_first_weights_may_be_long_in_coming_while_the_learner_lives(
     clock = Clock()
     monkeypatch.setattr("penstock.actors.weight_follower.time", clock)
     view = RunView(a_run.connection, a_run.keys)
-    follower = Follower(FakeEngine(), view, Desk(8), patience_s=6.0, take_timeout_s=5.0)
+    follower = WeightFollower(
+        FakeEngine(), view, HeldTickets(8), learner_timeout_s=6.0, take_timeout_s=5.0
+    )
     for number in range(3):
         a_run.queue.beat(30.0, f"reading checkpoint {number}")
-        assert not asyncio.run(follower.look())
+        assert not asyncio.run(follower.poll())
         clock.now += 4.0
-        assert not asyncio.run(follower.look())
+        assert not asyncio.run(follower.poll())
     clock.now += 4.0
     with pytest.raises(DeadlineExceeded, match="first weights in vain: the learner is test"):
-        asyncio.run(follower.look())
+        asyncio.run(follower.poll())
 
 
 @pytest.mark.parametrize("lost", ["contract", "everything"])
