@@ -26,7 +26,7 @@ from penstock.learner.policy.update import Update
 from penstock.learner.report.completions import completion_rows
 from penstock.learner.report.eval_metrics import summarise
 from penstock.learner.report.recorder import Recorder, group_metrics, update_metrics
-from penstock.learner.resume import encode_groups, relive
+from penstock.learner.resume import encode_groups, retrain_tail
 from penstock.learner.state.best_model import keep_if_best
 from penstock.learner.state.checkpoint import (
     Checkpoint,
@@ -75,7 +75,7 @@ class Learner:
         nonce: str,
         stopping: threading.Event,
     ) -> None:
-        """Relive the past, join the streams, publish the version the run stands at."""
+        """Retrain the tail of the journal, join the streams, publish the current version."""
         self._disk = disk = Disk(self._command.run.disk_timeout_s, stopping, self._enter_phase)
         self._recorder = Recorder(
             self._folder,
@@ -85,7 +85,7 @@ class Learner:
             self._check_not_superseded,
         )
         ledger = Ledger()
-        past = relive(
+        past = retrain_tail(
             self._folder, self._claim, self._policy, ledger, self._recorder, self._checkpointed
         )
         self._step = self._saved = past.step

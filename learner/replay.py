@@ -30,7 +30,7 @@ from penstock.learner.policy.deepspeed_engine import join_process_group
 from penstock.learner.policy.policy import Policy
 from penstock.learner.policy.processes import world_size
 from penstock.learner.report.recorder import Recorder
-from penstock.learner.resume import relive
+from penstock.learner.resume import retrain_tail
 from penstock.learner.state.ledger import Ledger
 
 log = get_logger(__name__)
@@ -73,7 +73,7 @@ def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
     policy = Policy(Path(header["model_folder"]), settings, header["steps"])
     try:
         recorder = Recorder(out, [], "replay")
-        past = relive(folder, claim, policy, Ledger(), recorder, None, changes)
+        past = retrain_tail(folder, claim, policy, Ledger(), recorder, None, changes)
         policy.export(out / "model")
     finally:
         policy.close()

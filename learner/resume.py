@@ -34,7 +34,7 @@ class Past:
     """Updates at the end that changed nothing, in a row."""
 
 
-def relive(
+def retrain_tail(
     folder: Path,
     claim: Claim,
     policy: Any,

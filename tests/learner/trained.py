@@ -12,7 +12,7 @@ from penstock.common.wire.messages import Version
 from penstock.learner.algorithm.batch import build_batch
 from penstock.learner.policy.policy import Policy
 from penstock.learner.report.recorder import Recorder
-from penstock.learner.resume import relive
+from penstock.learner.resume import retrain_tail
 from penstock.learner.state.checkpoint import newest_checkpoint, newest_position, save_checkpoint
 from penstock.learner.state.journal import SEGMENT_BYTES, Journal
 from penstock.learner.state.ledger import Ledger
@@ -78,4 +78,4 @@ class Run:
         claim = claim_next(self.folder, newest_position(self.folder))
         recorder = Recorder(self.folder, [], "x")
         checkpoint = newest_checkpoint(self.folder, claim)
-        return relive(self.folder, claim, policy, Ledger(), recorder, checkpoint), policy
+        return retrain_tail(self.folder, claim, policy, Ledger(), recorder, checkpoint), policy
