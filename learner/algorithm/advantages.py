@@ -33,34 +33,34 @@ def compute_advantages(
         array([ 0.866, -0.866, -0.866,  0.866])
     """
     groups = [np.asarray(totals_G, dtype=np.float64) for totals_G in totals]
-    batch_K = _known(np.concatenate([np.empty(0), *groups]))
+    batch_K = _without_missing(np.concatenate([np.empty(0), *groups]))
     of_batch = estimator == "reinforce_plus_plus" and scale != "group"
 
     def advantages(totals_G: np.ndarray) -> np.ndarray:
-        group_K = _known(totals_G)
+        group_K = _without_missing(totals_G)
         if len(batch_K if of_batch else group_K) < 2:
             return np.zeros_like(totals_G)
-        spread = _SPREADS[scale](group_K, batch_K)
+        spread = _SCALES[scale](group_K, batch_K)
         centred_G = totals_G - _BASELINES[estimator](totals_G, group_K, batch_K)
         return np.where(np.isnan(totals_G), 0.0, centred_G / spread)
 
     return [advantages(totals_G) for totals_G in groups]
 
 
-def _known(totals: np.ndarray) -> np.ndarray:
+def _without_missing(totals: np.ndarray) -> np.ndarray:
     return totals[~np.isnan(totals)]
 
 
-def _mean_of_the_others(totals_G: np.ndarray, group_K: np.ndarray, _: np.ndarray) -> np.ndarray:
+def _leave_one_out_mean(totals_G: np.ndarray, group_K: np.ndarray, _: np.ndarray) -> np.ndarray:
     return (group_K.sum() - totals_G) / (len(group_K) - 1)
 
 
 _BASELINES: dict[AdvantageEstimator, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
     "grpo": lambda totals_G, group_K, batch_K: group_K.mean(),
-    "rloo": _mean_of_the_others,
+    "rloo": _leave_one_out_mean,
     "reinforce_plus_plus": lambda totals_G, group_K, batch_K: batch_K.mean(),
 }
-_SPREADS: dict[ScaleRewards, Callable[[np.ndarray, np.ndarray], float]] = {
+_SCALES: dict[ScaleRewards, Callable[[np.ndarray, np.ndarray], float]] = {
     "group": lambda group_K, batch_K: group_K.std(ddof=1) + EPSILON,
     "batch": lambda group_K, batch_K: batch_K.std(ddof=1) + EPSILON,
     "none": lambda group_K, batch_K: 1.0,

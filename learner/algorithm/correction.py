@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.common.config.learner_settings import CorrectionLevel, CorrectionMode
 
-_LARGEST_LOG = 80.0
+_MAX_EXPONENT = 80.0
 """exp of it, and one over that, are finite in fp32."""
 
 
@@ -54,13 +54,13 @@ def correct(
     log_ratio_N = torch.where(mask_N, log_ratio_N.detach(), 0.0)
     if level != "token":
         mean = level == "geometric"
-        log_ratio_N = over_sequences(log_ratio_N, sequence_N, mask_N, sequences, mean=mean)
+        log_ratio_N = reduce_per_sequence(log_ratio_N, sequence_N, mask_N, sequences, mean=mean)
     ratio_N = safe_exp(log_ratio_N)
-    corrected_N, outside_N = _bound(ratio_N, mode, lower, upper)
+    corrected_N, outside_N = _bound_ratio(ratio_N, mode, lower, upper)
     return Correction(corrected_N if weight else corrected_N / ratio_N, outside_N & mask_N)
 
 
-def over_sequences(
+def reduce_per_sequence(
     values_N: Tensor, sequence_N: Tensor, mask_N: Tensor, sequences: int, *, mean: bool
 ) -> Tensor:
     """Sum or mean over the trained tokens of each token's sequence, (N,); 0 where it has none.
@@ -79,10 +79,12 @@ def safe_exp(log_N: Tensor) -> Tensor:
 
     An inf would pass a later clamp forwards, but its gradient is 0 x inf = NaN.
     """
-    return torch.exp(log_N.clamp(-_LARGEST_LOG, _LARGEST_LOG))
+    return torch.exp(log_N.clamp(-_MAX_EXPONENT, _MAX_EXPONENT))
 
 
-def _bound(ratio_N: Tensor, mode: CorrectionMode, lower: float, upper: float) -> tuple[Tensor, Tensor]:
+def _bound_ratio(
+    ratio_N: Tensor, mode: CorrectionMode, lower: float, upper: float
+) -> tuple[Tensor, Tensor]:
     """The corrected ratio, and where it differs."""
     if mode == "truncate":
         return ratio_N.clamp(max=upper), ratio_N > upper

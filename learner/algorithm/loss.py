@@ -18,7 +18,7 @@ from penstock.common.config.learner_settings import (
     LearnerSettings,
     LossType,
 )
-from penstock.learner.algorithm.correction import Correction, correct, over_sequences, safe_exp
+from penstock.learner.algorithm.correction import Correction, correct, reduce_per_sequence, safe_exp
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def policy_loss(tokens: LossTokens, options: LossOptions) -> LossTerms:
     The objective is that of `loss_type`, the factor what the correction makes of the ratio to the
     behaviour policy. What stands at masked tokens, even NaN, reaches neither loss nor gradient.
     """
-    tokens = _without_masked(tokens)
+    tokens = _zero_masked_tokens(tokens)
     surrogate = _SURROGATES[options.loss_type](tokens, options)
     correction = _correction(tokens, options)
     kl_N = _kl(tokens, options)
@@ -166,7 +166,7 @@ def aggregation_weights(
     return weights_S
 
 
-def _without_masked(tokens: LossTokens) -> LossTokens:
+def _zero_masked_tokens(tokens: LossTokens) -> LossTokens:
     """Zeros where the mask is false.
 
     There every ratio becomes 1 and every product 0. Masking the products instead would let a NaN
@@ -204,24 +204,24 @@ def _correction(tokens: LossTokens, options: LossOptions) -> Correction:
     )
 
 
-def _token_clip(tokens: LossTokens, options: LossOptions) -> _Surrogate:
+def _token_clipping(tokens: LossTokens, options: LossOptions) -> _Surrogate:
     """min(r A, clip(r) A), DAPO (arXiv:2503.14476, eq. 8); GRPO is the case of equal bounds."""
-    return _clip(safe_exp(tokens.logprobs_N - tokens.old_N), tokens.advantages_N, options)
+    return _clipped_objective(safe_exp(tokens.logprobs_N - tokens.old_N), tokens.advantages_N, options)
 
 
-def _sequence_clip(tokens: LossTokens, options: LossOptions) -> _Surrogate:
+def _sequence_clipping(tokens: LossTokens, options: LossOptions) -> _Surrogate:
     """The same with the geometric mean of the sequence's ratios: GSPO (arXiv:2507.18071)."""
-    log_ratio_N = over_sequences(
+    log_ratio_N = reduce_per_sequence(
         tokens.logprobs_N - tokens.old_N,
         tokens.sequence_N,
         tokens.mask_N,
         tokens.sequences,
         mean=True,
     )
-    return _clip(safe_exp(log_ratio_N), tokens.advantages_N, options)
+    return _clipped_objective(safe_exp(log_ratio_N), tokens.advantages_N, options)
 
 
-def _clip(ratio_N: Tensor, advantages_N: Tensor, options: LossOptions) -> _Surrogate:
+def _clipped_objective(ratio_N: Tensor, advantages_N: Tensor, options: LossOptions) -> _Surrogate:
     """Pessimistic clipping; delta bounds the ratios that it leaves, those at negative advantages."""
     low, high = 1.0 - options.epsilon, 1.0 + options.epsilon_high
     left_N = ratio_N.clamp(max=options.delta) if options.delta else ratio_N
@@ -233,7 +233,7 @@ def _clip(ratio_N: Tensor, advantages_N: Tensor, options: LossOptions) -> _Surro
     )
 
 
-def _clipped_weight(tokens: LossTokens, options: LossOptions) -> _Surrogate:
+def _clipped_ratio_as_weight(tokens: LossTokens, options: LossOptions) -> _Surrogate:
     """CISPO (arXiv:2506.13585): the clipped ratio only weighs, so every token keeps its gradient."""
     high = 1.0 + options.epsilon_high
     ratio_N = safe_exp(tokens.logprobs_N.detach() - tokens.old_N)
@@ -245,7 +245,7 @@ def _clipped_weight(tokens: LossTokens, options: LossOptions) -> _Surrogate:
     )
 
 
-def _trust_region(tokens: LossTokens, options: LossOptions) -> _Surrogate:
+def _probability_trust_region(tokens: LossTokens, options: LossOptions) -> _Surrogate:
     """DPPO with binary total variation (arXiv:2602.04879).
 
     A token leaves the objective when its probability is already further from the behaviour policy's
@@ -260,13 +260,13 @@ def _trust_region(tokens: LossTokens, options: LossOptions) -> _Surrogate:
 
 
 _SURROGATES: dict[LossType, Callable[[LossTokens, LossOptions], _Surrogate]] = {
-    "grpo": _token_clip,
-    "bnpo": _token_clip,
-    "dr_grpo": _token_clip,
-    "dapo": _token_clip,
-    "gspo": _sequence_clip,
-    "cispo": _clipped_weight,
-    "dppo": _trust_region,
+    "grpo": _token_clipping,
+    "bnpo": _token_clipping,
+    "dr_grpo": _token_clipping,
+    "dapo": _token_clipping,
+    "gspo": _sequence_clipping,
+    "cispo": _clipped_ratio_as_weight,
+    "dppo": _probability_trust_region,
 }
 
 
