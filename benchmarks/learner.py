@@ -26,8 +26,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from penstock.learner.algorithm.batch import TrainSequence
 from penstock.learner.policy.attention import NAME, use_packed_attention
-from penstock.learner.policy.logprobs import LogprobHead, head_of, token_logprobs
-from penstock.learner.policy.packing import Row, lay_out, pack
+from penstock.learner.policy.logprobs import LogprobHead, make_logprob_head, token_logprobs
+from penstock.learner.policy.packing import Row, build_row, pack_rows
 
 CPU = torch.device("cpu")
 
@@ -161,10 +161,11 @@ class Comparison:
         self.packed_positions = sum(lengths)
         self.budget = max(*lengths, self.padded_positions // len(self.padded))
         self.rows = [
-            lay_out([sequences[index] for index in row], CPU) for row in pack(lengths, self.budget)
+            build_row([sequences[index] for index in row], CPU)
+            for row in pack_rows(lengths, self.budget)
         ]
         self._model = make_model(load)
-        self._head = head_of(self._model, load.chunk, fp32=False)
+        self._head = make_logprob_head(self._model, load.chunk, fp32=False)
 
     @property
     def bound(self) -> float:

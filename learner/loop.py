@@ -19,9 +19,9 @@ from penstock.common.wire.codec import encode, pack
 from penstock.common.wire.messages import ScoredGroup, Verdict, Version
 from penstock.learner.algorithm.batch import Batch, build_batch
 from penstock.learner.data.plan import Plan
+from penstock.learner.policy.collective import TrainablePolicy
 from penstock.learner.policy.flops import peak_flops
-from penstock.learner.policy.policy import Policy
-from penstock.learner.policy.processes import Leader, world_size
+from penstock.learner.policy.processes import world_size
 from penstock.learner.policy.update import Update
 from penstock.learner.report.completions import completion_rows
 from penstock.learner.report.eval_metrics import summarise
@@ -53,7 +53,7 @@ class Learner:
         command: LearnerCommand,
         plan: Plan,
         claim: Claim,
-        policy: Policy | Leader,
+        policy: TrainablePolicy,
         checkpoint: Checkpoint | None,
         enter_phase: Callable[[str], None] = ignore_phase,
     ) -> None:

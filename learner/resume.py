@@ -15,6 +15,7 @@ from penstock.common.log import get_logger
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.messages import ScoredGroup, Verdict
 from penstock.learner.algorithm.batch import build_batch
+from penstock.learner.policy.collective import TrainablePolicy
 from penstock.learner.report.completions import completion_rows
 from penstock.learner.report.recorder import Recorder, update_metrics
 from penstock.learner.state.checkpoint import Checkpoint
@@ -37,7 +38,7 @@ class Past:
 def retrain_tail(
     folder: Path,
     claim: Claim,
-    policy: Any,
+    policy: TrainablePolicy,
     ledger: Ledger,
     recorder: Recorder,
     checkpoint: Checkpoint | None,
@@ -48,7 +49,7 @@ def retrain_tail(
     Batches are built with the settings they were decided with, but for `changes`; they are trained as
     the policy's settings say, so a changed loss or learning rate counts from the checkpoint on.
 
-    `policy` is a Policy, or its Leader; it began with a bare checkpoint's weights, if it is one.
+    `policy` began with a bare checkpoint's weights, if it is one.
     """
     step = checkpoint.step if checkpoint else 0
     if checkpoint:

@@ -20,9 +20,10 @@ from penstock.common.role import connect
 from penstock.common.wire.codec import encode
 from penstock.learner.data.plan import make_plan
 from penstock.learner.loop import Learner
+from penstock.learner.policy.collective import AllRanksPolicy, TrainablePolicy, execute_calls
 from penstock.learner.policy.deepspeed_engine import join_process_group
 from penstock.learner.policy.policy import Policy
-from penstock.learner.policy.processes import Leader, end_with_launcher, follow, rank, share
+from penstock.learner.policy.processes import broadcast, end_with_launcher, rank
 from penstock.learner.state.checkpoint import check_loadable, newest_checkpoint, newest_position
 from penstock.learner.state.incarnations import (
     check_not_superseded,
@@ -44,7 +45,7 @@ class PolicyArguments:
     settings: LearnerSettings
     steps: int
 
-    def make_policy(self) -> Policy:
+    def make_policy(self) -> TrainablePolicy:
         """The policy as it is before the checkpoint is loaded."""
         return Policy(self.model_folder, self.settings, self.steps, self.weights)
 
@@ -56,7 +57,7 @@ def run_learner(command: LearnerCommand, stopping: threading.Event) -> None:
         _run_rank_0(command, stopping)
     else:
         join_process_group()
-        follow(share(None).make_policy())
+        execute_calls(broadcast(None).make_policy())
 
 
 def _run_rank_0(command: LearnerCommand, stopping: threading.Event) -> None:
@@ -95,8 +96,8 @@ def _claim_and_train(
             check_loadable(checkpoint, command.learner)
         bare = checkpoint.bare_weights if checkpoint else None
         join_process_group()
-        start = share(PolicyArguments(plan.model_folder, bare, command.learner, plan.steps))
-        policy = Leader(start.make_policy(), heartbeat.enter)
+        start = broadcast(PolicyArguments(plan.model_folder, bare, command.learner, plan.steps))
+        policy = AllRanksPolicy(start.make_policy(), heartbeat.enter)
         try:
             learner = Learner(command, plan, claim, policy, checkpoint, heartbeat.enter)
             learner.start(connection, queue, nonce, stopping)

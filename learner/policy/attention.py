@@ -23,7 +23,7 @@ from penstock.common.errors import ConfigError
 
 NAME = "penstock_packed"
 
-_REFUSED = {
+_UNSUPPORTED_ARGUMENTS = {
     "softcap": "caps its attention scores",
     "s_aux": "has attention sinks",
     "position_bias": "adds a bias to its attention scores",
@@ -32,11 +32,11 @@ _REFUSED = {
 }
 """Arguments of an attention call that change what is computed, and what their model does."""
 
-_SHORT, _STEP = 128, 16
+_SHORT_TOKENS, _PADDING_STEP = 128, 16
 """Sequences of up to so many tokens go together, padded to a multiple of the step: a call costs more
 than the few scores that padding adds."""
 
-_PACKED_POSITIONS = torch.empty(0)
+_BOUNDARIES_NEEDED = torch.empty(0)
 """Stands where a mask would, if the position ids start over in the row."""
 
 
@@ -45,7 +45,7 @@ def use_packed_attention(model: Any) -> None:
 
     Raises ConfigError for a model of which a packed row would not compute what its sequences alone do.
     """
-    reason = _unsuitable(model)
+    reason = _unsupported_feature(model)
     if reason:
         raise ConfigError(
             f"{type(model).__name__} {reason}, which packed rows do not compute. "
@@ -54,7 +54,7 @@ def use_packed_attention(model: Any) -> None:
     model.set_attn_implementation(NAME)
 
 
-def _unsuitable(model: Any) -> str:
+def _unsupported_feature(model: Any) -> str:
     """What the model does that packed attention cannot; empty if nothing is known."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
@@ -65,9 +65,9 @@ def _unsuitable(model: Any) -> str:
     if kinds or getattr(config, "attention_chunk_size", None):
         return f"has layers of another kind than causal attention {sorted(kinds)}"
     if getattr(config, "attn_logit_softcapping", None):
-        return _REFUSED["softcap"]
+        return _UNSUPPORTED_ARGUMENTS["softcap"]
     if any(getattr(module, "sinks", None) is not None for module in model.modules()):
-        return _REFUSED["s_aux"]
+        return _UNSUPPORTED_ARGUMENTS["s_aux"]
     return ""
 
 
@@ -89,20 +89,20 @@ def packed_attention(
     `cu_seq_lens_q` (S + 1,) is where its sequences start, and the end. Key and value may have fewer
     heads. `sliding_window` counts the tokens that one sees, itself included.
     """
-    _check_call(module, kwargs)
+    _refuse_unsupported_call(module, kwargs)
     if cu_seq_lens_q is None:
-        return _ordinary(
+        return _unpacked_attention(
             module, query, key, value, attention_mask, dropout, scaling, sliding_window, kwargs
         )
-    if _has_kernel(query, value, dropout):
+    if _can_use_flash(query, value, dropout):
         longest = max_length_q or int(cu_seq_lens_q.diff().max())
-        return _kernel(query, key, value, cu_seq_lens_q, longest, scaling, sliding_window), None
+        return _flash_attention(query, key, value, cu_seq_lens_q, longest, scaling, sliding_window), None
     bounds = cu_seq_lens_q.tolist()
-    return _segments(query, key, value, bounds, dropout, scaling, sliding_window), None
+    return _attend_per_sequence(query, key, value, bounds, dropout, scaling, sliding_window), None
 
 
-def _check_call(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
-    found = [what for name, what in _REFUSED.items() if kwargs.get(name) is not None]
+def _refuse_unsupported_call(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
+    found = [what for name, what in _UNSUPPORTED_ARGUMENTS.items() if kwargs.get(name) is not None]
     causal = kwargs.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
         found.append("attends to later tokens")
@@ -113,7 +113,7 @@ def _check_call(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
         )
 
 
-def _ordinary(
+def _unpacked_attention(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -125,20 +125,22 @@ def _ordinary(
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, None]:
     """Rows that are one sequence each; with a mask or a cache, transformers' own sdpa."""
-    if mask is _PACKED_POSITIONS:
+    if mask is _BOUNDARIES_NEEDED:
         raise ConfigError(
             f"position ids start over within the row, but {type(module).__name__} was not given "
             "cu_seq_lens_q. Pass Row.model_inputs; if they were passed, the model drops them: "
             "set LEARNER_PACKING=false."
         )
     if mask is None and query.shape[2] == key.shape[2]:
-        return _causal(query, key, value, dropout, scaling, window).transpose(1, 2).contiguous(), None
+        return _causal_attention(query, key, value, dropout, scaling, window).transpose(
+            1, 2
+        ).contiguous(), None
     return sdpa_attention_forward(
         module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs
     )
 
 
-def _segments(
+def _attend_per_sequence(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -150,23 +152,23 @@ def _segments(
     """One call per long sequence, and one for all short ones of like length."""
     tokens = [part[0].transpose(0, 1) for part in (query, key, value)]
     outputs = []
-    alike = _alike(tuple(bounds), query.device)
+    alike = _group_by_length(tuple(bounds), query.device)
     for sequences, width, index, valid in alike.parts:
         queries, keys, values = (
             part.index_select(0, index).unflatten(0, (sequences, width)).transpose(1, 2)
             for part in tokens
         )
-        output = _causal(queries, keys, values, dropout, scaling, window)
+        output = _causal_attention(queries, keys, values, dropout, scaling, window)
         outputs.append(output.transpose(1, 2).flatten(0, 1).index_select(0, valid))
     return torch.cat(outputs).index_select(0, alike.order).unsqueeze(0)
 
 
-def _causal(
+def _causal_attention(
     query: Tensor, key: Tensor, value: Tensor, dropout: float, scaling: float | None, window: int | None
 ) -> Tensor:
     """Sequences side by side, (B, heads, width, head size); padding behind them changes nothing."""
     width = query.shape[2]
-    mask = _band(width, window, query.device) if window is not None and width > window else None
+    mask = _window_mask(width, window, query.device) if window is not None and width > window else None
     return scaled_dot_product_attention(
         query,
         key,
@@ -179,7 +181,7 @@ def _causal(
     )
 
 
-class _Alike(NamedTuple):
+class _SequencesByLength(NamedTuple):
     """A row's sequences in parts of like length."""
 
     parts: list[tuple[int, int, Tensor, Tensor]]
@@ -189,30 +191,32 @@ class _Alike(NamedTuple):
 
 
 @lru_cache(maxsize=2)  # every layer of a pass asks for the same row
-def _alike(bounds: tuple[int, ...], device: torch.device) -> _Alike:
+def _group_by_length(bounds: tuple[int, ...], device: torch.device) -> _SequencesByLength:
     starts = torch.tensor(bounds[:-1])
     lengths = torch.tensor(bounds[1:]) - starts
-    classes = torch.where(lengths <= _SHORT, (lengths + _STEP - 1) // _STEP * _STEP, lengths)
+    classes = torch.where(
+        lengths <= _SHORT_TOKENS, (lengths + _PADDING_STEP - 1) // _PADDING_STEP * _PADDING_STEP, lengths
+    )
     parts, places = [], []
     for size in classes.unique().tolist():
         alike = (classes == size).nonzero()[:, 0]
-        for members in [alike] if size <= _SHORT else alike.split(1):
+        for members in [alike] if size <= _SHORT_TOKENS else alike.split(1):
             width = int(lengths[members].max())
             offsets = torch.minimum(torch.arange(width), lengths[members, None] - 1)
             index = (starts[members, None] + offsets).flatten()
             valid = (torch.arange(width) < lengths[members, None]).flatten().nonzero()[:, 0]
             parts.append((len(members), width, index.to(device), valid.to(device)))
             places.append(index[valid])
-    return _Alike(parts, torch.argsort(torch.cat(places)).to(device))
+    return _SequencesByLength(parts, torch.argsort(torch.cat(places)).to(device))
 
 
-def _band(length: int, window: int, device: torch.device) -> Tensor:
+def _window_mask(length: int, window: int, device: torch.device) -> Tensor:
     """(length, length), true where a token (row) sees another."""
     ones = torch.ones(length, length, dtype=torch.bool, device=device)
     return ones.tril_().triu_(1 - window)
 
 
-def _has_kernel(query: Tensor, value: Tensor, dropout: float) -> bool:
+def _can_use_flash(query: Tensor, value: Tensor, dropout: float) -> bool:
     """Whether torch's variable-length flash attention can do it: no fp32, no dropout, width by 8."""
     width = query.shape[-1]
     return (
@@ -225,7 +229,7 @@ def _has_kernel(query: Tensor, value: Tensor, dropout: float) -> bool:
     )
 
 
-def _kernel(
+def _flash_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -258,7 +262,7 @@ def _kernel(
     return output.unsqueeze(0)
 
 
-def _mask(
+def _make_mask(
     *,
     q_length: int,
     kv_length: int,
@@ -282,8 +286,8 @@ def _mask(
             "the model has an attention mask of its own making, which packed rows do not compute. "
             "Set LEARNER_PACKING=false, or choose another model."
         )
-    return None if allow_is_causal_skip else _PACKED_POSITIONS
+    return None if allow_is_causal_skip else _BOUNDARIES_NEEDED
 
 
 AttentionInterface.register(NAME, packed_attention)
-AttentionMaskInterface.register(NAME, _mask)
+AttentionMaskInterface.register(NAME, _make_mask)

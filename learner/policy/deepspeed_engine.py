@@ -18,13 +18,17 @@ import deepspeed
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.learner.policy.optimizer import make_optimizer
-from penstock.learner.policy.processes import forget_messages, prepare_lone_rank, world_size
+from penstock.learner.policy.processes import (
+    drop_message_group,
+    set_single_process_environment,
+    world_size,
+)
 
 _TAG = "trainer"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class OptimizerStep:
     """What an optimizer step did; `skipped`: gradients were not finite, nothing changed."""
 
     grad_norm: float
@@ -71,30 +75,30 @@ class DeepSpeedEngine:
         if not last:
             self._engine.step()
 
-    def step(self) -> Step:
+    def step(self) -> OptimizerStep:
         """Clip, step and forget the gradients accumulated since the last step."""
         if self.stage == 0:
-            norm = self._whole_norm()
+            norm = self._gradient_norm()
             if torch.isfinite(norm):
                 self._engine.step()
             else:  # what ZeRO's optimizers do by themselves
                 self.module.zero_grad(set_to_none=True)
-            return Step(float(norm), skipped=not torch.isfinite(norm))
+            return OptimizerStep(float(norm), skipped=not torch.isfinite(norm))
         self._engine.step()
         if self._optimizer.overflow:
-            return Step(float("nan"), skipped=True)
-        return Step(float(self._engine.get_global_grad_norm()), skipped=False)
+            return OptimizerStep(float("nan"), skipped=True)
+        return OptimizerStep(float(self._engine.get_global_grad_norm()), skipped=False)
 
-    def _whole_norm(self) -> torch.Tensor:
+    def _gradient_norm(self) -> torch.Tensor:
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         return torch.nn.utils.get_total_norm(gradients)
 
-    def set_options(self, options: Mapping[str, Any]) -> None:
+    def set_optimizer_options(self, options: Mapping[str, Any]) -> None:
         """Learning rate and the like of the optimizer steps to come."""
         for group in self._optimizer.param_groups:
             group.update(options)
 
-    def renew_optimizer(self) -> None:
+    def reset_optimizer(self) -> None:
         """Forget the optimizer's moments, as if training began here."""
         inner = self._optimizer.optimizer if self.stage else self._optimizer
         inner.state.clear()
@@ -119,13 +123,13 @@ def join_process_group() -> None:
     """The launcher's process group, or one of this process alone."""
     # Its shared-memory op takes a compiler and a minute to build, and only saves gloo some copies.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    prepare_lone_rank()
+    set_single_process_environment()
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
 
 
 def leave_process_group() -> None:
     """Without it the process ends in SIGABRT."""
-    forget_messages()
+    drop_message_group()
     torch.distributed.destroy_process_group()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import NotFinite
 from penstock.learner.policy.deepspeed_engine import DeepSpeedEngine
-from penstock.learner.policy.lora import merge, save_adapter
+from penstock.learner.policy.lora import merge_adapter, save_adapter
 from penstock.learner.policy.processes import rank
 
 _MODEL = "model."
@@ -48,6 +48,6 @@ def write_model(
     """Config, tokenizer and one model.safetensors; LoRA merged, the adapter alone in adapter/."""
     if adapter is not None:
         save_adapter(adapter, state, folder / "adapter")
-        state = merge(state, settings.lora_alpha / settings.lora_rank)
+        state = merge_adapter(state, settings.lora_alpha / settings.lora_rank)
     model.save_pretrained(folder, state_dict=state, max_shard_size="1TB")  # one file has one hash
     tokenizer.save_pretrained(folder)

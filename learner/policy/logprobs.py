@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from penstock.common.errors import ConfigError
 
-_RESHAPES_LOGITS = (
+_LOGIT_CHANGING_SETTINGS = (
     "final_logit_softcapping",  # Gemma 2 to 4, NanoChat, VaultGemma
     "logits_soft_cap",  # RecurrentGemma
     "output_logit_soft_cap",  # xLSTM
@@ -79,14 +79,14 @@ class LogprobHead(nn.Module):
         )
 
 
-def head_of(model: Any, chunk: int, fp32: bool) -> LogprobHead:
+def make_logprob_head(model: Any, chunk: int, fp32: bool) -> LogprobHead:
     """The head for a Hugging Face causal language model's last hidden states.
 
     For a PEFT model pass what it wraps (`get_base_model()`). Raises ConfigError for a model whose
     logits are more than its output layer applied to these hidden states.
     """
     name, config = type(model).__name__, model.config.get_text_config()
-    for key in _RESHAPES_LOGITS:
+    for key in _LOGIT_CHANGING_SETTINGS:
         if getattr(config, key, None) not in (None, 1, 1.0):
             raise ConfigError(
                 f"{name} has {key}={getattr(config, key)}, so its logits are not head(hidden states), "
@@ -139,9 +139,9 @@ class _TokenLogprobs(torch.autograd.Function):
         logprobs, entropy, lse = (hidden_ND.new_empty(count, dtype=dtype) for _ in range(3))
         for start in range(0, count, chunk):
             part = slice(start, start + chunk)
-            logits = _logits(hidden_ND[part], weight_VD, bias_V, fp32)
+            logits = _compute_logits(hidden_ND[part], weight_VD, bias_V, fp32)
             logits.div_(temperature_N[part, None])
-            logprobs[part], entropy[part], lse[part] = _reduce_(logits, token_ids_N[part])
+            logprobs[part], entropy[part], lse[part] = _reduce_logits_(logits, token_ids_N[part])
             del logits  # before the next chunk's are made
         # The Parameter itself, not a view: ZeRO-3 takes its data away until the backward pass.
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, token_ids_N, temperature_N, lse, entropy)
@@ -155,17 +155,19 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden, weight, bias, *per_token = ctx.saved_tensors
         if all(grad is None for grad in grads):
             return (None,) * 7
-        sums = _Sums(hidden, weight, bias, ctx.needs_input_grad)
+        sums = _GradientSums(hidden, weight, bias, ctx.needs_input_grad)
         width = max(1, ctx.chunk * len(weight) // max(1, len(hidden)))
         for start in range(0, len(weight), width):
             part = slice(start, start + width)
-            logits = _logits(hidden, weight[part], None if bias is None else bias[part], ctx.fp32)
+            logits = _compute_logits(
+                hidden, weight[part], None if bias is None else bias[part], ctx.fp32
+            )
             sums.add(part, _logit_grad_(logits, start, *per_token, *grads), ctx.fp32)
             del logits  # before the next slice's are made
         return sums.to_hidden, sums.to_weight, sums.to_bias, None, None, None, None
 
 
-class _Sums:
+class _GradientSums:
     """The gradients to hidden states, weight and bias, from the logits' gradient slice by slice."""
 
     def __init__(
@@ -208,7 +210,7 @@ _CAST_ROWS = 8192
 """Rows of the output weight that exist in fp32 at once where it is cast."""
 
 
-def _logits(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, fp32: bool) -> Tensor:
+def _compute_logits(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, fp32: bool) -> Tensor:
     """A new tensor (N, V) in the reduction's dtype."""
     dtype = _reduction_dtype(hidden_ND)
     if not fp32 or weight_VD.dtype == dtype:
@@ -222,7 +224,7 @@ def _logits(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, fp32: b
     return logits if bias_V is None else logits.add_(bias_V)
 
 
-def _reduce_(logits_NV: Tensor, token_ids_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _reduce_logits_(logits_NV: Tensor, token_ids_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probability of the token, entropy and log-sum-exp, (N,) each; overwrites the logits."""
     largest = logits_NV.amax(dim=-1)
     shifted = logits_NV.sub_(largest[:, None])

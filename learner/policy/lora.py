@@ -39,7 +39,7 @@ def add_adapter(model: Any, settings: LearnerSettings) -> PeftModel:
     return adapted
 
 
-def merge(state: Mapping[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
+def merge_adapter(state: Mapping[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
     """Weights of the model without adapters that computes the same: W + scale x B A.
 
     Out of place: merging into the model and back would wear its weights down to rounding. LoRA,

@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
 from penstock.learner.policy.attention import use_packed_attention
-from penstock.learner.policy.logprobs import head_of
+from penstock.learner.policy.logprobs import make_logprob_head
 from penstock.learner.policy.lora import add_adapter
 from penstock.learner.policy.packing import Row
 
@@ -28,7 +28,7 @@ class PolicyModel(nn.Module):
         super().__init__()
         self.model = model
         self._packed = settings.packing
-        self.head = head_of(model, settings.logprob_chunk, settings.cast_lm_head_to_fp32)
+        self.head = make_logprob_head(model, settings.logprob_chunk, settings.cast_lm_head_to_fp32)
 
     def forward(self, row: Row) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the row's completion tokens, both (N,)."""

@@ -14,10 +14,10 @@ def make_optimizer(
 ) -> torch.optim.AdamW:
     """AdamW over the parameters that are trained."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    return torch.optim.AdamW(trained, fused=True, **options(settings, settings.learning_rate))
+    return torch.optim.AdamW(trained, fused=True, **adamw_options(settings, settings.learning_rate))
 
 
-def options(settings: LearnerSettings, learning_rate: float) -> dict[str, Any]:
+def adamw_options(settings: LearnerSettings, learning_rate: float) -> dict[str, Any]:
     """What AdamW's parameter groups hold.
 
     Given anew before each Update: a loaded checkpoint brings the values of the run that saved it.

@@ -60,7 +60,7 @@ class Row:
         }
 
 
-def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
+def pack_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Indices of sequences per row, as few rows as first-fit decreasing finds.
 
     No row exceeds `budget` tokens, but a longer sequence gets a row of its own. First-fit decreasing
@@ -81,8 +81,8 @@ def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return [sorted(row) for row in rows]
 
 
-def share(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int]]]:
-    """Per rank its rows, as `pack` would make them; every rank has equally many.
+def pack_for_ranks(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int]]]:
+    """Per rank its rows, as `pack_rows` would make them; every rank has equally many.
 
     First the tokens per rank are made as equal as possible: longest first, each sequence goes to the
     rank with the fewest tokens, so two ranks differ by at most the longest sequence. Then each rank
@@ -100,14 +100,14 @@ def share(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int
         owned[rank].append(index)
         loads[rank] += lengths[index]
     shares = [
-        [[mine[index] for index in row] for row in pack([lengths[index] for index in mine], budget)]
+        [[mine[index] for index in row] for row in pack_rows([lengths[index] for index in mine], budget)]
         for mine in owned
     ]
     count = max(len(rows) for rows in shares)
     for rows in shares:
         while len(rows) < count:
             everyones = [row for mine in shares for row in mine]
-            rows.append(_take_shortest(rows, lengths) or _take_shortest(everyones, lengths))
+            rows.append(_split_off_shortest(rows, lengths) or _split_off_shortest(everyones, lengths))
     return [
         sorted(
             [sorted(row) for row in rows],
@@ -117,7 +117,7 @@ def share(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int
     ]
 
 
-def _take_shortest(rows: list[list[int]], lengths: Sequence[int]) -> list[int]:
+def _split_off_shortest(rows: list[list[int]], lengths: Sequence[int]) -> list[int]:
     """A new row of the shortest sequence that shares its row; empty if none does."""
     spare = [(lengths[index], index, row) for row in rows if len(row) > 1 for index in row]
     if not spare:
@@ -127,7 +127,7 @@ def _take_shortest(rows: list[list[int]], lengths: Sequence[int]) -> list[int]:
     return [index]
 
 
-def lay_out(sequences: Sequence[TrainSequence], device: torch.device) -> Row:
+def build_row(sequences: Sequence[TrainSequence], device: torch.device) -> Row:
     """The tensors of a row of these sequences, of which there is at least one."""
     lengths = np.array([item.length for item in sequences])
     completions = np.array([len(item.token_ids) for item in sequences])

@@ -19,19 +19,19 @@ from penstock.learner.algorithm.loss import (
     aggregation_weights,
     policy_loss,
 )
-from penstock.learner.policy.deepspeed_engine import DeepSpeedEngine, Step, leave_process_group
+from penstock.learner.policy.deepspeed_engine import DeepSpeedEngine, OptimizerStep, leave_process_group
 from penstock.learner.policy.export import whole_state, write_model
 from penstock.learner.policy.flops import FlopCounter
 from penstock.learner.policy.model import load_policy
-from penstock.learner.policy.optimizer import learning_rate, options
-from penstock.learner.policy.packing import Row, lay_out, share
+from penstock.learner.policy.optimizer import adamw_options, learning_rate
+from penstock.learner.policy.packing import Row, build_row, pack_for_ranks
 from penstock.learner.policy.processes import gather, rank, world_size
 from penstock.learner.policy.reference import make_reference
 from penstock.learner.policy.update import TokenRecord, Update
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class FixedLogprobs:
     """Per sequence of a batch, (T,): log-probabilities that do not change during an Update."""
 
     proximal: list[np.ndarray] | None
@@ -73,20 +73,20 @@ class Policy:
 
     def update(self, batch: Batch, step: int) -> Update:
         """All optimizer steps on the batch that makes Update `step` + 1."""
-        self._renew(step)
+        self._apply_schedules(step)
         rate = learning_rate(self._settings, step, self._steps)
-        self._engine.set_options(options(self._settings, rate))
-        known = self._score_before(batch)
-        passes = sum(part is not None for part in (known.proximal, known.reference))
-        flops = passes * self._flops.forward(map(_lengths, batch.sequences))
-        steps: list[Step] = []
+        self._engine.set_optimizer_options(adamw_options(self._settings, rate))
+        fixed = self._score_fixed(batch)
+        passes = sum(part is not None for part in (fixed.proximal, fixed.reference))
+        flops = passes * self._flops.forward(map(_token_counts, batch.sequences))
+        steps: list[OptimizerStep] = []
         losses, records = [], []
         for mini in self._mini_batches(batch, step):
-            loss, record = self._accumulate(batch, mini, known)
+            loss, record = self._accumulate_gradients(batch, mini, fixed)
             steps.append(self._engine.step())
             losses.append(loss)
             records.append(record)
-            flops += self._flops.training(_lengths(batch.sequences[i]) for i in mini.sequences)
+            flops += self._flops.training(_token_counts(batch.sequences[i]) for i in mini.sequences)
         made = [number for number, done in enumerate(steps) if not done.skipped]
         return Update(
             loss=float(np.mean([losses[number] for number in made])) if made else None,
@@ -98,22 +98,22 @@ class Policy:
             tokens=TokenRecord.join(records),
         )
 
-    def _renew(self, step: int) -> None:
+    def _apply_schedules(self, step: int) -> None:
         """Renew reference and optimizer where the settings ask for it; a function of the step."""
         settings = self._settings
         if not step:
             return
         if settings.sync_ref_model and step % settings.ref_model_sync_steps == 0 and self._reference:
-            self._reference.mix(self._engine.full_parameters(), settings.ref_model_mixup_alpha)
+            self._reference.soft_update(self._engine.full_parameters(), settings.ref_model_mixup_alpha)
         if settings.outer_iteration_steps and step % settings.outer_iteration_steps == 0:
             if self._reference:
-                self._reference.mix(self._engine.full_parameters(), 1.0)
-            self._engine.renew_optimizer()
+                self._reference.soft_update(self._engine.full_parameters(), 1.0)
+            self._engine.reset_optimizer()
 
-    def _score_before(self, batch: Batch) -> Known:
+    def _score_fixed(self, batch: Batch) -> FixedLogprobs:
         settings = self._settings
         several = settings.num_iterations * settings.num_mini_batches > 1
-        return Known(
+        return FixedLogprobs(
             # With a single optimizer step the proximal policy is the current one.
             proximal=self.logprobs(batch.sequences) if settings.decoupled_loss and several else None,
             reference=self._score(batch.sequences, self._reference.logprobs)
@@ -142,43 +142,47 @@ class Policy:
                 minis.append(MiniBatch(chosen, weights, first=not minis))
         return minis
 
-    def _accumulate(self, batch: Batch, mini: MiniBatch, known: Known) -> tuple[float, TokenRecord]:
+    def _accumulate_gradients(
+        self, batch: Batch, mini: MiniBatch, fixed: FixedLogprobs
+    ) -> tuple[float, TokenRecord]:
         """Gradients of a mini-batch, row by row; loss and record are those of all ranks."""
         sequences = [batch.sequences[index] for index in mini.sequences]
-        rows = self._rows(sequences)
+        rows = self._rows_of_this_rank(sequences)
         results = []
         for number, members in enumerate(rows, 1):
             # A rank without work for a row goes along with the others, at weight 0.
             places, weights = (members, mini.weights[members]) if members else ([0], np.zeros(1))
-            row = lay_out([sequences[place] for place in places], self._engine.device)
+            row = build_row([sequences[place] for place in places], self._engine.device)
             indices = mini.sequences[places]
-            tokens = self._tokens(row, weights, indices, known)
+            tokens = self._loss_tokens(row, weights, indices, fixed)
             terms = policy_loss(tokens, self._options)
             self._engine.accumulate(terms.loss, last=number == len(rows))
             if members:
-                results.append((terms.loss.item(), _record(row, tokens, terms, mini.first)))
+                results.append((terms.loss.item(), _token_record(row, tokens, terms, mini.first)))
         shares = [share for shares in gather(results) for share in shares]
         return sum(loss for loss, _ in shares), TokenRecord.join([record for _, record in shares])
 
-    def _rows(self, sequences: Sequence[TrainSequence]) -> list[list[int]]:
+    def _rows_of_this_rank(self, sequences: Sequence[TrainSequence]) -> list[list[int]]:
         budget = self._settings.micro_batch_tokens if self._settings.packing else 1
-        return share([sequence.length for sequence in sequences], budget, world_size())[rank()]
+        return pack_for_ranks([sequence.length for sequence in sequences], budget, world_size())[rank()]
 
-    def _tokens(self, row: Row, weights: np.ndarray, indices: np.ndarray, known: Known) -> LossTokens:
+    def _loss_tokens(
+        self, row: Row, weights: np.ndarray, indices: np.ndarray, fixed: FixedLogprobs
+    ) -> LossTokens:
         logprobs_N, entropy_N = self._engine(row)
         per_sequence = torch.as_tensor(weights, dtype=torch.float32, device=row.sequence_N.device)
         if not self._settings.decoupled_loss:
             old_N = row.behaviour_N
-        elif known.proximal is None:
+        elif fixed.proximal is None:
             old_N = logprobs_N.detach()
         else:
-            old_N = _pick(known.proximal, indices, row)
+            old_N = _values_of_row(fixed.proximal, indices, row)
         return LossTokens(
             logprobs_N=logprobs_N,
             entropy_N=entropy_N,
             old_N=old_N,
             behaviour_N=row.behaviour_N,
-            reference_N=_pick(known.reference, indices, row) if known.reference else None,
+            reference_N=_values_of_row(fixed.reference, indices, row) if fixed.reference else None,
             advantages_N=row.advantages_N,
             weight_N=per_sequence[row.sequence_N],
             mask_N=row.mask_N,
@@ -197,9 +201,9 @@ class Policy:
 
     def _score(self, sequences: Sequence[TrainSequence], score: Any) -> list[np.ndarray]:
         found: dict[int, np.ndarray] = {}
-        for members in self._rows(sequences):
+        for members in self._rows_of_this_rank(sequences):
             places = members or [0]
-            values_N = score(lay_out([sequences[place] for place in places], self._engine.device))
+            values_N = score(build_row([sequences[place] for place in places], self._engine.device))
             lengths = [len(sequences[place].token_ids) for place in places]
             parts = np.split(values_N.cpu().numpy(), np.cumsum(lengths)[:-1])
             found |= dict(zip(members, parts, strict=False))
@@ -230,28 +234,28 @@ class Policy:
         leave_process_group()
 
 
-def _lengths(sequence: TrainSequence) -> tuple[int, int]:
+def _token_counts(sequence: TrainSequence) -> tuple[int, int]:
     return sequence.length, len(sequence.token_ids)
 
 
-def _pick(known: list[np.ndarray] | None, indices: np.ndarray, row: Row) -> Tensor:
-    """The row's share of values known per sequence, (N,)."""
-    assert known is not None
-    values = np.concatenate([known[index] for index in indices])
+def _values_of_row(fixed: list[np.ndarray] | None, indices: np.ndarray, row: Row) -> Tensor:
+    """The row's share of values fixed per sequence, (N,)."""
+    assert fixed is not None
+    values = np.concatenate([fixed[index] for index in indices])
     return torch.as_tensor(values, dtype=torch.float32, device=row.input_ids.device)
 
 
-def _record(row: Row, tokens: LossTokens, terms: LossTerms, first: bool) -> TokenRecord:
+def _token_record(row: Row, tokens: LossTokens, terms: LossTerms, first: bool) -> TokenRecord:
     """What the metrics need of the row's trained tokens."""
     values = (
         tokens.logprobs_N.detach(), tokens.behaviour_N, terms.ratio_N, tokens.entropy_N.detach(),
         terms.kl_N, terms.clipped_low_N, terms.clipped_high_N, terms.bounded_N, row.staleness_N,
-        _oldest_N(row), torch.full_like(row.mask_N, first),
+        _oldest_staleness_N(row), torch.full_like(row.mask_N, first),
     )  # fmt: skip
     return TokenRecord(*(value[row.mask_N].cpu().numpy() for value in values))
 
 
-def _oldest_N(row: Row) -> torch.Tensor:
+def _oldest_staleness_N(row: Row) -> torch.Tensor:
     """Per token, the staleness of its completion's oldest, (N,)."""
     oldest_S = row.staleness_N.new_zeros(row.sequences)
     return oldest_S.scatter_reduce(0, row.sequence_N, row.staleness_N, "amax")[row.sequence_N]

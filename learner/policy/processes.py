@@ -1,8 +1,7 @@
-"""Several processes that train as one: rank 0 leads, the others do what it says.
+"""The processes that train together: their numbers, and messages between them.
 
-Rank 0 alone reads the data, writes the run's folder and speaks to Redis. What all must do together
-(an Update, saving, exporting) it announces by broadcast, then does it itself. Started by torchrun or
-by deepspeed's launcher; without one, rank 0 is alone.
+One process per GPU ("rank"), started by torchrun or by deepspeed's launcher. Without a launcher rank 0
+is the only process.
 """
 
 import datetime
@@ -11,47 +10,37 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 
-from penstock.common.errors import DeadlineExceeded
-
-COLLECTIVE = {
-    "update": "making an Update",
-    "logprobs": "computing log-probabilities",
-    "save": "writing a checkpoint",
-    "load": "reading a checkpoint",
-    "export": "writing weights",
-    "close": "closing the policy",
-}
-"""Methods of a policy that every rank calls at the same time, and what the learner does then."""
-
 _LAUNCHED = "TORCHELASTIC_RUN_ID"
-"""Set by torchrun, also for a single rank."""
+"""Environment variable that torchrun sets, also for a single rank."""
 
-_LOOK_EVERY_S = 0.1
+_LAUNCHER_CHECK_S = 0.1
 
-_WAIT = datetime.timedelta(days=1)
-"""How long a follower waits for its leader between two Updates. A leader that died is noticed at
-once (its connection closes), one that waits in vain for groups ends by RUN_PROGRESS_TIMEOUT_S."""
+_MESSAGE_TIMEOUT = datetime.timedelta(days=1)
+"""How long a rank waits for a message from rank 0 between two Updates, while rank 0 waits for groups.
+
+A rank 0 that died is noticed at once, because its connection closes. A rank 0 that receives no groups
+ends after RUN_PROGRESS_TIMEOUT_S."""
 
 
 def rank() -> int:
-    """This process' number, as the launcher gave it."""
+    """Return this process's number among the processes that train together, from 0."""
     return int(os.environ.get("RANK", "0"))
 
 
 def world_size() -> int:
-    """How many processes train together."""
+    """Return how many processes train together."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def prepare_lone_rank() -> None:
-    """Set what a launcher would have set, for a process group of one on loopback.
+def set_single_process_environment() -> None:
+    """Set the environment variables of a launcher, for a process group of one on loopback.
 
-    On a port of its own, whatever an earlier lone rank left in the environment that we inherited.
+    Do nothing under a launcher. The port is a new free one: the inherited environment may hold the port
+    of a parent that is a group of one itself.
     """
     if world_size() > 1 or _LAUNCHED in os.environ:
         return
@@ -68,85 +57,56 @@ def prepare_lone_rank() -> None:
 
 
 def end_with_launcher() -> None:
-    """From now on, die when the launcher does.
+    """Start a thread that kills this process when its launcher ends; without a launcher do nothing.
 
-    Ranks that outlive a killed torchrun would train on, and keep the run's lock from their successors.
+    Ranks that outlive a killed torchrun would train on, and hold the run's lock against a restart.
     """
     launcher = os.getppid()
 
     def watch() -> None:
         while os.getppid() == launcher:
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_LAUNCHER_CHECK_S)
         os.kill(os.getpid(), signal.SIGKILL)
 
     if world_size() > 1 or _LAUNCHED in os.environ:
         threading.Thread(target=watch, name="launcher watch", daemon=True).start()
 
 
-def share(value: Any) -> Any:
-    """What rank 0 gives, on every rank; the others give None."""
+def broadcast(value: Any) -> Any:
+    """Return rank 0's value on every rank; the other ranks pass None. All ranks call together."""
     if world_size() == 1:
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0, group=_messages())
+    dist.broadcast_object_list(box, src=0, group=_message_group())
     return box[0]
 
 
-class Leader:
-    """Rank 0's policy: every collective call is made by all ranks, and named as what rank 0 does."""
-
-    def __init__(self, policy: Any, enter_phase: Callable[[str], None]) -> None:
-        self._policy = policy
-        self._enter_phase = enter_phase
-
-    def __getattr__(self, name: str) -> Any:
-        target = getattr(self._policy, name)
-        if name not in COLLECTIVE:
-            return target
-
-        def call(*arguments: Any) -> Any:
-            self._enter_phase(COLLECTIVE[name])
-            if world_size() > 1:
-                share((name, arguments))
-            result = target(*arguments)
-            self._enter_phase("working")
-            return result
-
-        return call
-
-
-def follow(policy: Any) -> None:
-    """Do what the leader announces until it closes; raises DeadlineExceeded when it is gone."""
-    name = ""
-    while name != "close":
-        try:
-            name, arguments = share(None)
-        except RuntimeError as error:
-            raise DeadlineExceeded(f"rank {rank()} waited for rank 0, which is gone: {error}") from error
-        getattr(policy, name)(*arguments)
-
-
 def gather(value: Any) -> list[Any]:
-    """Every rank's value, in the ranks' order, on every rank."""
+    """Return every rank's value, in the ranks' order, on every rank. All ranks call together."""
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
-    dist.all_gather_object(values, value, group=_messages())
+    dist.all_gather_object(values, value, group=_message_group())
     return values
 
 
-_group: Any = None
+_group: dist.ProcessGroup | None = None
 
 
-def _messages() -> Any:
-    """The group that carries messages: gloo, patient, whatever carries the gradients."""
+def _message_group() -> dist.ProcessGroup:
+    """Return the process group that carries Python objects, made at the first call.
+
+    The backend is gloo also on GPUs, whose gradients go by nccl: a message may take a day to arrive
+    (`_MESSAGE_TIMEOUT`), a gradient may not.
+    """
     global _group  # noqa: PLW0603 - process groups are per process
     if _group is None:
-        _group = dist.new_group(backend="gloo", timeout=_WAIT)
+        _group = dist.new_group(backend="gloo", timeout=_MESSAGE_TIMEOUT)
+    assert _group is not None
     return _group
 
 
-def forget_messages() -> None:
-    """Before the process group is left."""
+def drop_message_group() -> None:
+    """Forget the messages' process group, before the default process group is destroyed."""
     global _group  # noqa: PLW0603
     _group = None

@@ -26,7 +26,7 @@ class Reference(Protocol):
     def logprobs(self, row: Row) -> Tensor:
         """Log-probabilities of the row's completion tokens, (N,), no gradient."""
 
-    def mix(self, parameters: Iterator[tuple[str, torch.nn.Parameter]], alpha: float) -> None:
+    def soft_update(self, parameters: Iterator[tuple[str, torch.nn.Parameter]], alpha: float) -> None:
         """Become alpha x policy + (1 - alpha) x what it was."""
 
     def save(self, folder: Path) -> None:
@@ -36,7 +36,7 @@ class Reference(Protocol):
         """Become what was saved."""
 
 
-class AdapterOff:
+class BaseModelReference:
     """The policy's own base weights: costs no memory, and never changes."""
 
     def __init__(self, engine: DeepSpeedEngine, adapter: PeftModel) -> None:
@@ -47,7 +47,7 @@ class AdapterOff:
         with self._adapter.disable_adapter(), torch.no_grad():
             return self._engine(row)[0]
 
-    def mix(self, parameters: Iterator[tuple[str, torch.nn.Parameter]], alpha: float) -> None:
+    def soft_update(self, parameters: Iterator[tuple[str, torch.nn.Parameter]], alpha: float) -> None:
         """Never asked for: LearnerSettings refuses it."""
         raise NotImplementedError
 
@@ -58,14 +58,14 @@ class AdapterOff:
         """Nothing."""
 
 
-class FrozenCopy:
+class FrozenCopyReference:
     """A second model in evaluation, on the policy's device or on one of its own.
 
     Every rank holds it whole.
     """
 
     def __init__(self, folder: Path, settings: LearnerSettings, device: torch.device) -> None:
-        self._device = _device(settings.ref_device) if settings.ref_device else device
+        self._device = _find_device(settings.ref_device) if settings.ref_device else device
         model = load_model(folder, settings)
         self._model = PolicyModel(model, settings).to(self._device).requires_grad_(False)
         self._changed = False
@@ -73,9 +73,9 @@ class FrozenCopy:
     def logprobs(self, row: Row) -> Tensor:
         """See Reference."""
         with torch.no_grad():
-            return self._model(_moved(row, self._device))[0].to(row.input_ids.device)
+            return self._model(_row_on(row, self._device))[0].to(row.input_ids.device)
 
-    def mix(self, parameters: Iterator[tuple[str, torch.nn.Parameter]], alpha: float) -> None:
+    def soft_update(self, parameters: Iterator[tuple[str, torch.nn.Parameter]], alpha: float) -> None:
         """See Reference; TR-DPO's soft update, arXiv:2404.09656, eq. 3."""
         self._changed = True
         own = dict(self._model.named_parameters())
@@ -95,14 +95,14 @@ class FrozenCopy:
             self._changed = True
 
 
-def _device(name: str) -> torch.device:
+def _find_device(name: str) -> torch.device:
     try:
         return torch.zeros((), device=name).device
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"LEARNER_REF_DEVICE={name}: not a device of this machine: {error}") from error
 
 
-def _moved(row: Row, device: torch.device) -> Row:
+def _row_on(row: Row, device: torch.device) -> Row:
     values = ((field.name, getattr(row, field.name)) for field in fields(row))
     moved: dict[str, Any] = {
         name: value.to(device) for name, value in values if isinstance(value, Tensor)
@@ -117,5 +117,7 @@ def make_reference(
     if not settings.beta:
         return None
     return (
-        FrozenCopy(folder, settings, engine.device) if adapter is None else AdapterOff(engine, adapter)
+        FrozenCopyReference(folder, settings, engine.device)
+        if adapter is None
+        else BaseModelReference(engine, adapter)
     )

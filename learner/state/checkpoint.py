@@ -21,6 +21,7 @@ from penstock.common.files.disk import Disk
 from penstock.common.journal.claims import Claim, Position, lengths_on_chain, read_claims
 from penstock.common.journal.segments import segments_before
 from penstock.common.log import get_logger
+from penstock.learner.policy.collective import TrainablePolicy
 from penstock.learner.policy.processes import world_size
 from penstock.learner.state.fingerprint import this_machine
 from penstock.learner.state.incarnations import check_not_superseded
@@ -61,7 +62,7 @@ class Checkpoint:
 
 def save_checkpoint(
     run_folder: Path,
-    policy: Any,
+    policy: TrainablePolicy,
     step: int,
     position: Position,
     ledger: dict[str, Any],
@@ -70,7 +71,7 @@ def save_checkpoint(
 ) -> Checkpoint:
     """Write the checkpoint of a step, then delete what is older than the newest few.
 
-    `policy` is a Policy, or its Leader. A full disk is waited for as `disk` says, but not where other
+    A full disk is waited for as `disk` says, but not where other
     ranks have written their share of it. Raises DiskFull.
     """
     folder = checkpoints_folder(run_folder) / f"{position.incarnation:06d}-{step:08d}"

@@ -5,17 +5,19 @@ A path is never written twice: an engine that reads it can never see half a vers
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from penstock.common.files.atomic import folder_size, hash_file, whole_folder
 from penstock.common.files.disk import Disk
 from penstock.common.wire.messages import Version, Weights
+from penstock.learner.policy.collective import TrainablePolicy
 
 KEEP = 4
 """Version folders kept: an actor may still be reading the one before the announced one."""
 
 
-def write_version(run_folder: Path, policy: Any, version: Version, parent: str, disk: Disk) -> Weights:
+def write_version(
+    run_folder: Path, policy: TrainablePolicy, version: Version, parent: str, disk: Disk
+) -> Weights:
     """Export the policy as this version; returns what is to be announced. Raises DiskFull."""
     folder = version_folder(run_folder, version)
     versions = folder.parent
@@ -33,6 +35,6 @@ def version_folder(run_folder: Path, version: Version) -> Path:
     return (run_folder / "versions").absolute() / name
 
 
-def _export(policy: Any, folder: Path) -> None:
+def _export(policy: TrainablePolicy, folder: Path) -> None:
     with whole_folder(folder) as aside:
         policy.export(aside)

@@ -11,14 +11,15 @@ from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.wire.codec import decode
 from penstock.common.wire.messages import ScoredGroup
 from penstock.learner.algorithm.batch import Batch, build_batch
+from penstock.learner.policy.collective import TrainablePolicy
 from penstock.learner.policy.update import TokenRecord, Update
 from tests.judge import read_records
 
 _WEIGHTS = "model.safetensors"
 
 
-class HashPolicy:
-    """Stands in for learner.policy.Policy: two runs have equal weights if they trained on the same."""
+class HashPolicy(TrainablePolicy):
+    """Stands in for Policy: two runs have equal weights if they trained on the same."""
 
     def __init__(self) -> None:
         self.weights = ""
@@ -38,7 +39,9 @@ class HashPolicy:
         folder.mkdir(exist_ok=True)
         (folder / _WEIGHTS).write_text(self.weights)
 
-    save = export
+    def save(self, folder: Path) -> None:
+        """As `export`."""
+        self.export(folder)
 
     def load(self, folder: Path) -> None:
         """Go on from what `save` wrote."""

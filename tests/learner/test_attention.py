@@ -33,7 +33,7 @@ from transformers import (
 from penstock.common.errors import ConfigError
 from penstock.learner.algorithm.batch import TrainSequence
 from penstock.learner.policy.attention import NAME, packed_attention, use_packed_attention
-from penstock.learner.policy.packing import Row, lay_out
+from penstock.learner.policy.packing import Row, build_row
 
 TINY = {
     "vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -71,7 +71,7 @@ def make_row(changed: int | None = None) -> Row:
     if changed is not None:
         tokens[changed] = 1 + tokens[changed] % 39
     items = [TrainSequence(ids[:1], *[ids[1:].astype(float)] * 4, 0.0, 1.0) for ids in tokens]
-    return lay_out(items, torch.device("cpu"))
+    return build_row(items, torch.device("cpu"))
 
 
 def sequences_of(row: Row) -> list[slice]:

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from penstock.learner.policy.flops import FlopCounter, peak_flops
 from penstock.learner.policy.lora import add_adapter
-from penstock.learner.policy.policy import Policy, _lengths
+from penstock.learner.policy.policy import Policy, _token_counts
 from tests.learner.builders import make_settings
 from tests.learner.gradients import make_batch
 
@@ -24,7 +24,7 @@ def test_the_count_is_torchs_own_of_what_the_policy_computes(model_folder):
     config, lengths = policy.model.config, [sequence.length for sequence in sequences]
     width = config.num_hidden_layers * config.num_attention_heads * config.head_dim
     half = sum(2 * width * length**2 for length in lengths)
-    expected = FlopCounter(policy.model).forward(map(_lengths, sequences)) + half
+    expected = FlopCounter(policy.model).forward(map(_token_counts, sequences)) + half
     assert counted.get_total_flops() == pytest.approx(expected, rel=1e-6)
 
 

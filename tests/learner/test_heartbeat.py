@@ -10,7 +10,7 @@ import pytest
 
 from penstock.common.broker.work_stream import RunView
 from penstock.common.errors import RunTaken
-from penstock.learner.policy.processes import Leader
+from penstock.learner.policy.collective import AllRanksPolicy
 from penstock.learner.streams.heartbeat import Heartbeat
 from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.helpers import wait_until
@@ -90,9 +90,10 @@ def test_a_hanging_main_loop_does_not_keep_the_process():
 
 def test_what_the_policy_does_is_named():
     class FakePolicy:
-        def update(self, batch: str) -> str:
-            return f"{batch} trained"
+        def update(self, batch: str, step: int) -> str:
+            return f"{batch} trained as {step}"
 
     phases: list[str] = []
-    assert Leader(FakePolicy(), phases.append).update("batch") == "batch trained"
+    policy = AllRanksPolicy(FakePolicy(), phases.append)
+    assert policy.update("batch", 7) == "batch trained as 7"
     assert phases == ["making an Update", "working"]

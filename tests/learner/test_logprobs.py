@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from penstock.common.errors import ConfigError
-from penstock.learner.policy.logprobs import LogprobHead, head_of, token_logprobs
+from penstock.learner.policy.logprobs import LogprobHead, make_logprob_head, token_logprobs
 
 N, V, D = 11, 37, 6
 TINY = {
@@ -191,7 +191,7 @@ def test_no_tensor_is_larger_than_a_chunks_logits(fp32):
 def test_a_models_head_gives_what_its_logits_give():
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**TINY, tie_word_embeddings=True))
-    head = head_of(model, chunk=3, fp32=False)
+    head = make_logprob_head(model, chunk=3, fp32=False)
     ids = torch.randint(0, 32, (1, 9))
     temperature = torch.full((8,), 0.7)
     hidden = model.base_model(ids).last_hidden_state[0, :-1]
@@ -221,12 +221,12 @@ def tiny(model, config, **changes):
 )
 def test_a_model_that_reworks_its_logits_is_refused(build, found):
     with pytest.raises(ConfigError, match=found):
-        head_of(build(), chunk=4, fp32=False)
+        make_logprob_head(build(), chunk=4, fp32=False)
 
 
 def test_a_scale_of_one_is_no_reworking():
     model = tiny(GraniteForCausalLM, GraniteConfig, logits_scaling=1.0)
-    assert isinstance(head_of(model, chunk=4, fp32=False), LogprobHead)
+    assert isinstance(make_logprob_head(model, chunk=4, fp32=False), LogprobHead)
 
 
 def test_a_quantised_or_adapted_head_is_refused():
@@ -236,4 +236,4 @@ def test_a_quantised_or_adapted_head_is_refused():
     model = tiny(LlamaForCausalLM, LlamaConfig)
     model.set_output_embeddings(Adapted(32, 32, bias=False))
     with pytest.raises(ConfigError, match="is Adapted, not"):
-        head_of(model, chunk=4, fp32=False)
+        make_logprob_head(model, chunk=4, fp32=False)

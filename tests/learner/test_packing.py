@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.learner.algorithm.batch import TrainSequence
-from penstock.learner.policy.packing import Row, lay_out, pack, share
+from penstock.learner.policy.packing import Row, build_row, pack_for_ranks, pack_rows
 
 BUDGET = 60
 lengths_lists = st.lists(st.integers(1, 80), max_size=40)
@@ -40,7 +40,7 @@ def fewest_rows(lengths: list[int], budget: int) -> int:
 
 @given(lengths_lists)
 def test_every_sequence_is_packed_once_and_no_row_is_too_long(lengths):
-    rows = pack(lengths, BUDGET)
+    rows = pack_rows(lengths, BUDGET)
     assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
     assert all(row == sorted(row) and row for row in rows)
     assert all(tokens([row], lengths) <= BUDGET or len(row) == 1 for row in rows)
@@ -49,12 +49,12 @@ def test_every_sequence_is_packed_once_and_no_row_is_too_long(lengths):
 @given(st.lists(st.integers(1, 20), max_size=6))
 def test_rows_are_few(lengths):
     fewest = fewest_rows(lengths, 20)
-    assert fewest <= len(pack(lengths, 20)) <= floor(11 / 9 * fewest + 6 / 9)
+    assert fewest <= len(pack_rows(lengths, 20)) <= floor(11 / 9 * fewest + 6 / 9)
 
 
 @given(fitting_lists)
 def test_no_two_rows_could_have_been_one(lengths):
-    rows = pack(lengths, BUDGET)
+    rows = pack_rows(lengths, BUDGET)
     for one, other in combinations(rows, 2):
         assert tokens([one, other], lengths) > BUDGET
 
@@ -62,28 +62,28 @@ def test_no_two_rows_could_have_been_one(lengths):
 def test_long_tailed_lengths_leave_little_room():
     random = np.random.default_rng(0)
     lengths = [int(length) for length in random.lognormal(5, 1, 256).clip(2, 2048)]
-    assert len(pack(lengths, 4096)) <= ceil(sum(lengths) / 4096) + 1
+    assert len(pack_rows(lengths, 4096)) <= ceil(sum(lengths) / 4096) + 1
 
 
 def test_equal_input_gives_equal_rows_in_a_known_order():
-    assert pack([3, 9, 3, 5, 12, 3], 10) == [[4], [1], [0, 3], [2, 5]]
-    assert pack([], 10) == []
+    assert pack_rows([3, 9, 3, 5, 12, 3], 10) == [[4], [1], [0, 3], [2, 5]]
+    assert pack_rows([], 10) == []
 
 
 @given(lengths_lists, st.integers(1, 5))
 def test_a_share_holds_every_sequence_once_within_budget_in_equally_many_rows(lengths, ranks):
-    shares = share(lengths, BUDGET, ranks)
+    shares = pack_for_ranks(lengths, BUDGET, ranks)
     rows = [row for mine in shares for row in mine]
     assert len(shares) == ranks
     assert len({len(mine) for mine in shares}) == 1
     assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
     assert all(tokens([row], lengths) <= BUDGET or len(row) == 1 for row in rows if row)
-    assert shares == share(list(lengths), BUDGET, ranks)
+    assert shares == pack_for_ranks(list(lengths), BUDGET, ranks)
 
 
 @given(lengths_lists, st.integers(1, 5))
 def test_rows_are_empty_only_if_sequences_are_too_few(lengths, ranks):
-    shares = share(lengths, BUDGET, ranks)
+    shares = pack_for_ranks(lengths, BUDGET, ranks)
     rows = [row for mine in shares for row in mine]
     if not all(rows):
         assert len(lengths) < len(rows)
@@ -96,14 +96,16 @@ def test_rows_are_empty_only_if_sequences_are_too_few(lengths, ranks):
 @given(fitting_lists, st.integers(1, 5))
 def test_ranks_differ_by_at_most_the_longest_sequence(lengths, ranks):
     """With a budget that one row never exceeds, so that no rank has to give away sequences."""
-    loads = [tokens(mine, lengths) for mine in share(lengths, sum(lengths), ranks)]
+    loads = [tokens(mine, lengths) for mine in pack_for_ranks(lengths, sum(lengths), ranks)]
     assert max(loads) - min(loads) <= max(lengths)
 
 
 @given(fitting_lists, st.integers(1, 5))
 def test_a_rank_with_enough_sequences_keeps_its_own(lengths, ranks):
-    shares = share(lengths, BUDGET, ranks)
-    whole = [sorted(index for row in rows for index in row) for rows in share(lengths, 10**6, ranks)]
+    shares = pack_for_ranks(lengths, BUDGET, ranks)
+    whole = [
+        sorted(index for row in rows for index in row) for rows in pack_for_ranks(lengths, 10**6, ranks)
+    ]
     found = [sorted(index for row in rows for index in row) for rows in shares]
     if all(len(mine) >= len(shares[0]) for mine in whole):
         assert found == whole
@@ -111,7 +113,7 @@ def test_a_rank_with_enough_sequences_keeps_its_own(lengths, ranks):
 
 @given(fitting_lists, st.integers(1, 5))
 def test_giving_sequences_away_costs_little_balance(lengths, ranks):
-    loads = [tokens(mine, lengths) for mine in share(lengths, BUDGET, ranks)]
+    loads = [tokens(mine, lengths) for mine in pack_for_ranks(lengths, BUDGET, ranks)]
     assert max(loads) - min(loads) <= 2 * max(lengths)
 
 
@@ -119,14 +121,14 @@ def test_giving_sequences_away_costs_little_balance(lengths, ranks):
 def test_long_tailed_lengths_are_shared_within_a_percent(ranks):
     random = np.random.default_rng(1)
     lengths = [int(length) for length in random.lognormal(5, 1, 512).clip(2, 2048)]
-    shares = share(lengths, 4096, ranks)
+    shares = pack_for_ranks(lengths, 4096, ranks)
     loads = [tokens(mine, lengths) for mine in shares]
     assert max(loads) <= 1.01 * sum(lengths) / ranks
     assert len(shares[0]) <= ceil(sum(lengths) / 4096 / ranks) + 1
 
 
 def test_a_rank_with_one_giant_gets_short_ones_rather_than_empty_rows():
-    shares = share([1000, *[20] * 12], 40, 2)
+    shares = pack_for_ranks([1000, *[20] * 12], 40, 2)
     assert [len(mine) for mine in shares] == [6, 6]
     assert all(row for mine in shares for row in mine)
 
@@ -158,7 +160,7 @@ def check_token(row: Row, item: TrainSequence, start: int, token: int, place: in
 @pytest.mark.parametrize("shapes", [[(3, 4), (1, 1), (5, 2)], [(2, 6)], [(2, 0), (1, 3)], [(3, 0)]])
 def test_a_row_is_its_sequences_end_to_end(shapes):
     items = [make_sequence(*shape, seed=n) for n, shape in enumerate(shapes)]
-    row = lay_out(items, torch.device("cpu"))
+    row = build_row(items, torch.device("cpu"))
     start = place = 0
     for number, item in enumerate(items):
         whole = np.concatenate([item.prompt_ids, item.token_ids])
@@ -178,7 +180,7 @@ def test_a_row_is_its_sequences_end_to_end(shapes):
 
 
 def test_a_rows_tensors_have_the_documented_dtypes():
-    row = lay_out([make_sequence(2, 3, 0), make_sequence(2, 0, 1)], torch.device("cpu"))
+    row = build_row([make_sequence(2, 3, 0), make_sequence(2, 0, 1)], torch.device("cpu"))
     dtypes = {name: getattr(row, name).dtype for name in Row.__dataclass_fields__ if name[-1] == "N"}
     assert dtypes == {
         "predict_N": torch.int64, "token_ids_N": torch.int64, "sequence_N": torch.int64,

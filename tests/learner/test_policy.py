@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 
 import numpy as np
@@ -11,8 +12,11 @@ from transformers import AutoModelForCausalLM
 
 from penstock.common.wire.messages import Version
 from penstock.learner.algorithm.batch import build_batch
+from penstock.learner.policy.collective import AllRanksPolicy, TrainablePolicy
+from penstock.learner.policy.policy import Policy
 from penstock.learner.report.recorder import agreement
 from penstock.learner.state.checkpoint import newest_checkpoint
+from tests.crashes.policy import HashPolicy
 from tests.learner.builders import claim_next, make_group, make_plan, make_settings
 from tests.learner.trained import Run, make_batch, make_policy, same, weights_of
 
@@ -121,3 +125,13 @@ def test_a_checkpoint_of_a_superseded_learner_is_passed_over(model_folder, tmp_p
     zombie = run.checkpoint(2, run.step(1))
     assert json.loads((zombie.folder / "state.json").read_text())["step"] == 2
     assert newest_checkpoint(tmp_path, claim).step == 1
+
+
+@pytest.mark.parametrize("kind", [Policy, AllRanksPolicy, HashPolicy])
+def test_every_policy_has_the_methods_that_the_learner_calls(kind):
+    methods = [name for name in vars(TrainablePolicy) if not name.startswith("_")]
+    assert {"update", "save", "load", "export", "close"} == set(methods)
+    for name in methods:
+        expected = inspect.signature(getattr(TrainablePolicy, name), eval_str=True)
+        assert name in vars(kind), name
+        assert inspect.signature(getattr(kind, name), eval_str=True) == expected, name
