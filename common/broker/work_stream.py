@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.common.broker.connection import BLOCK_MS, Command, Connection, function_call
+from penstock.common.broker.connection import BLOCK_MS, Connection
 from penstock.common.broker.keys import GROUP, Keys
 from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded
@@ -24,10 +24,6 @@ BEGINNING = "0-0"
 """The position before a stream's first entry."""
 
 _LOOK_EVERY_S = 0.2
-TRANSACTION_BYTES = 128 * 1024
-"""Of payload, or a little more: the server is to work on some groups while the next are sent."""
-_TRANSACTION_GROUPS = 64
-"""However small: the function passes them all on at once, and Lua's stack is bounded."""
 
 log = get_logger(__name__)
 
@@ -120,29 +116,17 @@ class WorkStream:
         return [bool(owned) for owned in reply]
 
     def handoff(self, entry: Entry, destination: str, payload: bytes) -> bool:
-        """Replace the entry by `payload` on the next stream; False if somebody else was first."""
-        keys = self._handoff_keys(destination)
-        return bool(self._connection.call("handoff", keys, [entry.id, entry.ticket, payload]))
+        """Replace the entry by `payload` on the next stream. Return False if another was first."""
+        return self.handoff_all([(entry, payload)], destination)[0]
 
     def handoff_all(self, finished: Sequence[tuple[Entry, bytes]], destination: str) -> list[bool]:
-        """`handoff` of each; of several in one round trip, if the server can."""
-        if len(finished) == 1 or not self._connection.transacts:
-            return [self.handoff(entry, destination, payload) for entry, payload in finished]
-        replies = self._connection.transact_all(
-            [self._handoff_added(part, destination) for part in _split(finished)]
+        """Hand off several entries in one round trip. Return for each what `handoff` returns."""
+        replies = self._connection.call_each(
+            "handoff",
+            [self._keys.fence, self._keys.open, self.stream, destination],
+            [[entry.id, entry.ticket, payload] for entry, payload in finished],
         )
-        return [bool(answer) for *_, answers in replies for answer in answers]
-
-    def _handoff_added(self, part: list[tuple[Entry, bytes]], destination: str) -> list[Command]:
-        groups = [
-            ("XADD", destination, "NOMKSTREAM", "*", "t", entry.ticket, "d", payload)
-            for entry, payload in part
-        ]
-        names = [name for entry, _ in part for name in (entry.id, entry.ticket)]
-        return [*groups, function_call("handoff_added", self._handoff_keys(destination), names)]
-
-    def _handoff_keys(self, destination: str) -> list[str]:
-        return [self._keys.fence, self._keys.open, self.stream, destination]
+        return [bool(reply) for reply in replies]
 
     def give_back(self, entry: Entry) -> bool:
         """Put the entry back, counting no attempt; False if it is somebody else's by now."""
@@ -267,19 +251,6 @@ def wait_for_contract(view: RunView, timeout_s: float, stopping: threading.Event
             log.warning("waiting for the run to be set up", waited_s=waited_s, learner=str(sign))
         stopping.wait(_LOOK_EVERY_S)
     return None
-
-
-def _split(finished: Sequence[tuple[Entry, bytes]]) -> list[list[tuple[Entry, bytes]]]:
-    """In order, into parts that end with the group by which they are long enough."""
-    parts: list[list[tuple[Entry, bytes]]] = []
-    room = 0
-    for entry, payload in finished:
-        if room <= 0 or len(parts[-1]) == _TRANSACTION_GROUPS:
-            parts.append([])
-            room = TRANSACTION_BYTES
-        parts[-1].append((entry, payload))
-        room -= len(payload)
-    return parts
 
 
 def _read_entries(reply: Any) -> list[Entry]:

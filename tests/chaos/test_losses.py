@@ -75,7 +75,7 @@ def test_what_a_server_on_a_slow_disk_acknowledged_and_lost_is_counted(tmp_path,
 
     def a_write_waits() -> bool:
         add(connection, 0)
-        return connection.info()["aof_buffer_length"] > 0
+        return connection.execute("INFO")["aof_buffer_length"] > 0
 
     wait_until(a_write_waits, "a write that waits for the disk", 30)
     shown = meter.shown()

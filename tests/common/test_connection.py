@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 
 import pytest
 import redis
@@ -38,16 +37,12 @@ def test_a_server_that_may_evict_is_refused(private_server: LocalServer) -> None
         Connection(private_server.url, 10, 10)
 
 
-@pytest.mark.parametrize(
-    ("version", "transacts"), [("7.0.15", False), ("7.2.4", True), ("8.10.1", True)]
-)
-def test_the_version_says_what_the_server_can(
-    queue_server: LocalServer, monkeypatch: pytest.MonkeyPatch, version: str, transacts: bool
+@pytest.mark.parametrize("version", ["7.0.0", "7.0.15", "7.2.4", "8.10.1"])
+def test_a_server_of_version_7_0_or_newer_is_accepted(
+    queue_server: LocalServer, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     monkeypatch.setattr(redis.Redis, "info", lambda *_: {"redis_version": version, "run_id": ""})
-    connection = Connection(queue_server.url, 10, 10)
-    connection.execute("PING")
-    assert connection.transacts == transacts
+    assert Connection(queue_server.url, 10, 10).execute("PING")
 
 
 def test_a_server_that_is_too_old_is_refused(
@@ -82,9 +77,9 @@ def test_a_server_that_comes_back_is_asked_its_version_again(
     connection = Connection(private_server.url, 10, 20)
     private_server.kill()
     private_server.start()
-    monkeypatch.setattr(redis.Redis, "info", lambda *_: {"redis_version": "7.0.15", "run_id": "other"})
-    connection.execute("PING")
-    assert not connection.transacts
+    monkeypatch.setattr(redis.Redis, "info", lambda *_: {"redis_version": "6.2.7", "run_id": "other"})
+    with pytest.raises(ConfigError, match=r"version 6\.2\.7"):
+        connection.execute("PING")
 
 
 def test_a_lost_connection_to_the_same_server_is_no_restart(private_server: LocalServer) -> None:
@@ -129,92 +124,64 @@ def test_a_blocked_read_ends_by_itself(connection: Connection) -> None:
     assert reply
 
 
-# Several transactions in one round trip
+# Several calls in one round trip
+
+FUNCTIONS = """#!lua name=tests
+redis.register_function('penstock_2_echo', function(keys, args)
+  return args[1] == 'fail' and redis.call('XLEN', keys[1]) or args[1]
+end)
+redis.register_function('penstock_2_fill', function(keys, args)
+  if redis.call('HEXISTS', keys[2], args[2]) == 1 then return 0 end
+  if tonumber(redis.call('GET', keys[1]) or 0) < 1 then return redis.error_reply(args[1]) end
+  redis.call('DECR', keys[1])
+  return redis.call('HSET', keys[2], args[2], '')
+end)
+"""
+"""`echo` returns its argument or fails; `fill` is idempotent, and needs room, of which it takes one."""
 
 
-def test_several_transactions_have_their_own_replies_and_one_socket(queue_server: LocalServer) -> None:
-    connection = Connection(queue_server.url, 10, 10)
+def test_several_calls_have_their_own_replies_and_one_socket(private_server: LocalServer) -> None:
+    connection = Connection(private_server.url, 10, 10)
+    connection.execute("FUNCTION", "LOAD", FUNCTIONS)
     for number in range(120):  # more than the pool has sockets
-        replies = connection.transact_all([[("ECHO", number), ("ECHO", "b")], [("ECHO", "c")]])
-        assert replies == [[b"%d" % number, b"b"], [b"c"]]
-    assert connection.transact_all([]) == []
+        replies = connection.call_each("echo", ["key"], [[number], ["b"], ["c"]])
+        assert replies == [b"%d" % number, b"b", b"c"]
+    assert connection.call_each("echo", ["key"], []) == []
 
 
 @pytest.mark.parametrize(
-    ("command", "error"),
-    [
-        (("XLEN", "a string"), "WRONGTYPE"),
-        (("XLEN", "one", "too many"), "wrong number of arguments"),
-        (("ECHO", None), "must be str"),
-    ],
-    ids=["where it runs", "where it is queued", "where it is packed"],
+    ("argument", "error"),
+    [("fail", "WRONGTYPE"), (None, "must be str")],
+    ids=["where it runs", "where it is packed"],
 )
 def test_an_error_among_several_is_raised_and_the_next_command_has_its_own_reply(
-    queue_server: LocalServer, command: tuple, error: str
+    private_server: LocalServer, argument: str | None, error: str
 ) -> None:
-    connection = Connection(queue_server.url, 10, 10)
+    connection = Connection(private_server.url, 10, 10)
+    connection.execute("FUNCTION", "LOAD", FUNCTIONS)
     connection.execute("SET", "a string", "")
     with pytest.raises(Exception, match=error):
-        connection.transact_all(
-            [[("ECHO", "first")], [("ECHO", "second"), command], [("ECHO", "third")]]
-        )
+        connection.call_each("echo", ["a string"], [["first"], [argument], ["third"]])
     assert connection.execute("ECHO", "next") == b"next"
 
 
-def test_a_command_that_is_not_queued_leaves_its_whole_transaction_undone(
-    queue_server: LocalServer,
-) -> None:
-    connection = Connection(queue_server.url, 10, 10)
-    connection.execute("DEL", "list")
-    with pytest.raises(Exception, match="wrong number of arguments"):
-        connection.transact_all([[("RPUSH", "list", "a"), ("RPUSH", "list")]])
-    assert connection.execute("LLEN", "list") == 0
-
-
-FULL = """
-if tonumber(redis.call('GET', KEYS[1]) or 0) < 1 then return redis.error_reply(ARGV[1]) end
-redis.call('DECR', KEYS[1])
-return redis.call('RPUSH', KEYS[2], ARGV[2])
-"""
-"""Done if there is room, of which it takes one; else the error of a server that cannot write."""
-
-
-@pytest.mark.parametrize(
-    "error", ["MISCONF full", "EXECABORT Transaction discarded because of: OOM command not allowed"]
-)
-def test_what_was_done_is_not_sent_again_and_gives_the_others_their_whole_time(
+@pytest.mark.parametrize("error", ["MISCONF full", "OOM command not allowed"])
+def test_calls_that_a_full_server_refuses_are_sent_again_until_all_are_done(
     private_server: LocalServer, error: str
 ) -> None:
-    patient = Connection(private_server.url, 10, server_timeout_s=3.0)
+    patient = Connection(private_server.url, 10, server_timeout_s=30.0)
     other = Connection(private_server.url, 10, 10)
-    transactions = [[("EVAL", FULL, 2, "room", "done", error, number)] for number in range(4)]
-    replies: list[list[int]] = []
+    other.execute("FUNCTION", "LOAD", FUNCTIONS)
+    replies: list[int] = []
+    calls = [[error, number] for number in range(4)]
     thread = threading.Thread(
-        target=lambda: replies.extend(patient.transact_all(transactions)), daemon=True
+        target=lambda: replies.extend(patient.call_each("fill", ["room", "done"], calls)), daemon=True
     )
     thread.start()
-    for _ in transactions:  # together this takes longer than the patience of any
-        time.sleep(0.9)
+    for done in range(4):
         other.execute("INCR", "room")
+        wait_until(
+            lambda done=done: other.execute("HLEN", "done") == done + 1, "another call to be done"
+        )
     thread.join(timeout=30)
-    assert replies == [[1], [2], [3], [4]]
-    assert other.execute("LRANGE", "done", 0, -1) == [b"0", b"1", b"2", b"3"]
-
-
-PASS_TIME = """
-local began = redis.call('TIME')
-for i = 1, 2000000 do end
-return began
-"""
-
-
-def test_no_time_passes_within_a_transaction(queue_server: LocalServer) -> None:
-    """What handoff_added relies on: entries that are added in one transaction follow each other."""
-    connection = Connection(queue_server.url, 10, 10)
-    assert connection.transacts
-    connection.execute("DEL", "stream")
-    add, wait = ("XADD", "stream", "*", "t", ""), ("EVAL", PASS_TIME, 0)
-    ((first, before, second, after, third),) = connection.transact_all([[add, wait, add, wait, add]])
-    assert before == after
-    milliseconds, number = first.split(b"-")
-    assert [second, third] == [b"%b-%d" % (milliseconds, int(number) + more) for more in (1, 2)]
+    assert replies == [0, 0, 0, 1]  # the first three were done before the pipeline was sent again

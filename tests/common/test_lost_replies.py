@@ -122,7 +122,7 @@ def test_groups_handed_off_together_are_there_once_when_a_reply_is_lost(
 ) -> None:
     lossy_run.issue(1, 2, 3)
     finished = [(entry, b"g" * size) for entry in lossy_run.actor().take(3)]
-    proxy.lose_reply_to(b"penstock_2_handoff_added")
+    proxy.lose_reply_to(b"penstock_2_handoff")
     answers = lossy_run.actor().handoff_all(finished, lossy_run.keys.rollouts)
     if size == 5:  # larger ones go in several pieces, some of which may be lost with the reply
         assert answers == [False] * 3  # all was done when it was sent again
@@ -132,14 +132,18 @@ def test_groups_handed_off_together_are_there_once_when_a_reply_is_lost(
     assert [entry.payload for entry in groups] == [payload for _, payload in finished]
 
 
-def test_a_question_after_a_new_socket_may_lose_its_reply_as_well(proxy: LossyProxy) -> None:
-    """All is done by then, and nothing is left to be sent again."""
-    connection = Connection(proxy.url, 10, 10)
-    connection.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "no")
+def test_a_question_after_a_new_socket_may_lose_its_reply_as_well(
+    lossy_run: Run, proxy: LossyProxy
+) -> None:
+    """The hand-off was done by then, and is sent again."""
+    lossy_run.issue(1, 2)
+    finished = [(entry, b"group") for entry in lossy_run.actor().take(2)]
+    lossy_run.connection.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "no")
     proxy.lose_reply_to(b"\r\nINFO\r\n$6\r\nserver")
-    assert connection.transact_all([[("INCR", "counter")]]) == [[1]]
+    assert lossy_run.actor().handoff_all(finished, lossy_run.keys.rollouts) == [False, False]
     assert proxy.lost == 1
-    connection.execute("DEL", "counter")
+    groups = lossy_run.rewarder().take(9)
+    assert [entry.ticket for entry in groups] == ["train:1", "train:2"]
 
 
 def test_a_process_that_starts_asks_again_for_what_it_checks(proxy: LossyProxy) -> None:

@@ -117,35 +117,6 @@ def test_groups_handed_off_together_each_have_their_own_answer(run: Run, size: i
     assert places == {entry.ticket: (entry.id, versions[entry.ticket]) for entry in groups}
 
 
-def test_no_transaction_is_much_longer_than_it_is_to_be(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[list[int]] = []
-    original = run.connection.transact_all
-
-    def noticed(transactions: list[list[tuple]]) -> list[list]:
-        sent.append([len(commands) - 1 for commands in transactions])  # the last one is the call
-        return original(transactions)
-
-    monkeypatch.setattr(run.connection, "transact_all", noticed)
-    for first, count, size in ((0, 3, 100), (10, 3, 100_000), (20, 3, 300_000), (100, 70, 10)):
-        run.issue(*range(first, first + count))
-        finished = [group_of(entry, size) for entry in run.actor().take(count)]
-        assert run.actor().handoff_all(finished, run.keys.rollouts) == [True] * count
-    assert sent == [[3], [2, 1], [1, 1, 1], [64, 6]]
-
-
-def test_a_server_that_takes_no_transactions_is_sent_none(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Connection, "transacts", False)
-    monkeypatch.setattr(run.connection, "transact_all", None)
-    run.issue(1, 2)
-    finished = [group_of(entry) for entry in run.actor().take(2)]
-    assert run.actor().handoff_all([*finished, finished[0]], run.keys.rollouts) == [True, True, False]
-    assert [entry.payload for entry in run.rewarder().take(9)] == [payload for _, payload in finished]
-
-
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_handoff_leaves_nothing_where_the_ticket_has_ended(run: Run, count: int) -> None:
     run.issue(*range(count))
@@ -166,72 +137,20 @@ def test_a_handoff_to_a_server_that_lost_the_fence_is_refused(run: Run, count: i
     assert run.entries(run.keys.rollouts) == []
 
 
-@pytest.mark.parametrize("refused", ["-multi", "-@transaction"])
 @pytest.mark.parametrize("size", [100, 66_000])
-def test_a_user_without_transactions_loses_nothing(
-    private_server: LocalServer, keys: Keys, size: int, refused: str
+def test_a_user_who_may_not_use_transactions_hands_off_in_order(
+    private_server: LocalServer, keys: Keys, size: int
 ) -> None:
     run = Run(Connection(private_server.url, 10, 10), keys)
     run.issue(*range(8))
-    run.connection.execute("ACL", "SETUSER", "actor", "on", ">word", "~*", "&*", "+@all", refused)
+    user = ("ACL", "SETUSER", "actor", "on", ">word", "~*", "&*", "+@all", "-@transaction")
+    run.connection.execute(*user)
     address = private_server.url.rpartition("@")[2]
     limited = run.actor(connection=Connection(f"redis://actor:word@{address}", 10, 10))
     finished = [group_of(entry, size) for entry in limited.take(8)]
     assert limited.handoff_all(finished, keys.rollouts) == [True] * 8
     found = [(entry.ticket, entry.payload) for entry in run.rewarder().take(9)]
     assert found == [(entry.ticket, payload) for entry, payload in finished]
-
-
-def test_a_user_who_may_begin_transactions_must_be_let_end_them(
-    private_server: LocalServer, keys: Keys
-) -> None:
-    run = Run(Connection(private_server.url, 10, 10), keys)
-    run.connection.execute("ACL", "SETUSER", "actor", "on", ">word", "~*", "&*", "+@all", "-exec")
-    address = private_server.url.rpartition("@")[2]
-    with pytest.raises(ConfigError, match=r"refuses this user.*exec"):
-        Connection(f"redis://actor:word@{address}", 10, 10)
-
-
-def test_a_user_from_whom_transactions_are_taken_loses_nothing(
-    private_server: LocalServer, keys: Keys
-) -> None:
-    run = Run(Connection(private_server.url, 10, 10), keys)
-    run.issue(1, 2)
-    user = ("ACL", "SETUSER", "actor", "on", ">word", "~*", "&*")
-    run.connection.execute(*user, "+@all")
-    address = private_server.url.rpartition("@")[2]
-    limited = run.actor(connection=Connection(f"redis://actor:word@{address}", 10, 10))
-    finished = [group_of(entry) for entry in limited.take(2)]
-    before = run.contents()
-    run.connection.execute(*user, "-multi")
-    run.connection.execute("CLIENT", "KILL", "USER", "actor")
-    with pytest.raises(ConfigError, match="refuses MULTI by now"):
-        limited.handoff_all(finished, keys.rollouts)
-    assert run.contents() == before
-
-
-@pytest.mark.parametrize("newest", ["9000000000000-0", "9000000000000-100000000000000"])
-def test_entries_that_cannot_be_named_are_not_entered(run: Run, newest: str) -> None:
-    """As if the groups were not there, or their numbers too large: by XSETID alone."""
-    run.issue(1, 2)
-    entries = run.actor().take(2)
-    run.connection.execute("XSETID", run.keys.rollouts, newest)
-    names = [name for entry in entries for name in (entry.id, entry.ticket)]
-    keys = [run.keys.fence, run.keys.open, run.keys.tickets, run.keys.rollouts]
-    before = run.contents()
-    with pytest.raises(RunNotReady, match="does not hold"):
-        run.connection.call("handoff_added", keys, names)
-    assert run.contents() == before
-
-
-def test_groups_handed_off_together_need_the_stream_they_go_to(run: Run) -> None:
-    run.issue(1, 2)
-    finished = [group_of(entry) for entry in run.actor().take(2)]
-    run.connection.execute("DEL", run.keys.rollouts)
-    before = run.contents()
-    with pytest.raises(RunNotReady, match="rollouts does not hold what was added"):
-        run.actor().handoff_all(finished, run.keys.rollouts)
-    assert run.contents() == before
 
 
 def test_groups_that_a_full_server_refuses_together_wait_until_there_is_room(

@@ -81,17 +81,30 @@ def test_without_any_server_the_error_says_what_to_install(monkeypatch: pytest.M
         find_binary()
 
 
-@pytest.mark.parametrize("version", ["6.2.7", "7.0.15"])
+@pytest.mark.parametrize("version", ["5.0.14", "6.2.7"])
 def test_a_server_that_is_too_old_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
-    old = tmp_path / "redis-server"
-    old.write_text(f"#!/bin/sh\necho 'Redis server v={version} sha=0'\n")
-    old.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(server_module, "_bundled_binary", lambda: None)
+    put_server(tmp_path, monkeypatch, version)
     with pytest.raises(ConfigError, match=f"version {version[:3]}"):
         find_binary()
+
+
+@pytest.mark.parametrize("version", ["7.0.15", "8.10.1"])
+def test_a_server_of_version_7_0_or_newer_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    put_server(tmp_path, monkeypatch, version)
+    assert find_binary() == str(tmp_path / "redis-server")
+
+
+def put_server(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """Put the only server in PATH, which says that it has this version."""
+    server = folder / "redis-server"
+    server.write_text(f"#!/bin/sh\necho 'Redis server v={version} sha=0'\n")
+    server.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setattr(server_module, "_bundled_binary", lambda: None)
 
 
 @pytest.mark.parametrize("content", [b"", b"127.0.0.1:6379", b"\xff\xfe"])

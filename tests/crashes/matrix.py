@@ -31,7 +31,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "learner": (
         "HGET", "FUNCTION", "claim", "beat", "put", "audit", "close", "set_totals", "issue", "outcomes",
     ),
-    "actor": (*_WORKERS, "handoff_added"),
+    "actor": _WORKERS,
     "rewarder": _WORKERS,
 }  # fmt: skip
 """The protocol's commands by the role whose death is tried before and after each."""

@@ -146,10 +146,11 @@ MUTANTS: dict[str, Mutant] = {
         (
             (
                 "common/broker/work_stream.py",
-                '        return bool(self._connection.call("handoff"',
-                '        self._connection.execute("XACK", self.stream, GROUP, entry.id)\n'
-                '        self._connection.execute("XDEL", self.stream, entry.id)\n'
-                '        return bool(self._connection.call("handoff"',
+                "        replies = self._connection.call_each(",
+                "        for entry, _ in finished:\n"
+                '            self._connection.execute("XACK", self.stream, GROUP, entry.id)\n'
+                '            self._connection.execute("XDEL", self.stream, entry.id)\n'
+                "        replies = self._connection.call_each(",
             ),
         ),
         dies_at("actor", "handoff.before", 10),

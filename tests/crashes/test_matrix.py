@@ -34,7 +34,7 @@ def test_the_table_has_every_place_that_a_run_passes(matrix):
 
 
 def test_every_function_of_the_protocol_has_a_point_on_either_side():
-    source = Path(ROOT / "common" / "functions.lua").read_text()
+    source = Path(ROOT / "common/broker/functions.lua").read_text()
     functions = set(re.findall(r"register\('(\w+)'", source))
     assert len(functions) > 10
     assert functions <= {name for names in COMMANDS.values() for name in names}
