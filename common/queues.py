@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from penstock.common.broker.connection import Connection
+from penstock.common.broker.local_server import started_server
 from penstock.common.broker.monitor import (
     Audit,
     RunStatus,
@@ -20,7 +21,7 @@ from penstock.common.broker.monitor import (
 from penstock.common.config.command import RunCommand, load
 from penstock.common.errors import ConfigError, PenstockError
 from penstock.common.log import configure_logs
-from penstock.common.role import print_settings, started_server
+from penstock.common.role import print_settings
 from penstock.common.text import printable
 
 _WATCH_EVERY_S = 1.0

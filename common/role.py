@@ -13,21 +13,18 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from penstock.common.broker.connection import Connection
+from penstock.common.broker.local_server import started_server
 from penstock.common.config.command import Command, environment_of, load
 from penstock.common.config.settings import RunSettings
-from penstock.common.errors import ConfigError, PenstockError
+from penstock.common.errors import PenstockError
 from penstock.common.guard import guard_children
 from penstock.common.log import configure_logs, get_logger
 from penstock.common.text import printable
 
 log = get_logger(__name__)
-
-URL_FILE = "queue/url"
-"""Where the started queue server's address lies in the run's folder."""
 
 
 def run_role(
@@ -83,26 +80,6 @@ def connect(redis_url: str, run: RunSettings, stopping: threading.Event) -> Conn
     """
     url = redis_url or started_server(run.folder)
     return Connection(url, run.connect_timeout_s, run.server_timeout_s, stopping)
-
-
-def started_server(folder: Path) -> str:
-    """Address of the server that was started for the run; raises ConfigError."""
-    path = folder / URL_FILE
-    if not path.is_file():
-        raise ConfigError(
-            f"no queue server is known: REDIS_URL is not set and {path} does not exist; set REDIS_URL, "
-            "start everything with `penstock up`, or name the run (RUN_NAME, RUN_DIR, or --env-file)"
-        )
-    try:
-        url = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{path}: the queue server's address cannot be read ({error}): it is for the user alone who "
-            "started the run; be that user, or set REDIS_URL"
-        ) from error
-    if "://" not in url:
-        raise ConfigError(f"{path}: expected the queue server's address, found {url!r}; set REDIS_URL")
-    return url
 
 
 def consumer_name(role: str) -> str:

@@ -22,7 +22,6 @@ from urllib.parse import urlsplit
 
 from penstock.common.errors import ConfigError, ServerUnavailable
 from penstock.common.files.atomic import make_folder, write_whole
-from penstock.common.role import URL_FILE
 
 HOST = "127.0.0.1"
 _OLDEST = (7, 0)
@@ -45,6 +44,10 @@ aof-load-truncated yes
 save ""
 maxmemory-policy noeviction
 """
+
+
+URL_FILE = "queue/url"
+"""Below the run's folder: the address of its server, password included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,26 @@ def prepare(run_folder: Path) -> ServerPlan:
     write_whole(configuration, text.encode(), mode=0o600)
     write_whole(run_folder / URL_FILE, f"{url}\n".encode(), mode=0o600)
     return ServerPlan((binary, str(configuration)), url)
+
+
+def started_server(folder: Path) -> str:
+    """Address of the server that was started for the run; raises ConfigError."""
+    path = folder / URL_FILE
+    if not path.is_file():
+        raise ConfigError(
+            f"no queue server is known: REDIS_URL is not set and {path} does not exist; set REDIS_URL, "
+            "start everything with `penstock up`, or name the run (RUN_NAME, RUN_DIR, or --env-file)"
+        )
+    try:
+        url = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path}: the queue server's address cannot be read ({error}): it is for the user alone who "
+            "started the run; be that user, or set REDIS_URL"
+        ) from error
+    if "://" not in url:
+        raise ConfigError(f"{path}: expected the queue server's address, found {url!r}; set REDIS_URL")
+    return url
 
 
 def find_binary() -> str:

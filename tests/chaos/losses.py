@@ -6,8 +6,8 @@ from pathlib import Path
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
+from penstock.common.broker.local_server import started_server
 from penstock.common.errors import PenstockError
-from penstock.common.role import started_server
 from tests.e2e.aof import added, read_file
 from tests.helpers import is_dead, wait_until
 

@@ -8,8 +8,7 @@ import pytest
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
-from penstock.common.broker.local_server import answers, prepare
-from penstock.common.role import started_server
+from penstock.common.broker.local_server import answers, prepare, started_server
 from tests.chaos.losses import LossMeter
 from tests.e2e.aof import added, read_file
 from tests.e2e.slow_disk import build_slow_disk

@@ -8,9 +8,14 @@ import pytest
 
 from penstock.common.broker import local_server as server_module
 from penstock.common.broker.connection import Connection
-from penstock.common.broker.local_server import LocalServer, find_binary, prepare
+from penstock.common.broker.local_server import (
+    URL_FILE,
+    LocalServer,
+    find_binary,
+    prepare,
+    started_server,
+)
 from penstock.common.errors import ConfigError
-from penstock.common.role import URL_FILE, started_server
 from tests.helpers import wait_until_written
 
 

@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from penstock.common.broker.connection import Connection
-from penstock.common.broker.local_server import LocalServer
-from penstock.common.role import started_server
+from penstock.common.broker.local_server import LocalServer, started_server
 from penstock.deploy.child import Report, Service
 from penstock.deploy.supervisor import (
     LEARNER_STAGE,
@@ -74,7 +73,7 @@ class Shift:
         return self.reports.index(self.said(child, words)[0])
 
     def end(self) -> int | None:
-        self._thread.join(timeout=20)
+        self._thread.join(timeout=120)
         assert not self._thread.is_alive(), self.reports
         return self.code
 
@@ -297,7 +296,7 @@ def test_up_runs_a_procfile_with_a_server_and_the_files_variables(tmp_path: Path
         tmp_path, "--env-file", "recipe.env", "--actors", "2",
         LEARNER_SEED="9", URL="runs/mine/queue/url",
     )  # fmt: skip
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=120)
     assert process.returncode == 0, out
     assert "learner.1" in out
     assert "| steps 3 seed 9" in out
@@ -307,7 +306,7 @@ def test_up_runs_a_procfile_with_a_server_and_the_files_variables(tmp_path: Path
 
 def test_up_starts_no_server_where_redis_url_is_set(tmp_path: Path, queue_server: LocalServer) -> None:
     (tmp_path / "Procfile").write_text("learner: sh -c 'echo $REDIS_URL'\n")
-    out, _ = up(tmp_path, REDIS_URL=queue_server.url).communicate(timeout=30)
+    out, _ = up(tmp_path, REDIS_URL=queue_server.url).communicate(timeout=120)
     assert queue_server.url in out
     assert "queue.1" not in out
 
@@ -319,12 +318,12 @@ def test_up_killed_with_9_leaves_nothing_running_and_can_be_started_again(tmp_pa
     process = up(tmp_path)
     children = wait_until(lambda: three_children(process.pid), "guard, learner and server")
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     for pid in children:
         wait_until(lambda pid=pid: not is_alive(pid), f"child {pid} to be killed")
     procfile.write_text("learner: true\n")
     again = up(tmp_path)
-    out, _ = again.communicate(timeout=30)
+    out, _ = again.communicate(timeout=120)
     assert again.returncode == 0, out
 
 
@@ -347,14 +346,14 @@ def test_a_caller_may_read_the_reports_itself(
         target=lambda: found.append(run_up(["--procfile", str(procfile)], reports.append))
     )
     thread.start()
-    thread.join(timeout=20)
+    thread.join(timeout=120)
     assert found == [0]
     assert Report("learner.1", "output", "one step") in reports
 
 
 def test_a_misspelt_variable_ends_up_with_78_before_anything_starts(tmp_path: Path) -> None:
     process = up(tmp_path, LEARNER_MAX_STEP="3")
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=120)
     assert process.returncode == 78
     assert "did you mean LEARNER_MAX_STEPS?" in out
     assert not (tmp_path / "runs").exists()
@@ -366,6 +365,6 @@ def test_ctrl_c_ends_up_in_order(tmp_path: Path) -> None:
     assert process.stdout is not None
     next(line for line in process.stdout if "| here" in line)
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=120)
     assert process.returncode == 0
     assert out.index("| left") < out.rindex("queue.1")
