@@ -1,0 +1,82 @@
+"""Draw functions and error messages for a blind reading of the wording.
+
+    python -m tests.wording SEED [--functions 40] [--errors 20]
+
+prints, for a stranger, qualified name, signature and docstring of functions drawn at random from the
+whole product, and error messages as the code raises them. The seed is the hash of the commit under test;
+the draw is over the sorted qualified names. The stranger writes what each function does, returns and
+raises, and for each error what to do next; someone else compares that with the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.size import ROOT, product_files
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def module_of(path: Path) -> str:
+    """The module's name below penstock, such as `learner.policy.packing`."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def functions_of(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Name, signature and docstring of a file's functions; of `__init__` the docstring of its class."""
+
+    def visit(node: ast.AST, prefix: str) -> Iterator[tuple[str, str, str]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef):
+                yield from visit(child, f"{prefix}.{child.name}")
+            elif isinstance(child, Function):
+                owner = node if child.name == "__init__" and isinstance(node, ast.ClassDef) else child
+                text = ast.get_docstring(owner) or ""
+                yield f"{prefix}.{child.name}", signature(child), text
+                yield from visit(child, f"{prefix}.{child.name}")
+
+    return visit(ast.parse(path.read_text()), module_of(path))
+
+
+def signature(function: Function) -> str:
+    """Parameters and result as the source has them."""
+    result = f" -> {ast.unparse(function.returns)}" if function.returns else ""
+    return f"({ast.unparse(function.args)}){result}"
+
+
+def errors_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Place and text of the errors that a file raises with a message."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
+            message = node.exc.args[0]
+            if any(isinstance(part, ast.Constant) for part in ast.walk(message)):
+                text = f"{ast.unparse(node.exc.func)}: {ast.unparse(message)}"
+                yield f"{module_of(path)}:{node.lineno}", text
+
+
+def main() -> int:
+    """Print the draw."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("seed", help="hash of the commit under test")
+    parser.add_argument("--functions", type=int, default=40)
+    parser.add_argument("--errors", type=int, default=20)
+    options = parser.parse_args()
+    files = [path for path in product_files() if path.suffix == ".py"]
+    draw = random.Random(options.seed)
+    functions = sorted(found for path in files for found in functions_of(path))
+    errors = sorted(found for path in files for found in errors_of(path))
+    for name, parameters, text in draw.sample(functions, options.functions):
+        print(f"\n{name}{parameters}\n    {text.replace(chr(10), chr(10) + '    ')}")
+    print("\nErrors\n")
+    for place, message in draw.sample(errors, options.errors):
+        print(f"{place}\n    {message}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
