@@ -1,13 +1,17 @@
-"""Every place where a process may die, each in a run of its own: all must end as if it had not.
+"""Every place where a process may die: all runs must end as if nobody had died.
 
-    python -m tests.crashes.matrix [--record] [ROLE:PLACE ...]
+    python -m tests.crashes.matrix [--record] [--alone] [ROLE:PLACE ...]
 
-prints a line of JSON per run; --record prints the places that a calm run passes by, and how often.
+prints a line of JSON per place. In a run each role dies once, at a place of its own; the file that a
+dying role leaves tells whether it died there. A fault counts against every place of its run. With
+--alone, and for a role that missed its place, a run has one death. --record prints the places that a
+calm run passes by, and how often.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -15,6 +19,7 @@ import sys
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from penstock.common.failpoint import Armed
@@ -22,6 +27,9 @@ from tests.crashes.world import ROLES, World, in_new_folder
 
 _LATEST = 10
 """The latest passage at which a process dies: what is passed by more often is polled."""
+
+_LIMIT_S = 90.0
+"""Three deaths cost three leases, one after the other at worst."""
 
 _WORKERS = (
     "GET", "HMGET", "XREADGROUP", "reclaim", "renew", "handoff", "put_back", "mark_alone", "bury",
@@ -73,34 +81,54 @@ def record(folder: Path) -> dict[str, Counter[str]]:
     return {role: Counter(found.path.read_text().split()) for role, found in recordings.items()}
 
 
-def die_at(folder: Path, role: str, place: str, passages: int) -> dict:
-    """A run in which a role dies once at a place that a calm run passes by so often."""
-    home = in_new_folder(folder, f"{role}-{place}")
-    for passage in sorted({max(1, min(passages // 2, _LATEST)), 1}, reverse=True):
-        home = in_new_folder(folder, f"{role}-{place}")
-        armed = Armed(place, passage, home / "fired")
-        verdict = World(home, {role: armed}).run()
-        died = (home / "fired").exists()
-        if died or verdict.faults:
-            break
-    return {
-        "point": f"{role}:{place}",
-        "passage": passage,
-        "died": died,
-        "faults": verdict.faults,
-        "deaths": verdict.deaths,
-        "seconds": round(verdict.seconds, 1),
+Deaths = dict[str, tuple[str, int]]
+"""By role, the place where it dies, and at which passage."""
+
+
+def share_runs(wanted: list[tuple[str, str]], passed: dict[str, Counter[str]]) -> list[Deaths]:
+    """The deaths of each run: at most one place of each role, half-way through its passages."""
+    places = [
+        [(role, (place, _half_way(passed[role][place]))) for at, place in wanted if at == role]
+        for role in ROLES
+    ]
+    return [dict(filter(None, deaths)) for deaths in itertools.zip_longest(*places)]
+
+
+def _half_way(passages: int) -> int:
+    return max(1, min(passages // 2, _LATEST))
+
+
+def die_at(folder: Path, deaths: Deaths) -> list[dict]:
+    """A run in which each role dies once; a role that missed its place has another run of its own."""
+    home = in_new_folder(folder, "-".join(f"{role}-{place}" for role, (place, _) in deaths.items()))
+    armed = {
+        role: Armed(place, passage, home / f"{role}.fired") for role, (place, passage) in deaths.items()
     }
-
-
-def _die_at(task: tuple[Path, str, str, int]) -> dict:
-    return die_at(*task)
+    verdict = World(home, armed, limit_s=_LIMIT_S).run()
+    results = []
+    for role, (place, passage) in deaths.items():
+        died = (home / f"{role}.fired").exists()
+        if not died and not verdict.faults and (len(deaths) > 1 or passage > 1):
+            results += die_at(folder, {role: (place, passage if len(deaths) > 1 else 1)})
+            continue
+        results.append(
+            {
+                "point": f"{role}:{place}",
+                "passage": passage,
+                "died": died,
+                "faults": verdict.faults,
+                "deaths": verdict.deaths,
+                "seconds": round(verdict.seconds, 1),
+            }
+        )
+    return results
 
 
 def main() -> int:
     """Try the points given, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--record", action="store_true", help="print the places of a calm run")
+    parser.add_argument("--alone", action="store_true", help="one death per run")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
     parser.add_argument("points", nargs="*", metavar="ROLE:PLACE")
     options = parser.parse_args()
@@ -110,9 +138,14 @@ def main() -> int:
         passed = record(folder)
         print(json.dumps({"calm": passed}), flush=True)
         wanted = [tuple(point.split(":", 1)) for point in options.points] or points()
-        tasks = [(folder, role, place, passed[role][place]) for role, place in wanted]
+        runs = [
+            deaths
+            for part in ([[point] for point in wanted] if options.alone else [wanted])
+            for deaths in share_runs(part, passed)
+        ]
         with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
-            for result in pool.imap_unordered(_die_at, [] if options.record else tasks):
+            found = pool.imap_unordered(partial(die_at, folder), [] if options.record else runs)
+            for result in itertools.chain.from_iterable(found):
                 sound &= result["died"] and not result["faults"]
                 print(json.dumps(result), flush=True)
     return 0 if sound else 1

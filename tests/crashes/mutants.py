@@ -24,7 +24,7 @@ from tests.crashes.scenarios import Scenario, dies_at
 
 ROOT = Path(__file__).parents[2]
 _PACKAGES = ("penstock", "common", "learner", "actors", "rewarders", "deploy", "tests")
-_LIMIT_S = 120
+_LIMIT_S = 300
 
 Edit = tuple[str, str, str]
 """A file, a text in it, and what comes in its place."""

@@ -1,4 +1,4 @@
-"""Every place to die, each in a run of its own."""
+"""Every place to die; a run has one death of each role."""
 
 from __future__ import annotations
 

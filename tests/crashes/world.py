@@ -120,7 +120,7 @@ class World:
     misbehaviour: str = "refuse"
     on_step: Callable[[World, int], None] = lambda _world, _step: None
     options: Mapping[str, Any] = field(default_factory=dict)
-    limit_s: float = 30.0
+    limit_s: float = 60.0
     lease_s: float = 2.0
     token_delay_s: float = 0.02
 
@@ -231,7 +231,7 @@ class World:
             name="crash",
             dir=self.folder / "runs",
             lease_s=self.lease_s,
-            progress_timeout_s=self.limit_s / 3,
+            progress_timeout_s=self.limit_s / 4,
             join_timeout_s=self.limit_s / 2,
         )
 
