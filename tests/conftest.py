@@ -20,6 +20,34 @@ settings.load_profile("penstock")
 
 _RUNS = itertools.count(1)
 
+_LONGEST_FIRST = (
+    "e2e/test_demo.py",
+    "actors/test_vllm_engine.py",
+    "e2e/test_server_loss.py",
+    "crashes/test_matrix.py",
+    "e2e/test_two_ranks.py",
+    "e2e/test_deadlines.py",
+    "e2e/test_chaos.py",
+    "crashes/test_mutants.py",
+    "packaging/test_import_names.py",
+    "deploy/test_recipes.py",
+    "e2e/test_kills.py",
+    "e2e/test_two_learners.py",
+    "e2e/test_lossy_network.py",
+    "e2e/test_poison.py",
+    "common/test_protocol_machine.py",
+    "rewarders/test_pathologies.py",
+    "e2e/test_bad_input.py",
+)
+"""Files of over ten seconds. Those that mostly wait lie beside those that compute."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin the longest files first: several workers then end at about the same time."""
+    order = {name: place for place, name in enumerate(_LONGEST_FIRST)}
+    tests = Path(__file__).parent
+    items.sort(key=lambda item: order.get(item.path.relative_to(tests).as_posix(), len(order)))
+
 
 @pytest.fixture(autouse=True)
 def forget_log_settings() -> Iterator[None]:

@@ -19,7 +19,7 @@ ALONE = 1_000_000
 """Above this a delivery count says that the ticket runs alone (common/broker/functions.lua)."""
 
 
-def wait_until(predicate: Callable[[], Any], what: str, timeout_s: float = 10.0) -> Any:
+def wait_until(predicate: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
     """The first true value of `predicate`; fails naming `what` when none came in time."""
     deadline = time.monotonic() + timeout_s
     while True:

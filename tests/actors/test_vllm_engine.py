@@ -47,7 +47,7 @@ class Live:
         self.call(self.engine.start(self.a))
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=120)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=600)
 
     def next_weights(self, folder: Path) -> Weights:
         self._steps += 1

@@ -85,7 +85,7 @@ def make_plan(seconds: float) -> Plan:
     )
     steps = _START_STEPS + round((_WHOLE_STEPS - _START_STEPS) * share)
     # A short run has the same start and end to get through.
-    return Plan(deck, steps, max(seconds, 300.0), floors)
+    return Plan(deck, steps, max(seconds, 600.0), floors)
 
 
 class Deck:

@@ -91,7 +91,7 @@ def test_a_recipe_trains_a_stand_in(recipe, model, tmp_path):
     site.variables = {name: value for name, value in site.variables.items() if name in theirs}
     site.variables |= kept | changes
     site.start()
-    assert site.wait(180) == 0, "\n".join(site.lines[-30:])
+    assert site.wait(600) == 0, "\n".join(site.lines[-30:])
     rows = [json.loads(line) for line in (site.run_folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2]
 

@@ -48,6 +48,24 @@ def write_questions(path: Path, count: int) -> Path:
     return path
 
 
+def replay(run_folder: Path, *arguments: str) -> dict[str, Any]:
+    """What `penstock replay` finds, which trains the run again from its journal."""
+    result = subprocess.run(
+        [sys.executable, "-m", "penstock.deploy", "replay", str(run_folder), *arguments],
+        cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+        timeout=600, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def moved(start: Path, run_folder: Path) -> float:
+    """The largest difference of a weight between the model folder `start` and the last checkpoint."""
+    checkpoint = max((run_folder / "checkpoints").glob("[0-9]*"))
+    before, after = (load_file(folder / "model.safetensors") for folder in (start, checkpoint / "model"))
+    return max(float((before[name] - after[name]).abs().max()) for name in before)
+
+
 class Site:
     """A folder in which runs are made. `variables` may be changed before `start`."""
 
@@ -109,23 +127,12 @@ class Site:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def replay(self, *arguments: str) -> dict[str, Any]:
-        """What `penstock replay` says of the run."""
-        result = subprocess.run(
-            [sys.executable, "-m", "penstock.deploy", "replay", str(self.run_folder), *arguments],
-            cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-            timeout=240, check=False,
-        )  # fmt: skip
-        assert result.returncode == 0, result.stderr
-        return json.loads(result.stdout.splitlines()[-1])
+        """What `penstock replay` finds."""
+        return replay(self.run_folder, *arguments)
 
     def moved(self) -> float:
         """How far the last checkpoint's weights are from those the run began with, at most."""
-        checkpoint = max((self.run_folder / "checkpoints").glob("[0-9]*"))
-        start, end = (
-            load_file(folder / "model.safetensors")
-            for folder in (self.folder / "model", checkpoint / "model")
-        )
-        return max(float((start[name] - end[name]).abs().max()) for name in start)
+        return moved(self.folder / "model", self.run_folder)
 
     def steps(self) -> int:
         """Updates the run has recorded."""
@@ -148,7 +155,7 @@ class Site:
         os.kill(self.pid_of(child), signal.SIGKILL)
         return step
 
-    def wait_for(self, predicate: Callable[[], bool], what: str, timeout_s: float = 120) -> None:
+    def wait_for(self, predicate: Callable[[], bool], what: str, timeout_s: float = 300) -> None:
         """Wait; fails with the run's last lines, or when the run ends first."""
 
         def check() -> bool:

@@ -54,7 +54,7 @@ class Desk:
         )
         done = subprocess.run(
             [sys.executable, "-m", module, *arguments], cwd=ROOT, capture_output=True, text=True,
-            env=os.environ | self.variables | changes, timeout=60, check=False,
+            env=os.environ | self.variables | changes, timeout=300, check=False,
         )  # fmt: skip
         return done.returncode, done.stderr
 
@@ -236,7 +236,7 @@ def test_a_server_lost_while_running_is_waited_for_with_a_named_deadline(desk, t
             wait_until(lambda: b" cmd=get " in connection.execute("CLIENT", "LIST"), "it to look", 30)
             connection.close()
             server.kill()
-            _, said = process.communicate(timeout=60)
+            _, said = process.communicate(timeout=300)
         finally:
             process.kill()
     assert "waiting for the queue server" in said

@@ -88,7 +88,7 @@ def test_the_run_ends_within_its_limit_and_says_who_was_waited_for(name: str, tm
         if case.is_stopped:
             site.wait_for(lambda: site.steps() >= 1, "a step")
             os.kill(site.pid_of(case.culprit), signal.SIGSTOP)
-        assert site.wait(180) == case.code, "\n".join(site.lines[-40:])
+        assert site.wait(600) == case.code, "\n".join(site.lines[-40:])
     finally:
         site.stop()
     said = [line for line in site.lines if case.words[0] in line]

@@ -15,7 +15,7 @@ def test_a_run_survives_kill_9_of_each_of_its_processes(tmp_path):
         tmp_path, FAKE_PROCFILE, LEARNER_MAX_STEPS="16", LEARNER_SAVE_STEPS="3",
         FAKE_TOKEN_DELAY_S="0.02",
     )  # fmt: skip
-    verdict = run_with_kills(site, every=3, timeout_s=120)
+    verdict = run_with_kills(site, every=3, timeout_s=600)
     assert verdict["exit_code"] == 0
     assert verdict["faults"] == []
     assert verdict["steps"] == 16

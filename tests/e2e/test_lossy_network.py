@@ -19,7 +19,7 @@ def test_a_run_that_loses_every_20th_reply_ends_as_any_other(tmp_path, private_s
         )  # fmt: skip
         site.start()
         try:
-            assert site.wait(180) == 0, "\n".join(site.lines[-40:])
+            assert site.wait(600) == 0, "\n".join(site.lines[-40:])
         finally:
             site.stop()
     assert network.lost >= 50
