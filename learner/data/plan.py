@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoTokenizer
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
 from penstock.common.wire.contract import Contract, hash_tokenizer
-from penstock.learner.data.columns import load_questions
+from penstock.learner.data.questions import load_questions
 from penstock.learner.data.reward_specs import resolve_rewards
 from penstock.learner.data.tickets import TicketSource
 

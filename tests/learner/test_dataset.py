@@ -15,9 +15,10 @@ import pytest
 from penstock.common.errors import ConfigError, DataError
 from penstock.common.wire.codec import pack
 from penstock.common.wire.messages import Version
-from penstock.learner.data.columns import load_questions, map_columns
+from penstock.learner.data.columns import map_columns
 from penstock.learner.data.order import Question, Shuffled, Streamed
 from penstock.learner.data.plan import count_steps
+from penstock.learner.data.questions import load_questions
 from penstock.learner.data.sources import Source
 from penstock.learner.data.tickets import TicketSource
 from tests.learner.builders import make_plan, make_settings
