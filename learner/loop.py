@@ -25,7 +25,8 @@ from penstock.learner.policy.processes import world_size
 from penstock.learner.policy.update import Update
 from penstock.learner.report.completions import completion_rows
 from penstock.learner.report.eval_metrics import summarise
-from penstock.learner.report.recorder import Recorder, group_metrics, update_metrics
+from penstock.learner.report.metrics import group_metrics, update_metrics
+from penstock.learner.report.recorder import Recorder
 from penstock.learner.resume import encode_groups, retrain_tail
 from penstock.learner.state.best_model import keep_if_best
 from penstock.learner.state.checkpoint import (

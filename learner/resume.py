@@ -17,7 +17,8 @@ from penstock.common.wire.messages import ScoredGroup, Verdict
 from penstock.learner.algorithm.batch import build_batch
 from penstock.learner.policy.collective import TrainablePolicy
 from penstock.learner.report.completions import completion_rows
-from penstock.learner.report.recorder import Recorder, update_metrics
+from penstock.learner.report.metrics import update_metrics
+from penstock.learner.report.recorder import Recorder
 from penstock.learner.state.checkpoint import Checkpoint
 from penstock.learner.state.fingerprint import warn_of_another_machine
 from penstock.learner.state.ledger import Ledger

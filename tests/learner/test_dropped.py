@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from penstock.learner.report.recorder import group_metrics
+from penstock.learner.report.metrics import group_metrics
 from tests.learner.builders import make_outcome, make_verdict
 from tests.learner.test_intake import Desk
 

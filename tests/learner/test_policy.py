@@ -14,7 +14,7 @@ from penstock.common.wire.messages import Version
 from penstock.learner.algorithm.batch import build_batch
 from penstock.learner.policy.collective import AllRanksPolicy, TrainablePolicy
 from penstock.learner.policy.policy import Policy
-from penstock.learner.report.recorder import agreement
+from penstock.learner.report.metrics import agreement
 from penstock.learner.state.checkpoint import newest_checkpoint
 from tests.crashes.policy import HashPolicy
 from tests.learner.builders import claim_next, make_group, make_plan, make_settings

@@ -11,7 +11,8 @@ from pyarrow import parquet
 from penstock.common.wire.messages import Verdict, Version
 from penstock.learner.algorithm.batch import build_batch
 from penstock.learner.report.completions import completion_rows, completions_path
-from penstock.learner.report.recorder import Recorder, group_metrics
+from penstock.learner.report.metrics import group_metrics
+from penstock.learner.report.recorder import Recorder
 from penstock.learner.streams.evaluation import Answer, Evaluated
 from penstock.learner.streams.intake import Arrivals
 from tests.learner.builders import make_group, make_plan, make_settings

@@ -1,0 +1,119 @@
+"""Metrics of an Update and of the groups it was made of, by TRL's names. Pure."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.common.reward_totals import total_rewards
+from penstock.common.wire.messages import ScoredGroup
+from penstock.learner.policy.update import TokenRecord, Update
+from penstock.learner.streams.intake import Arrivals
+
+
+def update_metrics(update: Update) -> dict[str, Any]:
+    """Metrics of an Update, over its trained tokens."""
+    tokens = update.tokens
+    metrics = {
+        "loss": update.loss,
+        "grad_norm": update.grad_norm,
+        "learning_rate": update.learning_rate,
+        "num_tokens": len(tokens.ratio),
+        "optimizer_steps": update.optimizer_steps,
+        "optimizer_steps/skipped": update.skipped,
+    }
+    if len(tokens.ratio) == 0:
+        return metrics
+    low, high = tokens.clipped_low.mean(), tokens.clipped_high.mean()
+    return metrics | {
+        "entropy": float(tokens.entropy.mean()),
+        "kl": float(tokens.kl.mean()),
+        "clip_ratio/low_mean": float(low),
+        "clip_ratio/high_mean": float(high),
+        "clip_ratio/region_mean": float(low + high),
+        "sampling/importance_sampling_ratio/min": float(tokens.ratio.min()),
+        "sampling/importance_sampling_ratio/mean": float(tokens.ratio.mean()),
+        "sampling/importance_sampling_ratio/max": float(tokens.ratio.max()),
+        "sampling/importance_sampling_ratio/std": float(tokens.ratio.std()),
+        "sampling/importance_sampling_ratio/bounded": float(tokens.bounded.mean()),
+        "sample/staleness_mean": float(tokens.staleness.mean()),
+        "sample/staleness_max": int(tokens.staleness.max()),
+        **agreement(tokens),
+    }
+
+
+def agreement(tokens: TokenRecord) -> dict[str, float]:
+    """How far trainer and engine differ, over the tokens that both computed with equal weights.
+
+    Behind an older token the engine's attention still reads what older weights made of it.
+    """
+    equal = (tokens.oldest == 0) & tokens.first.astype(bool)
+    if not equal.any():
+        return {}
+    difference = np.abs(tokens.logprobs[equal] - tokens.behaviour[equal])
+    return {
+        "sampling/sampling_logp_difference/mean": float(difference.mean()),
+        "sampling/sampling_logp_difference/max": float(difference.max()),
+    }
+
+
+def group_metrics(
+    groups: Sequence[ScoredGroup], arrivals: Arrivals, weights: dict[str, float]
+) -> dict[str, Any]:
+    """Metrics of the rewards and lengths of all that came back in time, filtered groups included.
+
+    trained/ and dropped/ tell what was trained apart from what came to lie over max_staleness: long
+    completions are late, so what is dropped is no fair sample.
+    """
+    rewards = [group.rewards for group in groups]
+    rewards += [verdict.rewards for verdict in arrivals.filtered if verdict.rewards]
+    totals = [total_rewards(found, weights) for found in rewards]
+    lengths = [len(r.token_ids) for group in groups for r in group.group.rollouts]
+    clipped = [r.finish_reason == "length" for group in groups for r in group.group.rollouts]
+    all_lengths = lengths + [n for verdict in arrivals.filtered for n in verdict.lengths]
+    applied = [total[~np.isnan(total)] for total in totals]
+    spreads = [np.std(total, ddof=1) for total in applied if len(total) > 1]
+    logged = [group.metrics for group in groups] + [verdict.metrics for verdict in arrivals.filtered]
+    custom = sorted({name for found in logged for name in found})
+    failures = [failure for group in groups for failure in group.failures if failure]
+    metrics: dict[str, Any] = {
+        **{name: float(np.mean([m[name] for m in logged if name in m])) for name in custom},
+        **_mean("reward", [np.mean(total) for total in applied if len(total)]),
+        **_mean("reward_std", spreads),
+        **_mean("frac_reward_zero_std", [spread < 1e-6 for spread in spreads]),
+        "completions/mean_length": float(np.mean(all_lengths)),
+        "completions/min_length": int(min(all_lengths)),
+        "completions/max_length": int(max(all_lengths)),
+        "completions/clipped_ratio": float(np.mean(clipped)),
+        "groups/filtered": len(arrivals.filtered),
+        "groups/dead": arrivals.dead,
+        "groups/stale": arrivals.stale,
+        "dropped/groups": len(arrivals.dropped),
+        "dropped/total_groups": arrivals.total_dropped,
+        **_averages("trained", groups, weights),
+        **_averages("dropped", arrivals.dropped, weights),
+    }
+    metrics["rewards/unscored"] = len(failures)
+    for name in weights:
+        found_none = sum(v is None for found in rewards for v in found.get(name, ()))
+        metrics[f"rewards/{name}/none"] = found_none - len(failures)
+        values = [v for found in rewards for v in found.get(name, ()) if v is not None]
+        if values:
+            metrics[f"rewards/{name}/mean"] = float(np.mean(values))
+            metrics[f"rewards/{name}/std"] = float(np.std(values))
+    return metrics
+
+
+def _averages(name: str, groups: Sequence[ScoredGroup], weights: dict[str, float]) -> dict[str, float]:
+    """Mean reward and length of some groups; nothing of none."""
+    if not groups:
+        return {}
+    totals = [total_rewards(scored.rewards, weights) for scored in groups]
+    rewards = [np.nanmean(total) for total in totals if not np.isnan(total).all()]
+    lengths = [len(rollout.token_ids) for scored in groups for rollout in scored.group.rollouts]
+    return _mean(f"{name}/reward", rewards) | _mean(f"{name}/mean_length", lengths)
+
+
+def _mean(name: str, values: Sequence[Any]) -> dict[str, float]:
+    """The mean under its name; nothing of none."""
+    return {name: float(np.mean(values))} if len(values) else {}
