@@ -4,9 +4,8 @@ Column names are recognised (PROMPT_NAMES, SOLUTION_NAMES) or named by LEARNER_P
 LEARNER_SOLUTION_COLUMN. Dots reach into nested values: `reward_model.ground_truth`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import DataError
@@ -26,44 +25,43 @@ SOLUTION_NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class ColumnMapping:
-    """Which columns hold the question and the gold answer ("" if no reward needs one)."""
+    """Names of the columns that hold the question and the gold answer ("" if no reward needs a gold)."""
 
     prompt: str
     solution: str
 
 
 def map_columns(
-    names: Iterable[str], source: str, settings: LearnerSettings, row: dict[str, Any]
+    names: Iterable[str], source: str, settings: LearnerSettings, row: Mapping[str, object]
 ) -> ColumnMapping:
-    """Find the prompt's and the solution's column; raises DataError naming what is there.
+    """Return which columns of `names` hold the question and the gold answer.
 
-    `row` is any row: nested names are looked up in it.
+    `row` is any row of the data set: nested names are looked up in this row. Raise DataError, which lists
+    the columns found, if no column fits.
     """
     found = list(names)
 
     def has(name: str) -> bool:
-        return name in found or (
-            name.split(".", maxsplit=1)[0] in found and look_up(row, name) is not None
-        )
+        return name in found or (name.partition(".")[0] in found and look_up(row, name) is not None)
 
-    def pick(asked: str, usual: tuple[str, ...], variable: str) -> str:
-        candidates = [asked] if asked else [name for name in usual if has(name)]
-        if candidates and has(candidates[0]):
-            return candidates[0]
-        wanted = f"column {asked!r}" if asked else f"none of the columns {', '.join(usual)}"
-        verb = "is missing" if asked else "is there"
-        raise DataError(f"{source}: {wanted} {verb}; it has {', '.join(found)}. Set {variable}.")
+    def pick(named: str, usual: tuple[str, ...], variable: str) -> str:
+        for name in [named] if named else usual:
+            if has(name):
+                return name
+        problem = (
+            f"column {named!r} is missing" if named else f"none of the columns {', '.join(usual)} is there"
+        )
+        raise DataError(f"{source}: {problem}; it has {', '.join(found)}. Set {variable} to one of these.")
 
     prompt = pick(settings.prompt_column, PROMPT_NAMES, "LEARNER_PROMPT_COLUMN")
     if not (settings.solution_column or NEED_GOLD & set(settings.reward_names)):
         return ColumnMapping(prompt, next(filter(has, SOLUTION_NAMES), ""))
-    return ColumnMapping(
-        prompt, pick(settings.solution_column, SOLUTION_NAMES, "LEARNER_SOLUTION_COLUMN")
-    )
+    solution = pick(settings.solution_column, SOLUTION_NAMES, "LEARNER_SOLUTION_COLUMN")
+    return ColumnMapping(prompt, solution)
 
 
-def look_up(row: dict[str, Any], name: str) -> Any:
-    """A column, or by dots what lies in it; None if it is not there.
+def look_up(row: Mapping[str, object], name: str) -> object:
+    """Return the value of a column, or of a nested value by its dotted name; None if it is missing.
 
     Example:
         >>> look_up({"reward_model": {"ground_truth": "72"}}, "reward_model.ground_truth")
@@ -71,26 +69,32 @@ def look_up(row: dict[str, Any], name: str) -> Any:
     """
     if name in row:
         return row[name]
-    value: Any = row
+    value: object = row
     for part in name.split("."):
         if isinstance(value, list) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
-        elif isinstance(value, dict) and part in value:
+        elif isinstance(value, Mapping) and part in value:
             value = value[part]
         else:
             return None
     return value
 
 
-def without_answer(prompt: Any) -> Any:
-    """A conversation without the assistant's last turn, which the policy is to write."""
+def without_answer(prompt: object) -> object:
+    """Return a conversation without the assistant's last turn, which the policy is to write.
+
+    Other prompts are returned as they are.
+    """
     if isinstance(prompt, list) and len(prompt) > 1 and prompt[-1]["role"] == "assistant":
         return prompt[:-1]
     return prompt
 
 
-def check_row(prompt: Any, solution: Any, mapping: ColumnMapping, where: str) -> None:
-    """A prompt is a text or a list of messages, a solution is anything but nothing; raises DataError."""
+def check_row(prompt: object, solution: object, mapping: ColumnMapping, where: str) -> None:
+    """Raise DataError unless the prompt is a text or a list of messages, and a needed gold is not null.
+
+    `where` names the data set and the row in the error: `gsm8k.jsonl, row 3`.
+    """
     is_text = isinstance(prompt, str) and bool(prompt.strip())
     is_messages = (
         isinstance(prompt, list)
@@ -102,15 +106,18 @@ def check_row(prompt: Any, solution: Any, mapping: ColumnMapping, where: str) ->
     )
     if not (is_text or is_messages):
         raise DataError(
-            f"{where}: {mapping.prompt} is {prompt!r}; expected a text, or messages with role and "
-            "content, which is a text"
+            f"{where}: {mapping.prompt} is {prompt!r}; expected a text, or a list of messages with a "
+            "role and a text as content"
         )
     if mapping.solution and solution is None:
-        raise DataError(f"{where}: {mapping.solution} is null")
+        raise DataError(f"{where}: {mapping.solution} is null; expected the gold answer")
 
 
-def plain(value: Any) -> Any:
-    """A column's value as a ticket can hold it: dates, decimals and the like as text."""
+def plain(value: object) -> object:
+    """Return a column's value in the types that a ticket can hold.
+
+    Dates, decimals and other types become text; dictionaries and lists are converted item by item.
+    """
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""In which order questions are asked: a position is the same question whenever it is asked."""
+"""The order of the questions: a position of the run always names the same question."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -7,33 +7,35 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.common.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt in tokens (P,) and the data set's columns."""
+    """A prompt as token ids (P,), and the columns of its row."""
 
-    prompt_ids: np.ndarray
+    prompt_ids: NDArray[np.int32]
     columns: dict[str, Any]
 
 
 class Questions(Protocol):
-    """Questions by their position in the run, over all epochs."""
+    """Questions by their position in the run. Positions go on over the epochs."""
 
     def at(self, position: int) -> Question:
-        """The question at a position."""
+        """Return the question at a position; raise DataError if a stream has no question."""
 
     def __len__(self) -> int:
-        """Questions of one epoch; 0 if that is not known."""
+        """Return the number of questions in an epoch; 0 if this number is not known."""
 
 
 class Shuffled:
-    """One or several data sets, shuffled anew in each epoch.
+    """Questions of one or several data sets in memory, in a new random order in each epoch.
 
-    An epoch asks as many questions as there are. With weights each data set has its share of them: a
-    small one with a large weight comes round several times before all of a large one were asked.
+    With weights, each data set fills a share of the epoch in proportion to its weight. Sets of 30 and 10
+    questions with weights 1 and 3: an epoch of 40 has 10 of the first, and 30 of the second, each three
+    times. The other questions of the first set follow in the next epochs.
 
     Example:
         >>> sets = [[Question(np.array([n]), {"n": n}) for n in range(6)]]
@@ -48,40 +50,45 @@ class Shuffled:
         self._seed = seed
         self._shuffle = shuffle
         sizes = [len(one) for one in sets]
-        self._shares = share_out(sum(sizes), weights) if weights else sizes
-        self._ends = np.cumsum(self._shares)
+        self._shares = split_by_weight(sum(sizes), weights) if weights else sizes
+        self._ends: NDArray[np.int64] = np.cumsum(self._shares)
 
     def __len__(self) -> int:
+        """Return the number of questions in an epoch."""
         return int(self._ends[-1])
 
     def at(self, position: int) -> Question:
-        """The question at a position, counted on over the epochs."""
+        """Return the question at a position. Positions go on over the epochs."""
         epoch, index = divmod(position, len(self))
-        slot = self._order(0, epoch, len(self))[index]
+        slot = int(self._order(0, epoch, len(self))[index])
         which = int(np.searchsorted(self._ends, slot, side="right"))
         start = int(self._ends[which]) - self._shares[which]
-        one = self._sets[which]
-        turn, place = divmod(epoch * self._shares[which] + int(slot) - start, len(one))
-        if len(self._sets) == 1:
-            return one[place]
-        return one[self._order(which + 1, turn, len(one))[place]]
+        questions = self._sets[which]
+        turn, place = divmod(epoch * self._shares[which] + slot - start, len(questions))
+        if len(self._sets) > 1:
+            place = int(self._order(which + 1, turn, len(questions))[place])
+        return questions[place]
 
-    def _order(self, stream: int, turn: int, size: int) -> np.ndarray:
+    def _order(self, stream: int, turn: int, size: int) -> NDArray[np.int64]:
+        """Return the order of `size` items: stream 0 orders an epoch, stream 1 + k the data set k."""
         return _permutation(self._seed, stream, turn, size) if self._shuffle else np.arange(size)
 
 
 @lru_cache(maxsize=16)
-def _permutation(seed: int, stream: int, turn: int, size: int) -> np.ndarray:
-    # Stream 0 draws what a single data set has always drawn: old journals stay readable.
+def _permutation(seed: int, stream: int, turn: int, size: int) -> NDArray[np.int64]:
+    """Return a random order of `size` items, always the same one for the same arguments."""
+    # Stream 0 has the key of releases before the weights: a replay of their journals needs their order.
     key = [seed, turn] if stream == 0 else [seed, turn, stream]
     return np.random.default_rng(key).permutation(size)
 
 
-def share_out(total: int, weights: Sequence[float]) -> list[int]:
-    """Whole numbers in proportion to weights, at least 1 each, that add up to a total.
+def split_by_weight(total: int, weights: Sequence[float]) -> list[int]:
+    """Return whole numbers in proportion to the weights, each at least 1.
+
+    They add up to `total`, unless a number was raised to 1.
 
     Example:
-        >>> share_out(10, [3.0, 1.0])
+        >>> split_by_weight(10, [3.0, 1.0])
         [8, 2]
     """
     ends = np.round(np.cumsum(weights) / np.sum(weights) * total).astype(int)
@@ -89,35 +96,40 @@ def share_out(total: int, weights: Sequence[float]) -> list[int]:
 
 
 class Streamed:
-    """Questions of a stream, in its order; the newest are kept, for what is asked again."""
+    """Questions of a stream, in its order. The newest KEPT ones stay in memory.
+
+    Tickets that are issued again ask for recent positions, which are in memory. For an older position,
+    after a resume for example, the stream is read again from its beginning.
+    """
 
     KEPT = 20_000
 
     def __init__(self, open_epoch: Callable[[int], Iterable[Question]], name: str) -> None:
         self._open_epoch = open_epoch
         self._name = name
-        self._begin()
-
-    def __len__(self) -> int:
-        return 0
-
-    def _begin(self) -> None:
         self._kept: OrderedDict[int, Question] = OrderedDict()
         self._next = self._epoch = 0
-        self._rows: Iterator[Question] = iter(self._open_epoch(0))
+        self._rows: Iterator[Question] = iter(open_epoch(0))
+
+    def __len__(self) -> int:
+        """Return 0: the number of questions is not known."""
+        return 0
 
     def at(self, position: int) -> Question:
-        """The question at a position; reads on to it, or again from the start if it lies too far back.
+        """Return the question at a position, reading the stream up to this position.
 
-        Raises DataError when the stream has no question at all.
+        Raise DataError when the stream has no question at all.
         """
         if position not in self._kept and position < self._next:
-            self._begin()
+            self._kept.clear()
+            self._next = self._epoch = 0
+            self._rows = iter(self._open_epoch(0))
         while position >= self._next:
-            self._read_on()
+            self._read_next()
         return self._kept[position]
 
-    def _read_on(self) -> None:
+    def _read_next(self) -> None:
+        """Read one question, or open the next epoch at the end of this one."""
         question = next(self._rows, None)
         if question is None:
             if not self._kept:

@@ -4,10 +4,10 @@ Every column rides on the ticket, for the rewards. The question and the gold ans
 the names `prompt` and `solution`.
 """
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError, DataError
@@ -27,16 +27,19 @@ from penstock.learner.data.templates import Template
 log = get_logger(__name__)
 
 
-class Reader:
-    """Makes questions of rows, and counts what it leaves out or cuts."""
+class QuestionReader:
+    """Converts rows of data sets to questions. `too_long` counts the prompts over the limit."""
 
-    def __init__(self, settings: LearnerSettings, tokenizer: Any) -> None:
+    def __init__(self, settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase) -> None:
         self.too_long = 0
         self._settings = settings
         self._template = Template(settings, tokenizer)
 
-    def read(self, row: dict[str, Any], mapping: ColumnMapping, where: str) -> Question | None:
-        """The question of a row, None if its prompt is too long; raises DataError."""
+    def read(self, row: Mapping[str, object], mapping: ColumnMapping, where: str) -> Question | None:
+        """Return the question of a row, or None if its prompt is too long and such prompts are dropped.
+
+        Raise DataError, which begins with `where`, if the row has no usable question or gold answer.
+        """
         prompt = look_up(row, mapping.prompt)
         solution = look_up(row, mapping.solution) if mapping.solution else None
         check_row(prompt, solution, mapping, where)
@@ -47,22 +50,21 @@ class Reader:
             self.too_long += 1
             if self._settings.overlong_prompts == "drop":
                 return None
-            ids = ids[-limit:]  # the end holds the question, and where the answer begins
-        columns = plain(row) | {"prompt": prompt}
+            ids = ids[-limit:]  # the end has the question, and the marker after which the answer begins
+        columns = {str(name): plain(value) for name, value in row.items()} | {"prompt": prompt}
         if mapping.solution:
             columns["solution"] = plain(solution)
         return Question(np.array(ids, dtype="<i4"), columns)
 
-    def report(self) -> None:
-        """Say how many prompts were too long."""
-        if self.too_long:
-            done = "left out" if self._settings.overlong_prompts == "drop" else "cut at their beginning"
-            log.warning(f"prompts over LEARNER_MAX_PROMPT_LENGTH were {done}", count=self.too_long)
 
+def load_questions(
+    settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase
+) -> tuple[Questions, list[Question]]:
+    """Return the questions to train on, and those that are held out for evaluation.
 
-def load_questions(settings: LearnerSettings, tokenizer: Any) -> tuple[Questions, list[Question]]:
-    """What is trained on, and what is held out; raises DataError, ConfigError."""
-    reader = Reader(settings, tokenizer)
+    Raise DataError if a data set cannot be read, ConfigError if the settings contradict each other.
+    """
+    reader = QuestionReader(settings, tokenizer)
     sources = [Source.parse(name) for name in settings.dataset or settings.eval_dataset]
     held_out = [
         question
@@ -73,31 +75,38 @@ def load_questions(settings: LearnerSettings, tokenizer: Any) -> tuple[Questions
         questions: Questions = open_stream(sources, settings, reader)
     else:
         split = settings.dataset_split if settings.dataset else settings.eval_split
-        sets = [read_questions(one, split, settings, reader) for one in sources]
+        sets = [read_questions(source, split, settings, reader) for source in sources]
         if settings.eval_holdout:
             sets, held_out = hold_out(sets, settings)
         questions = Shuffled(sets, settings.dataset_weights, settings.seed, settings.dataset_shuffle)
-    reader.report()
+    if reader.too_long:
+        done = "left out" if settings.overlong_prompts == "drop" else "cut at their beginning"
+        log.warning(
+            f"{reader.too_long} prompts are longer than LEARNER_MAX_PROMPT_LENGTH="
+            f"{settings.max_prompt_length} tokens and were {done}."
+        )
     return questions, held_out[: settings.eval_samples or None]
 
 
 def read_questions(
-    source: Source, split: str, settings: LearnerSettings, reader: Reader
+    source: Source, split: str, settings: LearnerSettings, reader: QuestionReader
 ) -> list[Question]:
-    """All questions of a data set; raises DataError."""
+    """Return all questions of a data set. Log its columns.
+
+    Raise DataError if the data set cannot be read, or if every prompt in it is too long.
+    """
     rows = load_rows(source, split, settings.seed)
     mapping = map_columns(rows.column_names, source.name, settings, rows[0] if len(rows) else {})
-    log.info(
-        "data set", source=source.name, rows=len(rows), prompt=mapping.prompt, solution=mapping.solution
-    )
+    gold = f"the gold answer is in {mapping.solution}" if mapping.solution else "there is no gold answer"
+    log.info(f"Data set {source.name}: {len(rows)} rows; the question is in {mapping.prompt}, {gold}.")
     found = (
         reader.read(row, mapping, f"{source.name}, row {number}") for number, row in enumerate(rows, 1)
     )
     questions = [question for question in found if question is not None]
     if not questions:
         raise DataError(
-            f"{source.name}: no question left of {len(rows)} rows; all were longer than "
-            f"LEARNER_MAX_PROMPT_LENGTH={settings.max_prompt_length} tokens"
+            f"{source.name}: all {len(rows)} prompts are longer than LEARNER_MAX_PROMPT_LENGTH="
+            f"{settings.max_prompt_length} tokens. Raise it, or set LEARNER_OVERLONG_PROMPTS=truncate."
         )
     return questions
 
@@ -105,14 +114,21 @@ def read_questions(
 def hold_out(
     sets: list[list[Question]], settings: LearnerSettings
 ) -> tuple[list[list[Question]], list[Question]]:
-    """Set questions aside by the seed: a share (below 1) or a number of them; raises ConfigError."""
+    """Return the data sets without the held-out questions, and the held-out questions.
+
+    LEARNER_EVAL_HOLDOUT is a share (0.25) or a number (30) of questions; the seed draws which. Raise
+    ConfigError if LEARNER_EVAL_HOLDOUT is neither, or leaves no question on one side or in a data set.
+    """
     total = sum(map(len, sets))
-    asked = settings.eval_holdout
-    if asked > 1 and not asked.is_integer():
-        raise ConfigError(f"LEARNER_EVAL_HOLDOUT={asked:g}: expected a share below 1, or a whole number")
-    count = round(asked * total) if asked < 1 else int(asked)
+    wanted = settings.eval_holdout
+    if wanted > 1 and not wanted.is_integer():
+        raise ConfigError(f"LEARNER_EVAL_HOLDOUT={wanted:g}: expected a share below 1, or a whole number")
+    count = round(wanted * total) if wanted < 1 else int(wanted)
     if not 0 < count < total:
-        raise ConfigError(f"LEARNER_EVAL_HOLDOUT={asked:g} of {total} questions leaves none on one side")
+        raise ConfigError(
+            f"LEARNER_EVAL_HOLDOUT={wanted:g} leaves none on one side: {count} of {total} questions would "
+            "be held out. Choose another share or number."
+        )
     places = [(which, index) for which, one in enumerate(sets) for index in range(len(one))]
     order = np.random.default_rng([settings.seed, total]).permutation(total)
     chosen = {places[position] for position in order[:count]}
@@ -121,16 +137,23 @@ def hold_out(
         for which, one in enumerate(sets)
     ]
     if not all(kept):
-        raise ConfigError(f"LEARNER_EVAL_HOLDOUT={asked:g} leaves nothing of one of the data sets")
+        raise ConfigError(
+            f"LEARNER_EVAL_HOLDOUT={wanted:g} holds out every question of one of the data sets: choose "
+            "less, or name the held-out questions by LEARNER_EVAL_DATASET"
+        )
     return kept, [sets[which][index] for which, index in sorted(chosen)]
 
 
-def open_stream(sources: list[Source], settings: LearnerSettings, reader: Reader) -> Streamed:
-    """Questions as they are needed; raises DataError, ConfigError."""
+def open_stream(sources: list[Source], settings: LearnerSettings, reader: QuestionReader) -> Streamed:
+    """Return the questions of one data set, read while they are needed.
+
+    The first question is read at once, so that an unreadable data set raises DataError before the run
+    starts. Raise ConfigError if the settings need the number of questions, which a stream does not have.
+    """
     if len(sources) > 1 or settings.eval_holdout or not settings.max_steps:
         raise ConfigError(
-            "LEARNER_DATASET_STREAMING needs one data set, LEARNER_MAX_STEPS, and no "
-            "LEARNER_EVAL_HOLDOUT: how many questions there are is not known beforehand"
+            "LEARNER_DATASET_STREAMING needs exactly one data set, LEARNER_MAX_STEPS, and no "
+            "LEARNER_EVAL_HOLDOUT: the number of questions in a stream is not known beforehand"
         )
     (source,) = sources
 
@@ -145,5 +168,5 @@ def open_stream(sources: list[Source], settings: LearnerSettings, reader: Reader
                 yield question
 
     questions = Streamed(open_epoch, source.name)
-    questions.at(0)  # what cannot be read is told now, not when the first ticket is made
+    questions.at(0)
     return questions

@@ -185,7 +185,7 @@ def test_own_columns_may_be_nested(tmp_path):
 
 def test_a_gold_is_needed_only_if_a_reward_needs_it(tmp_path):
     source = write(tmp_path / "q.jsonl", json.dumps({"question": "q"}))
-    with pytest.raises(DataError, match="Set LEARNER_SOLUTION_COLUMN"):
+    with pytest.raises(DataError, match="Set LEARNER_SOLUTION_COLUMN to one of these"):
         load(source)
     (question,), _ = load(source, rewards=["format"])
     assert question.columns == {"prompt": "q", "question": "q"}
@@ -234,7 +234,7 @@ def test_untidy_files_are_read(tmp_path, name, text):
         (
             "q.jsonl",
             '{"prompt": [{"role": "user", "content": null}], "answer": "2"}',
-            "content, which is a text",
+            "role and a text as content",
         ),
     ],
     ids=["ending", "columns", "surrogate", "too long", "no content"],
