@@ -1,9 +1,10 @@
-"""kill -9 leaves children behind; this makes them follow.
+"""A process that kills a role's children when the role was killed with kill -9.
 
 vLLM's engine processes outlive an actor that is killed, with all their memory, and so do scoring
-workers. A role therefore starts a guard: a small process that knows when the role is gone for whatever
-reason (its end of the pipe closes), and kills what is left of it. It knows programs by a variable in the
-environment that they inherited, and what has another environment or was merely forked by having seen it.
+workers. A role therefore starts a guard: a small process that notices the role's end for whatever
+reason (the role's end of a pipe closes), and then kills the programs that the role left. The guard
+recognises a program by a variable in the environment that it inherited, or by having seen the process
+among the role's descendants, if its environment is another one or it was merely forked.
 """
 
 import contextlib
@@ -18,40 +19,51 @@ from collections.abc import Iterable
 import psutil
 
 MARK = "PENSTOCK_GUARD"
-"""The variable by which a guard knows whom to kill; a program that writes over its environment hides."""
+"""The variable that marks a guard's role and all its descendants. A program that overwrites its
+environment is not found by the mark."""
 
-_LOOK_EVERY_S = 1.0
-_LAST_LOOKS = (0.0, 0.2)
-"""Seconds before each look for marked processes: one that was just forked has its parent's mark yet."""
+_NAME = "penstock.common.guard"
+"""In the command line of every guard."""
+
+_CHECK_EVERY_S = 1.0
+_LAST_CHECKS = (0.0, 0.2)
+"""Waits in seconds before each search for marked processes. A process that has just been forked still
+shows its parent's environment, so that one search could miss it."""
 
 
 def guard_children() -> None:
-    """Have every descendant that begins from now on killed once this process is gone."""
+    """Start a guard, which kills every later descendant of this process once this process has ended.
+
+    The guard runs from its file with -P: neither a folder of any name in the working directory nor one
+    on PYTHONPATH can take its place, which would leave the children alive without a word.
+    """
     os.environ[MARK] = uuid.uuid4().hex
     subprocess.Popen(
-        [sys.executable, "-m", "penstock.common.guard", str(os.getpid())],
+        [sys.executable, "-P", __file__, _NAME, str(os.getpid())],
         stdin=subprocess.PIPE,
         start_new_session=True,
     )
 
 
 def _watch(pid: int) -> None:
+    """Wait until the process `pid`, the parent, has ended; then kill what it left."""
     if MARK not in os.environ:
-        sys.exit("guard: there is nothing to guard; it is started by guard_children()")
+        sys.exit(f"guard: the variable {MARK} is not set; a guard is started by guard_children() alone")
     seen: set[psutil.Process] = set()
     gone = False
     while not gone:
         if pid == os.getppid():
             with contextlib.suppress(psutil.NoSuchProcess):
                 seen |= set(psutil.Process(pid).children(recursive=True))
-        gone = bool(select.select([sys.stdin], [], [], _LOOK_EVERY_S)[0])
+        gone = bool(select.select([sys.stdin], [], [], _CHECK_EVERY_S)[0])
     _kill(seen)
-    for wait_s in _LAST_LOOKS:
+    for wait_s in _LAST_CHECKS:
         time.sleep(wait_s)
         _kill(filter(_is_marked, psutil.process_iter()))
 
 
 def _is_marked(process: psutil.Process) -> bool:
+    """Return whether a process has this guard's mark in its environment."""
     try:
         return process.environ().get(MARK) == os.environ[MARK]
     except psutil.Error:  # gone, or another user's
@@ -59,12 +71,12 @@ def _is_marked(process: psutil.Process) -> bool:
 
 
 def _kill(processes: Iterable[psutil.Process]) -> None:
-    """Kill all but guards, which end with their role: a role's children have their own."""
+    """Kill these processes except guards, each of which has to kill its own role's children."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            if "penstock.common.guard" not in process.cmdline():
+            if _NAME not in process.cmdline():
                 process.kill()  # psutil refuses a process id that was given to another process since
 
 
 if __name__ == "__main__":
-    _watch(int(sys.argv[1]))
+    _watch(int(sys.argv[2]))
