@@ -1,15 +1,18 @@
 """LEARNER_*: the training. Hyper-parameters have TRL's names where TRL has the thing."""
 
 import difflib
-from typing import Annotated, Literal
+from collections.abc import Iterable
+from typing import Literal
 
-from pydantic import BeforeValidator, Field, model_validator
-from pydantic_settings import NoDecode
+from pydantic import Field, model_validator
 
-from penstock.common.config.settings import Names, Numbers, Section, split_commas
-from penstock.common.wire.reward_spec import BUILT_IN, COLUMNS, LANGUAGES, split_reward
+from penstock.common.config.settings import Names, Numbers, Section
+from penstock.common.own_code import split_source
+from penstock.common.wire.reward_spec import BUILT_IN, COLUMNS, LANGUAGES
 
-Trackers = Annotated[list[Literal["wandb", "tensorboard"]], NoDecode, BeforeValidator(split_commas)]
+TRACKERS = ("wandb", "tensorboard")
+"""The trackers that come with Penstock."""
+
 LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo", "dppo"]
 AdvantageEstimator = Literal["grpo", "rloo", "reinforce_plus_plus"]
 ScaleRewards = Literal["group", "batch", "none"]
@@ -233,7 +236,11 @@ class KeepingSettings(Section):
         "all", description="all: the run can be replayed; resume: what lies before the checkpoints goes"
     )
     log_completions: bool = Field(True, description="write completions/, a Parquet file per step")
-    report_to: Trackers = Field([], description="beside metrics.jsonl: wandb, tensorboard")
+    report_to: Names = Field(
+        [],
+        description="beside metrics.jsonl, names with commas: wandb, tensorboard, or own trackers as "
+        "file.py:function or package.module.function",
+    )
 
 
 class LearnerSettings(
@@ -280,17 +287,8 @@ class LearnerSettings(
     @model_validator(mode="after")
     def _rewards_are_known(self) -> "LearnerSettings":
         names = self.reward_names
-        for asked in self.rewards:
-            source, name = split_reward(asked)
-            if not name.isidentifier() or asked.endswith(".py"):
-                raise ValueError(f"LEARNER_REWARDS: {asked!r} names no function")
-            if not source and name not in BUILT_IN:
-                near = difflib.get_close_matches(name, BUILT_IN, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(BUILT_IN)}"
-                raise ValueError(
-                    f"LEARNER_REWARDS: there is no reward {name!r}: {hint} (own functions: "
-                    "file.py:function or package.module.function)"
-                )
+        _check_functions("LEARNER_REWARDS", "reward", self.rewards, BUILT_IN)
+        _check_functions("LEARNER_REPORT_TO", "tracker", self.report_to, TRACKERS)
         if self.metric_for_best_model not in ("", *names):
             raise ValueError(
                 f"LEARNER_METRIC_FOR_BEST_MODEL={self.metric_for_best_model}: expected one of the "
@@ -330,7 +328,7 @@ class LearnerSettings(
     @property
     def reward_names(self) -> list[str]:
         """What the rewards are called in metrics and logs."""
-        return [split_reward(asked)[1] for asked in self.rewards]
+        return [split_source(asked)[1] for asked in self.rewards]
 
     @model_validator(mode="after")
     def _weights_match_rewards(self) -> "LearnerSettings":
@@ -416,3 +414,19 @@ class LearnerSettings(
     def credit(self) -> int:
         """Train tickets that may be outstanding at once."""
         return (self.max_staleness + 1) * self.groups_per_step
+
+
+def _check_functions(variable: str, kind: str, asked: Iterable[str], built_in: Iterable[str]) -> None:
+    """Raise ValueError unless each text is one of `built_in` or has the form of an own function."""
+    known = tuple(built_in)
+    for text in asked:
+        source, name = split_source(text)
+        if not name.isidentifier() or text.endswith(".py"):
+            raise ValueError(f"{variable}: {text!r} names no function")
+        if not source and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+            raise ValueError(
+                f"{variable}: there is no {kind} {name!r}: {hint} (own functions: "
+                "file.py:function or package.module.function)"
+            )

@@ -64,14 +64,3 @@ class RewardSpec:
     source: str = ""
     digest: str = ""
     options: dict[str, Any] = field(default_factory=dict)
-
-
-def split_reward(asked: str) -> tuple[str, str]:
-    """What LEARNER_REWARDS says of one reward, as (source, name).
-
-    Example:
-        >>> split_reward("accuracy"), split_reward("my/rewards.py:short"), split_reward("pkg.mod.short")
-        (('', 'accuracy'), ('my/rewards.py', 'short'), ('pkg.mod', 'short'))
-    """
-    source, _, name = asked.rpartition(":" if ":" in asked else ".")
-    return source, name

@@ -162,6 +162,18 @@ def test_a_file_may_import_what_lies_beside_it(pool: ScoringPool, tmp_path: Path
     assert score(pool, spec, "a") == (3.0,)
 
 
+def test_what_lies_beside_a_file_comes_before_what_is_on_the_path(
+    pool: ScoringPool, tmp_path: Path
+) -> None:
+    """Penstock's own folder common/ is on the path here: the tests run in the checkout."""
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common" / "__init__.py").touch()
+    (tmp_path / "common" / "helper.py").write_text("VALUE = 4.0")
+    code = "from common.helper import VALUE\ndef own(completions): return [VALUE for _ in completions]"
+    (spec,) = specs(f"{write(tmp_path, code)}:own")
+    assert score(pool, spec, "a") == (4.0,)
+
+
 def test_conversations_stay_conversations(pool: ScoringPool, tmp_path: Path) -> None:
     code = (
         "def own(prompts, completions, **kwargs):\n"
