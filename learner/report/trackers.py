@@ -1,23 +1,32 @@
-"""Where metrics go beside metrics.jsonl: W&B, TensorBoard."""
+"""Where metrics go beside metrics.jsonl: W&B, TensorBoard, and trackers of the user."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from penstock.common.errors import ConfigError
+from penstock.common.errors import ConfigError, PenstockError
+from penstock.common.log import get_logger
+from penstock.common.own_code import find_code, import_code, public_names, split_source
+
+log = get_logger(__name__)
 
 
+@runtime_checkable
 class Tracker(Protocol):
-    """Takes a step's metrics."""
+    """A receiver of a run's metrics and completions, step by step."""
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Report a step."""
+        """Take the metrics of a step. Values are numbers, and texts in a few cases."""
 
     def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
-        """Report what was sampled in a step, if it has tables."""
+        """Take the step's table of completions, a mapping of column to value per completion."""
 
     def close(self) -> None:
-        """End the run."""
+        """End the tracker when the run ends."""
+
+
+MakeTracker = Callable[[Path, str], Tracker]
+"""What LEARNER_REPORT_TO names: called with the run's folder and the run's name."""
 
 
 class WandbTracker:
@@ -37,7 +46,7 @@ class WandbTracker:
         self._run.log(dict(metrics), step=step)
 
     def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
-        """See Tracker. W&B escapes what a table holds."""
+        """See Tracker. The texts become a table, in which W&B escapes markup."""
         import wandb
 
         names: list[str | int] = list(rows[0]) if rows else []
@@ -52,7 +61,7 @@ class WandbTracker:
 class TensorBoardTracker:
     """Event files under tensorboard/ in the run's folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, run: str) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -62,23 +71,96 @@ class TensorBoardTracker:
         self._writer = SummaryWriter(str(folder / "tensorboard"))
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """See Tracker."""
+        """See Tracker. Only numbers are written."""
         for name, value in metrics.items():
             if isinstance(value, int | float):
                 self._writer.add_scalar(name, value, step)
 
     def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
-        """See Tracker; TensorBoard has no tables."""
+        """See Tracker. Does nothing: TensorBoard has no tables."""
 
     def close(self) -> None:
         """See Tracker."""
         self._writer.close()
 
 
+class _Tolerant:
+    """A tracker whose failures never end the run: the first failure is logged, later ones are not.
+
+    SystemExit counts as a failure: user code must not end the learner with exit code 0.
+    """
+
+    def __init__(self, name: str, tracker: Tracker) -> None:
+        self._name = name
+        self._tracker = tracker
+        self._failed = False
+
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
+        """See Tracker."""
+        self._try(lambda: self._tracker.log(metrics, step))
+
+    def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        """See Tracker."""
+        self._try(lambda: self._tracker.log_completions(rows, step))
+
+    def close(self) -> None:
+        """See Tracker."""
+        self._try(self._tracker.close)
+
+    def _try(self, call: Callable[[], None]) -> None:
+        """Call the tracker and log its first failure as a warning."""
+        try:
+            call()
+        except (Exception, SystemExit) as error:
+            if not self._failed:
+                log.warning(
+                    f"The tracker {self._name} failed: its later failures are not logged. "
+                    "metrics.jsonl has everything.",
+                    error=f"{type(error).__name__}: {error}"[:200],
+                )
+            self._failed = True
+
+
+_BUILT_IN: Mapping[str, MakeTracker] = {"wandb": WandbTracker, "tensorboard": TensorBoardTracker}
+
+
 def start_trackers(names: Sequence[str], folder: Path, run: str) -> list[Tracker]:
-    """The trackers that LEARNER_REPORT_TO names."""
-    kinds: dict[str, Callable[[], Tracker]] = {
-        "wandb": lambda: WandbTracker(folder, run),
-        "tensorboard": lambda: TensorBoardTracker(folder),
-    }
-    return [kinds[name]() for name in names]
+    """Start and return the trackers that LEARNER_REPORT_TO names.
+
+    Raise ConfigError if a tracker is not found, fails to start or lacks a method. Failures after the
+    start are logged once per tracker and not raised.
+    """
+    return [_Tolerant(name, _start(name, folder, run)) for name in names]
+
+
+def _start(name: str, folder: Path, run: str) -> Tracker:
+    """Return a started tracker; raise ConfigError, whatever its code raises."""
+    try:
+        make = _BUILT_IN[name] if name in _BUILT_IN else _load(name)
+        tracker = make(folder, run)
+    except PenstockError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"LEARNER_REPORT_TO={name}: the tracker does not start: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(tracker, Tracker):
+        raise ConfigError(
+            f"LEARNER_REPORT_TO={name}: expected an object with the methods log, log_completions and "
+            f"close, found {type(tracker).__name__}"
+        )
+    return tracker
+
+
+def _load(name: str) -> MakeTracker:
+    """Run a user's module and return the function named; raise ConfigError if there is none."""
+    source, function = split_source(name)
+    module = import_code(find_code(source, f"LEARNER_REPORT_TO={name}"))
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise ConfigError(
+            f"LEARNER_REPORT_TO={name}: {source} has no function {function}; it has "
+            f"{public_names(module)}"
+        )
+    make: MakeTracker = found
+    return make
