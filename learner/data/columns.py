@@ -36,8 +36,8 @@ def map_columns(
 ) -> ColumnMapping:
     """Return which columns of `names` hold the question and the gold answer.
 
-    `row` is any row of the data set: nested names are looked up in this row. Raise DataError, which lists
-    the columns found, if no column fits.
+    `row` is any row of the data set: nested names are looked up in this row. Raise DataError, naming
+    the columns that are there, if none fits.
     """
     found = list(names)
 
@@ -49,9 +49,13 @@ def map_columns(
             if has(name):
                 return name
         problem = (
-            f"column {named!r} is missing" if named else f"none of the columns {', '.join(usual)} is there"
+            f"column {named!r} is missing"
+            if named
+            else f"none of the columns {', '.join(usual)} is there"
         )
-        raise DataError(f"{source}: {problem}; it has {', '.join(found)}. Set {variable} to one of these.")
+        raise DataError(
+            f"{source}: {problem}; it has {', '.join(found)}. Set {variable} to one of these."
+        )
 
     prompt = pick(settings.prompt_column, PROMPT_NAMES, "LEARNER_PROMPT_COLUMN")
     if not (settings.solution_column or NEED_GOLD & set(settings.reward_names)):

@@ -122,12 +122,12 @@ def hold_out(
     total = sum(map(len, sets))
     wanted = settings.eval_holdout
     if wanted > 1 and not wanted.is_integer():
-        raise ConfigError(f"LEARNER_EVAL_HOLDOUT={wanted:g}: expected a share below 1, or a whole number")
+        raise ConfigError(f"LEARNER_EVAL_HOLDOUT={wanted:g}: expected a share below 1 or a whole number")
     count = round(wanted * total) if wanted < 1 else int(wanted)
     if not 0 < count < total:
         raise ConfigError(
-            f"LEARNER_EVAL_HOLDOUT={wanted:g} leaves none on one side: {count} of {total} questions would "
-            "be held out. Choose another share or number."
+            f"LEARNER_EVAL_HOLDOUT={wanted:g} leaves none on one side: {count} of {total} questions "
+            "would be held out. Choose another share or number."
         )
     places = [(which, index) for which, one in enumerate(sets) for index in range(len(one))]
     order = np.random.default_rng([settings.seed, total]).permutation(total)
