@@ -5,6 +5,7 @@ import time
 from penstock.actors.engine import Engine
 from penstock.actors.held_tickets import HeldTickets
 from penstock.actors.weight_follower import WeightFollower
+from penstock.common.deadline import Deadline
 from penstock.common.errors import EngineFailed
 from penstock.common.log import get_logger
 
@@ -23,9 +24,8 @@ class EngineWatch:
         self._engine = engine
         self._held = held
         self._follower = follower
-        self._stall_timeout_s = stall_timeout_s
+        self._stall = Deadline(stall_timeout_s)
         self._idle_checks = 0
-        self._seen = (-1, 0.0)
         self._reported = (time.monotonic(), 0, engine.tokens_generated())
 
     def progress(self) -> int:
@@ -36,14 +36,10 @@ class EngineWatch:
 
     def check(self) -> None:
         """Raise EngineFailed when there was no progress for too long."""
-        progress, now = self.progress(), time.monotonic()
-        count, since = self._seen
-        if progress != count:
-            self._seen = (progress, now)
-        elif now - since > self._stall_timeout_s:
+        if self._stall.expired(self.progress()):
             raise EngineFailed(
                 f"the engine has {len(self._held.running)} tickets and sampled no token for "
-                f"{self._stall_timeout_s:g} s (ACTOR_STALL_TIMEOUT_S)"
+                f"{self._stall.limit_s:g} s (ACTOR_STALL_TIMEOUT_S)"
             )
 
     def report(self) -> None:

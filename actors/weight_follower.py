@@ -5,7 +5,8 @@ import time
 
 from penstock.actors.engine import Engine, WeightsRejected
 from penstock.actors.held_tickets import HeldTickets
-from penstock.common.broker.work_stream import LearnerSign, RunView
+from penstock.common.broker.work_stream import RunView
+from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded, EngineFailed
 from penstock.common.log import get_logger
 from penstock.common.wire.messages import Weights
@@ -31,11 +32,9 @@ class WeightFollower:
         self._engine = engine
         self._view = view
         self._held = held
-        self._learner_timeout_s = learner_timeout_s
+        self._deadline = Deadline(learner_timeout_s, longest_gap_s=take_timeout_s)
         self._take_timeout_s = take_timeout_s
         self._reported = ""
-        self._renewed_at = time.monotonic()
-        self._sign: LearnerSign | None = None
 
     async def poll(self) -> bool:
         """Take the announced version if it is another one; True if it was taken.
@@ -49,14 +48,14 @@ class WeightFollower:
             await self._wait_for_learner()
             return False
         if weights.version == self._engine.version or self._held.pins_version():
-            self._renewed_at = time.monotonic()
+            self._deadline.restart()
             return False
         try:
             await self._take(weights)
         except WeightsRejected as error:
             self._refuse(error)
             return False
-        self._renewed_at = time.monotonic()
+        self._deadline.restart()
         return True
 
     async def _take(self, weights: Weights) -> None:
@@ -76,18 +75,16 @@ class WeightFollower:
 
     async def _wait_for_learner(self) -> None:
         """Nothing was announced: it may be long in coming, as long as the learner gets on."""
-        before, self._sign = self._sign, await asyncio.to_thread(self._view.learner)
-        if self._sign != before:
-            self._renewed_at = time.monotonic()
-        elif time.monotonic() - self._renewed_at > self._learner_timeout_s:
+        sign = await asyncio.to_thread(self._view.learner)
+        if self._deadline.expired(progress=sign):
             raise DeadlineExceeded(
-                f"the actor waited for the first weights in vain: {self._sign}, and gave no sign of "
-                f"life for {self._learner_timeout_s:g} s (RUN_JOIN_TIMEOUT_S)"
+                f"the actor waited for the first weights in vain: {sign}, and gave no sign of "
+                f"life for {self._deadline.limit_s:g} s (RUN_JOIN_TIMEOUT_S)"
             )
 
     def _refuse(self, reason: WeightsRejected) -> None:
         """Raise the reason when it has lasted too long; a new announcement may mend it."""
-        if time.monotonic() - self._renewed_at > self._learner_timeout_s:
+        if self._deadline.expired():
             raise reason
         if str(reason) != self._reported:
             self._reported = str(reason)

@@ -1,39 +1,63 @@
-"""How long something has been waited for in vain: what deadlines and reports go by."""
+"""Deadlines of waits, and when a wait is to be reported."""
 
 import time
 
 REPORT_EVERY_S = 30.0
-"""A wait in vain is reported this often."""
+"""A wait is reported each time that it has lasted this many seconds more."""
 
-_LONGEST_LOOK_S = 5.0
+LONGEST_GAP_S = 5.0
 
 
 class Deadline:
-    """Counts the seconds since `renew` in which somebody looked, up to a limit.
+    """A limit on the seconds waited since the last restart, counted from poll to poll.
 
-    A stretch in which nobody looked (the process was stopped, the queue server was away) counts for no
-    more than 5 s: what is waited for may have come meanwhile.
+    A gap between two polls counts as at most `longest_gap_s`: the process was stopped, or the queue
+    server did not answer, and the awaited thing may have arrived meanwhile. A wait with a limit of 60 s
+    whose process is stopped for an hour has waited 5 s when the process continues.
     """
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, longest_gap_s: float = LONGEST_GAP_S) -> None:
         self.limit_s = limit_s
-        self.renew()
+        self._longest_gap_s = longest_gap_s
+        self._progress: object = None
+        self.restart()
 
-    def renew(self) -> None:
-        """What was waited for came: begin again."""
-        self.waited_s = self._reported_s = 0.0
-        self._looked_at = time.monotonic()
+    def restart(self) -> None:
+        """Count from 0 s again: the awaited thing arrived."""
+        self._waited_s = self._reported_s = 0.0
+        self._polled_at = time.monotonic()
 
-    def look(self) -> bool:
-        """Whether the limit has passed; to be called again and again."""
+    @property
+    def waited_s(self) -> float:
+        """Seconds waited since the last restart. Reading this property is a poll."""
         now = time.monotonic()
-        self.waited_s += min(now - self._looked_at, _LONGEST_LOOK_S)
-        self._looked_at = now
+        self._waited_s += min(now - self._polled_at, self._longest_gap_s)
+        self._polled_at = now
+        return self._waited_s
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left until the limit, 0 after it. Reading this property is a poll."""
+        return max(0.0, self.limit_s - self.waited_s)
+
+    def expired(self, progress: object = None) -> bool:
+        """Return whether more than `limit_s` was waited.
+
+        The deadline restarts when `progress` differs from the one that the last poll passed, such as a
+        counter of sampled tokens that grew from 7 to 8.
+        """
+        if progress is not None and progress != self._progress:
+            self._progress = progress
+            self.restart()
+            return False
         return self.waited_s > self.limit_s
 
-    def report_due(self) -> bool:
-        """Whether another 30 s have passed in vain."""
-        if self.waited_s - self._reported_s < REPORT_EVERY_S:
+    def report_due(self, every_s: float | None = None) -> bool:
+        """Return True once for every 30 s waited, or every `every_s`.
+
+        A wait of 70 s is reported at 30 s and at 60 s.
+        """
+        if self.waited_s - self._reported_s < (every_s or REPORT_EVERY_S):
             return False
-        self._reported_s = self.waited_s
+        self._reported_s = self._waited_s
         return True

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.common.deadline import Deadline
 from penstock.common.errors import NEVER_RESTARTED, ServerUnavailable
 from penstock.deploy.child import Child, Report, Service, describe_end
 
@@ -69,8 +70,7 @@ class Supervisor:
         self._stops = 0
         self._learner_code = 0
         self._failed_code: int | None = None
-        self._blocked_since: float | None = None
-        self._blocked_reported = 0.0
+        self._blocked = Deadline(self._limits.ready_s)
 
     def stop(self) -> None:
         """Have `run` end in order; a second time: at once. Safe in signal handlers and threads."""
@@ -141,20 +141,16 @@ class Supervisor:
                 other.wanted and not other.running for other in self.children[position + 1 :]
             )
             if child.service.ready is not None and later_is_due and not child.service.ready():
-                self._report_blocked(child, now)
+                self._report_blocked(child)
                 return
-        self._blocked_since = None
+        self._blocked.restart()
 
-    def _report_blocked(self, child: Child, now: float) -> None:
-        if self._blocked_since is None:
-            self._blocked_since = self._blocked_reported = now
-        blocked_s = now - self._blocked_since
-        if blocked_s >= self._limits.ready_s:
-            code = ServerUnavailable.exit_code
+    def _report_blocked(self, child: Child) -> None:
+        if self._blocked.expired():
+            code, blocked_s = ServerUnavailable.exit_code, self._blocked.waited_s
             self._fail(child, code, f"was not ready for {blocked_s:.0f} s, and the others wait for it")
-        elif now - self._blocked_reported >= _REPORT_EVERY_S:
+        elif self._blocked.report_due(_REPORT_EVERY_S):
             self._say(child, "is not ready yet; the others wait for it", kind="run")
-            self._blocked_reported = now
 
     def _let_roles_leave(self) -> None:
         roles = self._roles()
@@ -178,9 +174,9 @@ class Supervisor:
 
     def _wait_for(self, children: Sequence[Child], timeout_s: float, hurry: Callable[[], bool]) -> bool:
         """Tick until these have ended; False when time is up or there is no patience left."""
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         while any(child.running for child in children):
-            if time.monotonic() > deadline or hurry():
+            if deadline.expired() or hurry():
                 return False
             self._tick()
         return True

@@ -15,6 +15,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from penstock.common.deadline import Deadline
 from penstock.common.errors import ConfigError, RunNotReady, RunTaken, ServerUnavailable
 from penstock.common.failpoint import failpoint
 from penstock.common.log import get_logger
@@ -125,15 +126,14 @@ class Connection:
         self._client.close()
 
     def _retrying(self, send: Any, timeout_s: float, first: bool = False) -> Any:
-        lost_at: float | None = None
-        reported_at = 0.0
+        lost: Deadline | None = None
         while True:
             try:
                 reply = send()
                 if self._new_socket.is_set() and not first:
                     self._notice_restart()
-                if lost_at is not None:
-                    log.info("queue server answers again", waited_s=round(time.monotonic() - lost_at, 1))
+                if lost is not None:
+                    log.info("queue server answers again", waited_s=round(lost.waited_s, 1))
                 return reply
             except redis.exceptions.AuthenticationError as error:
                 raise ConfigError(f"queue server {self.address}: {error}; see REDIS_URL") from error
@@ -148,24 +148,22 @@ class Connection:
                 OSError,
             ) as error:
                 cause = error
-            now = time.monotonic()
-            lost_at = now if lost_at is None else lost_at
-            if now - lost_at >= timeout_s:
+            report = lost is None or lost.report_due(_REPORT_EVERY_S)
+            lost = lost or Deadline(timeout_s, longest_gap_s=2 * _SOCKET_TIMEOUT_S)
+            if lost.remaining_s == 0:
                 raise ServerUnavailable(
                     f"the queue server at {self.address} did not answer for {timeout_s:g} s ({cause}); "
                     "start it, or set REDIS_URL to one that runs"
                 ) from cause
             if self._stopping.is_set():
                 raise ServerUnavailable(f"told to stop while {self.address} was away") from cause
-            if now - reported_at >= _REPORT_EVERY_S and not first:
-                left_s = round(timeout_s - (now - lost_at))
+            if report and not first:
                 log.warning(
                     "waiting for the queue server",
                     address=self.address,
-                    gives_up_in_s=left_s,
+                    gives_up_in_s=round(lost.remaining_s),
                     cause=str(cause),
                 )
-                reported_at = now
             time.sleep(_RETRY_EVERY_S)
 
     def _notice_restart(self) -> None:

@@ -5,7 +5,7 @@ import time
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.waiting import describe_waiting
-from penstock.common.broker.work_stream import RunView
+from penstock.common.broker.work_stream import LearnerSign, RunView
 from penstock.common.config.settings import RunSettings
 from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded
@@ -29,7 +29,6 @@ class LearnerWatch:
         self._view = RunView(connection, keys)
         self._run = run
         self._deadline = Deadline(run.progress_timeout_s)
-        self._sign = self._view.learner()
         self._look_at = 0.0
 
     def look(self) -> None:
@@ -40,21 +39,21 @@ class LearnerWatch:
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + _LOOK_EVERY_S
-        before, self._sign = self._sign, self._view.learner()
-        if self._sign != before:
-            self._deadline.renew()
-        elif self._deadline.look():
+        sign = self._view.learner()
+        if self._deadline.expired(progress=sign):
             raise DeadlineExceeded(
                 f"no sign of life from the learner for {self._deadline.waited_s:.0f} s "
-                f"(RUN_PROGRESS_TIMEOUT_S): {self._waits_for()}. See what that process does, or start "
-                "it again"
+                f"(RUN_PROGRESS_TIMEOUT_S): {self._waits_for(sign)}. See what that process does, or "
+                "start it again"
             )
-        elif self._deadline.report_due():
+        if self._deadline.report_due():
             waited_s = round(self._deadline.waited_s)
-            log.warning("no sign of life from the learner", waited_s=waited_s, what=self._waits_for())
+            log.warning(
+                "no sign of life from the learner", waited_s=waited_s, what=self._waits_for(sign)
+            )
 
-    def _waits_for(self) -> str:
+    def _waits_for(self, sign: LearnerSign) -> str:
         weights = self._view.weights()
         version = f"version {weights.version}" if weights else "no version"
         waiting = describe_waiting(self._connection, self._keys, self._run.lease_s)
-        return f"{self._sign}, {version} is announced; {waiting}"
+        return f"{sign}, {version} is announced; {waiting}"

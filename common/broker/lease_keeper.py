@@ -5,10 +5,10 @@ are renewed only while `progress` grows; after `stall_timeout_s` without growth 
 """
 
 import threading
-import time
 from collections.abc import Callable
 
 from penstock.common.broker.work_stream import Entry, WorkStream
+from penstock.common.deadline import Deadline
 from penstock.common.errors import PenstockError
 from penstock.common.log import get_logger
 
@@ -21,12 +21,11 @@ class LeaseKeeper:
     def __init__(self, lease_s: float, progress: Callable[[], int], stall_timeout_s: float) -> None:
         self._interval_s = lease_s / 4
         self._progress = progress
-        self._stall_timeout_s = stall_timeout_s
+        self._stall = Deadline(stall_timeout_s, longest_gap_s=self._interval_s)
         self._held: dict[tuple[WorkStream, str], Callable[[], None]] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
-        self._seen = (-1, time.monotonic())
 
     def start(self) -> None:
         """Begin renewing."""
@@ -41,7 +40,7 @@ class LeaseKeeper:
         """Renew this entry from now on."""
         with self._lock:
             if not self._held:
-                self._seen = (self._progress(), time.monotonic())
+                self._stall.restart()
             self._held[stream, entry.id] = on_lost
 
     def release(self, stream: WorkStream, entry: Entry) -> None:
@@ -75,13 +74,12 @@ class LeaseKeeper:
             on_lost()
 
     def _stalled(self) -> bool:
-        count, since = self._seen
-        now = self._progress()
-        if now != count or not self._held:
-            self._seen = (now, time.monotonic())
-            return False
-        stalled_s = time.monotonic() - since
-        if stalled_s < self._stall_timeout_s:
-            return False
-        log.error("no progress: leases are let go", stalled_s=round(stalled_s), entries=len(self._held))
+        progress = self._progress()
+        with self._lock:
+            if not self._held:
+                self._stall.restart()
+            if not self._stall.expired(progress):
+                return False
+            stalled_s, entries = round(self._stall.waited_s), len(self._held)
+        log.error("no progress: leases are let go", stalled_s=stalled_s, entries=entries)
         return True

@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from penstock.common.deadline import Deadline
 from penstock.common.errors import ConfigError, ServerUnavailable
 from penstock.common.files.atomic import make_folder, write_whole
 
@@ -157,10 +158,10 @@ class LocalServer:
             self._process = subprocess.Popen(
                 self.plan.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        deadline = time.monotonic() + _START_TIMEOUT_S
+        deadline = Deadline(_START_TIMEOUT_S)
         while not answers(self.url):
             ended = self._process.poll()
-            if ended is not None or time.monotonic() > deadline:
+            if ended is not None or deadline.expired():
                 self.kill()
                 raise ServerUnavailable(
                     f"the queue server did not start within {_START_TIMEOUT_S:g} s (exit code "
@@ -190,9 +191,9 @@ def _kept_url(folder: Path) -> str | None:
     parts = urlsplit(url)
     if not parts.port or not parts.password:
         raise ConfigError(f"{path} holds no address of a queue server: delete it")
-    deadline = time.monotonic() + _LEAVE_TIMEOUT_S
+    deadline = Deadline(_LEAVE_TIMEOUT_S)
     while answers(url):  # a killed `penstock up` takes its server along within a second or two
-        if time.monotonic() > deadline:
+        if deadline.expired():
             raise ConfigError(f"a queue server already runs in {folder}: is the run started twice?")
         time.sleep(0.1)
     return url if _is_free(parts.port) else _new_url(_free_port(), parts.password)

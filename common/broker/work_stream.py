@@ -233,15 +233,12 @@ def wait_for_contract(view: RunView, timeout_s: float, stopping: threading.Event
     Raises DeadlineExceeded when none was published and no learner gave a sign of life in time.
     """
     deadline = Deadline(timeout_s)
-    sign = view.learner()
     while not stopping.is_set():
         contract = view.contract()
         if contract is not None:
             return contract
-        before, sign = sign, view.learner()
-        if sign != before:  # it reads its data, or fetches its model
-            deadline.renew()
-        elif deadline.look():
+        sign = view.learner()
+        if deadline.expired(progress=sign):  # not while a learner reads data or fetches its model
             raise DeadlineExceeded(
                 f"no learner set up the run within {timeout_s:g} s ({sign}): start `learner` with the "
                 "same RUN_NAME and REDIS_URL, or raise RUN_JOIN_TIMEOUT_S"

@@ -63,12 +63,12 @@ class Heartbeat:
     def enter(self, phase: str) -> None:
         """The main loop begins something, or goes on waiting: its limit begins again."""
         self._phase = phase
-        self._deadline.renew()
+        self._deadline.restart()
 
     def _run(self) -> None:
         superseded = False
         while not self._left.wait(min(self._lease_s / 4, _LONGEST_PAUSE_S)):
-            if self._deadline.look():
+            if self._deadline.expired():
                 self._on_stall(
                     f"the learner has been {self._phase} for {self._deadline.waited_s:.0f} s "
                     "(LEARNER_STALL_TIMEOUT_S): it hangs there, or needs a larger limit"

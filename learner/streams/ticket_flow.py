@@ -144,7 +144,7 @@ class TicketFlow:
         raises DeadlineExceeded when nothing came back for RUN_PROGRESS_TIMEOUT_S, NoSignal when too
         much came back that nothing can be learned from.
         """
-        self._deadline.renew()
+        self._deadline.restart()
         while not self._stopping.is_set():
             self.issue_tickets(step)
             self._advance(step)
@@ -173,7 +173,7 @@ class TicketFlow:
         if result is not None:
             self.evaluated.append(result)
         if entries or answered:
-            self._deadline.renew()
+            self._deadline.restart()
         else:
             self._check_deadline()
             time.sleep(_POLL_S)
@@ -191,7 +191,7 @@ class TicketFlow:
 
         Issues no training tickets: the version they would count from is about to be replaced.
         """
-        self._deadline.renew()
+        self._deadline.restart()
         while self._evaluator.running and not self._stopping.is_set():
             self._advance(step)
 
@@ -210,7 +210,7 @@ class TicketFlow:
             self._queue.set_state("ended")
 
     def _check_deadline(self) -> None:
-        if self._deadline.look():
+        if self._deadline.expired():
             raise DeadlineExceeded(
                 f"nothing came back for {self._deadline.waited_s:.0f} s (RUN_PROGRESS_TIMEOUT_S): "
                 f"{self._missing()}"

@@ -341,7 +341,7 @@ def test_the_first_weights_may_be_long_in_coming_while_the_learner_lives(
     a_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("penstock.actors.weight_follower.time", clock)
+    monkeypatch.setattr("penstock.common.deadline.time", clock)
     view = RunView(a_run.connection, a_run.keys)
     follower = WeightFollower(
         FakeEngine(), view, HeldTickets(8), learner_timeout_s=6.0, take_timeout_s=5.0

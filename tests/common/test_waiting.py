@@ -169,21 +169,21 @@ class Silent:
 # Counting the wait
 
 
-def test_a_stretch_in_which_nobody_looked_hardly_counts(clock: Clock) -> None:
+def test_a_gap_between_two_polls_counts_as_5_seconds_at_most(clock: Clock) -> None:
     waiting = Deadline(60.0)
     clock.now += 3600.0  # stopped, or the server was away
-    assert not waiting.look()
+    assert not waiting.expired()
     assert waiting.waited_s == 5.0
 
 
-def test_patience_ends_at_its_limit_and_begins_again_when_something_came(clock: Clock) -> None:
+def test_a_deadline_expires_at_its_limit_and_restarts_when_something_came(clock: Clock) -> None:
     waiting = Deadline(6.0)
     for expected in (False, False, True):
         clock.now += 3.0
-        assert waiting.look() is expected
-    waiting.renew()
+        assert waiting.expired() is expected
+    waiting.restart()
     clock.now += 3.0
-    assert not waiting.look()
+    assert not waiting.expired()
 
 
 def test_a_wait_in_vain_is_reported_every_30_seconds(clock: Clock) -> None:
@@ -191,7 +191,7 @@ def test_a_wait_in_vain_is_reported_every_30_seconds(clock: Clock) -> None:
     reports = []
     for second in range(100):
         clock.now += 1.0
-        waiting.look()
+        waiting.expired()
         if waiting.report_due():
             reports.append(second + 1)
     assert reports == [30, 60, 90]
