@@ -42,10 +42,10 @@ from penstock.learner.data.plan import Plan, make_plan
 from penstock.learner.policy.deepspeed_engine import leave_process_group
 from penstock.learner.policy.policy import Policy
 from penstock.learner.policy.update import Update
-from penstock.rewarders.pool import ScoringPool
+from penstock.rewarders.reward_process import Scores
 from penstock.rewarders.rewards.accuracy import accuracy
-from penstock.rewarders.sandbox import Scores
 from penstock.rewarders.scoring import make_scorer
+from penstock.rewarders.scoring_pool import ScoringPool
 
 log = get_logger(__name__)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from penstock.common.config.settings import RewarderSettings
 from penstock.common.wire.reward_spec import RewardSpec
-from penstock.rewarders.pool import ScoringFailed, ScoringPool
+from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 
 GOAL = 0.9
 _WARM_UP = 100
@@ -81,7 +81,6 @@ def main() -> int:
         Path(folder).chmod(0o755)
         hang = RewardSpec("hang", source=str(path), digest=hashlib.sha256(_HANG.encode()).hexdigest())
         with ScoringPool(RewarderSettings(workers=2, timeout_s=options.seconds + 3.0)) as pool:
-            pool.start()
             ratios, rates = [], []
             for _ in range(options.rounds):
                 free = rate(pool, options.seconds)

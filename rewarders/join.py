@@ -1,4 +1,4 @@
-"""Joining a run, and following its contract when the learner publishes another one."""
+"""The scorer of a run's contract, replaced when the learner publishes another contract."""
 
 import threading
 
@@ -8,57 +8,58 @@ from penstock.common.log import get_logger
 from penstock.common.wire.codec import encode
 from penstock.common.wire.contract import describe_difference, read_contract
 from penstock.common.wire.messages import Group
-from penstock.rewarders.pool import ScoringPool
 from penstock.rewarders.scoring import Scorer, make_scorer
+from penstock.rewarders.scoring_pool import ScoringPool
 
 log = get_logger(__name__)
 
 
 class CurrentScorer:
-    """The scorer of the contract in force, for all threads."""
+    """The scorer of the contract in force, shared by all threads.
 
-    def __init__(self, view: RunView, pool: ScoringPool, name: str) -> None:
+    Raise ContractMismatch if this process cannot serve the contract.
+    """
+
+    def __init__(self, view: RunView, pool: ScoringPool, name: str, contract: bytes) -> None:
         self._view = view
         self._pool = pool
         self._name = name
         self._changing = threading.Lock()
-        self._scorer: Scorer | None = None
-
-    def join(self, timeout_s: float, stopping: threading.Event) -> bool:
-        """Wait for the run's contract; False if told to stop first.
-
-        Raises DeadlineExceeded when no learner published one in time, ContractMismatch when this
-        process cannot serve it.
-        """
-        data = wait_for_contract(self._view, timeout_s, stopping)
-        if data is None:
-            return False
-        with self._changing:
-            self._adopt(data)
-        return True
+        self._scorer = self._make(contract)
 
     def for_group(self, group: Group) -> Scorer:
-        """The scorer in force; a group of another contract makes this look for a new one.
+        """Return the scorer in force; for a group of another contract, read the contract again first.
 
-        If there is none the group is an old one: what becomes of it is the learner's to say.
+        If the contract is still the same, the group is an old one: the learner decides what becomes of
+        its outcome. Raise ContractMismatch if this process cannot serve the new contract.
         """
         with self._changing:
-            assert self._scorer is not None, "nothing is taken before joining"
             if group.ticket.contract != self._scorer.contract.hash:
                 data = self._view.contract()
                 if data is not None:
                     self._adopt(data)
             return self._scorer
 
+    def rejoin(self, timeout_s: float, stopping: threading.Event) -> None:
+        """Wait until a learner has published a contract, and adopt it. Return early on `stopping`.
+
+        Raise DeadlineExceeded if no learner published one in time, ContractMismatch if this process
+        cannot serve it.
+        """
+        data = wait_for_contract(self._view, timeout_s, stopping)
+        if data is not None:
+            with self._changing:
+                self._adopt(data)
+
     def _adopt(self, data: bytes) -> None:
-        before = self._scorer
-        if before is not None and data == encode(before.contract):
-            return
-        self._pool.start()
+        before = self._scorer.contract
+        if data != encode(before):
+            self._scorer = self._make(data)
+            log.info("The contract changed.", changes=describe_difference(before, self._scorer.contract))
+
+    def _make(self, data: bytes) -> Scorer:
+        """Return a scorer of an encoded contract; raise ContractMismatch."""
         try:
-            self._scorer = make_scorer(read_contract(data), self._pool, self._name)
+            return make_scorer(read_contract(data), self._pool, self._name)
         except MalformedMessage as error:
             raise ContractMismatch(f"the contract cannot be read: {error}") from error
-        if before is not None:
-            changes = describe_difference(before.contract, self._scorer.contract)
-            log.info("the contract changed", changes=changes)

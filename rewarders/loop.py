@@ -16,15 +16,16 @@ from penstock.common.broker.connection import BLOCK_MS, Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.learner_watch import LearnerWatch
 from penstock.common.broker.lease_keeper import LeaseKeeper
-from penstock.common.broker.work_stream import Entry, RunView, WorkStream
+from penstock.common.broker.work_stream import Entry, RunView, WorkStream, wait_for_contract
 from penstock.common.config.command import RewarderCommand
 from penstock.common.errors import MalformedMessage, RunNotReady, ServerUnavailable
 from penstock.common.log import get_logger
 from penstock.common.role import connect, consumer_name
+from penstock.common.sandbox.pool import START_TIMEOUT_S
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.messages import Group, Outcome, Purpose, ScoredGroup
 from penstock.rewarders.join import CurrentScorer
-from penstock.rewarders.pool import START_TIMEOUT_S, ScoringFailed, ScoringPool
+from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 
 _REPORT_EVERY_S = 10.0
 
@@ -34,11 +35,14 @@ log = get_logger(__name__)
 def run(settings: RewarderCommand, stopping: threading.Event) -> None:
     """Serve a run until it ends or `stopping` is set."""
     connection = connect(settings.redis_url, settings.run, stopping)
-    with ScoringPool(settings.rewarder) as pool:
-        rewarder = Rewarder(settings, connection, pool)
-        if rewarder.join(stopping):
-            with rewarder:
-                rewarder.serve(stopping)
+    view = RunView(connection, Keys(settings.run.name))
+    contract = wait_for_contract(view, settings.run.join_timeout_s, stopping)
+    if contract is not None:
+        with (
+            ScoringPool(settings.rewarder) as pool,
+            Rewarder(settings, connection, pool, contract) as rewarder,
+        ):
+            rewarder.serve(stopping)
     connection.close()
 
 
@@ -48,7 +52,9 @@ class Rewarder:
     As a context: at the end finishes what it holds, stops its processes and leaves.
     """
 
-    def __init__(self, settings: RewarderCommand, connection: Connection, pool: ScoringPool) -> None:
+    def __init__(
+        self, settings: RewarderCommand, connection: Connection, pool: ScoringPool, contract: bytes
+    ) -> None:
         name = consumer_name("rewarder")
         self._settings = settings
         self._keys = Keys(settings.run.name)
@@ -58,8 +64,9 @@ class Rewarder:
             settings.run.lease_s, settings.run.max_attempts,
         )  # fmt: skip
         self._pool = pool
-        self._scorer = CurrentScorer(self._view, pool, name)
-        self._keeper = self._make_keeper()
+        self._scorer = CurrentScorer(self._view, pool, name, contract)
+        longest_s = settings.rewarder.timeout_s + START_TIMEOUT_S  # of one reward: the pool ends it then
+        self._keeper = LeaseKeeper(settings.run.lease_s, lambda: pool.finished, 2 * longest_s)
         self._learner_watch = LearnerWatch(connection, self._keys, settings.run)
         self._threads = ThreadPoolExecutor(settings.rewarder.workers, "score")
         self._busy: set[Future[None]] = set()
@@ -67,13 +74,6 @@ class Rewarder:
         self._counting = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._reported = (0, time.monotonic())
-
-    def join(self, stopping: threading.Event) -> bool:
-        """Wait for the run's contract, start the scoring processes, check that they can serve it.
-
-        False if told to stop first.
-        """
-        return self._scorer.join(self._settings.run.join_timeout_s, stopping)
 
     def __enter__(self) -> "Rewarder":
         self._keeper.start()
@@ -100,16 +100,11 @@ class Rewarder:
             except RunNotReady as error:  # the server came back empty: the learner sets it up again
                 log.warning("waiting for the learner", cause=str(error))
                 stopping.wait(1.0)
-                self.join(stopping)
+                self._scorer.rejoin(self._settings.run.join_timeout_s, stopping)
             self._settle()
             self._report()
             self._learner_watch.look()
         self._settle(wait_for_all=True)
-
-    def _make_keeper(self) -> LeaseKeeper:
-        limits = self._settings.rewarder
-        longest_s = limits.timeout_s + START_TIMEOUT_S  # of one reward; the pool sees to it
-        return LeaseKeeper(self._settings.run.lease_s, lambda: self._pool.finished, 2 * longest_s)
 
     def _start_work(self) -> None:
         """Give every free process an entry; waits a moment if none is free or nothing is there."""

@@ -14,8 +14,8 @@ from penstock.common.wire.contract import Contract, check_tokenizer
 from penstock.common.wire.messages import ANSWER, Group, Outcome, ScoredGroup, Verdict
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.rewarders.filtering import why_filtered
-from penstock.rewarders.pool import ScoringFailed, ScoringPool
 from penstock.rewarders.rewards.answers import final_answer
+from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 
 _SIGNATURE = ("prompts", "completions", "completion_ids", "log_extra", "log_metric")
 """Columns of these names would collide with a reward's own arguments."""

@@ -35,8 +35,8 @@ from penstock.common.failpoint import Armed, arm
 from penstock.common.role import stop_on_signals
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.learner.state.best_model import read_best
-from penstock.rewarders.pool import ScoringFailed
-from penstock.rewarders.sandbox import Scores
+from penstock.rewarders.reward_process import Scores
+from penstock.rewarders.scoring_pool import ScoringFailed
 from tests.crashes.policy import HashPolicy, final_weights, weights_by_the_journal
 from tests.crashes.watch import Watch
 from tests.e2e.site import make_model
@@ -88,10 +88,8 @@ class InlinePool:
     def __exit__(self, *_: object) -> None:
         """Nothing to end."""
 
-    def start(self) -> None:
-        """Nothing to start."""
-
-    close = start
+    def close(self) -> None:
+        """Nothing to end."""
 
     def check(self, _spec: RewardSpec) -> str:
         """Nothing is wrong with the reward."""

@@ -15,7 +15,7 @@ from penstock.common.config.settings import RewarderSettings
 from penstock.common.errors import ConfigError
 from penstock.common.wire.reward_spec import BUILT_IN, RewardSpec
 from penstock.learner.data.reward_specs import resolve_rewards
-from penstock.rewarders.pool import ScoringFailed, ScoringPool
+from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 from tests.rewarders.test_pool import arguments
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
@@ -24,7 +24,6 @@ PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ScoringPool]:
     with ScoringPool(RewarderSettings(workers=1, timeout_s=20, memory_gib=2, user="")) as pool:
-        pool.start()
         yield pool
 
 

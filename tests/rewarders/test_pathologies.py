@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from penstock.common.config.settings import RewarderSettings
-from penstock.rewarders.pool import ScoringFailed, ScoringPool
+from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 from tests.rewarders.stand_ins import reward
 from tests.rewarders.test_pool import arguments
 
@@ -33,7 +33,6 @@ TEXTS = {
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ScoringPool]:
     with ScoringPool(RewarderSettings(workers=2, timeout_s=1.0, memory_gib=2)) as pool:
-        pool.start()
         yield pool
 
 

@@ -20,7 +20,8 @@ import pytest
 
 from penstock.common.config.settings import RewarderSettings
 from penstock.common.errors import ConfigError
-from penstock.rewarders.pool import ScoringFailed, ScoringPool
+from penstock.common.sandbox.pool import SandboxFailed
+from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 from tests.helpers import wait_until
 from tests.rewarders import bad_rewards
 from tests.rewarders.stand_ins import reward
@@ -36,7 +37,6 @@ def make_pool() -> Iterator[MakePool]:
         def make(**limits: Any) -> ScoringPool:
             defaults = {"workers": 1, "timeout_s": 10.0, "memory_gib": 1.0}
             pool = pools.enter_context(ScoringPool(RewarderSettings(**(defaults | limits))))
-            pool.start()
             return pool
 
         yield make
@@ -46,7 +46,6 @@ def make_pool() -> Iterator[MakePool]:
 def pool() -> Iterator[ScoringPool]:
     """One pool that lives through all that its rewards do to it."""
     with ScoringPool(RewarderSettings(workers=1, timeout_s=10, memory_gib=1)) as pool:
-        pool.start()
         yield pool
 
 
@@ -148,7 +147,7 @@ def test_a_process_that_is_killed_before_it_is_ready_is_replaced(
 ) -> None:
     marker = tmp_path / "killed"
     monkeypatch.setattr(
-        "penstock.rewarders.pool.ready", partial(bad_rewards.ready_at_last, str(marker), victim)
+        "penstock.common.sandbox.pool.ready", partial(bad_rewards.ready_at_last, str(marker), victim)
     )
     pool = make_pool(workers=2, user="")
     assert marker.exists()
@@ -159,9 +158,9 @@ def test_a_process_that_is_killed_at_every_start_fails_but_is_no_wrong_setting(
     make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "penstock.rewarders.pool.ready", partial(bad_rewards.ready_at_last, "", os.getpid)
+        "penstock.common.sandbox.pool.ready", partial(bad_rewards.ready_at_last, "", os.getpid)
     )
-    with pytest.raises(ScoringFailed, match="killed 5 times before it was ready"):
+    with pytest.raises(SandboxFailed, match="killed 5 times before it was ready"):
         make_pool()
 
 

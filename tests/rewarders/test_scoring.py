@@ -11,15 +11,14 @@ from penstock.common.config.settings import RewarderSettings
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import ScoredGroup, Verdict
-from penstock.rewarders.pool import ScoringFailed, ScoringPool
 from penstock.rewarders.scoring import Scorer, make_scorer
+from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 from tests.rewarders.stand_ins import make_contract, make_group, make_model_folder
 
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ScoringPool]:
     with ScoringPool(RewarderSettings(workers=1, timeout_s=2.0, memory_gib=1)) as pool:
-        pool.start()
         yield pool
 
 

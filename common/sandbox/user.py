@@ -1,4 +1,4 @@
-"""Who scoring processes are: an unprivileged user where possible, with hardly any environment."""
+"""The rights of sandbox processes: an unprivileged user where possible, few environment variables."""
 
 import ctypes
 import os
@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from multiprocessing import forkserver
-from typing import Any
+from multiprocessing.context import ForkServerContext
 
 from penstock.common.errors import ConfigError
 from penstock.common.guard import MARK
@@ -16,7 +16,7 @@ KEPT = (
     "PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV",
     "LD_LIBRARY_PATH", "OMP_NUM_THREADS", MARK,
 )  # fmt: skip
-"""Environment variables of the rewarder that scoring processes have too; no password is among them."""
+"""Environment variables that sandbox processes always inherit. None of them holds a password."""
 
 _starting = threading.Lock()
 
@@ -25,10 +25,11 @@ _CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3 of capset(2)
 _READ_SEARCH = 1 << 2  # CAP_DAC_READ_SEARCH
 
 
-def user_of(name: str) -> tuple[int, int]:
-    """Number and group of the user to become; (-1, -1) to stay who we are. Raises ConfigError.
+def user_of(name: str, variable: str) -> tuple[int, int]:
+    """Return the uid and gid that sandbox processes get; (-1, -1) keeps the present user.
 
-    Only root can become another user.
+    The present user is kept for an empty `name`, and where this process is not root. Raise ConfigError,
+    which names the setting `variable`, if there is no such user.
     """
     if not name or os.geteuid() != 0:
         return -1, -1
@@ -36,15 +37,17 @@ def user_of(name: str) -> tuple[int, int]:
         user = pwd.getpwnam(name)
     except KeyError as error:
         raise ConfigError(
-            f"REWARDER_USER: there is no user {name!r} here; name one, or leave it empty to stay root"
+            f"{variable}: there is no user {name!r} here; set it to an existing user, or to nothing "
+            "to stay root"
         ) from error
     return user.pw_uid, user.pw_gid
 
 
 def become(uid: int, gid: int) -> None:
-    """Become another user for good, who may read what root may and has no other right of root's.
+    """Change this process's user for good. Of root's rights only reading all files is kept.
 
-    An interpreter in root's home could not go on importing without that.
+    Without that right an interpreter installed in root's home could import nothing more. Raise OSError
+    if the kernel refuses.
     """
     system = ctypes.CDLL(None, use_errno=True)
     linux = sys.platform == "linux"
@@ -60,13 +63,13 @@ def become(uid: int, gid: int) -> None:
             raise OSError(ctypes.get_errno(), "capset")
 
 
-def start_fork_server(context: Any, kept: Sequence[str]) -> None:
-    """Start what scoring processes are forked from, with KEPT and the variables named in `kept`.
+def start_fork_server(context: ForkServerContext, kept: Sequence[str], preload: Sequence[str]) -> None:
+    """Start the process from which sandbox processes are forked, unless it is running.
 
-    Called again it starts it again if it has died, and does nothing otherwise: multiprocessing would
-    start it with all variables.
+    The fork server imports the modules `preload` and inherits only the variables in KEPT and `kept`.
+    It must be started here: multiprocessing would start it with all variables, passwords included.
     """
-    context.set_forkserver_preload(["__main__", "penstock.rewarders.sandbox"])
+    context.set_forkserver_preload(["__main__", "penstock.common.sandbox.process", *preload])
     with _starting:
         before = dict(os.environ)
         os.environ.clear()
