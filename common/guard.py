@@ -65,7 +65,7 @@ def _watch(pid: int) -> None:
 def _is_marked(process: psutil.Process) -> bool:
     """Return whether a process has this guard's mark in its environment."""
     try:
-        return process.environ().get(MARK) == os.environ[MARK]
+        return bool(process.environ().get(MARK) == os.environ[MARK])
     except psutil.Error:  # gone, or another user's
         return False
 

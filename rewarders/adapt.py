@@ -5,52 +5,74 @@
     verl           compute_score(data_source, solution_str, ground_truth, extra_info) -> number or map
     plain          f(completion, answer) -> number
 
-Which one it is follows from the names of the parameters.
+The names of a function's parameters decide which of these forms the function has.
 """
 
 import asyncio
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from penstock.common.errors import ConfigError
-from penstock.rewarders.rewards import Reward
 
 _COMPLETION = ("completion", "response", "output", "text", "prediction", "generated")
-"""First parameters of a function that gets one completion and its gold answer, in this order."""
+"""Names of the first parameter of a plain function. The second one gets the gold answer."""
 
 _runner = asyncio.Runner()
-"""One event loop per process: a semaphore of a module belongs to the loop that first waited for it."""
+"""The one event loop of this process. A user's module may have a semaphore, which belongs to the loop
+that first waited for it, and would fail in another loop."""
 
 
-def adapt(found: Any, name: str) -> Reward:
-    """A reward of TRL's signature from what a user's code has under `name`; raises ConfigError."""
+class Reward(Protocol):
+    """A reward of TRL's signature: `reward(prompts, completions, completion_ids, **columns)`.
+
+    The arguments are lists of G values, one per completion of a group, given by name; a reward takes
+    those that it needs. The result is G numbers, or None for a completion to which the reward does not
+    apply. An exception is a failed scoring and never becomes a low reward.
+
+    Example:
+        >>> def short(completions, **columns):
+        ...     return [1.0 if len(completion) <= 40 else 0.0 for completion in completions]
+    """
+
+    def __call__(self, *args: Any, **arguments: Any) -> Sequence[float | None]:
+        """Return one value per completion."""
+
+
+def adapt(found: object, name: str) -> Reward:
+    """Return a reward of TRL's signature for a user's function or class.
+
+    Raise ConfigError if `found` has none of the known forms. `name` is the reward's name in errors.
+    """
     is_class = inspect.isclass(found)
-    function = _instance_of(found) if is_class else found
+    function = _callable_of(found) if inspect.isclass(found) else found
     if not callable(function):
         raise ConfigError(f"reward {name} is a {type(found).__name__}; expected a function or a class")
     parameters = inspect.signature(function).parameters
     if "completions" in parameters:
-        return _of_groups(function, with_messages=not is_class)
+        return _from_groups(function, with_messages=not is_class)
     if "solution_str" in parameters:
-        return _of_verl(function)
+        return _from_verl(function)
     required = [
         parameter.name
         for parameter in parameters.values()
         if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
     if len(required) == 2 and required[0] in _COMPLETION:
-        return _of_pairs(function)
+        return _from_pairs(function)
     raise ConfigError(
         f"reward {name}{inspect.signature(function)} is of no known form; expected f(completions, "
         "**columns) as TRL's, a class called so as ms-swift's, compute_score(data_source, solution_str, "
         "ground_truth, extra_info) as verl's, or f(completion, answer); the names of the parameters "
-        "tell which"
+        "decide which form it is"
     )
 
 
-def _instance_of(kind: type) -> Callable[..., Any]:
-    """What to call of a class. ms-swift's guide has a __call__ without `self`: it is called as it is."""
+def _callable_of(kind: type) -> Callable[..., Any]:
+    """Return a new instance of a class, to be called.
+
+    The example in ms-swift's guide defines __call__ without `self`: then the bare function is returned.
+    """
     call = kind.__call__
     if next(iter(inspect.signature(call).parameters), "") == "completions":
         return call
@@ -58,68 +80,77 @@ def _instance_of(kind: type) -> Callable[..., Any]:
     return instance
 
 
-def _of_groups(function: Callable[..., Any], with_messages: bool) -> Reward:
-    """TRL gives a conversation's completions as messages, ms-swift as texts."""
+def _from_groups(function: Callable[..., Any], with_messages: bool) -> Reward:
+    """Return a reward that calls the function once per group, with the arguments it has parameters for.
+
+    `with_messages`: a conversation's completions become messages, as in TRL; ms-swift gets texts.
+    """
 
     def reward(prompts: list[Any], completions: list[Any], **columns: Any) -> Any:
         if with_messages and isinstance(prompts[0], list):
             completions = [[{"role": "assistant", "content": text}] for text in completions]
         everything = {"prompts": prompts, "completions": completions, **columns}
-        values = _waited_for(function(**_accepted(function, everything)))
+        values = _finished(function(**_accepted(function, everything)))
         return values.tolist() if hasattr(values, "tolist") else values
 
     return reward
 
 
-def _of_verl(function: Callable[..., Any]) -> Reward:
+def _from_verl(function: Callable[..., Any]) -> Reward:
+    """Return a reward that calls verl's compute_score once per completion."""
+
     def reward(
         prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
     ) -> list[Any]:
         scores = []
         for index, text in enumerate(completions):
-            one = {name: values[index] for name, values in columns.items() if isinstance(values, list)}
-            extra = one.get("extra_info")
+            row = {name: values[index] for name, values in columns.items() if isinstance(values, list)}
+            extra = row.get("extra_info")
             arguments = {
-                "data_source": one.get("data_source", ""),
+                "data_source": row.get("data_source", ""),
                 "solution_str": text,
                 "ground_truth": solution[index],
                 "extra_info": extra if extra is not None else {},
             }
-            score = _waited_for(function(**_accepted(function, arguments)))
+            score = _finished(function(**_accepted(function, arguments)))
             scores.append(score["score"] if isinstance(score, dict) else score)
         return scores
 
     return reward
 
 
-def _of_pairs(function: Callable[..., Any]) -> Reward:
+def _from_pairs(function: Callable[..., Any]) -> Reward:
+    """Return a reward that calls the function with each completion and its gold answer."""
+
     def reward(
         prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
     ) -> list[Any]:
         return [
-            _waited_for(function(text, gold)) for text, gold in zip(completions, solution, strict=True)
+            _finished(function(text, gold)) for text, gold in zip(completions, solution, strict=True)
         ]
 
     return reward
 
 
-def _accepted(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Of some arguments those that a function has parameters for."""
+def _accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return those arguments that the function has parameters for; all if it takes **kwargs."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return arguments
     return {name: value for name, value in arguments.items() if name in parameters}
 
 
-def _waited_for(value: Any) -> Any:
+def _finished(value: Any) -> Any:
+    """Return a value; if it is awaitable, its result, with all tasks left behind cancelled."""
     if not inspect.isawaitable(value):
         return value
     try:
         return _runner.run(_result(value))
     finally:
-        for task in asyncio.all_tasks(_runner.get_loop()):  # none may go on in the next call
+        for task in asyncio.all_tasks(_runner.get_loop()):  # else they would go on in the next call
             task.cancel()
 
 
 async def _result(value: Any) -> Any:
+    """Return the result of an awaitable: the runner takes nothing but a coroutine."""
     return await value

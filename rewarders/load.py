@@ -10,8 +10,8 @@ from typing import Any
 from penstock.common.errors import ConfigError
 from penstock.common.own_code import digest_of, find_code, import_code, path_of, public_names
 from penstock.common.wire.reward_spec import RewardSpec
-from penstock.rewarders.adapt import adapt
-from penstock.rewarders.rewards import REWARDS, Reward
+from penstock.rewarders.adapt import Reward, adapt
+from penstock.rewarders.rewards import REWARDS
 
 
 def load_reward(spec: RewardSpec) -> Reward:
