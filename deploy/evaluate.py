@@ -33,12 +33,12 @@ def main(arguments: list[str]) -> int:
     files = ["--env-file", options.env_file] if options.env_file else []
     settings = load(LearnerCommand, "penstock evaluate", files)
     folder = settings.run.folder
-    results = folder / "eval_results.json"
-    if results.is_file() or (folder / "journal").exists():
-        raise ConfigError(f"{folder} is there already: choose another --name, or remove it")
+    results = folder.results("eval")
+    if results.is_file() or folder.journal.exists():
+        raise ConfigError(f"{folder.path} is there already: choose another --name, or remove it")
     code = run_up(files)
     if code == 0 and not results.is_file():
-        print(f"\nStopped before all answers were there. To start again, remove {folder}")
+        print(f"\nStopped before all answers were there. To start again, remove {folder.path}")
         return 1
     if code == 0:
         print_results(results)

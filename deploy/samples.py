@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.common.errors import ConfigError
 from penstock.common.files.atomic import read_json_lines
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.log import configure_logs
 from penstock.common.text import SHOWN, as_text, printable
 from penstock.common.wire.reward_spec import COLUMNS
@@ -77,12 +78,13 @@ def _positive(text: str) -> int:
 
 def read_rows(run: Path, step: int | None = None) -> list[Row]:
     """All completions of a run, or of one step, newest step first; raises ConfigError."""
-    folder = run / "completions"
+    run_folder = RunFolder(run)
+    folder = run_folder.completions
     files = {
         int(found[1]): path for path in folder.glob("*.parquet") if (found := _FILE.fullmatch(path.name))
     }
     if not files:
-        evaluated = (run / "evaluations.jsonl").is_file()
+        evaluated = run_folder.evaluations.is_file()
         raise ConfigError(
             f"{folder} holds no completions: "
             + (
@@ -237,7 +239,7 @@ def show_difficulty(rows: Iterable[Row], options: argparse.Namespace) -> None:
 
 def show_evaluations(options: argparse.Namespace) -> None:
     """Held-out answers: of one step, or each question's at all steps; raises ConfigError."""
-    path = options.run / "evaluations.jsonl"
+    path = RunFolder(options.run).evaluations
     if not path.is_file():
         raise ConfigError(f"{path} is not there: set LEARNER_EVAL_DATASET to evaluate")
     rows = [row for row in read_json_lines(path) if options.step in (None, row["step"])]

@@ -15,6 +15,7 @@ from penstock.common.broker.local_server import answers, prepare
 from penstock.common.config.command import RunCommand, load
 from penstock.common.errors import ConfigError
 from penstock.common.files.lock import hold_lock
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.guard import guard_children
 from penstock.deploy.child import Report, Service
 from penstock.deploy.procfile import read_procfile
@@ -48,7 +49,7 @@ def run_up(arguments: list[str], report: Callable[[Report], None] | None = None)
     settings = load(
         RunCommand, "penstock up", ["--env-file", options.env_file] if options.env_file else []
     )
-    with hold_lock(settings.run.folder / "up.lock", "`penstock up`"):
+    with hold_lock(settings.run.folder.up_lock, "`penstock up`"):
         if not settings.redis_url:
             services = [queue_service(settings.run.folder), *services]
         report = report or Printer([*counts, "queue"])
@@ -92,7 +93,7 @@ def role_services(commands: Mapping[str, str]) -> list[Service]:
     ]
 
 
-def queue_service(run_folder: Path) -> Service:
+def queue_service(run_folder: RunFolder) -> Service:
     """The run's own queue server; raises ConfigError."""
     plan = prepare(run_folder)
     return Service("queue", plan.command, SERVER_STAGE, True, partial(answers, plan.url))

@@ -4,7 +4,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from penstock.common.broker.connection import Connection
@@ -37,7 +36,7 @@ from penstock.learner.state.fingerprint import this_machine
 from penstock.learner.state.incarnations import check_not_superseded
 from penstock.learner.state.journal import Journal
 from penstock.learner.state.ledger import Ledger
-from penstock.learner.state.versions import version_folder, write_version
+from penstock.learner.state.versions import write_version
 from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.intake import Arrivals
 from penstock.learner.streams.learner_queue import LearnerQueue
@@ -60,7 +59,7 @@ class Learner:
     ) -> None:
         self._settings = command.learner
         self._command = command
-        self._folder: Path = command.run.folder
+        self._folder = command.run.folder
         self._plan = plan
         self._claim = claim
         self._policy = policy
@@ -199,7 +198,7 @@ class Learner:
             self._bad_steps = 0
             return
         self._bad_steps += 1
-        path = self._folder / "not_finite" / f"{self._step:08d}.msgpack"
+        path = self._folder.not_finite / f"{self._step:08d}.msgpack"
         path.parent.mkdir(exist_ok=True)
         data = pack(encode_groups(groups))
         self._disk.write("a batch that was not finite", path, lambda: write_whole(path, data), len(data))
@@ -241,7 +240,7 @@ class Learner:
         metric = f"eval/rewards/{self._settings.main_reward}/mean"
         if not self._settings.save_best_model or metric not in metrics:
             return
-        model = version_folder(self._folder, version)
+        model = self._folder.version(version.incarnation, version.step)
         answered = int(metrics["eval/questions"] - metrics["eval/unanswered"])
         value = metrics[metric]
         if keep_if_best(self._folder, model, version, metric, value, answered, self._disk):

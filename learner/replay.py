@@ -23,6 +23,7 @@ from penstock.common.config.command import mistake
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError, PenstockError
 from penstock.common.files.atomic import read_json_lines
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.journal.claims import Claim, read_chain, read_claims
 from penstock.common.journal.segments import explain_gap, left_out, valid_length
 from penstock.common.log import configure_logs, get_logger
@@ -54,10 +55,11 @@ def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
     """
     if world_size() > 1:
         raise ConfigError("a replay is one process: start it without torchrun")
-    if any((out.resolve() / name).exists() for name in ("claims", "journal")):
+    run_folder, out_folder = RunFolder(folder), RunFolder(out.resolve())
+    if out_folder.claims.exists() or out_folder.journal.exists():
         raise ConfigError(f"--out {out}: a run's own files would be overwritten; name another folder")
-    claim = _after(folder)
-    headers = [record for _, record in read_chain(folder, claim) if record["kind"] == "header"]
+    claim = _after(run_folder)
+    headers = [record for _, record in read_chain(run_folder, claim) if record["kind"] == "header"]
     if not headers:
         raise ConfigError(f"{folder}: no journal of a run there; expected journal/*.journal and claims/")
     header = headers[0]
@@ -72,16 +74,16 @@ def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
     join_process_group()
     policy = Policy(Path(header["model_folder"]), settings, header["steps"])
     try:
-        recorder = Recorder(out, [], "replay")
-        past = retrain_tail(folder, claim, policy, Ledger(), recorder, None, changes)
+        recorder = Recorder(out_folder, [], "replay")
+        past = retrain_tail(run_folder, claim, policy, Ledger(), recorder, None, changes)
         policy.export(out / "model")
     finally:
         policy.close()
-    found = sorted((folder / "checkpoints").glob(f"[0-9]*-{past.step:08d}"))
+    found = sorted(run_folder.checkpoints.glob(f"[0-9]*-{past.step:08d}"))
     return Replayed(
         past.step,
         _difference(found[-1] / "model", out / "model") if found else None,
-        _other_metrics(folder / "metrics.jsonl", out / "metrics.jsonl"),
+        _other_metrics(run_folder.metrics, out_folder.metrics),
     )
 
 
@@ -93,13 +95,13 @@ def _settings(recorded: Mapping[str, Any], changes: Mapping[str, str]) -> Learne
         raise ConfigError(f"these settings cannot be replayed: {mistakes}") from error
 
 
-def _after(folder: Path) -> Claim:
+def _after(run_folder: RunFolder) -> Claim:
     """The claim of a learner that would go on where the run stands; raises ConfigError."""
-    newest = max(read_claims(folder), default=0) if (folder / "claims").is_dir() else 0
-    length = valid_length(folder, newest)
-    rest = left_out(folder, newest, length)
+    newest = max(read_claims(run_folder), default=0)
+    length = valid_length(run_folder, newest)
+    rest = left_out(run_folder, newest, length)
     if rest is not None and not rest.torn:
-        raise ConfigError(explain_gap(folder, newest, length, length + rest.length))
+        raise ConfigError(explain_gap(run_folder, newest, length, length + rest.length))
     return Claim(newest + 1, newest, length, "replay")
 
 
@@ -147,7 +149,7 @@ def main() -> int:
     configure_logs("replay", "text")
     try:
         changes = dict(map(_parse, options.settings))
-        found = replay(options.folder, options.out or options.folder / "replay", changes)
+        found = replay(options.folder, options.out or RunFolder(options.folder).replay, changes)
     except PenstockError as error:
         print(f"replay: {type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code

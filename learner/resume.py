@@ -6,10 +6,10 @@ a run that was killed and resumed has the same weights, bit for bit, as one that
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.journal.claims import Claim, read_chain
 from penstock.common.log import get_logger
 from penstock.common.wire.codec import decode, encode
@@ -37,7 +37,7 @@ class Past:
 
 
 def retrain_tail(
-    folder: Path,
+    run_folder: RunFolder,
     claim: Claim,
     policy: TrainablePolicy,
     ledger: Ledger,
@@ -64,7 +64,7 @@ def retrain_tail(
     machine = checkpoint.machine if checkpoint else {}
     recorder.cut_after(step)
     retrained = bad_steps = 0
-    for _, record in read_chain(folder, claim, checkpoint.position if checkpoint else None):
+    for _, record in read_chain(run_folder, claim, checkpoint.position if checkpoint else None):
         if record["kind"] == "header" and record["machine"] != machine:
             machine = record["machine"]
             warn_of_another_machine(machine)

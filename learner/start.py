@@ -86,9 +86,9 @@ def _claim_and_train(
         plan = make_plan(command.learner)
         queue.beat(run.lease_s, "claiming the folder")  # refused if another took over meanwhile
         claim = claim_incarnation(folder, number, newest_position(folder))
-        for name in ("versions", "checkpoints", "best"):
+        for parent in (folder.versions, folder.checkpoints, folder.best):
             check_not_superseded(folder, number)
-            remove_asides(folder / name)
+            remove_asides(parent)
         queue.set_state("running")  # an earlier learner of the run may have said "ended"
         queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
         checkpoint = newest_checkpoint(folder, claim)

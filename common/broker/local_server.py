@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from penstock.common.deadline import Deadline
 from penstock.common.errors import ConfigError, ServerUnavailable
 from penstock.common.files.atomic import make_folder, write_whole
+from penstock.common.files.run_folder import RunFolder
 
 HOST = "127.0.0.1"
 _OLDEST = (7, 0)
@@ -47,10 +48,6 @@ maxmemory-policy noeviction
 """
 
 
-URL_FILE = "queue/url"
-"""Below the run's folder: the address of its server, password included."""
-
-
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
     """How to run the server: `command` stays in the foreground, `url` is where it will answer."""
@@ -59,28 +56,27 @@ class ServerPlan:
     url: str
 
 
-def prepare(run_folder: Path) -> ServerPlan:
+def prepare(run_folder: RunFolder) -> ServerPlan:
     """Write the server's configuration and its URL file; raises ConfigError."""
     binary = find_binary()
-    folder = (run_folder / URL_FILE).parent.resolve()
-    make_folder(folder)
-    url = _kept_url(folder) or _new_url(_free_port(), secrets.token_hex(24))
+    run_folder = RunFolder(run_folder.path.resolve())
+    make_folder(run_folder.server)
+    url = _kept_url(run_folder) or _new_url(_free_port(), secrets.token_hex(24))
     parts = urlsplit(url)
-    configuration = folder / "server.conf"
     text = _CONFIGURATION.format(
         host=HOST,
         port=parts.port,
         password=parts.password,
-        folder=json.dumps(str(folder), ensure_ascii=False),
+        folder=json.dumps(str(run_folder.server), ensure_ascii=False),
     )
-    write_whole(configuration, text.encode(), mode=0o600)
-    write_whole(run_folder / URL_FILE, f"{url}\n".encode(), mode=0o600)
-    return ServerPlan((binary, str(configuration)), url)
+    write_whole(run_folder.server_configuration, text.encode(), mode=0o600)
+    write_whole(run_folder.server_url, f"{url}\n".encode(), mode=0o600)
+    return ServerPlan((binary, str(run_folder.server_configuration)), url)
 
 
-def started_server(folder: Path) -> str:
+def started_server(run_folder: RunFolder) -> str:
     """Address of the server that was started for the run; raises ConfigError."""
-    path = folder / URL_FILE
+    path = run_folder.server_url
     if not path.is_file():
         raise ConfigError(
             f"no queue server is known: REDIS_URL is not set and {path} does not exist; set REDIS_URL, "
@@ -139,10 +135,11 @@ class LocalServer:
             Connection(server.url, 10, 60)
     """
 
-    def __init__(self, run_folder: Path) -> None:
+    def __init__(self, folder: Path) -> None:
+        run_folder = RunFolder(folder)
         self.plan = prepare(run_folder)
         self.url = self.plan.url
-        self._log = (run_folder / URL_FILE).with_name("server.log")
+        self._log = run_folder.server_log
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "LocalServer":
@@ -182,9 +179,9 @@ class LocalServer:
             self._process.wait(timeout=_START_TIMEOUT_S)
 
 
-def _kept_url(folder: Path) -> str | None:
+def _kept_url(run_folder: RunFolder) -> str | None:
     """The URL of the server that ran here before, unless a stranger took its port meanwhile."""
-    path = folder / Path(URL_FILE).name
+    path = run_folder.server_url
     if not path.is_file():
         return None
     url = path.read_text().strip()
@@ -194,7 +191,7 @@ def _kept_url(folder: Path) -> str | None:
     deadline = Deadline(_LEAVE_TIMEOUT_S)
     while answers(url):  # a killed `penstock up` takes its server along within a second or two
         if deadline.expired():
-            raise ConfigError(f"a queue server already runs in {folder}: is the run started twice?")
+            raise ConfigError(f"a queue server already runs in {path.parent}: is the run started twice?")
         time.sleep(0.1)
     return url if _is_free(parts.port) else _new_url(_free_port(), parts.password)
 

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_settings import NoDecode
 
+from penstock.common.files.run_folder import RunFolder
+
 
 def split_commas(value: Any) -> Any:
     """A list written with commas, as in an environment variable."""
@@ -54,9 +56,9 @@ class RunSettings(Section):
     log_format: Literal["text", "json"] = Field("text", description="form of the log lines")
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> RunFolder:
         """The run's own folder."""
-        return self.dir / self.name
+        return RunFolder(self.dir / self.name)
 
 
 class ActorSettings(Section):

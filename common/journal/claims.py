@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.common.errors import ConfigError
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.journal.segments import REMEDY, explain_gap, read_journal
 
 
@@ -37,9 +38,9 @@ class Claim:
     holder: str
 
 
-def read_claims(run_folder: Path) -> dict[int, Claim]:
+def read_claims(run_folder: RunFolder) -> dict[int, Claim]:
     """Return all claims of the run by incarnation. Raise ConfigError if a claim's file is damaged."""
-    found = [_read_claim(path) for path in (run_folder / "claims").glob("*.json")]
+    found = [_read_claim(path) for path in run_folder.claims.glob("*.json")]
     return {claim.incarnation: claim for claim in found}
 
 
@@ -55,7 +56,7 @@ def _read_claim(path: Path) -> Claim:
         ) from error
 
 
-def ancestors(run_folder: Path, claims: dict[int, Claim], newest: int) -> list[Claim]:
+def ancestors(run_folder: RunFolder, claims: dict[int, Claim], newest: int) -> list[Claim]:
     """Return the claim of `newest` and of each parent before it, newest first.
 
     Raise ConfigError if one of these claims is missing.
@@ -64,7 +65,7 @@ def ancestors(run_folder: Path, claims: dict[int, Claim], newest: int) -> list[C
     while newest:
         if newest not in claims:
             raise ConfigError(
-                f"{run_folder / 'claims'}: incarnation {newest} is missing, and later ones continue "
+                f"{run_folder.claims}: incarnation {newest} is missing, and later ones continue "
                 f"from its journal. {REMEDY}"
             )
         found.append(claims[newest])
@@ -73,7 +74,7 @@ def ancestors(run_folder: Path, claims: dict[int, Claim], newest: int) -> list[C
 
 
 def read_chain(
-    run_folder: Path, newest: Claim, start: Position | None = None
+    run_folder: RunFolder, newest: Claim, start: Position | None = None
 ) -> Iterator[tuple[Position, dict[str, Any]]]:
     """Yield the run's records before `newest`, oldest first, each with the position after it.
 
@@ -93,7 +94,7 @@ def read_chain(
             raise ConfigError(explain_gap(run_folder, incarnation, reached, length))
 
 
-def lengths_on_chain(run_folder: Path, newest: Claim) -> dict[int, int]:
+def lengths_on_chain(run_folder: RunFolder, newest: Claim) -> dict[int, int]:
     """Return, by incarnation, how many bytes of its journal are part of the run up to `newest`."""
     lengths = {claim.parent: claim.parent_length for claim in read_claims(run_folder).values()}
     return lengths | {newest.parent: newest.parent_length}

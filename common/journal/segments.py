@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.common.errors import ConfigError, MalformedMessage
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.log import get_logger
 from penstock.common.wire.codec import pack, unpack
 
@@ -61,20 +62,15 @@ def encode_record(record: dict[str, Any]) -> bytes:
     return _PREFIX.pack(len(body), zlib.crc32(body)) + body
 
 
-def segment_path(run_folder: Path, incarnation: int, start: int) -> Path:
-    """Where the segment that begins at an offset lies."""
-    return run_folder / "journal" / f"{incarnation:06d}-{start:012d}.journal"
-
-
-def list_segments(run_folder: Path, incarnation: int) -> list[Segment]:
+def list_segments(run_folder: RunFolder, incarnation: int) -> list[Segment]:
     """The files of an incarnation's journal, in order."""
-    found = (run_folder / "journal").glob(f"{incarnation:06d}-*.journal")
+    found = run_folder.journal.glob(f"{incarnation:06d}-*.journal")
     starts = {int(path.stem.partition("-")[2]): path for path in found}
     return [Segment(path, start) for start, path in sorted(starts.items())]
 
 
 def read_journal(
-    run_folder: Path, incarnation: int, start: int = 0, end: int | None = None
+    run_folder: RunFolder, incarnation: int, start: int = 0, end: int | None = None
 ) -> Iterator[tuple[int, Any]]:
     """The records between two offsets, each with the offset after it.
 
@@ -114,7 +110,7 @@ def _read_segment(segment: Segment, start: int, end: int | None) -> Iterator[tup
             yield offset, record
 
 
-def valid_length(run_folder: Path, incarnation: int, start: int = 0) -> int:
+def valid_length(run_folder: RunFolder, incarnation: int, start: int = 0) -> int:
     """Offset at which the whole records after `start`, a place between two, end; says what is left out.
 
     Raises ConfigError if the journal begins only after `start`.
@@ -135,7 +131,7 @@ def valid_length(run_folder: Path, incarnation: int, start: int = 0) -> int:
     return end
 
 
-def left_out(run_folder: Path, incarnation: int, end: int) -> LeftOut | None:
+def left_out(run_folder: RunFolder, incarnation: int, end: int) -> LeftOut | None:
     """What an incarnation's journal holds after the offset at which its whole records end."""
     rest = [segment for segment in list_segments(run_folder, incarnation) if segment.end > end]
     if not rest:
@@ -172,7 +168,7 @@ def _is_record(data: bytes, place: int) -> bool:
     return first + length <= len(data) and zlib.crc32(data[first : first + length]) == checksum
 
 
-def explain_gap(run_folder: Path, incarnation: int, offset: int, end: int | None = None) -> str:
+def explain_gap(run_folder: RunFolder, incarnation: int, offset: int, end: int | None = None) -> str:
     """Why the records from `offset` (up to `end`) cannot be read, and what to do."""
     found = list_segments(run_folder, incarnation)
     until = f" to {end}" if end is not None else ""
@@ -180,7 +176,7 @@ def explain_gap(run_folder: Path, incarnation: int, offset: int, end: int | None
     if not found or found[0].start > offset:
         there = f"it begins at offset {found[0].start}" if found else "it is not there"
         return (
-            f"{run_folder / 'journal'}: {needed}, but {there}. With LEARNER_JOURNAL_RETENTION=resume "
+            f"{run_folder.journal}: {needed}, but {there}. With LEARNER_JOURNAL_RETENTION=resume "
             "what lies before the checkpoints is deleted: such a run can be resumed, but a replay needs "
             f"LEARNER_JOURNAL_RETENTION=all. {REMEDY}"
         )
@@ -188,9 +184,9 @@ def explain_gap(run_folder: Path, incarnation: int, offset: int, end: int | None
     return f"{damaged.path}: damaged or cut off at byte {offset - damaged.start}, but {needed}. {REMEDY}"
 
 
-def segments_before(run_folder: Path, incarnation: int, offset: int) -> list[Path]:
+def segments_before(run_folder: RunFolder, incarnation: int, offset: int) -> list[Path]:
     """Files that end at or before a position, oldest first; of its own incarnation never the newest."""
-    names = [path.name for path in (run_folder / "journal").glob("*-*.journal")]
+    names = [path.name for path in run_folder.journal.glob("*-*.journal")]
     older = sorted({number for name in names if (number := int(name.partition("-")[0])) < incarnation})
     found = [segment for number in older for segment in list_segments(run_folder, number)]
     own = list_segments(run_folder, incarnation)

@@ -7,24 +7,24 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.broker.monitor import read_audit
 from penstock.common.files.atomic import read_json_lines
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.queues import format_audit
 
 SHOWN = 8
 
 
-def print_report(folder: Path) -> None:
+def print_report(run_folder: RunFolder) -> None:
     """Table, learning curve, answers before and after, audit, checkpoint."""
-    metrics = read_json_lines(folder / "metrics.jsonl")
-    answers = read_json_lines(folder / "evaluations.jsonl")
+    metrics = read_json_lines(run_folder.metrics)
+    answers = read_json_lines(run_folder.evaluations)
     accuracy = accuracy_by_step(answers)
     _print_table(metrics, accuracy)
     _print_answers(answers)
-    picture = folder / "learning_curve.png"
-    draw_curve(metrics, accuracy, picture)
-    _print_audit(folder)
-    checkpoint = max((folder / "checkpoints").iterdir())
-    print(f"\nLearning curve   {picture}\nFinal model      {checkpoint / 'model'}")
-    print(f"Metrics          {folder / 'metrics.jsonl'}")
+    draw_curve(metrics, accuracy, run_folder.learning_curve)
+    _print_audit(run_folder.path)
+    checkpoint = max(run_folder.checkpoints.iterdir())
+    print(f"\nLearning curve   {run_folder.learning_curve}\nFinal model      {checkpoint / 'model'}")
+    print(f"Metrics          {run_folder.metrics}")
 
 
 def accuracy_by_step(answers: list[dict[str, Any]]) -> dict[int, float]:

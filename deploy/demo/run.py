@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from penstock.common.errors import PenstockError
+from penstock.common.files.run_folder import RunFolder
 from penstock.deploy.child import Report
 from penstock.deploy.demo.report import print_report
 from penstock.deploy.demo.task import TaskFiles, read_problems, write_task
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> int:
     with _phase("training", phases):
         _train(folder, model, task, options)
     with _phase("report", phases):
-        print_report(folder)
+        print_report(RunFolder(folder))
     print("\nTime of each phase:")
     for name, seconds in (phases | {"in all": sum(phases.values())}).items():
         print(f"  {name:<12} {seconds:6.1f} s")
@@ -102,7 +103,7 @@ def _train(folder: Path, model: Path, task: TaskFiles, options: argparse.Namespa
     if options.steps:
         variables["LEARNER_MAX_STEPS"] = str(options.steps)
     folder.mkdir(parents=True)
-    log = folder / "log.txt"
+    log = RunFolder(folder).log
     print(f"starting learner, actor, rewarder and queue server; all they say is in {log}")
     print("(vLLM takes half a minute to start)", flush=True)
     os.environ.update(variables)

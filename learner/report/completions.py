@@ -11,7 +11,6 @@ Of a group that was filtered there is the first completion that has rewards; `st
 import io
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,6 @@ from penstock.common.reward_totals import first_scored, total_rewards
 from penstock.common.text import as_text
 from penstock.common.wire.messages import Rollout, ScoredGroup, Verdict
 from penstock.learner.algorithm.batch import Batch, token_staleness
-
-FOLDER = "completions"
-
-
-def completions_path(run_folder: Path, step: int) -> Path:
-    """Where the completions of a step lie."""
-    return run_folder / FOLDER / f"completions_{step:05d}.parquet"
 
 
 def completion_rows(

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from penstock.common.files.atomic import append_whole, read_json_lines, write_whole
 from penstock.common.files.disk import Disk
-from penstock.learner.report.completions import completions_path, to_parquet
+from penstock.common.files.run_folder import RunFolder
+from penstock.learner.report.completions import to_parquet
 from penstock.learner.report.trackers import start_trackers
 from penstock.learner.streams.evaluation import Evaluated
 
@@ -24,7 +25,7 @@ class Recorder:
 
     def __init__(
         self,
-        folder: Path,
+        folder: RunFolder,
         report_to: Sequence[str],
         run: str,
         disk: Disk | None = None,
@@ -33,36 +34,36 @@ class Recorder:
         self._folder = folder
         self._disk = disk or Disk()
         self._check = check
-        self._trackers = start_trackers(report_to, folder, run)
+        self._trackers = start_trackers(report_to, folder.path, run)
 
     def cut_after(self, step: int) -> None:
         """Drop what a learner that resumes at `step` will write again, and evaluations that are torn."""
-        rows = [row for row in read_json_lines(self._folder / "metrics.jsonl") if row["step"] <= step]
-        self._rewrite("metrics.jsonl", rows)
-        self._rewrite("evaluations.jsonl", self._whole_evaluations())
+        rows = [row for row in read_json_lines(self._folder.metrics) if row["step"] <= step]
+        self._rewrite(self._folder.metrics, rows)
+        self._rewrite(self._folder.evaluations, self._whole_evaluations())
 
-    def _rewrite(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
-        data, path = "".join(_line(row) for row in rows).encode(), self._folder / name
-        self._write(name, path, lambda: write_whole(path, data), len(data))
+    def _rewrite(self, path: Path, rows: Sequence[dict[str, Any]]) -> None:
+        data = "".join(_line(row) for row in rows).encode()
+        self._write(path.name, path, lambda: write_whole(path, data), len(data))
 
     def evaluated_steps(self) -> set[int]:
         """Steps whose version was evaluated, all its answers on disk."""
         return {row["step"] for row in self._whole_evaluations()}
 
     def _whole_evaluations(self) -> list[dict[str, Any]]:
-        rows = read_json_lines(self._folder / "evaluations.jsonl")
+        rows = read_json_lines(self._folder.evaluations)
         counts = Counter((row["step"], row["version"]) for row in rows)
         return [row for row in rows if counts[row["step"], row["version"]] == row["questions"]]
 
     def metrics(self, step: int, metrics: dict[str, Any], track: bool = True) -> None:
         """One line per step; trackers have those that are retrained already."""
-        self._append("metrics.jsonl", {"step": step} | metrics | {"step": step})
+        self._append(self._folder.metrics, {"step": step} | metrics | {"step": step})
         for tracker in self._trackers if track else ():
             tracker.log(metrics, step)
 
     def completions(self, step: int, rows: Sequence[dict[str, Any]], track: bool = True) -> None:
         """A file per step (learner/report/completions.py); trackers have what is retrained."""
-        path = completions_path(self._folder, step)
+        path = self._folder.completion_table(step)
         path.parent.mkdir(exist_ok=True)
         data = to_parquet(rows)
         self._write("completions", path, lambda: write_whole(path, data), len(data))
@@ -79,13 +80,13 @@ class Recorder:
             "questions": len(result.answers),
         }
         rows = [head | asdict(answer) | {"columns": columns[answer.index]} for answer in result.answers]
-        self._append("evaluations.jsonl", *rows)
+        self._append(self._folder.evaluations, *rows)
         for tracker in self._trackers:
             tracker.log(metrics, result.version.step)
 
-    def results(self, name: str, metrics: dict[str, Any]) -> None:
+    def results(self, name: Literal["train", "eval"], metrics: dict[str, Any]) -> None:
         """The final figures, as NAME_results.json: train, eval."""
-        path = self._folder / f"{name}_results.json"
+        path = self._folder.results(name)
         data = json.dumps(metrics, indent=2, default=str).encode()
         self._write(path.name, path, lambda: write_whole(path, data), len(data))
 
@@ -94,11 +95,11 @@ class Recorder:
         for tracker in self._trackers:
             tracker.close()
 
-    def _append(self, name: str, *rows: dict[str, Any]) -> None:
-        data, path = "".join(_line(row) for row in rows).encode(), self._folder / name
+    def _append(self, path: Path, *rows: dict[str, Any]) -> None:
+        data = "".join(_line(row) for row in rows).encode()
         with path.open("ab", buffering=0) as file:
             write = partial(append_whole, file, data, file.seek(0, os.SEEK_END), sync=False)
-            self._write(name, path, write, len(data))
+            self._write(path.name, path, write, len(data))
 
     def _write(self, what: str, path: Path, write: Callable[[], None], size: int) -> None:
         self._check()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from penstock.common.errors import ConfigError, PenstockError
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.log import get_logger
 from penstock.common.own_code import find_code, import_code, public_names, split_source
 
@@ -68,7 +69,7 @@ class TensorBoardTracker:
             raise ConfigError(
                 "LEARNER_REPORT_TO names tensorboard, which is not installed: pip install tensorboard"
             ) from error
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        self._writer = SummaryWriter(str(RunFolder(folder).tensorboard))
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """See Tracker. Only numbers are written."""

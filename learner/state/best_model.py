@@ -8,20 +8,19 @@ from typing import Any
 
 from penstock.common.files.atomic import folder_size, whole_folder, write_whole
 from penstock.common.files.disk import Disk
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.wire.messages import Version
 from penstock.learner.state.incarnations import check_not_superseded
 
-FOLDER = "best"
 
-
-def read_best(run_folder: Path) -> dict[str, Any] | None:
+def read_best(run_folder: RunFolder) -> dict[str, Any] | None:
     """Step, version, metric and value of the best model; None if there is none."""
-    notes = sorted((run_folder / FOLDER).glob("[0-9]*/best.json"))
+    notes = sorted(run_folder.best.glob("[0-9]*/best.json"))
     return json.loads(notes[-1].read_text()) if notes else None
 
 
 def keep_if_best(
-    run_folder: Path,
+    run_folder: RunFolder,
     model: Path,
     version: Version,
     metric: str,
@@ -39,7 +38,7 @@ def keep_if_best(
         better = value > best["value"] and answered >= best.get("answered", 0)
         if not better:
             return False
-    folder = run_folder / FOLDER / f"{version.step:08d}"
+    folder = run_folder.best_model(version.step)
     check_not_superseded(run_folder, version.incarnation)
     if folder.exists():  # the same step of an earlier lineage
         shutil.rmtree(folder)
@@ -48,7 +47,7 @@ def keep_if_best(
         "answered": answered,
     }  # fmt: skip
     disk.write("the best model", folder, lambda: _copy(model, folder, note), folder_size(model))
-    earlier = [old for old in (run_folder / FOLDER).glob("[0-9]*") if old != folder]
+    earlier = [old for old in run_folder.best.glob("[0-9]*") if old != folder]
     check_not_superseded(run_folder, version.incarnation)  # or a better one of the successor's is there
     for old in earlier:
         shutil.rmtree(old)

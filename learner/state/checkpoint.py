@@ -18,6 +18,7 @@ from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
 from penstock.common.files.atomic import folder_size, hash_file, whole_folder
 from penstock.common.files.disk import Disk
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.journal.claims import Claim, Position, lengths_on_chain, read_claims
 from penstock.common.journal.segments import segments_before
 from penstock.common.log import get_logger
@@ -61,7 +62,7 @@ class Checkpoint:
 
 
 def save_checkpoint(
-    run_folder: Path,
+    run_folder: RunFolder,
     policy: TrainablePolicy,
     step: int,
     position: Position,
@@ -74,7 +75,7 @@ def save_checkpoint(
     A full disk is waited for as `disk` says, but not where other
     ranks have written their share of it. Raises DiskFull.
     """
-    folder = checkpoints_folder(run_folder) / f"{position.incarnation:06d}-{step:08d}"
+    folder = run_folder.checkpoint(position.incarnation, step)
     state = {
         "step": step,
         "position": asdict(position),
@@ -100,7 +101,7 @@ def save_checkpoint(
     return _read(folder)
 
 
-def _forget_old(run_folder: Path, incarnation: int, settings: LearnerSettings) -> None:
+def _forget_old(run_folder: RunFolder, incarnation: int, settings: LearnerSettings) -> None:
     """Delete all but the newest checkpoints on the chain, and perhaps the journal before them."""
     found = _newest_first(run_folder)  # before the claims: none of a later learner's is among them
     claims = read_claims(run_folder)
@@ -119,7 +120,7 @@ def _forget_old(run_folder: Path, incarnation: int, settings: LearnerSettings) -
         _trim_journal(run_folder, kept)
 
 
-def _trim_journal(run_folder: Path, kept: list[Path]) -> None:
+def _trim_journal(run_folder: RunFolder, kept: list[Path]) -> None:
     """Delete the segments before the oldest kept checkpoint, once two at least are whole."""
     position = _position(kept[-1])
     if position is None or len(kept) < 2:
@@ -133,13 +134,13 @@ def _trim_journal(run_folder: Path, kept: list[Path]) -> None:
         path.unlink()
 
 
-def newest_position(run_folder: Path) -> Position | None:
+def newest_position(run_folder: RunFolder) -> Position | None:
     """The position of the newest checkpoint, so far as it can be read; it may yet be damaged."""
     positions = filter(None, map(_position, _newest_first(run_folder)))
     return next(positions, None)
 
 
-def newest_checkpoint(run_folder: Path, claim: Claim) -> Checkpoint | None:
+def newest_checkpoint(run_folder: RunFolder, claim: Claim) -> Checkpoint | None:
     """The newest whole checkpoint on the claim's own chain, or None."""
     ends = lengths_on_chain(run_folder, claim)
     for folder in _newest_first(run_folder):
@@ -183,13 +184,8 @@ def check_loadable(checkpoint: Checkpoint, settings: LearnerSettings) -> None:
         )
 
 
-def checkpoints_folder(run_folder: Path) -> Path:
-    """Where a run's checkpoints lie."""
-    return run_folder / "checkpoints"
-
-
-def _newest_first(run_folder: Path) -> list[Path]:
-    return sorted(checkpoints_folder(run_folder).glob("[0-9]*-[0-9]*"), reverse=True)
+def _newest_first(run_folder: RunFolder) -> list[Path]:
+    return sorted(run_folder.checkpoints.glob("[0-9]*-[0-9]*"), reverse=True)
 
 
 def _files(folder: Path) -> list[Path]:

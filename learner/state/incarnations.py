@@ -10,38 +10,38 @@ import os
 import uuid
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from pathlib import Path
 
 from penstock.common.errors import ConfigError, RunTaken
 from penstock.common.failpoint import failpoint
 from penstock.common.files.atomic import make_folder, sync_folder, write_whole
 from penstock.common.files.lock import hold_lock, holder_name
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.journal.claims import Claim, Position, ancestors, read_claims
 from penstock.common.journal.segments import explain_gap, left_out, valid_length
 
 
-def lock_run(folder: Path) -> AbstractContextManager[list[str]]:
+def lock_run(run_folder: RunFolder) -> AbstractContextManager[list[str]]:
     """Hold the run's folder as its learner; raises RunTaken naming the process that does.
 
     Gives the names of the learners that held it before.
     """
-    return hold_lock(folder / "learner.lock", "learner")
+    return hold_lock(run_folder.learner_lock, "learner")
 
 
-def read_nonce(folder: Path) -> str:
+def read_nonce(run_folder: RunFolder) -> str:
     """The number that ties the folder to its run in Redis; made at the first start."""
-    path = folder / "nonce"
+    path = run_folder.nonce
     if not path.is_file():
         write_whole(path, uuid.uuid4().hex.encode())
     return path.read_text()
 
 
-def next_incarnation(folder: Path, redis_incarnation: int) -> int:
+def next_incarnation(run_folder: RunFolder, redis_incarnation: int) -> int:
     """The number after the largest that folder and Redis know."""
-    return max([redis_incarnation, *read_claims(folder)]) + 1
+    return max([redis_incarnation, *read_claims(run_folder)]) + 1
 
 
-def claim_incarnation(folder: Path, number: int, checkpointed: Position | None = None) -> Claim:
+def claim_incarnation(run_folder: RunFolder, number: int, checkpointed: Position | None = None) -> Claim:
     """Take the number that Redis gave, on the folder; raises RunTaken, ConfigError.
 
     Redis is claimed first: from there on the learner before can acknowledge nothing, so that whatever
@@ -49,16 +49,16 @@ def claim_incarnation(folder: Path, number: int, checkpointed: Position | None =
     one is there: a learner that was stopped between the two would cut off its successor's journal.
     `checkpointed` is the newest checkpoint's position: damage of the journal before it does no harm.
     """
-    check_not_superseded(folder, number)
-    claims = read_claims(folder)
+    check_not_superseded(run_folder, number)
+    claims = read_claims(run_folder)
     parent = max(claims, default=0)
-    ancestors(folder, claims, parent)
+    ancestors(run_folder, claims, parent)
     start = checkpointed.offset if checkpointed and checkpointed.incarnation == parent else 0
-    length = valid_length(folder, parent, start)
-    rest = left_out(folder, parent, length)
+    length = valid_length(run_folder, parent, start)
+    rest = left_out(run_folder, parent, length)
     if rest is not None and not rest.torn:
         raise ConfigError(
-            f"{explain_gap(folder, parent, length)}. To give up what follows, {rest.length} bytes: "
+            f"{explain_gap(run_folder, parent, length)}. To give up what follows, {rest.length} bytes: "
             f"truncate -s {rest.offset} {rest.path}, and delete the files of that incarnation after it"
         )
     claim = Claim(
@@ -67,7 +67,7 @@ def claim_incarnation(folder: Path, number: int, checkpointed: Position | None =
         parent_length=length,
         holder=holder_name(),
     )
-    path = folder / "claims" / f"{claim.incarnation:06d}.json"
+    path = run_folder.claim(claim.incarnation)
     make_folder(path.parent)
     aside = path.with_suffix(f".{os.getpid()}")
     write_whole(aside, json.dumps(asdict(claim)).encode())
@@ -82,9 +82,9 @@ def claim_incarnation(folder: Path, number: int, checkpointed: Position | None =
     return claim
 
 
-def check_not_superseded(folder: Path, incarnation: int) -> None:
+def check_not_superseded(run_folder: RunFolder, incarnation: int) -> None:
     """Raise RunTaken if a later learner has claimed the folder."""
-    newest = max(read_claims(folder), default=0)
+    newest = run_folder.newest_incarnation()
     if newest > incarnation:
         raise RunTaken(
             f"incarnation {newest} of the learner holds the run's folder: this learner was superseded "

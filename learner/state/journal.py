@@ -20,14 +20,14 @@ table after it. A torn last record is cut when the next incarnation claims the r
 """
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from penstock.common.failpoint import failpoint
 from penstock.common.files.atomic import append_whole, sync_folder
 from penstock.common.files.disk import Disk
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.journal.claims import Position
-from penstock.common.journal.segments import encode_record, segment_path
+from penstock.common.journal.segments import encode_record
 
 SEGMENT_BYTES = 64 << 20
 
@@ -37,12 +37,12 @@ class Journal:
 
     def __init__(
         self,
-        run_folder: Path,
+        run_folder: RunFolder,
         incarnation: int,
         segment_bytes: int = SEGMENT_BYTES,
         disk: Disk | None = None,
     ) -> None:
-        (run_folder / "journal").mkdir(parents=True, exist_ok=True)
+        run_folder.journal.mkdir(parents=True, exist_ok=True)
         self.incarnation = incarnation
         self._run_folder = run_folder
         self._segment_bytes = segment_bytes
@@ -69,7 +69,7 @@ class Journal:
 
     def _begin_segment(self, start: int) -> None:
         self._start, self._size = start, 0
-        self._path = segment_path(self._run_folder, self.incarnation, start)
+        self._path = self._run_folder.segment(self.incarnation, start)
         self._disk.write("the journal's next file", self._path, self._open)
 
     def _open(self) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from penstock.common.files.atomic import folder_size, hash_file, whole_folder
 from penstock.common.files.disk import Disk
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.wire.messages import Version, Weights
 from penstock.learner.policy.collective import TrainablePolicy
 
@@ -16,10 +17,10 @@ KEEP = 4
 
 
 def write_version(
-    run_folder: Path, policy: TrainablePolicy, version: Version, parent: str, disk: Disk
+    run_folder: RunFolder, policy: TrainablePolicy, version: Version, parent: str, disk: Disk
 ) -> Weights:
     """Export the policy as this version; returns what is to be announced. Raises DiskFull."""
-    folder = version_folder(run_folder, version)
+    folder = run_folder.version(version.incarnation, version.step)
     versions = folder.parent
     found = sorted(versions.glob("[0-9]*-[0-9]*"), reverse=True)
     needed = folder_size(found[0]) if found else None
@@ -27,12 +28,6 @@ def write_version(
     for old in sorted(versions.glob("[0-9]*-[0-9]*"), reverse=True)[KEEP:]:
         shutil.rmtree(old)
     return Weights(version, str(folder), hash_file(folder / "model.safetensors"), parent)
-
-
-def version_folder(run_folder: Path, version: Version) -> Path:
-    """Where a version lies, or lay."""
-    name = f"{version.incarnation:06d}-{version.step:08d}"
-    return (run_folder / "versions").absolute() / name
 
 
 def _export(policy: TrainablePolicy, folder: Path) -> None:

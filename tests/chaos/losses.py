@@ -8,6 +8,7 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import started_server
 from penstock.common.errors import PenstockError
+from penstock.common.files.run_folder import RunFolder
 from tests.e2e.aof import added, read_file
 from tests.helpers import is_dead, wait_until
 
@@ -29,7 +30,7 @@ class LossMeter:
     def shown(self) -> dict[str, int] | None:
         """How many entries were ever added to each stream, as clients see it now; None if away."""
         try:
-            connection = Connection(started_server(self._run_folder), _ANSWER_S, _ANSWER_S)
+            connection = Connection(started_server(RunFolder(self._run_folder)), _ANSWER_S, _ANSWER_S)
             try:
                 return {stream: _entries_added(connection, stream) for stream in self._streams}
             finally:

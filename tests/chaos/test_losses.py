@@ -9,6 +9,7 @@ import pytest
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import answers, prepare, started_server
+from penstock.common.files.run_folder import RunFolder
 from tests.chaos.losses import LossMeter
 from tests.e2e.aof import added, read_file
 from tests.e2e.slow_disk import build_slow_disk
@@ -25,7 +26,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     started = []
 
     def start(*variables: str) -> subprocess.Popen[bytes]:
-        plan = prepare(tmp_path)
+        plan = prepare(RunFolder(tmp_path))
         started.append(subprocess.Popen(["/usr/bin/env", *variables, *plan.command]))
         wait_until(lambda: answers(plan.url), "the server to answer", 30)
         return started[-1]
@@ -42,7 +43,7 @@ def meter(tmp_path: Path) -> LossMeter:
 
 
 def connect(folder: Path) -> Connection:
-    return Connection(started_server(folder), 10, 10)
+    return Connection(started_server(RunFolder(folder)), 10, 10)
 
 
 def add(connection: Connection, *numbers: int) -> None:
@@ -95,5 +96,5 @@ def test_a_torn_last_command_is_left_out(tmp_path, start):
 
 
 def test_a_server_that_does_not_answer_shows_nothing(tmp_path, meter):
-    prepare(tmp_path)
+    prepare(RunFolder(tmp_path))
     assert meter.shown() is None

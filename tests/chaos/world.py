@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from penstock.common.broker.local_server import prepare
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.guard import guard_children
 from penstock.deploy.child import Child, Report
 from penstock.deploy.procfile import read_procfile
@@ -67,7 +68,7 @@ class World:
         with ExitStack() as stack:
             self._log = stack.enter_context((self.site.folder / "roles.log").open("w"))
             if self._lose_every:
-                server = prepare(self.run_folder).url
+                server = prepare(RunFolder(self.run_folder)).url
                 self.network = stack.enter_context(LossyProxy(server, self._lose_every))
             self._supervisor = self._make_supervisor()
             limit = threading.Timer(limit_s, self._supervisor.stop)
@@ -84,7 +85,7 @@ class World:
         return time.monotonic() - began
 
     def _make_supervisor(self) -> Supervisor:
-        server = queue_service(self.run_folder)
+        server = queue_service(RunFolder(self.run_folder))
         if self._preload:
             command = ("/usr/bin/env", f"LD_PRELOAD={self._preload}", *server.command)
             server = replace(server, command=command)

@@ -9,30 +9,30 @@ import pytest
 from penstock.common.broker import local_server as server_module
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import (
-    URL_FILE,
     LocalServer,
     find_binary,
     prepare,
     started_server,
 )
 from penstock.common.errors import ConfigError
+from penstock.common.files.run_folder import RunFolder
 from tests.helpers import wait_until_written
 
 
 def test_a_started_server_is_found_through_the_run_folder(tmp_path: Path) -> None:
     with LocalServer(tmp_path) as server:
-        assert started_server(tmp_path) == server.url
+        assert started_server(RunFolder(tmp_path)) == server.url
         assert Connection(server.url, 5, 5).uptime()[1] >= 0
 
 
 def test_address_and_password_stay_when_the_server_is_started_again(tmp_path: Path) -> None:
-    first = prepare(tmp_path)
-    assert prepare(tmp_path) == first
+    first = prepare(RunFolder(tmp_path))
+    assert prepare(RunFolder(tmp_path)) == first
 
 
 def test_only_the_owner_may_read_the_password(tmp_path: Path) -> None:
-    prepare(tmp_path)
-    for name in (URL_FILE, "queue/server.conf"):
+    prepare(RunFolder(tmp_path))
+    for name in ("queue/url", "queue/server.conf"):
         assert stat.S_IMODE(os.stat(tmp_path / name).st_mode) == 0o600
 
 
@@ -68,15 +68,15 @@ def test_a_second_server_in_the_same_folder_is_refused(
 ) -> None:
     monkeypatch.setattr(server_module, "_LEAVE_TIMEOUT_S", 0.0)
     with pytest.raises(ConfigError, match="already runs"):
-        prepare(tmp_path / "private")
+        prepare(RunFolder(tmp_path / "private"))
 
 
 def test_a_port_that_a_stranger_took_is_given_up(tmp_path: Path) -> None:
     with LocalServer(tmp_path / "stranger") as stranger:
         address = stranger.url.rpartition("@")[2]
-        prepare(tmp_path)
-        (tmp_path / URL_FILE).write_text(f"redis://:password@{address}\n")
-        assert not prepare(tmp_path).url.endswith(address)
+        prepare(RunFolder(tmp_path))
+        (tmp_path / "queue/url").write_text(f"redis://:password@{address}\n")
+        assert not prepare(RunFolder(tmp_path)).url.endswith(address)
 
 
 def test_without_any_server_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def put_server(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> N
 
 @pytest.mark.parametrize("content", [b"", b"127.0.0.1:6379", b"\xff\xfe"])
 def test_an_address_that_cannot_be_used_is_told_with_its_file(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / URL_FILE).parent.mkdir()
-    (tmp_path / URL_FILE).write_bytes(content)
-    with pytest.raises(ConfigError, match=str(tmp_path / URL_FILE)):
-        started_server(tmp_path)
+    (tmp_path / "queue/url").parent.mkdir()
+    (tmp_path / "queue/url").write_bytes(content)
+    with pytest.raises(ConfigError, match=str(tmp_path / "queue/url")):
+        started_server(RunFolder(tmp_path))

@@ -100,7 +100,7 @@ MUTANTS: dict[str, Mutant] = {
         (
             (
                 "learner/resume.py",
-                "in read_chain(folder, claim, checkpoint.position if checkpoint else None):",
+                "in read_chain(run_folder, claim, checkpoint.position if checkpoint else None):",
                 "in ():",
             ),
         ),

@@ -32,6 +32,7 @@ from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings
 from penstock.common.errors import NEVER_RESTARTED, PenstockError
 from penstock.common.failpoint import Armed, arm
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.role import stop_on_signals
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.learner.state.best_model import read_best
@@ -293,7 +294,7 @@ class World:
             faults.add(("lost", f"{ticket} was left behind on a stream"))
         for text in judge(self.run_folder)["faults"]:
             faults.add((_kind_of(text), text))
-        best, expected = read_best(self.run_folder), _best_by_the_rows(self.run_folder)
+        best, expected = read_best(RunFolder(self.run_folder)), _best_by_the_rows(self.run_folder)
         if (best and best["step"]) != expected:
             faults.add(("lost", f"the best model is of {best}, by the evaluations of step {expected}"))
         if asides := [str(path) for path in self.run_folder.glob("best/.*")]:

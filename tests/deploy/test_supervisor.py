@@ -13,6 +13,7 @@ import pytest
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import LocalServer, started_server
+from penstock.common.files.run_folder import RunFolder
 from penstock.deploy.child import Report, Service
 from penstock.deploy.supervisor import (
     LEARNER_STAGE,
@@ -211,10 +212,10 @@ def test_a_second_stop_does_not_wait(shifts: list[Shift]) -> None:
 
 
 def test_the_queue_server_survives_its_kill(shifts: list[Shift], tmp_path: Path) -> None:
-    shift = Shift([queue_service(tmp_path), *role_services({"learner": STAYS})])
+    shift = Shift([queue_service(RunFolder(tmp_path)), *role_services({"learner": STAYS})])
     shifts.append(shift)
     shift.wait_for("learner.1", "here")
-    connection = Connection(started_server(tmp_path), 10, 20)
+    connection = Connection(started_server(RunFolder(tmp_path)), 10, 20)
     connection.execute("SET", "key", "value")
     wait_until_written(connection)
     os.kill(shift.pid("queue.1"), signal.SIGKILL)

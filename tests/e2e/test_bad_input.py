@@ -14,6 +14,7 @@ import pytest
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.wire.codec import encode
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.reward_spec import RewardSpec
@@ -177,7 +178,7 @@ def test_no_server_known_at_all(desk, role):
 
 
 def test_a_second_learner(desk):
-    with lock_run(desk.folder / desk.variables["RUN_NAME"]):
+    with lock_run(RunFolder(desk.folder / desk.variables["RUN_NAME"])):
         told(
             desk.run("learner"), 73,
             "another learner holds the run's folder", f"process {os.getpid()}",

@@ -13,6 +13,7 @@ from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import started_server
 from penstock.common.broker.monitor import read_consumers
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.wire.messages import Version
 from penstock.learner.data.order import Question, Shuffled
 from penstock.learner.data.tickets import TicketSource
@@ -46,7 +47,7 @@ def poison(path: Path, ticket: str) -> None:
 
 def most_held(site: Site) -> int:
     """Tickets that one actor holds."""
-    connection = Connection(started_server(site.run_folder), 10, 10)
+    connection = Connection(started_server(RunFolder(site.run_folder)), 10, 10)
     consumers = read_consumers(connection, Keys("e2e").tickets)
     connection.close()
     return max((consumer.held for consumer in consumers), default=0)

@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.common.broker.work_stream import Entry
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.journal.claims import Claim, Position
 from penstock.common.wire.codec import encode
 from penstock.common.wire.contract import Contract
@@ -23,7 +24,8 @@ CONTRACT = Contract("model", "hash", "float32", 40, (RewardSpec("accuracy"),), T
 
 def claim_next(folder: Path, checkpointed: Position | None = None, known: int = 0) -> Claim:
     """The claim of the learner that starts next; `known` is the incarnation that Redis knows."""
-    return claim_incarnation(folder, next_incarnation(folder, known), checkpointed)
+    run_folder = RunFolder(folder)
+    return claim_incarnation(run_folder, next_incarnation(run_folder, known), checkpointed)
 
 
 def make_settings(**changes: object) -> LearnerSettings:

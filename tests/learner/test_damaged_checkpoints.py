@@ -108,4 +108,4 @@ def test_a_place_in_the_journal_that_was_flipped_is_not_gone_on_from(run, model_
     past, policy = run.resume(model_folder)
     assert (past.step, past.retrained) == (3, 2)
     assert same(weights_of(policy), weights_of(run.policy))
-    assert newest_checkpoint(run.folder, claim_next(run.folder)).step == 1
+    assert newest_checkpoint(run.run_folder, claim_next(run.folder)).step == 1

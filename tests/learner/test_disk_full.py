@@ -14,6 +14,7 @@ import penstock.learner.start
 from penstock.common.config.command import LearnerCommand
 from penstock.common.errors import DiskFull
 from penstock.common.files.disk import Disk
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.journal.segments import list_segments, read_journal, valid_length
 from penstock.common.wire.messages import Version
 from penstock.learner.state.checkpoint import newest_checkpoint
@@ -92,7 +93,7 @@ def test_a_run_that_waited_in_vain_ends_and_is_resumed_without_a_loss(run, small
     with pytest.raises(DiskFull, match=PLACES[place]):
         run.start(steps=4, policy=FillingPolicy(small_disk, place), disk_timeout_s=0, save_steps=1)
     small_disk.clear()
-    done = len([1 for _, record in read_journal(run.folder, 1) if record["kind"] == "batch"])
+    done = len([1 for _, record in read_journal(run.run_folder, 1) if record["kind"] == "batch"])
     assert 1 <= done < 4
     run.start(steps=4, save_steps=1)
     assert judge(run.folder)["resumed_at"] == [done]
@@ -101,7 +102,7 @@ def test_a_run_that_waited_in_vain_ends_and_is_resumed_without_a_loss(run, small
 
 def test_a_record_that_found_no_room_is_written_whole_when_there_is(small_disk):
     stopping = Meanwhile(small_disk.clear)
-    journal = Journal(small_disk.folder, 1, disk=Disk(600, stopping))
+    journal = Journal(RunFolder(small_disk.folder), 1, disk=Disk(600, stopping))
     first = journal.append("batch", step=1)
     small_disk.fill()
     payload = os.urandom(20_000)
@@ -109,23 +110,23 @@ def test_a_record_that_found_no_room_is_written_whole_when_there_is(small_disk):
         second = journal.append("batch", step=2, payload=payload)
     (entry,) = logs
     assert entry["missing_bytes"] == entry["needed_bytes"] > 20_000
-    assert entry["path"] == str(list_segments(small_disk.folder, 1)[0].path)
-    records = list(read_journal(small_disk.folder, 1))
+    assert entry["path"] == str(list_segments(RunFolder(small_disk.folder), 1)[0].path)
+    records = list(read_journal(RunFolder(small_disk.folder), 1))
     assert [offset for offset, _ in records] == [first.offset, second.offset]
     assert records[1][1]["payload"] == payload
 
 
 def test_a_record_that_never_found_room_leaves_no_trace(small_disk):
-    journal = Journal(small_disk.folder, 1)
+    journal = Journal(RunFolder(small_disk.folder), 1)
     first = journal.append("batch", step=1)
     small_disk.fill()
     with pytest.raises(DiskFull, match="record of 'batch'"):
         journal.append("batch", payload=os.urandom(20_000))
-    (segment,) = list_segments(small_disk.folder, 1)
-    assert segment.end == first.offset == valid_length(small_disk.folder, 1)
+    (segment,) = list_segments(RunFolder(small_disk.folder), 1)
+    assert segment.end == first.offset == valid_length(RunFolder(small_disk.folder), 1)
     small_disk.clear()
     journal.append("batch", step=2)
-    assert [record["step"] for _, record in read_journal(small_disk.folder, 1)] == [1, 2]
+    assert [record["step"] for _, record in read_journal(RunFolder(small_disk.folder), 1)] == [1, 2]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
@@ -134,11 +135,13 @@ def test_a_record_half_written_is_cut_back_before_it_is_tried_again(
     tmp_path, monkeypatch, code, failing
 ):
     sizes = []
-    journal = Journal(tmp_path, 1, disk=Disk(600, Meanwhile(lambda: sizes.append(segment().end))))
+    run_folder = RunFolder(tmp_path)
+    disk = Disk(600, Meanwhile(lambda: sizes.append(segment().end)))
+    journal = Journal(run_folder, 1, disk=disk)
     first = journal.append("batch", step=1)
 
     def segment():
-        return list_segments(tmp_path, 1)[0]
+        return list_segments(run_folder, 1)[0]
 
     if failing == "write":
         journal._file = HalfWriting(journal._file, code)
@@ -155,7 +158,10 @@ def test_a_record_half_written_is_cut_back_before_it_is_tried_again(
         monkeypatch.setattr(os, "fsync", fsync)
     second = journal.append("batch", step=2)
     assert sizes == [first.offset]
-    assert [offset for offset, _ in read_journal(tmp_path, 1)] == [first.offset, second.offset]
+    assert [offset for offset, _ in read_journal(RunFolder(tmp_path), 1)] == [
+        first.offset,
+        second.offset,
+    ]
 
 
 class HalfWriting:
@@ -176,13 +182,13 @@ class HalfWriting:
 
 def test_a_new_file_of_the_journal_waits_for_room_too(tmp_path, monkeypatch):
     stopping = Meanwhile(monkeypatch.undo)
-    journal = Journal(tmp_path, 1, segment_bytes=1, disk=Disk(600, stopping))
+    journal = Journal(RunFolder(tmp_path), 1, segment_bytes=1, disk=Disk(600, stopping))
     journal.append("batch", step=1)
     monkeypatch.setattr(os, "fsync", refuse)
     journal.append("batch", step=2)
     assert stopping.waits == 1
-    assert [record["step"] for _, record in read_journal(tmp_path, 1)] == [1, 2]
-    assert len(list_segments(tmp_path, 1)) == 2
+    assert [record["step"] for _, record in read_journal(RunFolder(tmp_path), 1)] == [1, 2]
+    assert len(list_segments(RunFolder(tmp_path), 1)) == 2
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -212,7 +218,7 @@ class TestRealWeights:
         stopping = Meanwhile(lambda: (small_disk.clear(), monkeypatch.undo()))
         checkpoint = trained.checkpoint(2, trained.step(1), Disk(600, stopping))
         assert stopping.waits == 1
-        assert newest_checkpoint(trained.folder, claim_next(trained.folder)) == checkpoint
+        assert newest_checkpoint(trained.run_folder, claim_next(trained.folder)) == checkpoint
 
     def test_one_that_finds_none_leaves_the_old_one_whole(self, trained, small_disk, model_folder):
         position = trained.step(1)
@@ -229,7 +235,7 @@ class TestRealWeights:
         small_disk.fill()
         stopping = Meanwhile(small_disk.clear)
         disk = Disk(600, stopping)
-        weights = write_version(trained.folder, trained.policy, Version(1, 1), "", disk)
+        weights = write_version(trained.run_folder, trained.policy, Version(1, 1), "", disk)
         assert stopping.waits == 1
         assert [path.name for path in (trained.folder / "versions").iterdir()] == ["000001-00000001"]
         assert weights.version == Version(1, 1)
@@ -249,7 +255,7 @@ def test_nothing_is_acknowledged_before_its_record_is_synced(tmp_path, monkeypat
     queue, ledger = Closed(), Ledger()
     stopping = Meanwhile(lambda: waited.append(list(queue.tickets)) or monkeypatch.undo())
     waited: list[list[str]] = []
-    commit_log = CommitLog(ledger, Journal(tmp_path, 1, disk=Disk(600, stopping)), queue)
+    commit_log = CommitLog(ledger, Journal(RunFolder(tmp_path), 1, disk=Disk(600, stopping)), queue)
     ledger.opened(ledger.next_train_ticket(), Version(1, 0))
     ledger.close("train:0", "trained", "step 1")
     monkeypatch.setattr(os, "fsync", refuse)

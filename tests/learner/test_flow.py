@@ -16,6 +16,7 @@ from penstock.common.broker.keys import Keys
 from penstock.common.broker.work_stream import RunView, WorkStream
 from penstock.common.config.settings import RunSettings
 from penstock.common.errors import ConfigError, DeadlineExceeded, NoSignal, RunNotReady, RunTaken
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.journal.claims import read_chain
 from penstock.common.journal.segments import read_journal
 from penstock.common.wire.codec import decode, encode
@@ -43,9 +44,11 @@ class Bench:
         self.claim = claim_next(folder, known=RunView(connection, keys).incarnation())
         self.queue = LearnerQueue(connection, keys, self.claim.incarnation)
         self.ledger = Ledger()
-        for _, record in read_chain(folder, self.claim):
+        for _, record in read_chain(RunFolder(folder), self.claim):
             self.ledger.restore(record["ledger"])
-        self.commit_log = CommitLog(self.ledger, Journal(folder, self.claim.incarnation), self.queue)
+        self.commit_log = CommitLog(
+            self.ledger, Journal(RunFolder(folder), self.claim.incarnation), self.queue
+        )
         run = RunSettings(name="x", progress_timeout_s=0.3)
         self.flow = TicketFlow(
             connection, self.queue, self.commit_log, self.plan, run, "nonce", self.stopping
@@ -229,15 +232,15 @@ def test_what_a_superseded_learner_still_writes_is_no_part_of_the_run(tmp_path, 
     second = Bench(tmp_path, connection, keys)
     with pytest.raises(RunTaken, match="incarnation 2"):
         first.commit_log.record("batch", step=1, groups=[])
-    assert [record["kind"] for _, record in read_journal(tmp_path, 1)] == ["batch"]
+    assert [record["kind"] for _, record in read_journal(RunFolder(tmp_path), 1)] == ["batch"]
     with pytest.raises(RunTaken, match="incarnation 2 of the learner holds the run's folder"):
-        check_not_superseded(tmp_path, first.claim.incarnation)
-    check_not_superseded(tmp_path, second.claim.incarnation)
+        check_not_superseded(RunFolder(tmp_path), first.claim.incarnation)
+    check_not_superseded(RunFolder(tmp_path), second.claim.incarnation)
     second.publish(0)
     trained = second.train(0)
     assert len(trained) == 2
     second.balance()
-    kinds = [record["kind"] for _, record in read_chain(tmp_path, claim_next(tmp_path))]
+    kinds = [record["kind"] for _, record in read_chain(RunFolder(tmp_path), claim_next(tmp_path))]
     assert kinds.count("batch") == 1
 
 

@@ -27,7 +27,7 @@ def test_a_machine_is_known_by_what_decides_the_last_bits():
 
 def test_the_journals_header_names_it(run):
     run.start(steps=1)
-    (header,) = [record for _, record in read_journal(run.folder, 1) if record["kind"] == "header"]
+    (header,) = [record for _, record in read_journal(run.run_folder, 1) if record["kind"] == "header"]
     assert header["machine"] == this_machine()
 
 

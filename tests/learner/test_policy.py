@@ -124,7 +124,7 @@ def test_a_checkpoint_of_a_superseded_learner_is_passed_over(model_folder, tmp_p
     claim = claim_next(tmp_path)
     zombie = run.checkpoint(2, run.step(1))
     assert json.loads((zombie.folder / "state.json").read_text())["step"] == 2
-    assert newest_checkpoint(tmp_path, claim).step == 1
+    assert newest_checkpoint(run.run_folder, claim).step == 1
 
 
 @pytest.mark.parametrize("kind", [Policy, AllRanksPolicy, HashPolicy])

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 from pyarrow import parquet
 
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.wire.messages import Verdict, Version
 from penstock.learner.algorithm.batch import build_batch
-from penstock.learner.report.completions import completion_rows, completions_path
+from penstock.learner.report.completions import completion_rows
 from penstock.learner.report.metrics import group_metrics
 from penstock.learner.report.recorder import Recorder
 from penstock.learner.streams.evaluation import Answer, Evaluated
@@ -20,7 +21,7 @@ from tests.learner.builders import make_group, make_plan, make_settings
 
 @pytest.fixture
 def recorder(tmp_path):
-    return Recorder(tmp_path, [], "x")
+    return Recorder(RunFolder(tmp_path), [], "x")
 
 
 def evaluated(step: int, *completions: str) -> Evaluated:
@@ -69,7 +70,7 @@ def test_completions_are_tables_by_step_and_come_back_whole(recorder, tmp_path):
         "train:1", "filtered", "no spread", {"accuracy": (0.0, 0.0)}, (3, 3), {}, "1+1=", "3"
     )
     recorder.completions(1, completion_rows(1, [scored], [filtered], batch, plan.reward_weights))
-    rows = parquet.read_table(completions_path(tmp_path, 1)).to_pylist()
+    rows = parquet.read_table(RunFolder(tmp_path).completion_table(1)).to_pylist()
     assert [(row["ticket"], row["index"], row["state"]) for row in rows] == [
         ("train:0", 0, "trained"), ("train:0", 1, "trained"), ("train:1", 0, "filtered"),
     ]  # fmt: skip

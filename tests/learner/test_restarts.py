@@ -64,7 +64,7 @@ def test_a_kill_while_the_best_model_is_kept_loses_no_evaluation(run):
     assert run.evaluated() == []
     run.start(steps=2)
     assert run.evaluated() == [0, 2]
-    assert read_best(run.folder)["step"] == 0
+    assert read_best(run.run_folder)["step"] == 0
     assert json.loads((run.folder / "eval_results.json").read_text())["step"] == 2
 
 
@@ -107,7 +107,7 @@ def test_a_damaged_checkpoint_does_not_count_among_those_kept(run):
     kept = sorted((run.folder / "checkpoints").glob("[0-9]*"))
     assert len(kept) == 2
     for folder in reversed(kept):
-        assert newest_checkpoint(run.folder, claim).folder == folder
+        assert newest_checkpoint(run.run_folder, claim).folder == folder
         (folder / "manifest.json").unlink()
 
 
@@ -122,7 +122,7 @@ def test_updates_that_are_not_finite_are_kept_and_end_the_run_when_there_are_too
 
 def test_a_run_without_optimizer_state_in_its_checkpoints_goes_on(run):
     run.start(steps=2, save_steps=1, save_only_model=True)
-    newest = newest_checkpoint(run.folder, claim_next(run.folder))
+    newest = newest_checkpoint(run.run_folder, claim_next(run.folder))
     assert newest.bare_weights == newest.model
     run.start(steps=4, save_only_model=True)
     assert judge(run.folder)["steps"] == 4

@@ -31,7 +31,7 @@ def train(trained: Run, steps: range, retention: str = "resume"):
 
 
 def starts(trained: Run, incarnation: int = 1) -> list[int]:
-    return [segment.start for segment in list_segments(trained.folder, incarnation)]
+    return [segment.start for segment in list_segments(trained.run_folder, incarnation)]
 
 
 def kept(trained: Run) -> list[str]:
@@ -123,7 +123,7 @@ def test_a_trimmed_run_cannot_be_replayed_and_says_what_is_missing(trained, tmp_
 
 def test_a_damaged_journal_is_not_replayed_as_if_it_were_shorter(trained, tmp_path):
     train(trained, range(3), "all")
-    path = list_segments(trained.folder, 1)[1].path
+    path = list_segments(trained.run_folder, 1)[1].path
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ConfigError, match=f"{path.name}: damaged or cut off at byte 0"):
         replay(trained.folder, tmp_path / "out", {})
@@ -132,12 +132,12 @@ def test_a_damaged_journal_is_not_replayed_as_if_it_were_shorter(trained, tmp_pa
 def test_a_whole_learner_that_trims_its_journal_is_resumed(run):
     settings = {"save_steps": 1, "journal_segment_mib": 0.002, "journal_retention": "resume"}
     run.start(steps=6, **settings)
-    (first, *_) = list_segments(run.folder, 1)
+    (first, *_) = list_segments(run.run_folder, 1)
     assert first.start > 0
     newest = max((run.folder / "checkpoints").glob("[0-9]*"))
     (newest / "manifest.json").unlink()
     run.start(steps=9, **settings)
     rows = (run.folder / "metrics.jsonl").read_text().splitlines()
     assert len(rows) == 9
-    claim = claim_next(run.folder, newest_position(run.folder))
-    assert newest_checkpoint(run.folder, claim).step == 9
+    claim = claim_next(run.folder, newest_position(run.run_folder))
+    assert newest_checkpoint(run.run_folder, claim).step == 9

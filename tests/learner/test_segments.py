@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.common.errors import ConfigError
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.journal.claims import Position, read_chain
 from penstock.common.journal.segments import (
     left_out,
@@ -33,8 +34,9 @@ class Written:
 
     def __init__(self, folder):
         self.folder = folder
+        self.run_folder = RunFolder(folder)
         self.claim = claim_next(folder)
-        self.journal = Journal(folder, self.claim.incarnation, segment_bytes=3 * RECORD)
+        self.journal = Journal(self.run_folder, self.claim.incarnation, segment_bytes=3 * RECORD)
         self.positions = [self.append(step) for step in range(1, 7)]
 
     def append(self, step: int) -> Position:
@@ -42,7 +44,7 @@ class Written:
 
     @property
     def segments(self):
-        return list_segments(self.folder, self.claim.incarnation)
+        return list_segments(self.run_folder, self.claim.incarnation)
 
     def flip(self, step: int, byte: int = 20):
         """Flip a bit of a step's record: by default in its body, 0 to 7 is its length."""
@@ -60,7 +62,7 @@ def written(tmp_path):
 
 
 def steps(folder, claim, start=None):
-    return [record["step"] for _, record in read_chain(folder, claim, start)]
+    return [record["step"] for _, record in read_chain(RunFolder(folder), claim, start)]
 
 
 def said(logs, level):
@@ -78,16 +80,17 @@ def test_files_stay_within_their_size_and_are_named_by_where_they_begin(written)
 
 
 def test_a_record_larger_than_a_file_has_one_of_its_own(tmp_path):
-    journal = Journal(tmp_path, 1, segment_bytes=10)
+    run_folder = RunFolder(tmp_path)
+    journal = Journal(run_folder, 1, segment_bytes=10)
     positions = [journal.append("batch", step=step) for step in (1, 2)]
-    assert [segment.end for segment in list_segments(tmp_path, 1)] == [p.offset for p in positions]
+    assert [segment.end for segment in list_segments(run_folder, 1)] == [p.offset for p in positions]
 
 
 def test_records_are_read_across_files_from_any_position_to_any_other(written):
     offsets = [0, *(position.offset for position in written.positions)]
     for first in range(7):
         for last in range(first, 7):
-            records = read_journal(written.folder, 1, offsets[first], offsets[last])
+            records = read_journal(written.run_folder, 1, offsets[first], offsets[last])
             assert [record["step"] for _, record in records] == list(range(first + 1, last + 1))
 
 
@@ -97,7 +100,7 @@ def test_the_judge_reads_the_same_records(written):
 
 
 def test_payload_that_repeats_itself_is_compressed(tmp_path):
-    position = Journal(tmp_path, 1).append("batch", groups=[bytes(range(100)) * 100])
+    position = Journal(RunFolder(tmp_path), 1).append("batch", groups=[bytes(range(100)) * 100])
     assert position.offset < 1000
 
 
@@ -105,7 +108,7 @@ def test_a_torn_record_in_the_last_file_is_cut_and_said(written):
     last = written.segments[-1].path
     last.write_bytes(last.read_bytes()[:-3])
     with capture_logs() as logs:
-        assert valid_length(written.folder, 1) == written.positions[4].offset
+        assert valid_length(written.run_folder, 1) == written.positions[4].offset
     (entry,) = said(logs, "warning")
     assert (entry["file"], said(logs, "error")) == (str(last), [])
 
@@ -118,7 +121,7 @@ def test_damage_before_other_records_is_said_with_file_and_place(written, step, 
     path, place = written.flip(step, byte)
     with capture_logs() as logs:
         whole = written.positions[step - 2].offset if step > 1 else 0
-        assert valid_length(written.folder, 1) == whole
+        assert valid_length(written.run_folder, 1) == whole
     (entry,) = said(logs, "error")
     assert (entry["file"], entry["offset"]) == (str(path), place)
     assert entry["bytes_left_out"] == written.positions[-1].offset - whole
@@ -132,7 +135,7 @@ def test_damage_before_other_records_is_said_with_file_and_place(written, step, 
 
 def test_a_record_that_is_finished_meanwhile_is_no_damage(written):
     """A replay of a live run reads half a record, and finds it whole, with another behind it."""
-    found = left_out(written.folder, 1, written.positions[3].offset)
+    found = left_out(written.run_folder, 1, written.positions[3].offset)
     assert found is not None
     assert found.torn
 
@@ -140,7 +143,7 @@ def test_a_record_that_is_finished_meanwhile_is_no_damage(written):
 def test_a_file_that_is_missing_in_the_middle_is_said(written):
     written.segments[1].path.unlink()
     with capture_logs() as logs:
-        assert valid_length(written.folder, 1) == written.positions[1].offset
+        assert valid_length(written.run_folder, 1) == written.positions[1].offset
     assert len(said(logs, "error")) == 1
 
 
@@ -158,7 +161,7 @@ def test_damage_before_the_checkpoint_costs_a_resume_nothing(written):
 
 def test_damage_in_an_older_incarnation_is_never_read_over(written):
     second = claim_next(written.folder)
-    Journal(written.folder, second.incarnation).append("batch", step=7)
+    Journal(written.run_folder, second.incarnation).append("batch", step=7)
     third = claim_next(written.folder)
     assert steps(written.folder, third) == [1, 2, 3, 4, 5, 6, 7]
     written.flip(6)
@@ -168,20 +171,20 @@ def test_damage_in_an_older_incarnation_is_never_read_over(written):
 
 def test_what_lies_before_a_position_are_whole_files_and_older_incarnations(written):
     files = [segment.path for segment in written.segments]
-    assert segments_before(written.folder, 1, written.positions[0].offset) == []
-    assert segments_before(written.folder, 1, written.positions[1].offset) == files[:1]
-    assert segments_before(written.folder, 1, written.positions[4].offset) == files[:2]
-    assert segments_before(written.folder, 1, written.positions[5].offset) == files[:2]
-    Journal(written.folder, 2)
-    assert segments_before(written.folder, 2, 0) == files
+    assert segments_before(written.run_folder, 1, written.positions[0].offset) == []
+    assert segments_before(written.run_folder, 1, written.positions[1].offset) == files[:1]
+    assert segments_before(written.run_folder, 1, written.positions[4].offset) == files[:2]
+    assert segments_before(written.run_folder, 1, written.positions[5].offset) == files[:2]
+    Journal(written.run_folder, 2)
+    assert segments_before(written.run_folder, 2, 0) == files
 
 
 def test_a_journal_without_its_beginning_is_read_from_a_position_and_refused_from_the_start(written):
-    for path in segments_before(written.folder, 1, written.positions[2].offset):
+    for path in segments_before(written.run_folder, 1, written.positions[2].offset):
         path.unlink()
     with pytest.raises(ConfigError, match="is needed from offset 0"):
         claim_next(written.folder)
-    assert len(list((written.folder / "claims").iterdir())) == 1
+    assert len(list(written.run_folder.claims.iterdir())) == 1
     start = written.positions[3]
     claim = claim_next(written.folder, start)
     assert steps(written.folder, claim, start) == [5, 6]

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from penstock.common.files.disk import Disk
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.wire.codec import encode
 from penstock.common.wire.messages import Version
 from penstock.learner.algorithm.batch import build_batch
@@ -49,10 +50,10 @@ class Run:
     """
 
     def __init__(self, folder: Path, model_folder: Path, segment_bytes: int = SEGMENT_BYTES):
-        self.folder = folder
+        self.folder, self.run_folder = folder, RunFolder(folder)
         self.plan = make_plan(make_settings(**SETTINGS))
-        self.claim = claim_next(folder, newest_position(folder))
-        self.journal = Journal(folder, self.claim.incarnation, segment_bytes)
+        self.claim = claim_next(folder, newest_position(self.run_folder))
+        self.journal = Journal(self.run_folder, self.claim.incarnation, segment_bytes)
         self.policy = make_policy(model_folder)
         self.ledger = Ledger()
 
@@ -70,12 +71,12 @@ class Run:
     def checkpoint(self, step: int, position, disk: Disk | None = None, **changes):
         settings = make_settings(**(SETTINGS | changes))
         return save_checkpoint(
-            self.folder, self.policy, step, position, self.ledger.snapshot(), settings, disk
+            self.run_folder, self.policy, step, position, self.ledger.snapshot(), settings, disk
         )
 
     def resume(self, model_folder: Path):
         policy = make_policy(model_folder)
-        claim = claim_next(self.folder, newest_position(self.folder))
-        recorder = Recorder(self.folder, [], "x")
-        checkpoint = newest_checkpoint(self.folder, claim)
-        return retrain_tail(self.folder, claim, policy, Ledger(), recorder, checkpoint), policy
+        claim = claim_next(self.folder, newest_position(self.run_folder))
+        recorder = Recorder(self.run_folder, [], "x")
+        checkpoint = newest_checkpoint(self.run_folder, claim)
+        return retrain_tail(self.run_folder, claim, policy, Ledger(), recorder, checkpoint), policy

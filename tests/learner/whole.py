@@ -13,6 +13,7 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.work_stream import RunView, WorkStream
 from penstock.common.config.settings import RunSettings
 from penstock.common.errors import PenstockError
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.messages import Ticket, Verdict
 from penstock.learner.loop import Learner
@@ -93,6 +94,7 @@ class Run:
     def __init__(self, folder: Path, connection, keys, worker: Worker | None = None):
         self.folder, self.connection, self.keys, self.worker = folder, connection, keys, worker
         folder.mkdir()
+        self.run_folder = RunFolder(folder)
 
     def start(
         self,
@@ -111,11 +113,11 @@ class Run:
             disk_timeout_s=disk_timeout_s,
         )  # fmt: skip
         known = RunView(self.connection, self.keys).incarnation()
-        claim = claim_next(self.folder, newest_position(self.folder), known)
+        claim = claim_next(self.folder, newest_position(self.run_folder), known)
         queue = LearnerQueue(self.connection, self.keys, claim.incarnation)
         queue.claim("nonce", "test")
         command = SimpleNamespace(learner=made, run=run)
-        checkpoint = newest_checkpoint(self.folder, claim)
+        checkpoint = newest_checkpoint(self.run_folder, claim)
         learner = Learner(command, plan, claim, policy or FakePolicy(dies_in, skips), checkpoint)
         stopping = stopping or threading.Event()
         learner.start(self.connection, queue, "nonce", stopping)

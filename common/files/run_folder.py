@@ -1,0 +1,68 @@
+"""The files of a run: the path of each."""
+
+from pathlib import Path
+from typing import Literal
+
+
+class RunFolder:
+    """The paths of a run's files. Creates none of them.
+
+    Example:
+        >>> str(RunFolder(Path("runs/mine")).checkpoint(2, 40))
+        'runs/mine/checkpoints/000002-00000040'
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.learner_lock = path / "learner.lock"
+        self.up_lock = path / "up.lock"  # held by `penstock up`
+        self.nonce = path / "nonce"  # ties the folder to its run on the queue server
+        self.claims = path / "claims"
+        self.journal = path / "journal"
+        self.checkpoints = path / "checkpoints"
+        self.versions = path / "versions"  # published weights
+        self.best = path / "best"  # the best model by held-out questions
+        self.not_finite = path / "not_finite"  # batches whose gradients held NaN or infinity
+        self.metrics = path / "metrics.jsonl"
+        self.evaluations = path / "evaluations.jsonl"
+        self.completions = path / "completions"
+        self.tensorboard = path / "tensorboard"
+        self.learning_curve = path / "learning_curve.png"  # of the demo
+        self.log = path / "log.txt"  # of the demo
+        self.replay = path / "replay"  # default output of `penstock replay`
+        self.server = path / "queue"  # data of the queue server that `penstock up` started
+        self.server_url = self.server / "url"  # address with password, mode 0600
+        self.server_configuration = self.server / "server.conf"
+        self.server_log = self.server / "server.log"
+
+    def claim(self, incarnation: int) -> Path:
+        """The file by which a learner claimed this incarnation."""
+        return self.claims / f"{incarnation:06d}.json"
+
+    def segment(self, incarnation: int, start: int) -> Path:
+        """The journal file of an incarnation that begins at this offset."""
+        return self.journal / f"{incarnation:06d}-{start:012d}.journal"
+
+    def checkpoint(self, incarnation: int, step: int) -> Path:
+        """The folder of the checkpoint that an incarnation wrote after this step."""
+        return self.checkpoints / f"{incarnation:06d}-{step:08d}"
+
+    def version(self, incarnation: int, step: int) -> Path:
+        """The absolute folder of a published version."""
+        return self.versions.absolute() / f"{incarnation:06d}-{step:08d}"
+
+    def best_model(self, step: int) -> Path:
+        """The folder of the best model, if the version of this step is the best."""
+        return self.best / f"{step:08d}"
+
+    def completion_table(self, step: int) -> Path:
+        """The Parquet file with the completions of this step."""
+        return self.completions / f"completions_{step:05d}.parquet"
+
+    def results(self, name: Literal["train", "eval"]) -> Path:
+        """The file with the final metrics of the training or of the newest evaluation."""
+        return self.path / f"{name}_results.json"
+
+    def newest_incarnation(self) -> int:
+        """Return the largest incarnation that was claimed, 0 if there is none."""
+        return max((int(path.stem) for path in self.claims.glob(6 * "[0-9]" + ".json")), default=0)
