@@ -1,4 +1,4 @@
-"""Totals to advantages: how much better a completion is than what was to be expected.
+"""Advantages from totals: how much better a completion scored than the expected total.
 
 Dimensions: G rollouts of a group, K rollouts of the batch that have a reward.
 """
@@ -16,21 +16,22 @@ EPSILON = 1e-4
 def compute_advantages(
     totals: Sequence[np.ndarray], estimator: AdvantageEstimator, scale: ScaleRewards
 ) -> list[np.ndarray]:
-    """Advantages of a whole batch: one (G,) array of totals per group in, one out.
+    """Return the advantages of a batch: for each group's totals (G,) an array (G,).
 
-    A total minus a baseline, divided by a standard deviation (unbiased, plus 1e-4).
-
-    Baselines: `grpo` the group's mean (arXiv:2402.03300, section 4.1.2), `rloo` the mean of the
-    others in the group (arXiv:2402.14740), `reinforce_plus_plus` the batch's mean
-    (arXiv:2501.03262). Scales: `group`, `batch`, or `none`, which with `grpo` is Dr. GRPO
+    An advantage is (total - baseline) / scale. Baselines: `grpo` the mean of the group
+    (arXiv:2402.03300, section 4.1.2), `rloo` the mean of the group's other rollouts (arXiv:2402.14740),
+    `reinforce_plus_plus` the mean of the batch (arXiv:2501.03262). Scales: the standard deviation
+    (unbiased, plus 1e-4) of `group` or `batch`, or 1 for `none`; `grpo` with `none` is Dr. GRPO
     (arXiv:2503.20783).
 
-    A rollout without any reward (NaN) gets 0 and counts nowhere. So does every rollout of a group
-    with fewer than two rewards where baseline or scale is the group's.
+    A rollout without any reward (NaN) gets 0 and counts in no mean or standard deviation. If a group has
+    fewer than two rewards, and baseline or scale are the group's, all its rollouts get 0.
 
     Example:
         >>> compute_advantages([np.array([1.0, 0.0, 0.0, 1.0])], "grpo", "group")[0].round(3)
         array([ 0.866, -0.866, -0.866,  0.866])
+        >>> compute_advantages([np.array([1.0, 0.0, np.nan])], "grpo", "none")[0]
+        array([ 0.5, -0.5,  0. ])
     """
     groups = [np.asarray(totals_G, dtype=np.float64) for totals_G in totals]
     batch_K = _without_missing(np.concatenate([np.empty(0), *groups]))
@@ -48,11 +49,15 @@ def compute_advantages(
 
 
 def _without_missing(totals: np.ndarray) -> np.ndarray:
-    return totals[~np.isnan(totals)]
+    """Return the totals that are not NaN."""
+    present: np.ndarray = totals[~np.isnan(totals)]
+    return present
 
 
 def _leave_one_out_mean(totals_G: np.ndarray, group_K: np.ndarray, _: np.ndarray) -> np.ndarray:
-    return (group_K.sum() - totals_G) / (len(group_K) - 1)
+    """Return for each rollout the mean total of the group's other rollouts, (G,)."""
+    mean_G: np.ndarray = (group_K.sum() - totals_G) / (len(group_K) - 1)
+    return mean_G
 
 
 _BASELINES: dict[AdvantageEstimator, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {

@@ -1,7 +1,7 @@
-"""Scored groups to a Batch: plain arrays, advantages computed, masks set.
+"""The Batch of an Update, made from scored groups: arrays, advantages and masks.
 
-A pure function of the groups, the reward weights, the step and the settings, which the journal holds,
-so that it gives the same Batch again.
+`build_batch` is a pure function of groups, reward weights, step and settings. The journal stores all
+four, so a resume or a replay builds the same Batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,36 +17,40 @@ from penstock.learner.algorithm.advantages import compute_advantages
 
 @dataclass(frozen=True, slots=True)
 class TrainSequence:
-    """One prompt with its completion; the arrays over the completion have length T."""
+    """A prompt with one completion of T tokens."""
 
     prompt_ids: np.ndarray
     token_ids: np.ndarray
+    """(T,)."""
     behaviour: np.ndarray
+    """(T,): log-probabilities under the policy that sampled the tokens."""
     mask: np.ndarray
+    """(T,): whether the token is trained."""
     staleness: np.ndarray
+    """(T,): how many versions ago the token was sampled."""
     advantage: float
     temperature: float
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and completion."""
+        """Number of tokens of prompt and completion."""
         return len(self.prompt_ids) + len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one Update trains on."""
+    """The sequences that one Update trains on."""
 
     sequences: tuple[TrainSequence, ...]
 
     @property
     def trained_tokens(self) -> int:
-        """Tokens that count in the loss."""
+        """Number of tokens that count in the loss."""
         return int(sum(sequence.mask.sum() for sequence in self.sequences))
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens that were sampled."""
+        """Number of sampled tokens, trained or not."""
         return sum(len(sequence.token_ids) for sequence in self.sequences)
 
 
@@ -56,7 +60,11 @@ def build_batch(
     step: int,
     settings: LearnerSettings,
 ) -> Batch:
-    """The Batch for the Update that follows `step`."""
+    """Return the Batch of the Update after `step` Updates.
+
+    A token is trained if `trainable_tokens` allows it, its rollout has a reward, and its staleness is at
+    most max_staleness. Example: max_staleness 2 and step 7: tokens of versions 5 to 7 are trained.
+    """
     totals = [total_rewards(scored.rewards, reward_weights) for scored in groups]
     advantages = compute_advantages(totals, settings.advantage_estimator, settings.scale_rewards)
     sequences = []
@@ -80,10 +88,10 @@ def build_batch(
 
 
 def trainable_tokens(rollout: Rollout, settings: LearnerSettings) -> np.ndarray:
-    """Per token, whether it may be trained as far as its lag is not looked at, (T,).
+    """Return for each token whether it may be trained, whatever its staleness, (T,).
 
-    A completion that was cut says nothing of where the policy would have ended, but its reward still
-    counts in its group's baseline, as in TRL.
+    With mask_truncated_completions no token of a completion that was cut at the longest length is
+    trained. Its reward still counts in its group's baseline, as in TRL.
     """
     if settings.mask_truncated_completions and rollout.finish_reason == "length":
         return np.zeros(len(rollout.token_ids), dtype=np.bool_)
@@ -91,7 +99,10 @@ def trainable_tokens(rollout: Rollout, settings: LearnerSettings) -> np.ndarray:
 
 
 def token_staleness(rollout: Rollout, step: int) -> np.ndarray:
-    """Per token, how many versions ago it was sampled, (T,)."""
+    """Return for each token how many versions ago it was sampled, (T,).
+
+    Example: at step 7, tokens of version 5 have staleness 2.
+    """
     staleness = np.zeros(len(rollout.token_ids), dtype=np.int64)
     for span in rollout.spans:
         staleness[span.start : span.end] = step - span.version.step
@@ -99,7 +110,12 @@ def token_staleness(rollout: Rollout, step: int) -> np.ndarray:
 
 
 def is_over_lag(scored: ScoredGroup, step: int, settings: LearnerSettings) -> bool:
-    """Whether too many trainable tokens are over max_staleness: any (set_aside), or all (mask)."""
+    """Return whether the group is too stale to be trained after `step` Updates.
+
+    With LEARNER_OVER_LAG=set_aside a single trainable token over max_staleness makes the group too
+    stale. With `mask` all its trainable tokens must be over max_staleness: `build_batch` masks single
+    ones. Example: max_staleness 2 and step 7, tokens of versions 4 and 5: too stale with set_aside only.
+    """
     over = np.concatenate(
         [
             token_staleness(rollout, step)[trainable_tokens(rollout, settings)] > settings.max_staleness
@@ -110,5 +126,9 @@ def is_over_lag(scored: ScoredGroup, step: int, settings: LearnerSettings) -> bo
 
 
 def is_ahead(group: ScoredGroup, step: int) -> bool:
-    """Whether a token was sampled by a version that this lineage has not reached."""
+    """Return whether a token of the group was sampled by a version of a later step than `step`.
+
+    Only a superseded learner can have published such a version. Example: the superseded learner went on
+    to version 9, while its successor resumed at step 7.
+    """
     return any(span.version.step > step for rollout in group.group.rollouts for span in rollout.spans)

@@ -1,4 +1,4 @@
-"""What bounds the importance ratio between the policy and the one that sampled.
+"""Correction of the importance ratio between the policy and the policy that sampled the tokens.
 
 Dimensions: N completion tokens of a packed row, S sequences in it.
 """
@@ -11,17 +11,17 @@ from torch import Tensor
 from penstock.common.config.learner_settings import CorrectionLevel, CorrectionMode
 
 _MAX_EXPONENT = 80.0
-"""exp of it, and one over that, are finite in fp32."""
+"""exp(80) and exp(-80) are finite and above 0 in fp32; exp(89) is infinite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Of each trained token; what stands at the others means nothing."""
+    """Per-token correction. Entries of untrained tokens are undefined."""
 
     factor_N: Tensor
-    """To multiply the surrogate by; without gradient."""
+    """Factor of the token's objective in the loss, without gradient."""
     bounded_N: Tensor
-    """Whether the ratio lay outside and was cut or masked."""
+    """bool: whether the ratio was outside the bounds, and so was changed."""
 
 
 def correct(
@@ -36,18 +36,24 @@ def correct(
     upper: float,
     weight: bool,
 ) -> Correction:
-    """Bound R, the ratio to the behaviour policy mu whose logarithms are given, without gradient.
+    """Return the correction for R, a token's ratio to the behaviour policy that sampled the token.
 
-    `sequence_N` (int64) says which sequence a token belongs to, `mask_N` (bool) which are trained.
+    `log_ratio_N` is log R. `sequence_N` (int64) is the index of each token's sequence, from 0 to
+    `sequences` - 1. `mask_N` (bool) is true for trained tokens.
 
-    Levels: `token` takes R per token, `sequence` the product over the sequence's trained tokens,
-    `geometric` their geometric mean, for all its tokens alike; `off` bounds nothing. Modes:
-    `truncate` is min(R, upper), as in IMPALA (arXiv:1802.01561); `clip` also raises to lower;
-    `mask` is R within the bounds, else 0.
+    Levels: `token` bounds each token's R. `sequence` bounds the product of R over the trained tokens of
+    the sequence, `geometric` their geometric mean; all tokens of a sequence then get the same factor.
+    `off` gives factor 1.
 
-    With `weight` the factor is the corrected R itself, for a surrogate whose own ratio is not
-    against mu (the decoupled form). Else the surrogate's ratio is against mu already, and the factor
-    is corrected R / R: at most 1 for truncate, 0 or 1 for mask.
+    Modes: `truncate` corrects R to min(R, upper), as in IMPALA (arXiv:1802.01561). `clip` also raises R
+    to at least `lower`. `mask` keeps R within the bounds and corrects any other R to 0.
+
+    With `weight` the factor is the corrected R: the decoupled form, whose objective does not contain R.
+    Without `weight` the factor is corrected R / R: the direct form, whose objective contains R already.
+
+    Example: token level, R = [0.25, 1, 4], lower 0.5 and upper 2. The factors without `weight` are
+    [1, 1, 0.5] for truncate, [2, 1, 0.5] for clip and [0, 1, 0] for mask; with `weight` they are
+    [0.25, 1, 2], [0.5, 1, 2] and [0, 1, 0].
     """
     if level == "off":
         return Correction(torch.ones_like(log_ratio_N), torch.zeros_like(mask_N))
@@ -63,9 +69,10 @@ def correct(
 def reduce_per_sequence(
     values_N: Tensor, sequence_N: Tensor, mask_N: Tensor, sequences: int, *, mean: bool
 ) -> Tensor:
-    """Sum or mean over the trained tokens of each token's sequence, (N,); 0 where it has none.
+    """Return for each token the sum (or mean) of the values over its sequence's trained tokens, (N,).
 
-    The values of other tokens must be 0.
+    The values of untrained tokens must be 0. A sequence without trained tokens gives 0.
+    Example: values [1, 3, 5] of sequences [0, 0, 1], all trained, give the means [2, 2, 5].
     """
     total_S = values_N.new_zeros(sequences).index_add(0, sequence_N, values_N)
     if mean:
@@ -75,9 +82,10 @@ def reduce_per_sequence(
 
 
 def safe_exp(log_N: Tensor) -> Tensor:
-    """exp that neither overflows nor reaches 0 in fp32; beyond its range the gradient is 0.
+    """Return exp of the values clamped to -80 and 80, so that results are finite and above 0 in fp32.
 
-    An inf would pass a later clamp forwards, but its gradient is 0 x inf = NaN.
+    Beyond -80 and 80 the gradient is 0. Without the clamp a later clamp would bound an infinite exp in
+    the forward pass, but its gradient would be 0 x inf = NaN.
     """
     return torch.exp(log_N.clamp(-_MAX_EXPONENT, _MAX_EXPONENT))
 
@@ -85,7 +93,7 @@ def safe_exp(log_N: Tensor) -> Tensor:
 def _bound_ratio(
     ratio_N: Tensor, mode: CorrectionMode, lower: float, upper: float
 ) -> tuple[Tensor, Tensor]:
-    """The corrected ratio, and where it differs."""
+    """Return the corrected ratios, and bools that are true where a ratio was outside the bounds."""
     if mode == "truncate":
         return ratio_N.clamp(max=upper), ratio_N > upper
     outside_N = (ratio_N < lower) | (ratio_N > upper)

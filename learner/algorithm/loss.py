@@ -1,7 +1,7 @@
 """The loss as a pure function of flat vectors.
 
-Dimensions: N completion tokens of a packed row, S sequences. No padding: a token that must not be
-trained is masked out. What each option does, and from which paper, is in docs/losses.md.
+Dimensions: N completion tokens of a packed row, S sequences. There is no padding; a token that must not
+be trained is masked. docs/losses.md lists each option with its formula, paper and test.
 """
 
 from collections.abc import Callable
@@ -23,25 +23,28 @@ from penstock.learner.algorithm.correction import Correction, correct, reduce_pe
 
 @dataclass(frozen=True, slots=True)
 class LossTokens:
-    """The completion tokens of one packed row; logarithms of probabilities after temperature."""
+    """The completion tokens of one packed row. All fields with `_N` have shape (N,).
+
+    The probabilities are natural logarithms, after temperature.
+    """
 
     logprobs_N: Tensor
-    """Of the policy now, with gradient."""
+    """Log-probabilities under the policy in training, with gradient."""
     entropy_N: Tensor
-    """Of the policy now; with gradient if there is an entropy bonus."""
+    """Entropies of the policy in training, with gradient if entropy_coef is not 0."""
     old_N: Tensor
-    """What the ratio is taken against: the behaviour policy, or (decoupled) the proximal one."""
+    """Log-probabilities that the ratio divides by: behaviour policy, or proximal policy if decoupled."""
     behaviour_N: Tensor
-    """Of the policy that sampled the token."""
+    """Log-probabilities under the behaviour policy, which sampled the token."""
     reference_N: Tensor | None
-    """Of the reference policy, if there is one."""
+    """Log-probabilities under the reference policy; None without KL term."""
     advantages_N: Tensor
     weight_N: Tensor
-    """See `aggregation_weights`."""
+    """Weight of the token in the loss, see `aggregation_weights`."""
     mask_N: Tensor
-    """bool: which tokens are trained."""
+    """bool: whether the token is trained."""
     sequence_N: Tensor
-    """int64: which of the `sequences` a token belongs to."""
+    """int64: index of the token's sequence, from 0 to `sequences` - 1."""
     sequences: int
 
 
@@ -64,7 +67,7 @@ class LossOptions:
 
     @classmethod
     def from_settings(cls, settings: LearnerSettings) -> "LossOptions":
-        """Those of a run."""
+        """Return the options of a run's settings."""
         return cls(
             loss_type=settings.loss_type,
             epsilon=settings.epsilon,
@@ -83,21 +86,25 @@ class LossOptions:
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """A row's share of the loss, and values of its trained tokens for the metrics (no gradient)."""
+    """A row's part of the loss, and values of its trained tokens for the metrics, without gradient."""
 
     loss: Tensor
     ratio_N: Tensor
-    """What the loss clips: per token, or with gspo per sequence."""
+    """The ratio that the objective clips: the token's, or with gspo its sequence's geometric mean."""
     clipped_low_N: Tensor
+    """bool: whether the ratio's lower bound removes the token's gradient."""
     clipped_high_N: Tensor
+    """bool: whether the ratio's upper bound removes the gradient; with cispo, bounds the weight."""
     kl_N: Tensor
-    """To the reference; zeros without one."""
+    """Estimated KL to the reference policy; zeros without a reference."""
     bounded_N: Tensor
-    """See `Correction`."""
+    """bool: whether the importance ratio was corrected, see `Correction`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Surrogate:
+    """The objective of each token, and the ratio and clipping of LossTerms."""
+
     objective_N: Tensor
     ratio_N: Tensor
     clipped_low_N: Tensor
@@ -105,13 +112,16 @@ class _Surrogate:
 
 
 def policy_loss(tokens: LossTokens, options: LossOptions) -> LossTerms:
-    """A row's share of the loss: those of all rows of a mini-batch add up to the mini-batch's.
+    """Return a row's part of the loss. The parts of a mini-batch's rows add up to the mini-batch's loss.
 
     loss = -sum(weight x factor x objective) + beta x sum(weight x kl)
            - entropy_coef x sum(weight x entropy), over the trained tokens
 
-    The objective is that of `loss_type`, the factor what the correction makes of the ratio to the
-    behaviour policy. What stands at masked tokens, even NaN, reaches neither loss nor gradient.
+    `loss_type` selects the objective. The correction of the importance ratio gives the factor, see
+    `correct`. Values of masked tokens, even NaN, reach neither the loss nor the gradient.
+
+    Example: one token with weight 1, advantage 1, ratio 1.5, factor 1, dapo with epsilon_high 0.28: the
+    objective is min(1.5, 1.28) = 1.28 and the loss -1.28, with gradient 0.
     """
     tokens = _zero_masked_tokens(tokens)
     surrogate = _SURROGATES[options.loss_type](tokens, options)
@@ -140,16 +150,20 @@ def aggregation_weights(
     mini_batches: int,
     max_completion_length: int,
 ) -> np.ndarray:
-    """What a token of each sequence weighs in the loss of ONE mini-batch, (S,).
+    """Return the weight of each token of a sequence in the loss of one mini-batch, (S,).
 
-    `lengths_S` are the trained tokens of all the mini-batch's sequences, over all ranks and
-    micro-batches; so micro-batches just add up. `batch_tokens` are those of the whole batch. A
-    sequence without trained tokens weighs nothing, but counts in S.
+    `lengths_S` counts the trained tokens of each sequence of the mini-batch, over all ranks and rows, so
+    that the losses of rows add up. `batch_tokens` counts those of the whole batch. A sequence without
+    trained tokens gets weight 0, but counts in S.
 
-    grpo and gspo take the mean over each sequence, then over the sequences; dr_grpo divides by the
-    longest possible completion instead (arXiv:2503.20783); bnpo takes the mean over the mini-batch's
-    tokens; dapo (arXiv:2503.14476), cispo and dppo over the batch's, so that a token weighs the same
-    in whichever mini-batch it falls.
+    grpo (arXiv:2402.03300, eq. 3) and gspo (arXiv:2507.18071) take the mean over each sequence's tokens,
+    then over the sequences. dr_grpo (arXiv:2503.20783) divides by the longest possible completion
+    instead. bnpo (TRL) takes the mean over the mini-batch's tokens. dapo (arXiv:2503.14476, eq. 8),
+    cispo and dppo take the mean over the batch's tokens, so that a token's weight does not depend on its
+    mini-batch.
+
+    Example: lengths [1, 3] in one mini-batch of max_completion_length 4: grpo [1/2, 1/6], dr_grpo
+    [1/8, 1/8], bnpo and dapo [1/4, 1/4].
     """
     lengths_S = np.asarray(lengths_S, dtype=np.float64)
     divisors: dict[LossType, np.ndarray | float] = {
@@ -167,32 +181,33 @@ def aggregation_weights(
 
 
 def _zero_masked_tokens(tokens: LossTokens) -> LossTokens:
-    """Zeros where the mask is false.
+    """Return the tokens with all values of masked tokens set to 0.
 
-    There every ratio becomes 1 and every product 0. Masking the products instead would let a NaN
-    through backwards: 0 x NaN = NaN.
+    Their ratios become 1 and their products 0. Masking the products instead would pass a NaN on in the
+    backward pass: 0 x NaN = NaN.
     """
 
-    def cleaned(values_N: Tensor) -> Tensor:
+    def zeroed(values_N: Tensor) -> Tensor:
         return torch.where(tokens.mask_N, values_N, 0.0)
 
     return replace(
         tokens,
-        logprobs_N=cleaned(tokens.logprobs_N),
-        entropy_N=cleaned(tokens.entropy_N),
-        old_N=cleaned(tokens.old_N),
-        behaviour_N=cleaned(tokens.behaviour_N),
-        reference_N=None if tokens.reference_N is None else cleaned(tokens.reference_N),
-        advantages_N=cleaned(tokens.advantages_N),
-        weight_N=cleaned(tokens.weight_N),
+        logprobs_N=zeroed(tokens.logprobs_N),
+        entropy_N=zeroed(tokens.entropy_N),
+        old_N=zeroed(tokens.old_N),
+        behaviour_N=zeroed(tokens.behaviour_N),
+        reference_N=None if tokens.reference_N is None else zeroed(tokens.reference_N),
+        advantages_N=zeroed(tokens.advantages_N),
+        weight_N=zeroed(tokens.weight_N),
     )
 
 
 def _correction(tokens: LossTokens, options: LossOptions) -> Correction:
-    # Direct: the surrogate's ratio is the one to bound. Decoupled: it leaves out proximal / behaviour.
-    above_N = tokens.old_N if options.decoupled else tokens.logprobs_N.detach()
+    """Return the correction of policy / behaviour, or in the decoupled form of proximal / behaviour."""
+    # The objective's ratio in the decoupled form is policy / proximal, which leaves out the latter.
+    numerator_N = tokens.old_N if options.decoupled else tokens.logprobs_N.detach()
     return correct(
-        above_N - tokens.behaviour_N,
+        numerator_N - tokens.behaviour_N,
         tokens.sequence_N,
         tokens.mask_N,
         tokens.sequences,
@@ -205,12 +220,12 @@ def _correction(tokens: LossTokens, options: LossOptions) -> Correction:
 
 
 def _token_clipping(tokens: LossTokens, options: LossOptions) -> _Surrogate:
-    """min(r A, clip(r) A), DAPO (arXiv:2503.14476, eq. 8); GRPO is the case of equal bounds."""
+    """Return min(r A, clip(r) A): DAPO (arXiv:2503.14476, eq. 8); GRPO is the case of equal bounds."""
     return _clipped_objective(safe_exp(tokens.logprobs_N - tokens.old_N), tokens.advantages_N, options)
 
 
 def _sequence_clipping(tokens: LossTokens, options: LossOptions) -> _Surrogate:
-    """The same with the geometric mean of the sequence's ratios: GSPO (arXiv:2507.18071)."""
+    """Return min(s A, clip(s) A), s the sequence's geometric mean ratio: GSPO (arXiv:2507.18071)."""
     log_ratio_N = reduce_per_sequence(
         tokens.logprobs_N - tokens.old_N,
         tokens.sequence_N,
@@ -222,11 +237,15 @@ def _sequence_clipping(tokens: LossTokens, options: LossOptions) -> _Surrogate:
 
 
 def _clipped_objective(ratio_N: Tensor, advantages_N: Tensor, options: LossOptions) -> _Surrogate:
-    """Pessimistic clipping; delta bounds the ratios that it leaves, those at negative advantages."""
+    """Return min(min(r, delta) A, clip(r) A), with clip(r) from 1 - epsilon to 1 + epsilon_high.
+
+    delta 0 is no bound; another delta is the dual clip (arXiv:1912.09729). Example: epsilon_high 0.28
+    gives 1.28 for r = 2 and A = 1, but -2 for r = 2 and A = -1; with delta 1.5 the latter is -1.5.
+    """
     low, high = 1.0 - options.epsilon, 1.0 + options.epsilon_high
-    left_N = ratio_N.clamp(max=options.delta) if options.delta else ratio_N
+    unclipped_N = ratio_N.clamp(max=options.delta) if options.delta else ratio_N
     return _Surrogate(
-        torch.minimum(left_N * advantages_N, ratio_N.clamp(low, high) * advantages_N),
+        torch.minimum(unclipped_N * advantages_N, ratio_N.clamp(low, high) * advantages_N),
         ratio_N,
         (ratio_N < low) & (advantages_N < 0),
         (ratio_N > high) & (advantages_N > 0),
@@ -234,7 +253,10 @@ def _clipped_objective(ratio_N: Tensor, advantages_N: Tensor, options: LossOptio
 
 
 def _clipped_ratio_as_weight(tokens: LossTokens, options: LossOptions) -> _Surrogate:
-    """CISPO (arXiv:2506.13585): the clipped ratio only weighs, so every token keeps its gradient."""
+    """Return min(r, 1 + epsilon_high) A log(policy), r without gradient: CISPO (arXiv:2506.13585).
+
+    The bounded ratio is only a weight, so every token keeps its gradient.
+    """
     high = 1.0 + options.epsilon_high
     ratio_N = safe_exp(tokens.logprobs_N.detach() - tokens.old_N)
     return _Surrogate(
@@ -246,10 +268,11 @@ def _clipped_ratio_as_weight(tokens: LossTokens, options: LossOptions) -> _Surro
 
 
 def _probability_trust_region(tokens: LossTokens, options: LossOptions) -> _Surrogate:
-    """DPPO with binary total variation (arXiv:2602.04879).
+    """Return r A, or 0 outside the trust region: DPPO with binary total variation (arXiv:2602.04879).
 
-    A token leaves the objective when its probability is already further from the behaviour policy's
-    than allowed, and the advantage would move it further.
+    A token is outside when its probability differs from the behaviour policy's by more than allowed and
+    the advantage would increase the difference. Example: with epsilon_high 0.28 and A > 0 a probability
+    that rose from 0.3 to 0.6 gives 0, one that rose to 0.5 gives r A.
     """
     ratio_N = safe_exp(tokens.logprobs_N - tokens.old_N)
     moved_N = safe_exp(tokens.logprobs_N.detach()) - safe_exp(tokens.behaviour_N)
@@ -271,7 +294,7 @@ _SURROGATES: dict[LossType, Callable[[LossTokens, LossOptions], _Surrogate]] = {
 
 
 def _kl(tokens: LossTokens, options: LossOptions) -> Tensor:
-    """Of the policy to the reference, estimated per token; zeros without a reference."""
+    """Return each token's estimated KL of the policy to the reference; zeros without a reference."""
     if tokens.reference_N is None:
         return torch.zeros_like(tokens.logprobs_N)
     return _KL_ESTIMATORS[options.kl_estimator](tokens.reference_N - tokens.logprobs_N)
@@ -282,5 +305,7 @@ _KL_ESTIMATORS: dict[KLEstimator, Callable[[Tensor], Tensor]] = {
     "k2": lambda log_N: 0.5 * log_N.square(),
     "k3": lambda log_N: safe_exp(log_N) - 1.0 - log_N,
 }
-"""By the logarithm of reference / policy: Schulman, http://joschu.net/blog/kl-approx.html; k3 is
-GRPO's (arXiv:2402.03300, eq. 4)."""
+"""Estimators of the KL from log(reference / policy), by Schulman, http://joschu.net/blog/kl-approx.html.
+
+GRPO uses k3 (arXiv:2402.03300, eq. 4). Example: log(reference / policy) = -0.5 gives k1 0.5, k2 0.125
+and k3 0.107."""

@@ -1,12 +1,12 @@
-"""Exact attention for packed rows: every sequence attends to itself alone, causally.
+"""Exact attention for packed rows: causal within each sequence, none between sequences.
 
-Registered with transformers as "penstock_packed". The row's boundaries travel as `cu_seq_lens_q` and
-`max_length_q` through the model's keyword arguments, the names that transformers' own flash attention
-uses (`Row.model_inputs` has them). The cost is the sum of the squares of the sequences' lengths; no
-mask over the row is ever made.
+Registered with transformers as "penstock_packed". The sequences' boundaries reach the attention as the
+model's keyword arguments `cu_seq_lens_q` and `max_length_q`, the names of transformers' own flash
+attention (see `Row.model_inputs`). No mask of the row's size is made: a row of two sequences of 100 and
+300 tokens costs 100^2 + 300^2 scores, not 400^2.
 
-A call without boundaries is ordinary causal attention, as transformers' "sdpa" does it, so the model
-can still generate and take padded batches. Packed positions without boundaries are refused.
+A call without boundaries computes ordinary causal attention like transformers' "sdpa", so the model can
+still generate and accept padded batches. Packed positions without boundaries raise ConfigError.
 """
 
 from functools import lru_cache
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -30,20 +30,26 @@ _UNSUPPORTED_ARGUMENTS = {
     "indices": "has sparse attention",
     "block_indices": "has sparse attention",
 }
-"""Arguments of an attention call that change what is computed, and what their model does."""
+"""Arguments of an attention call that packed attention does not implement, with a text for the error."""
 
 _SHORT_TOKENS, _PADDING_STEP = 128, 16
-"""Sequences of up to so many tokens go together, padded to a multiple of the step: a call costs more
-than the few scores that padding adds."""
+"""Sequences of up to 128 tokens are padded to a multiple of 16 and computed in one call per length.
+
+Example: sequences of 17, 20 and 30 tokens are one call of three sequences of up to 32 tokens. One call
+costs more than the scores of at most 15 padding tokens."""
 
 _BOUNDARIES_NEEDED = torch.empty(0)
-"""Stands where a mask would, if the position ids start over in the row."""
+"""Passed to the attention instead of a mask when position ids restart at 0 within the row.
+
+Only boundaries can separate the sequences of such a row: without them the attention raises
+ConfigError."""
 
 
-def use_packed_attention(model: Any) -> None:
+def use_packed_attention(model: PreTrainedModel) -> None:
     """Switch a loaded Hugging Face model to packed attention.
 
-    Raises ConfigError for a model of which a packed row would not compute what its sequences alone do.
+    Raise ConfigError if the model would compute something else for a packed row than for each of its
+    sequences alone.
     """
     reason = _unsupported_feature(model)
     if reason:
@@ -54,8 +60,8 @@ def use_packed_attention(model: Any) -> None:
     model.set_attn_implementation(NAME)
 
 
-def _unsupported_feature(model: Any) -> str:
-    """What the model does that packed attention cannot; empty if nothing is known."""
+def _unsupported_feature(model: PreTrainedModel) -> str:
+    """Return which feature of the model packed attention cannot compute, or "" if none is known."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
     if getattr(model, "_is_stateful", False):
@@ -84,10 +90,12 @@ def packed_attention(
     max_length_q: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of a row: query (1, heads, L, width), result (1, L, heads, width).
+    """Return the attention output (1, L, heads, width) of a row's query (1, heads, L, width), and None.
 
-    `cu_seq_lens_q` (S + 1,) is where its sequences start, and the end. Key and value may have fewer
-    heads. `sliding_window` counts the tokens that one sees, itself included.
+    `cu_seq_lens_q` (S + 1,) holds the start of each of the S sequences, then L: [0, 3, 8] are sequences
+    of 3 and 5 tokens. Key and value may have fewer heads than the query. `sliding_window` counts the
+    tokens visible to a token, itself included. Raise ConfigError for arguments that are not implemented,
+    and for a packed row without boundaries.
     """
     _refuse_unsupported_call(module, kwargs)
     if cu_seq_lens_q is None:
@@ -102,6 +110,7 @@ def packed_attention(
 
 
 def _refuse_unsupported_call(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
+    """Raise ConfigError if the call asks for attention that packed rows do not compute."""
     found = [what for name, what in _UNSUPPORTED_ARGUMENTS.items() if kwargs.get(name) is not None]
     causal = kwargs.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
@@ -124,7 +133,10 @@ def _unpacked_attention(
     window: int | None,
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, None]:
-    """Rows that are one sequence each; with a mask or a cache, transformers' own sdpa."""
+    """Return the attention of a batch in which each row is one sequence, as `packed_attention` does.
+
+    With a mask or a key cache transformers' own sdpa computes it. Raise ConfigError for a packed row.
+    """
     if mask is _BOUNDARIES_NEEDED:
         raise ConfigError(
             f"position ids start over within the row, but {type(module).__name__} was not given "
@@ -149,24 +161,27 @@ def _attend_per_sequence(
     scaling: float | None,
     window: int | None,
 ) -> Tensor:
-    """One call per long sequence, and one for all short ones of like length."""
+    """Return the row's attention (1, L, heads, width): in one call per long sequence or short length."""
     tokens = [part[0].transpose(0, 1) for part in (query, key, value)]
     outputs = []
-    alike = _group_by_length(tuple(bounds), query.device)
-    for sequences, width, index, valid in alike.parts:
+    groups = _group_by_length(tuple(bounds), query.device)
+    for sequences, width, index, valid in groups.parts:
         queries, keys, values = (
             part.index_select(0, index).unflatten(0, (sequences, width)).transpose(1, 2)
             for part in tokens
         )
         output = _causal_attention(queries, keys, values, dropout, scaling, window)
         outputs.append(output.transpose(1, 2).flatten(0, 1).index_select(0, valid))
-    return torch.cat(outputs).index_select(0, alike.order).unsqueeze(0)
+    return torch.cat(outputs).index_select(0, groups.order).unsqueeze(0)
 
 
 def _causal_attention(
     query: Tensor, key: Tensor, value: Tensor, dropout: float, scaling: float | None, window: int | None
 ) -> Tensor:
-    """Sequences side by side, (B, heads, width, head size); padding behind them changes nothing."""
+    """Return causal attention (B, heads, width, head size) of B sequences of the same padded width.
+
+    Padding behind a sequence changes no output of the sequence, because attention is causal.
+    """
     width = query.shape[2]
     mask = _window_mask(width, window, query.device) if window is not None and width > window else None
     return scaled_dot_product_attention(
@@ -182,16 +197,18 @@ def _causal_attention(
 
 
 class _SequencesByLength(NamedTuple):
-    """A row's sequences in parts of like length."""
+    """The sequences of a row, grouped into parts of the same padded length."""
 
     parts: list[tuple[int, int, Tensor, Tensor]]
-    """Per part: sequences, width, their places in the row (sequences x width,), which are no padding."""
+    """Per part: number of sequences, padded width, the position in the row of each padded token
+    (sequences x width,), and the indices of those that are no padding."""
     order: Tensor
-    """(L,): where each position of the row lies when the parts' tokens are put end to end."""
+    """(L,): the index of each position of the row in the concatenated tokens of all parts."""
 
 
-@lru_cache(maxsize=2)  # every layer of a pass asks for the same row
+@lru_cache(maxsize=2)  # every layer of a forward pass calls with the same row
 def _group_by_length(bounds: tuple[int, ...], device: torch.device) -> _SequencesByLength:
+    """Return the grouping of the row whose sequences start and end at `bounds`."""
     starts = torch.tensor(bounds[:-1])
     lengths = torch.tensor(bounds[1:]) - starts
     classes = torch.where(
@@ -199,8 +216,8 @@ def _group_by_length(bounds: tuple[int, ...], device: torch.device) -> _Sequence
     )
     parts, places = [], []
     for size in classes.unique().tolist():
-        alike = (classes == size).nonzero()[:, 0]
-        for members in [alike] if size <= _SHORT_TOKENS else alike.split(1):
+        same = (classes == size).nonzero()[:, 0]
+        for members in [same] if size <= _SHORT_TOKENS else same.split(1):
             width = int(lengths[members].max())
             offsets = torch.minimum(torch.arange(width), lengths[members, None] - 1)
             index = (starts[members, None] + offsets).flatten()
@@ -211,13 +228,14 @@ def _group_by_length(bounds: tuple[int, ...], device: torch.device) -> _Sequence
 
 
 def _window_mask(length: int, window: int, device: torch.device) -> Tensor:
-    """(length, length), true where a token (row) sees another."""
+    """Return (length, length) bools: row i is true at the `window` columns up to and including i."""
     ones = torch.ones(length, length, dtype=torch.bool, device=device)
     return ones.tril_().triu_(1 - window)
 
 
 def _can_use_flash(query: Tensor, value: Tensor, dropout: float) -> bool:
-    """Whether torch's variable-length flash attention can do it: no fp32, no dropout, width by 8."""
+    """Return whether torch's variable-length flash attention supports the call: fp16 or bf16 on CUDA,
+    no dropout, a head size divisible by 8."""
     width = query.shape[-1]
     return (
         query.is_cuda
@@ -238,13 +256,13 @@ def _flash_attention(
     scaling: float | None,
     window: int | None,
 ) -> Tensor:
-    """One call for the row, on CUDA."""
+    """Return the row's attention (1, L, heads, width), computed in one CUDA call."""
     from torch.nn.attention.varlen import varlen_attn  # needs torch 2.10
 
     queries, keys, values = (
         part.squeeze(0).transpose(0, 1).contiguous() for part in (query, key, value)
     )
-    # The kernel counts the tokens before the one that looks.
+    # The kernel's window does not count the token itself, `window` does.
     left = -1 if window is None else window - 1
     output = varlen_attn(
         queries,
@@ -271,7 +289,11 @@ def _make_mask(
     use_vmap: bool = False,
     **kwargs: Any,
 ) -> Tensor | None:
-    """No mask for whole sequences; for padding and caches that of "sdpa"."""
+    """Return the mask that transformers passes to `packed_attention`: None for whole sequences.
+
+    For padding or a key cache it is the mask of "sdpa". Raise ConfigError if the model adds a mask
+    function of its own.
+    """
     if attention_mask is not None or q_length != kv_length:
         return sdpa_mask(
             q_length=q_length,
@@ -283,7 +305,7 @@ def _make_mask(
         )
     if use_vmap:
         raise ConfigError(
-            "the model has an attention mask of its own making, which packed rows do not compute. "
+            "the model has an attention mask of its own, which packed rows do not compute. "
             "Set LEARNER_PACKING=false, or choose another model."
         )
     return None if allow_is_causal_skip else _BOUNDARIES_NEEDED

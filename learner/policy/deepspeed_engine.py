@@ -1,6 +1,6 @@
-"""DeepSpeed around the policy's model: gradients, optimizer steps, sharding, saving.
+"""DeepSpeed for the policy's model: gradients, optimizer steps, sharding, saving.
 
-The only module that imports deepspeed.
+No other module imports deepspeed.
 """
 
 import os
@@ -17,7 +17,9 @@ os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else
 import deepspeed
 
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.learner.policy.model import PolicyModel
 from penstock.learner.policy.optimizer import make_optimizer
+from penstock.learner.policy.packing import Row
 from penstock.learner.policy.processes import (
     drop_message_group,
     set_single_process_environment,
@@ -29,20 +31,20 @@ _TAG = "trainer"
 
 @dataclass(frozen=True, slots=True)
 class OptimizerStep:
-    """What an optimizer step did; `skipped`: gradients were not finite, nothing changed."""
+    """The result of an optimizer step. If `skipped`, gradients were not finite and no weight changed."""
 
     grad_norm: float
     skipped: bool
 
 
 class DeepSpeedEngine:
-    """A module in training under ZeRO 0 to 3.
+    """A PolicyModel in training under ZeRO 0 to 3.
 
-    In bf16 at least stage 1, which is where DeepSpeed keeps the fp32 master weights that small
-    learning rates need.
+    In bf16 the stage is at least 1, because only then DeepSpeed keeps fp32 master weights: a step of
+    1e-6 on a weight of 1.0 rounds to nothing in bf16.
     """
 
-    def __init__(self, module: torch.nn.Module, settings: LearnerSettings) -> None:
+    def __init__(self, module: PolicyModel, settings: LearnerSettings) -> None:
         join_process_group()
         self.stage = settings.resolved_zero_stage
         optimizer = make_optimizer(module.parameters(), settings)
@@ -51,37 +53,43 @@ class DeepSpeedEngine:
             optimizer=optimizer,
             config=_config(settings, self.stage),
         )
-        if self.stage:  # off by default in fp32: NaN would reach the weights
+        if self.stage:  # DeepSpeed leaves the check out in fp32, and NaN would reach the weights
             self._optimizer.check_grad_overflow = True
 
     @property
-    def module(self) -> Any:
-        """The module as DeepSpeed holds it."""
-        return self._engine.module
+    def module(self) -> PolicyModel:
+        """The module in training, with the weights of now."""
+        module: PolicyModel = self._engine.module
+        return module
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
-        return self._engine.device
+        """The device of the weights, on which rows must be."""
+        device: torch.device = self._engine.device
+        return device
 
-    def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """The module's forward."""
-        return self._engine(*inputs, **options)
+    def __call__(self, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probabilities and entropies of the row's completion tokens, both (N,)."""
+        logprobs_N, entropy_N = self._engine(row)
+        return logprobs_N, entropy_N
 
     def accumulate(self, loss: torch.Tensor, last: bool) -> None:
-        """Add the gradients of a micro-batch; the ranks' and micro-batches' losses add up."""
+        """Add the gradient of a row's loss to the mini-batch's; `last` marks the mini-batch's last row.
+
+        The gradient of the step is that of the sum of all rows' losses over all ranks.
+        """
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss * world_size())  # DeepSpeed averages over the ranks
         if not last:
             self._engine.step()
 
     def step(self) -> OptimizerStep:
-        """Clip, step and forget the gradients accumulated since the last step."""
+        """Clip the accumulated gradients, step the optimizer, clear the gradients; return the result."""
         if self.stage == 0:
             norm = self._gradient_norm()
             if torch.isfinite(norm):
                 self._engine.step()
-            else:  # what ZeRO's optimizers do by themselves
+            else:  # ZeRO's optimizers (stage 1 to 3) skip such a step by themselves
                 self.module.zero_grad(set_to_none=True)
             return OptimizerStep(float(norm), skipped=not torch.isfinite(norm))
         self._engine.step()
@@ -90,50 +98,58 @@ class DeepSpeedEngine:
         return OptimizerStep(float(self._engine.get_global_grad_norm()), skipped=False)
 
     def _gradient_norm(self) -> torch.Tensor:
+        """Return the norm of all gradients together, before clipping. For stage 0."""
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         return torch.nn.utils.get_total_norm(gradients)
 
     def set_optimizer_options(self, options: Mapping[str, Any]) -> None:
-        """Learning rate and the like of the optimizer steps to come."""
+        """Set learning rate, betas, epsilon and weight decay of the next optimizer steps."""
         for group in self._optimizer.param_groups:
             group.update(options)
 
     def reset_optimizer(self) -> None:
-        """Forget the optimizer's moments, as if training began here."""
+        """Clear the optimizer's moments: the next step is as the first of a new optimizer."""
         inner = self._optimizer.optimizer if self.stage else self._optimizer
         inner.state.clear()
 
     def full_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Name and whole parameter, one after the other; collective under ZeRO 3."""
+        """Yield each parameter's name and the whole parameter.
+
+        Under ZeRO 3 all ranks must iterate together, and a parameter is whole only until the next one.
+        """
         for name, parameter in self.module.named_parameters():
             whole = deepspeed.zero.GatheredParameters([parameter]) if self.stage == 3 else nullcontext()
             with whole:
                 yield name, parameter
 
     def save(self, folder: Path) -> None:
-        """Weights and optimizer, for `load`; collective."""
+        """Write weights and optimizer state into the folder. All ranks must call together."""
         self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
 
     def load(self, folder: Path) -> None:
-        """Become exactly what was saved. Only ever the run's own folder: it is unpickled."""
+        """Restore weights and optimizer state exactly as saved. All ranks must call together.
+
+        The files are unpickled, which can execute code: load only the run's own folder.
+        """
         self._engine.load_checkpoint(str(folder), tag=_TAG)
 
 
 def join_process_group() -> None:
-    """The launcher's process group, or one of this process alone."""
-    # Its shared-memory op takes a compiler and a minute to build, and only saves gloo some copies.
+    """Join the launcher's process group; without a launcher, make a group of this process alone."""
+    # DeepSpeed would compile its shared-memory op for a minute, which only saves gloo some copies.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     set_single_process_environment()
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
 
 
 def leave_process_group() -> None:
-    """Without it the process ends in SIGABRT."""
+    """Destroy the process group. A process that ends without this call ends in SIGABRT."""
     drop_message_group()
     torch.distributed.destroy_process_group()
 
 
 def _config(settings: LearnerSettings, stage: int) -> dict[str, Any]:
+    """Return DeepSpeed's configuration."""
     zero: dict[str, Any] = {"stage": stage}
     if settings.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
@@ -141,7 +157,8 @@ def _config(settings: LearnerSettings, stage: int) -> dict[str, Any]:
         zero["offload_param"] = {"device": "cpu"}
     return {
         "train_micro_batch_size_per_gpu": 1,
-        # The boundary is set by hand: micro-batches vary in number, and the loss is normalised here.
+        # `accumulate` sets the boundary: mini-batches have different numbers of rows. DeepSpeed would
+        # divide the loss by a fixed number, but the loss is normalised already.
         "gradient_accumulation_steps": 1,
         "gradient_clipping": settings.max_grad_norm,
         "zero_optimization": zero,

@@ -1,11 +1,11 @@
-"""From the policy in training to a Hugging Face folder that anything can load."""
+"""Export of the policy in training as a Hugging Face model folder."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import PeftModel
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import NotFinite
@@ -14,21 +14,25 @@ from penstock.learner.policy.lora import merge_adapter, save_adapter
 from penstock.learner.policy.processes import rank
 
 _MODEL = "model."
-"""Where the Hugging Face model lies in the module that is trained."""
+"""Prefix of the Hugging Face model's parameters among the names of the trained module."""
 
 
 def whole_state(engine: DeepSpeedEngine) -> dict[str, Tensor]:
-    """The Hugging Face model's parameters and persistent buffers by name; collective, on rank 0 only.
+    """Return the Hugging Face model's parameters and persistent buffers by name.
 
-    Raises NotFinite, on every rank.
+    All ranks must call together; ranks above 0 get an empty dict. Raise NotFinite, on every rank, if a
+    parameter holds NaN or infinity.
     """
     state = {}
     for name, parameter in engine.full_parameters():
         if not torch.isfinite(parameter).all():
-            raise NotFinite(f"the weights hold NaN or infinity ({name}): nothing is published")
+            raise NotFinite(
+                f"the weights hold NaN or infinity ({name}), so they are not written. Lower "
+                "LEARNER_LEARNING_RATE, then start again: the learner resumes from its last checkpoint"
+            )
         if rank() == 0 and name.startswith(_MODEL):
             value = parameter.detach()
-            gathered = engine.stage == 3  # its memory is given back
+            gathered = engine.stage == 3  # its memory is freed after this turn
             state[name.removeprefix(_MODEL)] = value.cpu().clone() if gathered else value
     if rank() == 0:
         model = engine.module.model
@@ -39,15 +43,20 @@ def whole_state(engine: DeepSpeedEngine) -> dict[str, Tensor]:
 
 def write_model(
     folder: Path,
-    model: Any,
-    tokenizer: Any,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     state: dict[str, Tensor],
     adapter: PeftModel | None,
     settings: LearnerSettings,
 ) -> None:
-    """Config, tokenizer and one model.safetensors; LoRA merged, the adapter alone in adapter/."""
+    """Write config, tokenizer and one model.safetensors with the weights of `state` into the folder.
+
+    With an adapter the weights are the merged ones, and folder/adapter holds the adapter alone.
+    """
     if adapter is not None:
         save_adapter(adapter, state, folder / "adapter")
         state = merge_adapter(state, settings.lora_alpha / settings.lora_rank)
-    model.save_pretrained(folder, state_dict=state, max_shard_size="1TB")  # one file has one hash
+    model.save_pretrained(
+        folder, state_dict=state, max_shard_size="1TB"
+    )  # one file: a version has one hash
     tokenizer.save_pretrained(folder)

@@ -1,25 +1,29 @@
-"""How much arithmetic an Update takes, and what share of the device's peak that is (MFU)."""
+"""Floating-point operations of an Update, and the device's peak rate: their quotient is the MFU."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 _PEAK_TFLOPS = {"H200": 989, "H100 NVL": 835, "H100 PCIe": 756, "H100": 989, "A100": 312, "L40S": 362}
-"""Dense bf16, from the makers' data sheets; the first name found in the device's counts."""
+"""Peak TFLOP/s in dense bf16, from the manufacturers' data sheets.
+
+The first name that the device's name contains counts, so "H100 NVL" stands before "H100"."""
 
 
 class FlopCounter:
-    """Floating-point operations of a dense decoder, by prompt and completion lengths.
+    """Count of floating-point operations of a dense decoder, as in PaLM (arXiv:2204.02311, appendix B).
 
-    Forwards 2 per weight of a matrix product and token, and in attention 2 x length^2 x heads x head
-    size per layer (causal: half of the square). The output layer sees completion tokens only.
-    Backwards the same for the activations, and again for the weights that are trained. As in PaLM
-    (arXiv:2204.02311, appendix B), with the causal half. What is computed twice to save memory counts
-    once; experts of a mixture do not count.
+    A forward pass takes 2 operations per token and weight of a linear layer, and in attention
+    2 x length^2 x heads x head size per layer (causal: half of PaLM's). The output layer counts for
+    completion tokens only. A backward pass takes the same for the activations, and once more for the
+    trained weights.
+    Example: a linear layer of 1,000 weights takes 20,000 operations forwards for 10 tokens, and 60,000
+    for a training pass. Activations that checkpointing computes again count once. Experts of a mixture
+    of experts do not count.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self._body = self._trained_body = 0
         head = model.get_output_embeddings().weight
         for module in model.modules():
@@ -32,7 +36,7 @@ class FlopCounter:
         self._attention = 2 * config.num_hidden_layers * config.num_attention_heads * width
 
     def forward(self, lengths: Iterable[tuple[int, int]]) -> float:
-        """Of one forward pass over sequences, each given as (all tokens, tokens of the completion)."""
+        """Return the operations of a forward pass; `lengths`: (all tokens, completion tokens) pairs."""
         return float(
             sum(
                 2 * self._body * whole + 2 * self._head * completion + self._attention * whole**2
@@ -41,7 +45,7 @@ class FlopCounter:
         )
 
     def training(self, lengths: Iterable[tuple[int, int]]) -> float:
-        """Of forward and backward."""
+        """Return the operations of a forward and a backward pass over sequences, as in `forward`."""
         lengths = list(lengths)
         weights = sum(
             2 * self._trained_body * whole
@@ -53,7 +57,7 @@ class FlopCounter:
 
 
 def peak_flops(tflops: float) -> float | None:
-    """The device's peak per second: as set, else by its name; None when it is not known."""
+    """Return the device's peak operations per second: `tflops` if not 0, else by its name, or None."""
     if tflops:
         return tflops * 1e12
     if not torch.cuda.is_available():

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from transformers import PreTrainedModel
 
 from penstock.common.errors import ConfigError
 
@@ -25,7 +26,7 @@ _LOGIT_CHANGING_SETTINGS = (
     "output_multiplier",  # Muse
     "lm_head_multiplier",  # Falcon-H1
 )
-"""Settings of transformers' models by which their logits are not just head(hidden states)."""
+"""Settings of transformers' models whose logits are more than the output layer of the hidden states."""
 
 
 def token_logprobs(
@@ -38,23 +39,29 @@ def token_logprobs(
     chunk: int,
     fp32: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the tokens at their temperatures, and the entropies; both (N,), in nats.
+    """Return log-probabilities of the tokens at their temperatures, and entropies; both (N,), in nats.
 
     logits = (hidden @ weight.T + bias) / temperature, computed in the hidden states' dtype, or in fp32
-    with `fp32`; all that follows is in fp32 (float64 for float64). Both results carry gradients to
-    hidden, weight and bias, but not to the second order.
+    with `fp32`. Softmax and sums are computed in fp32 (float64 for float64). Both results carry
+    gradients to hidden, weight and bias; second derivatives are not implemented.
 
-    `chunk` tokens' logits exist at once, in two tensors of that size: forwards, and backwards if
-    the entropy has a gradient. Beside them a call needs what it returns, and the weight's gradient.
+    Memory: the logits of `chunk` tokens in two tensors, forwards, and backwards if the entropy has a
+    gradient; also the results and the weight's gradient. Example: chunk 1,024 of 151,936 words in fp32
+    is 0.6 GB per tensor.
+
+    Example of values: logits [0, 0] at any temperature give log-probability -0.693 and entropy 0.693.
     """
-    return _TokenLogprobs.apply(hidden_ND, weight_VD, bias_V, token_ids_N, temperature_N, chunk, fp32)
+    logprobs_N, entropy_N = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden_ND, weight_VD, bias_V, token_ids_N, temperature_N, chunk, fp32
+    )
+    return logprobs_N, entropy_N
 
 
 class LogprobHead(nn.Module):
-    """`token_logprobs` with a model's own output weight.
+    """The module form of `token_logprobs` for a model's own output layer.
 
-    A module that holds the Parameter itself, so that ZeRO-3 gathers it for this forward and backward
-    pass as for any other layer.
+    The module holds the Parameter itself, so that ZeRO-3 gathers the weight for this forward and
+    backward pass as for any other layer.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, chunk: int, fp32: bool) -> None:
@@ -67,7 +74,7 @@ class LogprobHead(nn.Module):
     def forward(
         self, hidden_ND: Tensor, token_ids_N: Tensor, temperature_N: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See `token_logprobs`."""
+        """Return log-probabilities and entropies of the tokens, both (N,); see `token_logprobs`."""
         return token_logprobs(
             hidden_ND,
             self.weight,
@@ -79,10 +86,10 @@ class LogprobHead(nn.Module):
         )
 
 
-def make_logprob_head(model: Any, chunk: int, fp32: bool) -> LogprobHead:
-    """The head for a Hugging Face causal language model's last hidden states.
+def make_logprob_head(model: PreTrainedModel, chunk: int, fp32: bool) -> LogprobHead:
+    """Return the head that maps a Hugging Face model's last hidden states to log-probabilities.
 
-    For a PEFT model pass what it wraps (`get_base_model()`). Raises ConfigError for a model whose
+    For a PEFT model pass the wrapped model (`get_base_model()`). Raise ConfigError for a model whose
     logits are more than its output layer applied to these hidden states.
     """
     name, config = type(model).__name__, model.config.get_text_config()
@@ -90,7 +97,7 @@ def make_logprob_head(model: Any, chunk: int, fp32: bool) -> LogprobHead:
         if getattr(config, key, None) not in (None, 1, 1.0):
             raise ConfigError(
                 f"{name} has {key}={getattr(config, key)}, so its logits are not head(hidden states), "
-                "which is what the learner computes. Choose a model without it."
+                "which the learner computes. Choose a model without this setting."
             )
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
@@ -107,21 +114,23 @@ def make_logprob_head(model: Any, chunk: int, fp32: bool) -> LogprobHead:
     ]
     if between:
         raise ConfigError(
-            f"{name} has {', '.join(between)} beside its trunk and its output layer, so its logits are "
-            "not head(hidden states). Choose a plain causal language model."
+            f"{name} has layers besides its base model and its output layer ({', '.join(between)}), so "
+            "its logits are not head(hidden states). Choose a plain causal language model."
         )
     return LogprobHead(head.weight, head.bias, chunk, fp32)
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """The gradients, with p the softmax, H the entropy and T the temperature:
+    """The autograd function of `token_logprobs`.
+
+    Gradients, with p the softmax, H the entropy and T the temperature:
 
     d logprob / d logits = (onehot - p) / T
     d H / d logits = -p (log p + H) / T
 
-    The backward pass goes over slices of the vocabulary, not of the tokens: with log-sum-exp known a
-    slice stands alone, and its rows of the weight's gradient come out of one product. Summed up over
-    chunks of tokens they would be rounded to bf16 once per chunk, or need an fp32 copy of the weight.
+    The backward pass goes over slices of the vocabulary, not of the tokens. The saved log-sum-exp makes
+    the slices independent, and one matrix product gives the rows of the weight's gradient. A sum over
+    chunks of tokens would round these rows to bf16 once per chunk, or need an fp32 copy of the weight.
     """
 
     @staticmethod
@@ -135,6 +144,7 @@ class _TokenLogprobs(torch.autograd.Function):
         chunk: int,
         fp32: bool,
     ) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and entropies, (N,) each, from `chunk` tokens' logits at a time."""
         count, dtype = len(hidden_ND), _reduction_dtype(hidden_ND)
         logprobs, entropy, lse = (hidden_ND.new_empty(count, dtype=dtype) for _ in range(3))
         for start in range(0, count, chunk):
@@ -142,8 +152,9 @@ class _TokenLogprobs(torch.autograd.Function):
             logits = _compute_logits(hidden_ND[part], weight_VD, bias_V, fp32)
             logits.div_(temperature_N[part, None])
             logprobs[part], entropy[part], lse[part] = _reduce_logits_(logits, token_ids_N[part])
-            del logits  # before the next chunk's are made
-        # The Parameter itself, not a view: ZeRO-3 takes its data away until the backward pass.
+            del logits  # or two chunks' logits would exist while the next chunk is computed
+        # The Parameter itself, not a view: ZeRO-3 frees its data until the backward pass, and a view
+        # would keep the freed memory.
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, token_ids_N, temperature_N, lse, entropy)
         ctx.chunk, ctx.fp32 = chunk, fp32
         ctx.set_materialize_grads(False)
@@ -152,6 +163,7 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return the gradients to hidden, weight and bias, and None for the other inputs."""
         hidden, weight, bias, *per_token = ctx.saved_tensors
         if all(grad is None for grad in grads):
             return (None,) * 7
@@ -163,12 +175,12 @@ class _TokenLogprobs(torch.autograd.Function):
                 hidden, weight[part], None if bias is None else bias[part], ctx.fp32
             )
             sums.add(part, _logit_grad_(logits, start, *per_token, *grads), ctx.fp32)
-            del logits  # before the next slice's are made
+            del logits  # or two slices' logits would exist while the next slice is computed
         return sums.to_hidden, sums.to_weight, sums.to_bias, None, None, None, None
 
 
 class _GradientSums:
-    """The gradients to hidden states, weight and bias, from the logits' gradient slice by slice."""
+    """Sums of the gradients to hidden states, weight and bias; None where `wanted` is false."""
 
     def __init__(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: tuple[bool, ...]
@@ -179,7 +191,7 @@ class _GradientSums:
         self.to_bias = torch.empty_like(bias) if bias is not None and wanted[2] else None
 
     def add(self, part: slice, grad: Tensor, fp32: bool) -> None:
-        """Take in the logits' gradient of a slice of the vocabulary, (N, width)."""
+        """Add the contribution of `grad` (N, width), the logits' gradient of the words of `part`."""
         hidden, weight = self._hidden, self._weight[part]
         if self.to_bias is not None:
             self.to_bias[part] = grad.sum(dim=0)
@@ -198,20 +210,21 @@ class _GradientSums:
 
     @property
     def to_hidden(self) -> Tensor | None:
-        """In the hidden states' dtype."""
+        """The gradient to the hidden states in their dtype, None if not wanted."""
         return None if self._to_hidden is None else self._to_hidden.to(self._hidden.dtype)
 
 
 def _reduction_dtype(hidden: Tensor) -> torch.dtype:
+    """Return the dtype of softmax and sums: float64 for float64, else float32."""
     return torch.float64 if hidden.dtype == torch.float64 else torch.float32
 
 
 _CAST_ROWS = 8192
-"""Rows of the output weight that exist in fp32 at once where it is cast."""
+"""Number of rows of the output weight that are cast to fp32 at a time."""
 
 
 def _compute_logits(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, fp32: bool) -> Tensor:
-    """A new tensor (N, V) in the reduction's dtype."""
+    """Return the logits before temperature in a new tensor (N, V) of the reduction's dtype."""
     dtype = _reduction_dtype(hidden_ND)
     if not fp32 or weight_VD.dtype == dtype:
         hidden = hidden_ND.to(weight_VD.dtype) if fp32 else hidden_ND
@@ -225,7 +238,7 @@ def _compute_logits(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None,
 
 
 def _reduce_logits_(logits_NV: Tensor, token_ids_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probability of the token, entropy and log-sum-exp, (N,) each; overwrites the logits."""
+    """Return the tokens' log-probabilities, entropies and log-sum-exps. Overwrites the logits."""
     largest = logits_NV.amax(dim=-1)
     shifted = logits_NV.sub_(largest[:, None])
     weights = shifted.exp()
@@ -246,7 +259,10 @@ def _logit_grad_(
     grad_logprobs_N: Tensor | None,
     grad_entropy_N: Tensor | None,
 ) -> Tensor:
-    """The gradient of the logits of words start .. start + W; overwrites the logits."""
+    """Return the gradient (N, W) of the logits of words start to start + W - 1. Overwrites the logits.
+
+    `lse_N` and `entropy_N` are those of the whole vocabulary.
+    """
     logprobs = logits_NW.div_(temperature_N[:, None]).sub_(lse_N[:, None])
     if grad_entropy_N is None:
         grad = logprobs.exp_()

@@ -1,12 +1,12 @@
-"""LoRA adapters by peft: added to a model, switched off for the reference, merged on export."""
+"""LoRA adapters by peft: added to a model before training, merged into its weights on export."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
+from transformers import PreTrainedModel
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
@@ -15,8 +15,11 @@ _ADAPTER = "default"
 _BASE = ".base_layer.weight"
 
 
-def add_adapter(model: Any, settings: LearnerSettings) -> PeftModel:
-    """Put fresh adapters into the model, which from then on trains these alone; raises ConfigError."""
+def add_adapter(model: PreTrainedModel, settings: LearnerSettings) -> PeftModel:
+    """Add new adapters to the model in place; from now on only they are trained.
+
+    Return peft's wrapper. Raise ConfigError if LEARNER_LORA_TARGET_MODULES does not fit the model.
+    """
     targets = settings.lora_target_modules
     config = LoraConfig(
         r=settings.lora_rank,
@@ -26,24 +29,28 @@ def add_adapter(model: Any, settings: LearnerSettings) -> PeftModel:
     )
     try:
         with torch.random.fork_rng():
-            torch.manual_seed(settings.seed)  # a resume without checkpoint begins with the same adapter
+            torch.manual_seed(settings.seed)  # a resume without checkpoint starts from the same adapter
             adapted = get_peft_model(model, config)
     except ValueError as error:
-        raise ConfigError(f"LEARNER_LORA_TARGET_MODULES={','.join(targets)}: {error}") from error
+        raise ConfigError(
+            f"LEARNER_LORA_TARGET_MODULES={','.join(targets)}: {error}. Name linear layers of the "
+            "model, or set all-linear"
+        ) from error
     for name, layer in adapted.named_modules():
         if isinstance(layer, LoraLayer) and type(layer.get_base_layer()) is not torch.nn.Linear:
             raise ConfigError(
                 f"LEARNER_LORA_TARGET_MODULES={','.join(targets)} puts an adapter on {name}, a "
-                f"{type(layer.get_base_layer()).__name__}: expected torch.nn.Linear layers alone"
+                f"{type(layer.get_base_layer()).__name__}: expected torch.nn.Linear layers only"
             )
     return adapted
 
 
 def merge_adapter(state: Mapping[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
-    """Weights of the model without adapters that computes the same: W + scale x B A.
+    """Return the weights of a model without adapters that computes the same: W + scale x B A.
 
-    Out of place: merging into the model and back would wear its weights down to rounding. LoRA,
-    arXiv:2106.09685, section 4.1.
+    `state` holds weights and adapters by name, and is not changed. Merging into the trained weights and
+    back would change them by rounding. LoRA, arXiv:2106.09685, section 4.1.
+    Example: W = [[1]], A = [[2]], B = [[3]] and scale 0.5 give [[4]].
     """
     merged = {name: value for name, value in state.items() if ".lora_" not in name}
     for name in [name for name in merged if name.endswith(_BASE)]:
@@ -55,6 +62,6 @@ def merge_adapter(state: Mapping[str, torch.Tensor], scale: float) -> dict[str, 
 
 
 def save_adapter(peft: PeftModel, state: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Write the adapter alone, as peft loads it."""
+    """Write the adapter alone into the folder, in the form that peft loads."""
     named = {f"base_model.model.{name}": value for name, value in state.items()}
     peft.save_pretrained(str(folder), state_dict=named)

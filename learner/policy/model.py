@@ -1,12 +1,11 @@
-"""The policy's model: loaded, fitted for packed rows, and from a row to log-probabilities."""
+"""The policy's model: loading, and the way from a packed row to log-probabilities."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from penstock.common.config.learner_settings import LearnerSettings
@@ -22,49 +21,57 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class PolicyModel(nn.Module):
-    """A Hugging Face model that maps packed rows to log-probabilities, without whole logits."""
+    """A Hugging Face model that maps a packed row to log-probabilities, never holding all logits."""
 
-    def __init__(self, model: Any, settings: LearnerSettings) -> None:
+    def __init__(self, model: PreTrainedModel, settings: LearnerSettings) -> None:
         super().__init__()
         self.model = model
         self._packed = settings.packing
         self.head = make_logprob_head(model, settings.logprob_chunk, settings.cast_lm_head_to_fp32)
 
     def forward(self, row: Row) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies of the row's completion tokens, both (N,)."""
+        """Return log-probabilities and entropies of the row's completion tokens, both (N,)."""
         inputs = row.model_inputs
-        if not self._packed:  # the row is one sequence, and the attention is the model's own
+        if not self._packed:  # the row is one sequence; the model's own attention knows no boundaries
             inputs = {name: inputs[name] for name in ("input_ids", "position_ids", "use_cache")}
         hidden_1LD = self.model.base_model(**inputs).last_hidden_state
-        return self.head(hidden_1LD[0, row.predict_N], row.token_ids_N, row.temperature_N)
+        logprobs_N, entropy_N = self.head(
+            hidden_1LD[0, row.predict_N], row.token_ids_N, row.temperature_N
+        )
+        return logprobs_N, entropy_N
 
 
-def load_model(folder: Path, settings: LearnerSettings) -> Any:
-    """A Hugging Face model without dropout, ready for packed rows; raises ConfigError."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=_DTYPES[settings.dtype])
+def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
+    """Load a Hugging Face model for scoring and training: without dropout, with packed attention if set.
+
+    Raise ConfigError for a model that cannot take packed rows.
+    """
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=_DTYPES[settings.dtype])
     if settings.packing:
         use_packed_attention(model)
     if settings.use_liger_kernel:
         _use_liger(model)
-    # Sampled and trained policy must be the same function.
+    # With dropout the trained policy would be another function than the one that sampled.
     for module in model.modules():
         name = "p" if isinstance(module, nn.Dropout) else "attention_dropout"
         if isinstance(getattr(module, name, None), float):  # in some models it is a Dropout itself
             setattr(module, name, 0.0)
-    return model.eval()
+    model.eval()
+    return model
 
 
 def load_policy(folder: Path, settings: LearnerSettings) -> tuple[PolicyModel, PeftModel | None]:
-    """The model to train, with an adapter if there is to be one."""
+    """Load the model to train; return it and its LoRA adapter (None without LoRA). Raise ConfigError."""
     model = load_model(folder, settings)
     adapter = add_adapter(model, settings) if settings.lora_rank else None
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.train()  # what transformers asks before it checkpoints; there is no dropout
+        model.train()  # transformers checkpoints activations only in this mode; dropout is 0
     return PolicyModel(model, settings), adapter
 
 
-def _use_liger(model: Any) -> None:
+def _use_liger(model: PreTrainedModel) -> None:
+    """Replace layers of the model by liger-kernel's fused ones. Raise ConfigError if not installed."""
     try:
         from liger_kernel.transformers import _apply_liger_kernel_to_instance
     except ImportError as error:

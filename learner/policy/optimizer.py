@@ -1,4 +1,4 @@
-"""The optimizer and the course of its learning rate."""
+"""The optimizer and the schedule of its learning rate."""
 
 import math
 from collections.abc import Iterable
@@ -12,15 +12,16 @@ from penstock.common.config.learner_settings import LearnerSettings
 def make_optimizer(
     parameters: Iterable[torch.nn.Parameter], settings: LearnerSettings
 ) -> torch.optim.AdamW:
-    """AdamW over the parameters that are trained."""
+    """Return AdamW over those of the parameters that require a gradient."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return torch.optim.AdamW(trained, fused=True, **adamw_options(settings, settings.learning_rate))
 
 
 def adamw_options(settings: LearnerSettings, learning_rate: float) -> dict[str, Any]:
-    """What AdamW's parameter groups hold.
+    """Return the options of AdamW's parameter groups.
 
-    Given anew before each Update: a loaded checkpoint brings the values of the run that saved it.
+    The policy sets them before each Update, because a loaded checkpoint restores the options of the run
+    that saved it.
     """
     return {
         "lr": learning_rate,
@@ -31,10 +32,10 @@ def adamw_options(settings: LearnerSettings, learning_rate: float) -> dict[str, 
 
 
 def learning_rate(settings: LearnerSettings, step: int, steps: int) -> float:
-    """Of the Update that follows `step`, in a run of `steps`; for all its optimizer steps alike.
+    """Return the learning rate of all optimizer steps of the Update after `step` Updates of `steps`.
 
-    Rises linearly from 0 over the warm-up, then stays (constant) or goes to min_lr at the end along a
-    line or half a cosine. No state: a resumed run has the rates that its settings ask for.
+    The rate rises linearly from 0 over the warm-up, then stays (constant) or falls to min_lr at the end
+    along a line or half a cosine. A function without state: a resumed run has the rates of its settings.
 
     Example:
         >>> linear = {"lr_scheduler_type": "linear", "warmup_steps": 2}

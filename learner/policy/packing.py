@@ -1,7 +1,7 @@
-"""Sequences into rows: which go together, and the tensors of a packed row.
+"""Packed rows: which sequences share a row, and the tensors of a row.
 
-A row holds whole sequences end to end, without padding; its attention keeps them apart
-(learner/policy/attention.py). A row is one forward and backward pass.
+A row holds whole sequences one after the other, without padding. The attention keeps the sequences
+apart (learner/policy/attention.py). A row is one forward and backward pass.
 
 Dimensions: L positions of a row, S sequences in it, N completion tokens in it.
 """
@@ -19,14 +19,18 @@ from penstock.learner.algorithm.batch import TrainSequence
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A packed row. Over completion tokens (N,) lie end to end, in the order of the sequences."""
+    """A packed row. Fields with `_N` hold one value per completion token (N,), sequence after sequence.
+
+    Example: prompts of 2 and 3 tokens with completions of 1 and 2 make L = 8, N = 3,
+    cu_seqlens [0, 3, 8] and predict_N [1, 5, 6].
+    """
 
     input_ids: Tensor
     """(1, L), int64."""
     position_ids: Tensor
-    """(1, L), int64; starts at 0 with each sequence."""
+    """(1, L), int64; restarts at 0 with each sequence."""
     cu_seqlens: Tensor
-    """(S + 1,), int32: where sequences start, and the end."""
+    """(S + 1,), int32: the start of each sequence, then L."""
     max_seqlen: int
     predict_N: Tensor
     """int64: the position before each completion token, whose hidden state predicts it."""
@@ -35,20 +39,20 @@ class Row:
     temperature_N: Tensor
     """fp32."""
     behaviour_N: Tensor
-    """fp32: log-probabilities by the policy that sampled."""
+    """fp32: log-probabilities under the policy that sampled the tokens."""
     mask_N: Tensor
-    """bool: what is trained."""
+    """bool: whether the token is trained."""
     staleness_N: Tensor
-    """int64, in versions."""
+    """int64: how many versions ago the token was sampled."""
     advantages_N: Tensor
     """fp32."""
     sequence_N: Tensor
-    """int64: which of the row's sequences."""
+    """int64: index of the token's sequence in the row."""
     sequences: int
 
     @property
     def model_inputs(self) -> dict[str, Any]:
-        """Keyword arguments for a Hugging Face model with packed attention."""
+        """The keyword arguments of a Hugging Face model with packed attention."""
         return {
             "input_ids": self.input_ids,
             "position_ids": self.position_ids,
@@ -61,11 +65,15 @@ class Row:
 
 
 def pack_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Indices of sequences per row, as few rows as first-fit decreasing finds.
+    """Return the indices of the sequences of each row, packed by first-fit decreasing.
 
-    No row exceeds `budget` tokens, but a longer sequence gets a row of its own. First-fit decreasing
-    needs at most 11/9 of the fewest possible rows, plus 1 (Johnson 1973). Rows come in the order of
-    their longest sequence, longest first; members ascend. Equal input gives equal output.
+    A row holds at most `budget` tokens; a longer sequence gets a row of its own. First-fit decreasing
+    needs at most 11/9 of the fewest possible rows, plus 1 (Johnson 1973). Rows are ordered by their
+    longest sequence, longest first; indices in a row ascend. Equal input gives equal output.
+
+    Example:
+        >>> pack_rows([3, 9, 3, 5, 12, 3], budget=10)
+        [[4], [1], [0, 3], [2, 5]]
     """
     rows: list[list[int]] = []
     room: list[int] = []
@@ -82,16 +90,20 @@ def pack_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def pack_for_ranks(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int]]]:
-    """Per rank its rows, as `pack_rows` would make them; every rank has equally many.
+    """Return the rows of each rank (indices of sequences), the same number of rows for every rank.
 
-    First the tokens per rank are made as equal as possible: longest first, each sequence goes to the
-    rank with the fewest tokens, so two ranks differ by at most the longest sequence. Then each rank
-    packs its own, and a rank with fewer rows than another gives its shortest sequences rows of their
-    own: ranks meet once per row, and one without a row would leave the others waiting. A rank with
-    fewer sequences than rows gets others' shortest, at the cost of some balance. Rows are empty, and
-    last, only if there are fewer sequences than `ranks` x rows.
+    1. Longest first, each sequence goes to the rank with the fewest tokens. Two ranks then differ by at
+       most the longest sequence.
+    2. Each rank packs its sequences with `pack_rows`.
+    3. A rank with fewer rows than another moves its shortest sequences to rows of their own, or takes
+       the shortest sequences of other ranks. All ranks exchange gradients once per row, so a missing row
+       would block the other ranks. Empty rows remain only if there are too few sequences.
 
-    A rank's rows come longest first, so that the ranks' n-th rows are of like length.
+    A rank's rows are ordered longest first, so that the n-th rows of all ranks take a similar time.
+
+    Example:
+        >>> pack_for_ranks([8, 4, 3, 2], budget=8, ranks=2)
+        [[[0], [2]], [[1], [3]]]
     """
     loads = [0] * ranks
     owned: list[list[int]] = [[] for _ in range(ranks)]
@@ -118,7 +130,7 @@ def pack_for_ranks(lengths: Sequence[int], budget: int, ranks: int) -> list[list
 
 
 def _split_off_shortest(rows: list[list[int]], lengths: Sequence[int]) -> list[int]:
-    """A new row of the shortest sequence that shares its row; empty if none does."""
+    """Remove the shortest sequence that shares a row and return it as a new row, or [] if none does."""
     spare = [(lengths[index], index, row) for row in rows if len(row) > 1 for index in row]
     if not spare:
         return []
@@ -128,12 +140,12 @@ def _split_off_shortest(rows: list[list[int]], lengths: Sequence[int]) -> list[i
 
 
 def build_row(sequences: Sequence[TrainSequence], device: torch.device) -> Row:
-    """The tensors of a row of these sequences, of which there is at least one."""
+    """Return the row of one or more sequences, its tensors on the device."""
     lengths = np.array([item.length for item in sequences])
     completions = np.array([len(item.token_ids) for item in sequences])
     ends = np.cumsum(lengths)
 
-    def joined(arrays: Sequence[Any], dtype: type) -> Tensor:
+    def joined(arrays: Sequence[np.ndarray], dtype: type) -> Tensor:
         return torch.from_numpy(np.concatenate(arrays).astype(dtype)).to(device)
 
     def repeated(values: Sequence[float], dtype: type) -> Tensor:

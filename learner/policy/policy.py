@@ -1,14 +1,13 @@
-"""The policy under training: batches in, optimizer steps, weights out."""
+"""The policy in training: it takes batches, makes optimizer steps and exports weights."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.learner.algorithm.batch import Batch, TrainSequence
@@ -32,33 +31,41 @@ from penstock.learner.policy.update import TokenRecord, Update
 
 @dataclass(frozen=True, slots=True)
 class FixedLogprobs:
-    """Per sequence of a batch, (T,): log-probabilities that do not change during an Update."""
+    """Log-probabilities that are constant in an Update: a (T,) array per sequence, None if unused."""
 
     proximal: list[np.ndarray] | None
+    """Under the policy before the Update; for the decoupled loss."""
     reference: list[np.ndarray] | None
+    """Under the reference policy; for the KL term."""
 
 
 @dataclass(frozen=True, slots=True)
 class MiniBatch:
-    """What one optimizer step trains on: places in the batch, and each sequence's weight per token."""
+    """The sequences of one optimizer step."""
 
     sequences: np.ndarray
+    """(S,): indices in the batch."""
     weights: np.ndarray
+    """(S,): the weight of each token of a sequence, see `aggregation_weights`."""
     first: bool
+    """Whether it is the first optimizer step of its Update."""
 
 
 class Policy:
-    """A model that Updates change; saved and loaded whole, exported for others to load.
+    """A TrainablePolicy: a Hugging Face model under DeepSpeed, with its reference policy.
 
-    With several ranks all of them hold one, and call the methods of `ranks.COLLECTIVE` together.
+    With several ranks each rank holds a Policy, and all ranks call its methods together.
     """
 
     def __init__(
         self, model_folder: Path, settings: LearnerSettings, steps: int, start: Path | None = None
     ) -> None:
-        """`start` is where the weights come from if not from the model, which stays the reference."""
+        """Load weights from the folder `start`, or if None from the model; the model is the reference.
+
+        `steps` is the number of Updates of the run, over which the learning rate falls.
+        """
         self._settings = settings
-        self._tokenizer = AutoTokenizer.from_pretrained(model_folder)
+        self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model_folder)
         module, self._adapter = load_policy(start or model_folder, settings)
         self._flops = FlopCounter(module.model)
         self._engine = DeepSpeedEngine(module, settings)
@@ -67,12 +74,15 @@ class Policy:
         self._options = LossOptions.from_settings(settings)
 
     @property
-    def model(self) -> Any:
-        """The Hugging Face model."""
+    def model(self) -> PreTrainedModel:
+        """The Hugging Face model in training."""
         return self._engine.module.model
 
     def update(self, batch: Batch, step: int) -> Update:
-        """All optimizer steps on the batch that makes Update `step` + 1."""
+        """Make all optimizer steps on the batch of Update `step` + 1, and return the Update.
+
+        A function of weights, optimizer state, batch, step and settings: a replay repeats the Update.
+        """
         self._apply_schedules(step)
         rate = learning_rate(self._settings, step, self._steps)
         self._engine.set_optimizer_options(adamw_options(self._settings, rate))
@@ -99,7 +109,11 @@ class Policy:
         )
 
     def _apply_schedules(self, step: int) -> None:
-        """Renew reference and optimizer where the settings ask for it; a function of the step."""
+        """Update the reference and reset the optimizer if the settings ask for it at this step.
+
+        Example: with sync_ref_model and ref_model_sync_steps 10 the reference changes before the Updates
+        after steps 10, 20, 30.
+        """
         settings = self._settings
         if not step:
             return
@@ -111,6 +125,7 @@ class Policy:
             self._engine.reset_optimizer()
 
     def _score_fixed(self, batch: Batch) -> FixedLogprobs:
+        """Return the log-probabilities that the loss compares with, computed before any step."""
         settings = self._settings
         several = settings.num_iterations * settings.num_mini_batches > 1
         return FixedLogprobs(
@@ -122,7 +137,11 @@ class Policy:
         )
 
     def _mini_batches(self, batch: Batch, step: int) -> list[MiniBatch]:
-        """The optimizer steps' shares of the batch, drawn anew in each iteration."""
+        """Return the mini-batches of the Update, one per optimizer step.
+
+        Each iteration splits the batch into num_mini_batches, in an order drawn from seed, step and
+        iteration. Example: num_iterations 2 and num_mini_batches 3 make 6.
+        """
         settings = self._settings
         minis: list[MiniBatch] = []
         lengths = np.array([int(sequence.mask.sum()) for sequence in batch.sequences])
@@ -145,24 +164,26 @@ class Policy:
     def _accumulate_gradients(
         self, batch: Batch, mini: MiniBatch, fixed: FixedLogprobs
     ) -> tuple[float, TokenRecord]:
-        """Gradients of a mini-batch, row by row; loss and record are those of all ranks."""
+        """Accumulate the gradients of a mini-batch, row by row; return loss and tokens of all ranks."""
         sequences = [batch.sequences[index] for index in mini.sequences]
         rows = self._rows_of_this_rank(sequences)
         results = []
         for number, members in enumerate(rows, 1):
-            # A rank without work for a row goes along with the others, at weight 0.
-            places, weights = (members, mini.weights[members]) if members else ([0], np.zeros(1))
-            row = build_row([sequences[place] for place in places], self._engine.device)
-            indices = mini.sequences[places]
+            # A rank with an empty row computes a sequence at weight 0: the other ranks would wait for
+            # its gradient exchange.
+            chosen, weights = (members, mini.weights[members]) if members else ([0], np.zeros(1))
+            row = build_row([sequences[index] for index in chosen], self._engine.device)
+            indices = mini.sequences[chosen]
             tokens = self._loss_tokens(row, weights, indices, fixed)
             terms = policy_loss(tokens, self._options)
             self._engine.accumulate(terms.loss, last=number == len(rows))
             if members:
                 results.append((terms.loss.item(), _token_record(row, tokens, terms, mini.first)))
-        shares = [share for shares in gather(results) for share in shares]
-        return sum(loss for loss, _ in shares), TokenRecord.join([record for _, record in shares])
+        of_rows = [of_row for of_rank in gather(results) for of_row in of_rank]
+        return sum(loss for loss, _ in of_rows), TokenRecord.join([record for _, record in of_rows])
 
     def _rows_of_this_rank(self, sequences: Sequence[TrainSequence]) -> list[list[int]]:
+        """Return this rank's rows of the sequences, as indices; one sequence per row without packing."""
         budget = self._settings.micro_batch_tokens if self._settings.packing else 1
         return pack_for_ranks([sequence.length for sequence in sequences], budget, world_size())[rank()]
 
@@ -191,7 +212,7 @@ class Policy:
         )
 
     def logprobs(self, sequences: Sequence[TrainSequence]) -> list[np.ndarray]:
-        """Per sequence the log-probabilities of its completion, (T,), without training."""
+        """Return the log-probabilities of each sequence's completion, (T,) each, without training."""
 
         def score(row: Row) -> Tensor:
             with torch.no_grad():
@@ -199,32 +220,35 @@ class Policy:
 
         return self._score(sequences, score)
 
-    def _score(self, sequences: Sequence[TrainSequence], score: Any) -> list[np.ndarray]:
+    def _score(
+        self, sequences: Sequence[TrainSequence], score: Callable[[Row], Tensor]
+    ) -> list[np.ndarray]:
+        """Return `score` of each sequence's completion, (T,) each. All ranks call together."""
         found: dict[int, np.ndarray] = {}
         for members in self._rows_of_this_rank(sequences):
-            places = members or [0]
-            values_N = score(build_row([sequences[place] for place in places], self._engine.device))
-            lengths = [len(sequences[place].token_ids) for place in places]
+            chosen = members or [0]  # a rank with an empty row takes part in the collective forward
+            values_N = score(build_row([sequences[index] for index in chosen], self._engine.device))
+            lengths = [len(sequences[index].token_ids) for index in chosen]
             parts = np.split(values_N.cpu().numpy(), np.cumsum(lengths)[:-1])
             found |= dict(zip(members, parts, strict=False))
-        scored = {place: part for own in gather(found) for place, part in own.items()}
-        return [scored[place] for place in range(len(sequences))]
+        scored = {index: part for of_rank in gather(found) for index, part in of_rank.items()}
+        return [scored[index] for index in range(len(sequences))]
 
     def save(self, folder: Path) -> None:
-        """Weights, optimizer, and the reference if it changed; for `load`."""
+        """Write weights, optimizer state, and the reference if it changed, for `load`."""
         self._engine.save(folder)
         if self._reference and rank() == 0:
             self._reference.save(folder)
-        gather(None)  # the folder is whole only when every rank has written
+        gather(None)  # return on rank 0 only after every rank has written its part
 
     def load(self, folder: Path) -> None:
-        """Become exactly what was saved."""
+        """Restore exactly what `save` wrote."""
         self._engine.load(folder)
         if self._reference:
             self._reference.load(folder)
 
     def export(self, folder: Path) -> None:
-        """A Hugging Face folder, see `write_model`. Raises NotFinite before it writes."""
+        """Write a Hugging Face folder, see `write_model`. Raise NotFinite first on NaN or infinity."""
         state = whole_state(self._engine)
         if rank() == 0:
             write_model(folder, self.model, self._tokenizer, state, self._adapter, self._settings)
@@ -235,18 +259,18 @@ class Policy:
 
 
 def _token_counts(sequence: TrainSequence) -> tuple[int, int]:
+    """Return (all tokens, completion tokens), for FlopCounter."""
     return sequence.length, len(sequence.token_ids)
 
 
-def _values_of_row(fixed: list[np.ndarray] | None, indices: np.ndarray, row: Row) -> Tensor:
-    """The row's share of values fixed per sequence, (N,)."""
-    assert fixed is not None
-    values = np.concatenate([fixed[index] for index in indices])
+def _values_of_row(per_sequence: list[np.ndarray], indices: np.ndarray, row: Row) -> Tensor:
+    """Return the values of the row's tokens, (N,); `indices` are the row's sequences in the batch."""
+    values = np.concatenate([per_sequence[index] for index in indices])
     return torch.as_tensor(values, dtype=torch.float32, device=row.input_ids.device)
 
 
 def _token_record(row: Row, tokens: LossTokens, terms: LossTerms, first: bool) -> TokenRecord:
-    """What the metrics need of the row's trained tokens."""
+    """Return the values of the row's trained tokens that the metrics need."""
     values = (
         tokens.logprobs_N.detach(), tokens.behaviour_N, terms.ratio_N, tokens.entropy_N.detach(),
         terms.kl_N, terms.clipped_low_N, terms.clipped_high_N, terms.bounded_N, row.staleness_N,
@@ -255,7 +279,7 @@ def _token_record(row: Row, tokens: LossTokens, terms: LossTerms, first: bool) -
     return TokenRecord(*(value[row.mask_N].cpu().numpy() for value in values))
 
 
-def _oldest_staleness_N(row: Row) -> torch.Tensor:
-    """Per token, the staleness of its completion's oldest, (N,)."""
+def _oldest_staleness_N(row: Row) -> Tensor:
+    """Return for each token the largest staleness of a token in its completion, (N,)."""
     oldest_S = row.staleness_N.new_zeros(row.sequences)
     return oldest_S.scatter_reduce(0, row.sequence_N, row.staleness_N, "amax")[row.sequence_N]

@@ -1,4 +1,4 @@
-"""The reference policy of the KL term: a frozen copy, or LoRA's base with the adapter off."""
+"""The reference policy of the KL term: a frozen copy, or with LoRA the base model without adapter."""
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -21,23 +21,26 @@ _FILE = "reference.safetensors"
 
 
 class Reference(Protocol):
-    """Scores rows like the policy, and does not learn."""
+    """A policy that scores rows like the one in training, and is not trained."""
 
     def logprobs(self, row: Row) -> Tensor:
-        """Log-probabilities of the row's completion tokens, (N,), no gradient."""
+        """Return the log-probabilities of the row's completion tokens, (N,), without gradient."""
 
     def soft_update(self, parameters: Iterator[tuple[str, torch.nn.Parameter]], alpha: float) -> None:
-        """Become alpha x policy + (1 - alpha) x what it was."""
+        """Set the reference's weights to alpha x `parameters` + (1 - alpha) x the reference's.
+
+        Example: alpha 0.6, a policy's weight 1.0 and a reference's 0.0 give 0.6.
+        """
 
     def save(self, folder: Path) -> None:
-        """Write what `load` needs, if it ever changed."""
+        """Write the reference's weights into the folder, if `soft_update` ever changed them."""
 
     def load(self, folder: Path) -> None:
-        """Become what was saved."""
+        """Restore the weights that `save` wrote, if it wrote any."""
 
 
 class BaseModelReference:
-    """The policy's own base weights: costs no memory, and never changes."""
+    """LoRA's base model: the policy with its adapter switched off. No extra memory, never changes."""
 
     def __init__(self, engine: DeepSpeedEngine, adapter: PeftModel) -> None:
         self._engine, self._adapter = engine, adapter
@@ -48,21 +51,18 @@ class BaseModelReference:
             return self._engine(row)[0]
 
     def soft_update(self, parameters: Iterator[tuple[str, torch.nn.Parameter]], alpha: float) -> None:
-        """Never asked for: LearnerSettings refuses it."""
+        """Raise NotImplementedError: LearnerSettings refuses sync_ref_model with LoRA."""
         raise NotImplementedError
 
     def save(self, folder: Path) -> None:
-        """Nothing: the base weights are the model's."""
+        """Write nothing: the base weights never change."""
 
     def load(self, folder: Path) -> None:
-        """Nothing."""
+        """Read nothing."""
 
 
 class FrozenCopyReference:
-    """A second model in evaluation, on the policy's device or on one of its own.
-
-    Every rank holds it whole.
-    """
+    """A second model, not trained, whole on every rank, on the policy's device or LEARNER_REF_DEVICE."""
 
     def __init__(self, folder: Path, settings: LearnerSettings, device: torch.device) -> None:
         self._device = _find_device(settings.ref_device) if settings.ref_device else device
@@ -73,10 +73,11 @@ class FrozenCopyReference:
     def logprobs(self, row: Row) -> Tensor:
         """See Reference."""
         with torch.no_grad():
-            return self._model(_row_on(row, self._device))[0].to(row.input_ids.device)
+            logprobs_N: Tensor = self._model(_row_on(row, self._device))[0]
+            return logprobs_N.to(row.input_ids.device)
 
     def soft_update(self, parameters: Iterator[tuple[str, torch.nn.Parameter]], alpha: float) -> None:
-        """See Reference; TR-DPO's soft update, arXiv:2404.09656, eq. 3."""
+        """See Reference. The soft update of TR-DPO, arXiv:2404.09656, eq. 3."""
         self._changed = True
         own = dict(self._model.named_parameters())
         for name, parameter in parameters:
@@ -96,13 +97,18 @@ class FrozenCopyReference:
 
 
 def _find_device(name: str) -> torch.device:
+    """Return the device of this name. Raise ConfigError if this machine has none."""
     try:
         return torch.zeros((), device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"LEARNER_REF_DEVICE={name}: not a device of this machine: {error}") from error
+        raise ConfigError(
+            f"LEARNER_REF_DEVICE={name}: not a device of this machine ({error}). Name a device, for "
+            "example cuda:1, or leave the variable out"
+        ) from error
 
 
 def _row_on(row: Row, device: torch.device) -> Row:
+    """Return the row with its tensors on the device."""
     values = ((field.name, getattr(row, field.name)) for field in fields(row))
     moved: dict[str, Any] = {
         name: value.to(device) for name, value in values if isinstance(value, Tensor)
@@ -113,7 +119,7 @@ def _row_on(row: Row, device: torch.device) -> Row:
 def make_reference(
     folder: Path, settings: LearnerSettings, engine: DeepSpeedEngine, adapter: PeftModel | None
 ) -> Reference | None:
-    """The reference the settings ask for; None without KL term. Raises ConfigError."""
+    """Return the reference of the KL term, or None if LEARNER_BETA is 0. Raise ConfigError."""
     if not settings.beta:
         return None
     return (

@@ -1,4 +1,4 @@
-"""What an Update did, and what its metrics are computed from."""
+"""The result of an Update, with the values that its metrics are computed from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """Per trained token of an Update's optimizer steps, (N,)."""
+    """Values of the trained tokens of an Update's optimizer steps, each field (N,)."""
 
     logprobs: np.ndarray
     behaviour: np.ndarray
@@ -20,13 +20,13 @@ class TokenRecord:
     bounded: np.ndarray
     staleness: np.ndarray
     oldest: np.ndarray
-    """The staleness of its completion's oldest token."""
+    """Largest staleness of a token in the same completion."""
     first: np.ndarray
-    """Whether it was computed before any of the Update's optimizer steps."""
+    """Whether the values were computed before the Update's first optimizer step."""
 
     @classmethod
     def join(cls, records: Sequence["TokenRecord"]) -> "TokenRecord":
-        """One after the other."""
+        """Return the concatenation of the records; empty arrays for no records."""
         return cls(
             *(
                 np.concatenate([np.zeros(0), *(getattr(record, field.name) for record in records)])
@@ -37,10 +37,10 @@ class TokenRecord:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """All optimizer steps on one batch.
+    """The result of all optimizer steps on one batch.
 
-    `skipped` of them changed nothing because the gradients were not finite; loss and norm are means
-    over the others, None if there are none.
+    `skipped` counts the optimizer steps that changed no weight because the gradients were not finite.
+    Loss and gradient norm are means over the other steps, None if all were skipped.
     """
 
     loss: float | None
