@@ -1,11 +1,10 @@
-"""What a run will do, worked out from the settings before anything is started."""
+"""The plan of a run: model, data, contract and number of steps, made before anything starts."""
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
@@ -17,7 +16,7 @@ from penstock.learner.data.tickets import TicketSource
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The model to start from, the contract, the questions and the number of Updates."""
+    """The model to start from, the contract, the source of tickets; `steps` is the number of Updates."""
 
     model_folder: Path
     vocab_size: int
@@ -28,7 +27,11 @@ class Plan:
 
 
 def make_plan(settings: LearnerSettings) -> Plan:
-    """Resolve model, data and contract; raises ConfigError or DataError."""
+    """Return the plan that the settings describe. A hub id is downloaded.
+
+    Raise ConfigError if the settings contradict each other or the model, DataError if a data set cannot
+    be read.
+    """
     check_sampling(settings)
     model_folder = resolve_model(settings.model)
     if not (settings.dataset or settings.evaluate_only):
@@ -57,7 +60,7 @@ def make_plan(settings: LearnerSettings) -> Plan:
 
 
 def check_sampling(settings: LearnerSettings) -> None:
-    """Whether the importance ratio can be trusted; raises ConfigError."""
+    """Raise ConfigError if top_p, top_k or min_p bias the importance ratio, unless this is accepted."""
     found = {
         "LEARNER_TOP_P": (settings.top_p, settings.top_p < 1),
         "LEARNER_TOP_K": (settings.top_k, settings.top_k > 0),
@@ -66,21 +69,29 @@ def check_sampling(settings: LearnerSettings) -> None:
     narrowed = ", ".join(f"{name}={value}" for name, (value, narrows) in found.items() if narrows)
     if narrowed and not settings.accept_sampling_bias:
         raise ConfigError(
-            f"{narrowed}: the log-probabilities are then renormalised over the tokens that the sampler "
-            "kept, which the learner does not know, so the importance ratio is biased (its mean is 0.90 "
-            "or so at top_p 0.8). Sample from the full distribution (LEARNER_TOP_P=1, LEARNER_TOP_K=0, "
-            "LEARNER_MIN_P=0), or accept the bias with LEARNER_ACCEPT_SAMPLING_BIAS=true"
+            f"{narrowed}: the sampler then renormalises the log-probabilities over the kept tokens. "
+            "The learner does not know these tokens, so the importance ratio is biased (its mean is "
+            "about 0.90 at top_p 0.8). Sample from the full distribution (LEARNER_TOP_P=1, "
+            "LEARNER_TOP_K=0, LEARNER_MIN_P=0), or accept the bias with "
+            "LEARNER_ACCEPT_SAMPLING_BIAS=true"
         )
 
 
 def count_steps(settings: LearnerSettings, questions: int) -> int:
-    """Updates of the run: max_steps, or as many as the epochs fill."""
+    """Return the number of Updates of a run over that many questions.
+
+    max_steps if set, else what the epochs fill: 10 questions, 2 epochs, 4 groups per step make 5.
+    A run that only evaluates makes 0.
+    """
     by_epochs = math.ceil(questions * settings.num_train_epochs / settings.groups_per_step)
     return 0 if settings.evaluate_only else settings.max_steps or by_epochs
 
 
 def resolve_model(name: str) -> Path:
-    """A local folder as it is, a hub id downloaded; raises ConfigError."""
+    """Return the absolute path of a local model folder, or of a hub id's downloaded copy.
+
+    Raise ConfigError if the name is neither.
+    """
     if not name:
         raise ConfigError("LEARNER_MODEL is not set: name a Hugging Face model folder or a hub id")
     folder = Path(name)
@@ -97,31 +108,35 @@ def resolve_model(name: str) -> Path:
         ) from error
 
 
-def read_model(folder: Path) -> tuple[Any, Any]:
-    """Tokenizer and configuration of a model folder; raises ConfigError."""
+def read_model(folder: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedConfig]:
+    """Return tokenizer and configuration of a model folder; raise ConfigError if unreadable."""
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
-            raise ConfigError(f"LEARNER_MODEL={folder}: no {name} there; expected a Hugging Face folder")
+            raise ConfigError(
+                f"LEARNER_MODEL={folder}: no {name} is there; expected a Hugging Face folder"
+            )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        return tokenizer, AutoConfig.from_pretrained(folder).get_text_config()
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder).get_text_config()
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"LEARNER_MODEL={folder}: cannot be read: {error}") from error
+    return tokenizer, config
 
 
-def check_length(settings: LearnerSettings, config: Any) -> None:
-    """Whether prompt and completion fit the model's context; raises ConfigError."""
+def check_length(settings: LearnerSettings, config: PreTrainedConfig) -> None:
+    """Raise ConfigError if the longest prompt and completion together exceed the model's context."""
     wanted = settings.max_prompt_length + settings.max_completion_length
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and wanted > limit:
         raise ConfigError(
             f"LEARNER_MAX_PROMPT_LENGTH ({settings.max_prompt_length}) + LEARNER_MAX_COMPLETION_LENGTH "
-            f"({settings.max_completion_length}) is {wanted} tokens, but the model takes {limit}"
+            f"({settings.max_completion_length}) is {wanted} tokens, but the model takes {limit}: "
+            "lower one of the two"
         )
 
 
-def describe(settings: LearnerSettings) -> dict[str, Any]:
-    """What --dry-run says beside the settings; reads the data set, loads no model."""
+def describe(settings: LearnerSettings) -> dict[str, int | str]:
+    """Return the figures that --dry-run prints beside the settings. Reads data, but no weights."""
     plan = make_plan(settings)
     groups = plan.steps * settings.groups_per_step
     return {

@@ -1,7 +1,7 @@
-"""Rows of a data set from wherever it lies: JSON lines, Parquet, CSV, a saved folder, a hub id.
+"""Rows of a data set: a file of JSON lines, Parquet or CSV, a saved folder, or a hub id.
 
 questions.jsonl                       a file
-openai/gsm8k:main@e53f048#500         of a hub id: configuration, revision, so many rows of it
+openai/gsm8k:main@e53f048#500         hub id, its configuration and revision; 500 rows of this data set
 """
 
 import csv
@@ -10,20 +10,26 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from penstock.common.errors import DataError
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+T = TypeVar("T")
+
 _HUB = re.compile(r"(?P<name>[^:@#]+)(:(?P<config>[^:@#]+))?(@(?P<revision>[^:@#]+))?")
 _SHUFFLE_BUFFER = 10_000
-"""Rows of a stream that are held to draw the next one from."""
+"""Rows of a stream in memory; the next row is drawn from these at random."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A data set as LEARNER_DATASET names it; `count` 0: all rows."""
+    """A data set of LEARNER_DATASET. `name` is a file, folder or hub id; `count` 0 means all rows."""
 
     name: str
     config: str | None = None
@@ -32,13 +38,13 @@ class Source:
 
     @property
     def path(self) -> Path | None:
-        """The file or folder it is, if it is one."""
+        """The file or folder that `name` is, or None if `name` is a hub id."""
         path = Path(self.name)
         return path if path.suffix in _READERS or path.exists() else None
 
     @classmethod
     def parse(cls, text: str) -> "Source":
-        """Read NAME[:CONFIG][@REVISION][#COUNT]; raises DataError."""
+        """Return the source that NAME[:CONFIG][@REVISION][#COUNT] names, or raise DataError."""
         name, marker, count = text.rpartition("#")
         name = name if marker else text
         if marker and not (count.isdecimal() and int(count)):
@@ -52,8 +58,11 @@ class Source:
         return cls(found["name"], found["config"], found["revision"], rows)
 
 
-def load_rows(source: Source, split: str, seed: int) -> Any:
-    """A `datasets.Dataset`; with a count, rows drawn by the seed. Raises DataError."""
+def load_rows(source: Source, split: str, seed: int) -> "Dataset":
+    """Return the rows of a data set; if the source has a count, that many rows drawn by the seed.
+
+    A hub id is downloaded. Raise DataError if the rows cannot be read.
+    """
     import datasets
 
     datasets.disable_progress_bars()
@@ -64,37 +73,44 @@ def load_rows(source: Source, split: str, seed: int) -> Any:
     return rows
 
 
-def _load(source: Source, split: str, datasets: Any) -> Any:
+def _load(source: Source, split: str, datasets: ModuleType) -> "Dataset":
+    """Return all rows of a data set; raise DataError if they cannot be read.
+
+    `datasets` is the module of this name, which is imported late because its import takes seconds.
+    """
     path = source.path
     if path is None:
-        return _told(source, split, lambda: datasets.load_dataset(
+        return _as_data_error(source, split, lambda: datasets.load_dataset(
             source.name, source.config, revision=source.revision, split=split
         ))  # fmt: skip
     if not path.exists():
-        raise DataError(f"{source.name}: no such file")
+        raise DataError(f"{source.name}: no such file. Correct LEARNER_DATASET or LEARNER_EVAL_DATASET.")
     if path.is_file() and path.suffix not in _READERS:
         raise DataError(
             f"{source.name}: expected a file that ends in {', '.join(_READERS)}: rename or convert it"
         )
     if path.is_file():
-        return _told(source, split, lambda: _READERS[path.suffix](path, datasets))
+        return _as_data_error(source, split, lambda: _READERS[path.suffix](path, datasets))
     if (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
-        return _told(source, split, lambda: _saved(path, split, datasets))
-    return _told(source, split, lambda: datasets.load_dataset(str(path), split=split))
+        return _as_data_error(source, split, lambda: _load_saved(path, split, datasets))
+    return _as_data_error(source, split, lambda: datasets.load_dataset(str(path), split=split))
 
 
-def _saved(path: Path, split: str, datasets: Any) -> Any:
-    """What `save_to_disk` wrote: a data set, or a dictionary of splits."""
-    found = datasets.load_from_disk(str(path))
-    if not isinstance(found, datasets.DatasetDict):
+def _load_saved(path: Path, split: str, datasets: ModuleType) -> "Dataset":
+    """Return the rows that `save_to_disk` wrote: a data set, or one split of a dictionary of splits.
+
+    Raise ValueError if the dictionary has no such split.
+    """
+    found: Dataset | dict[str, Dataset] = datasets.load_from_disk(str(path))
+    if not isinstance(found, dict):
         return found
     if split not in found:
         raise ValueError(f"it has the splits {', '.join(found)}")
     return found[split]
 
 
-def _told(source: Source, split: str, load: Callable[[], Any]) -> Any:
-    """What `load` returns; its errors as DataError."""
+def _as_data_error(source: Source, split: str, load: Callable[[], T]) -> T:
+    """Return what `load` returns; raise DataError, naming the source, for an error of its libraries."""
     import datasets
     import pyarrow
 
@@ -104,8 +120,9 @@ def _told(source: Source, split: str, load: Callable[[], Any]) -> Any:
         raise DataError(f"{source.name} (split {split}): cannot be loaded: {error}") from error
 
 
-def _read_json(path: Path, datasets: Any) -> Any:
-    # Not Dataset.from_json: it makes dates of texts that look like dates.
+def _read_json(path: Path, datasets: ModuleType) -> "Dataset":
+    """Return the rows of a file of JSON lines, or of one JSON list; raise DataError if unreadable."""
+    # Dataset.from_json would convert texts that look like dates to dates.
     rows = read_lines(path)
     try:
         return datasets.Dataset.from_list(rows)
@@ -115,7 +132,7 @@ def _read_json(path: Path, datasets: Any) -> Any:
         raise DataError(f"{path}: a column mixes kinds of values: {error}") from error
 
 
-_READERS: dict[str, Callable[[Path, Any], Any]] = {
+_READERS: dict[str, Callable[[Path, ModuleType], "Dataset"]] = {
     ".jsonl": _read_json,
     ".json": _read_json,
     ".parquet": lambda path, datasets: datasets.Dataset.from_parquet(str(path)),
@@ -123,8 +140,11 @@ _READERS: dict[str, Callable[[Path, Any], Any]] = {
 }
 
 
-def read_table(path: Path) -> list[dict[str, Any]]:
-    """The rows of a CSV file, all as text: pandas would make 1 of 01. Raises DataError."""
+def read_table(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file, every value as text: `01` stays `01`.
+
+    Raise DataError if the file is empty or a row, which is named, has too few or too many values.
+    """
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, restkey="", strict=True)
         try:
@@ -139,13 +159,14 @@ def read_table(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows; raises DataError naming the first line that is no object or lacks a column.
+def read_lines(path: Path) -> list[dict[str, object]]:
+    """Return the rows of a file of JSON lines, or of one JSON list. Empty lines are skipped.
 
-    Empty lines are passed over.
+    Raise DataError if the file is empty, or if a line, which is named, is no JSON object or has other
+    columns than the first row.
     """
     columns: set[str] | None = None
-    rows = []
+    rows: list[dict[str, object]] = []
     for number, row in _objects(path):
         if not isinstance(row, dict):
             raise DataError(f"{path}, line {number}: expected an object, found {str(row)[:60]!r}")
@@ -165,8 +186,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _objects(path: Path) -> Iterator[tuple[int, Any]]:
-    """Each line's number and what it holds; or the items of one JSON list, numbered."""
+def _objects(path: Path) -> Iterator[tuple[int, object]]:
+    """Yield each line's number and its JSON value; or number and item of the one list in a .json file.
+
+    Raise DataError if a line or the list is not readable as JSON.
+    """
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         if (
             path.suffix == ".json"
@@ -192,19 +216,20 @@ def _objects(path: Path) -> Iterator[tuple[int, Any]]:
                 ) from error
 
 
-def stream_rows(source: Source, split: str, seed: int | None) -> Iterator[dict[str, Any]]:
-    """The rows one after the other, never all in memory or on disk; shuffled in a buffer by a seed.
+def stream_rows(source: Source, split: str, seed: int | None) -> Iterator[dict[str, object]]:
+    """Yield the rows of a data set without keeping all of them in memory or on disk.
 
-    Raises DataError.
+    With a seed, the rows are shuffled in a buffer of 10,000. Raise DataError if they cannot be read.
     """
     import datasets
+    from datasets import IterableDataset
 
     kinds = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
     path = source.path
     if path is not None and (not path.exists() or path.suffix not in kinds):
         raise DataError(f"{source.name}: expected a JSONL, Parquet or CSV file, or a hub id, to stream")
 
-    def load() -> Any:
+    def load() -> IterableDataset:
         if path is not None:
             kind = kinds[path.suffix]
             return datasets.load_dataset(kind, data_files=str(path), split="train", streaming=True)
@@ -212,9 +237,9 @@ def stream_rows(source: Source, split: str, seed: int | None) -> Iterator[dict[s
             source.name, source.config, revision=source.revision, split=split, streaming=True
         )
 
-    rows = _told(source, split, load)
+    rows = _as_data_error(source, split, load)
     if seed is not None:
         rows = rows.shuffle(seed=seed, buffer_size=_SHUFFLE_BUFFER)
     remaining = iter(rows.take(source.count) if source.count else rows)
-    while (row := _told(source, split, lambda: next(remaining, None))) is not None:
+    while (row := _as_data_error(source, split, lambda: next(remaining, None))) is not None:
         yield row

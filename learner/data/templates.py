@@ -1,7 +1,9 @@
-"""A question to the token ids of a prompt."""
+"""The prompt of a question as token ids, by LEARNER_PROMPT_TEMPLATE and LEARNER_SYSTEM_PROMPT."""
 
 from pathlib import Path
 from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
@@ -13,7 +15,7 @@ R1_PROMPT = (
     "</answer> tags, respectively, i.e., <think> reasoning process here </think><answer> answer here "
     "</answer>"
 )
-"""The prompt of DeepSeek-R1-Zero (arXiv:2501.12948, table 1), as ms-swift and Open R1 give it."""
+"""The prompt of DeepSeek-R1-Zero (arXiv:2501.12948, table 1), in the wording of ms-swift and Open R1."""
 
 QWEN_R1 = (
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
@@ -24,12 +26,13 @@ QWEN_R1 = (
 
 
 class Template:
-    """What LEARNER_PROMPT_TEMPLATE and LEARNER_SYSTEM_PROMPT make of a question.
+    """Converts a question to prompt tokens by LEARNER_PROMPT_TEMPLATE and LEARNER_SYSTEM_PROMPT.
 
-    Raises ConfigError if the tokenizer or a file does not fit.
+    Creating a Template raises ConfigError if the tokenizer lacks the chat template that is asked for, if
+    a named file cannot be read, or if the two variables contradict each other.
     """
 
-    def __init__(self, settings: LearnerSettings, tokenizer: Any) -> None:
+    def __init__(self, settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._kind = settings.prompt_template
         self._system = read_prompt(settings.system_prompt)
@@ -37,7 +40,8 @@ class Template:
         self._chat_template: str | None = None
         if self._kind == "chat" and not own:
             raise ConfigError(
-                "LEARNER_PROMPT_TEMPLATE=chat, but the model's tokenizer has no chat template"
+                "LEARNER_PROMPT_TEMPLATE=chat, but the model's tokenizer has no chat template: set "
+                "LEARNER_PROMPT_TEMPLATE to auto, none, or a file *.jinja"
             )
         if self._kind in ("r1", "qwen_r1") and self._system:
             raise ConfigError(
@@ -50,8 +54,11 @@ class Template:
         if self._kind == "r1":
             self._system = R1_PROMPT
 
-    def render(self, prompt: Any) -> list[int]:
-        """Token ids of a question: a text, or messages with role and content."""
+    def render(self, prompt: object) -> list[int]:
+        """Return the token ids of a question: a text, or a list of messages with role and content.
+
+        Raise ConfigError if the chat template rejects the messages.
+        """
         messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": str(prompt)}]
         if self._kind == "qwen_r1":
             return self._encode(QWEN_R1.format(question=_contents(messages)), special=False)
@@ -64,38 +71,45 @@ class Template:
         return self._encode(_contents(messages), special=True)
 
     def _chat(self, messages: list[dict[str, Any]]) -> str:
-        """The messages as the chat template has them; raises ConfigError where it refuses them."""
+        """Return the messages as one text by the chat template; raise ConfigError if it rejects them."""
         import jinja2
 
         try:
-            text: str = self._tokenizer.apply_chat_template(
+            text = self._tokenizer.apply_chat_template(
                 messages, chat_template=self._chat_template, tokenize=False, add_generation_prompt=True
             )
         except (jinja2.TemplateError, TypeError) as error:
             name = self._kind if self._chat_template else "the tokenizer's own"
             raise ConfigError(
                 f"LEARNER_PROMPT_TEMPLATE: the chat template ({name}) fails on messages of the roles "
-                f"{', '.join(str(message.get('role')) for message in messages)}: {error}"
+                f"{', '.join(str(message.get('role')) for message in messages)}: {error}. Correct the "
+                "template or the messages' roles, or set LEARNER_PROMPT_TEMPLATE=none."
             ) from error
-        return text
+        return str(text)
 
     def _encode(self, text: str, special: bool) -> list[int]:
+        """Return the tokens of a text; `special` adds the tokenizer's own, such as the start of text."""
         found: list[int] = self._tokenizer(text, add_special_tokens=special).input_ids
         return found
 
 
 def _contents(messages: list[dict[str, Any]]) -> str:
+    """Return the messages' contents without their roles, one after the other in lines of their own."""
     return "\n".join(str(message["content"]).strip() for message in messages)
 
 
 def read_prompt(text: str) -> str:
-    """A prompt as it is, or the text of the file that it names."""
+    """Return a prompt as it is, or the text of the file it names (*.txt, *.md).
+
+    Raise ConfigError if the file cannot be read.
+    """
     if text.endswith((".txt", ".md")) and "\n" not in text:
         return _read_file(text, "LEARNER_SYSTEM_PROMPT")
     return text
 
 
 def _read_template(name: str) -> str:
+    """Return the chat template in a file *.jinja; raise ConfigError for another name or no such file."""
     if not name.endswith((".jinja", ".j2")):
         raise ConfigError(
             f"LEARNER_PROMPT_TEMPLATE={name}: expected auto, chat, none, r1, qwen_r1, or a chat "
@@ -105,6 +119,7 @@ def _read_template(name: str) -> str:
 
 
 def _read_file(name: str, variable: str) -> str:
+    """Return a file's text; raise ConfigError, naming the variable, if the file cannot be read."""
     try:
         return Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

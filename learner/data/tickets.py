@@ -1,4 +1,4 @@
-"""From questions to tickets: what a ticket holds follows from the seed, its id and its position."""
+"""Tickets made of questions: a ticket's content follows from the seed, its id and its position."""
 
 import hashlib
 from dataclasses import dataclass
@@ -11,7 +11,10 @@ from penstock.learner.state.ledger import eval_ticket
 
 @dataclass(frozen=True, slots=True)
 class TicketSource:
-    """Makes tickets; making one again gives the same one, at whatever version."""
+    """Makes tickets. The same id and position always give the same prompt and sampling seed.
+
+    `contract` is the hash of the run's contract, which every ticket carries.
+    """
 
     questions: Questions
     eval_questions: list[Question]
@@ -19,10 +22,10 @@ class TicketSource:
     contract: str
 
     def train(self, ticket: str, version: Version, position: int | None = None) -> Ticket:
-        """The training ticket with this id.
+        """Return the training ticket `train:NUMBER` of a version.
 
-        `position` is that of its question, over all epochs: `Ledger.position`, or else its number. The
-        sampling follows from the id, so a question that is asked again is sampled anew.
+        `position` is its question's position over all epochs, NUMBER if not given. A question that is
+        asked again keeps its position (train:3 and train:9: position 3), and gets other samples.
         """
         if position is None:
             position = int(ticket.partition(":")[2])
@@ -42,14 +45,14 @@ class TicketSource:
                 seed=_sampling_seed(settings.seed, ticket),
             ),
             version=version,
-            # A token older than its ticket could not be trained as late as the pace allows.
+            # Older weights would use up max_staleness before the group arrives: it would be dropped.
             min_step=version.step,
             contract=self.contract,
             columns=question.columns,
         )
 
     def evaluation(self, version: Version, index: int) -> Ticket:
-        """The ticket that asks held-out question `index` of a version."""
+        """Return the ticket that asks held-out question `index` of a version."""
         question = self.eval_questions[index]
         return Ticket(
             id=eval_ticket(version, index),
@@ -72,5 +75,6 @@ class TicketSource:
 
 
 def _sampling_seed(seed: int, ticket: str) -> int:
+    """Return the seed of a ticket's samples, a number below 2**31 that follows from run seed and id."""
     digest = hashlib.sha256(f"{seed}:{ticket}".encode()).digest()
     return int.from_bytes(digest[:4], "little") >> 1
