@@ -5,7 +5,8 @@ be trained is masked. docs/losses.md lists each option with its formula, paper a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,32 +26,24 @@ from penstock.learner.algorithm.correction import Correction, correct, reduce_pe
 class LossTokens:
     """The completion tokens of one packed row. All fields with `_N` have shape (N,).
 
-    The probabilities are natural logarithms, after temperature.
+    Log-probabilities are in nats, after temperature.
     """
 
-    logprobs_N: Tensor
-    """Log-probabilities under the policy in training, with gradient."""
-    entropy_N: Tensor
-    """Entropies of the policy in training, with gradient if entropy_coef is not 0."""
-    old_N: Tensor
-    """Log-probabilities that the ratio divides by: behaviour policy, or proximal policy if decoupled."""
-    behaviour_N: Tensor
-    """Log-probabilities under the behaviour policy, which sampled the token."""
-    reference_N: Tensor | None
-    """Log-probabilities under the reference policy; None without KL term."""
+    logprobs_N: Tensor  # under the policy in training, with gradient
+    entropy_N: Tensor  # of the policy in training; with gradient if entropy_coef is not 0
+    old_N: Tensor  # log-probabilities that the ratio divides by: behaviour, or if decoupled proximal
+    behaviour_N: Tensor  # log-probabilities under the policy that sampled the tokens
+    reference_N: Tensor | None  # log-probabilities under the reference policy; None without KL term
     advantages_N: Tensor
-    weight_N: Tensor
-    """Weight of the token in the loss, see `aggregation_weights`."""
-    mask_N: Tensor
-    """bool: whether the token is trained."""
-    sequence_N: Tensor
-    """int64: index of the token's sequence, from 0 to `sequences` - 1."""
+    weight_N: Tensor  # see `aggregation_weights`
+    mask_N: Tensor  # bool: whether the token is trained
+    sequence_N: Tensor  # int64: index of the token's sequence, from 0 to `sequences` - 1
     sequences: int
 
 
 @dataclass(frozen=True, slots=True)
 class LossOptions:
-    """The settings that the loss depends on."""
+    """The settings that the loss depends on, by their names in LearnerSettings."""
 
     loss_type: LossType
     epsilon: float
@@ -59,29 +52,16 @@ class LossOptions:
     entropy_coef: float
     beta: float
     kl_estimator: KLEstimator
-    correction: CorrectionLevel
-    correction_mode: CorrectionMode
-    correction_min: float
-    correction_cap: float
-    decoupled: bool
+    importance_sampling_correction: CorrectionLevel
+    importance_sampling_mode: CorrectionMode
+    importance_sampling_min: float
+    importance_sampling_cap: float
+    decoupled_loss: bool
 
     @classmethod
     def from_settings(cls, settings: LearnerSettings) -> "LossOptions":
         """Return the options of a run's settings."""
-        return cls(
-            loss_type=settings.loss_type,
-            epsilon=settings.epsilon,
-            epsilon_high=settings.epsilon_high,
-            delta=settings.delta,
-            entropy_coef=settings.entropy_coef,
-            beta=settings.beta,
-            kl_estimator=settings.kl_estimator,
-            correction=settings.importance_sampling_correction,
-            correction_mode=settings.importance_sampling_mode,
-            correction_min=settings.importance_sampling_min,
-            correction_cap=settings.importance_sampling_cap,
-            decoupled=settings.decoupled_loss,
-        )
+        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +69,11 @@ class LossTerms:
     """A row's part of the loss, and values of its trained tokens for the metrics, without gradient."""
 
     loss: Tensor
-    ratio_N: Tensor
-    """The ratio that the objective clips: the token's, or with gspo its sequence's geometric mean."""
-    clipped_low_N: Tensor
-    """bool: whether the ratio's lower bound removes the token's gradient."""
-    clipped_high_N: Tensor
-    """bool: whether the ratio's upper bound removes the gradient; with cispo, bounds the weight."""
-    kl_N: Tensor
-    """Estimated KL to the reference policy; zeros without a reference."""
-    bounded_N: Tensor
-    """bool: whether the importance ratio was corrected, see `Correction`."""
+    ratio_N: Tensor  # that the objective clips: the token's, or with gspo its sequence's mean
+    clipped_low_N: Tensor  # bool: the lower bound removes the token's gradient
+    clipped_high_N: Tensor  # bool: the upper bound removes the gradient; with cispo bounds the weight
+    kl_N: Tensor  # estimated KL to the reference policy; zeros without a reference
+    bounded_N: Tensor  # bool: the importance ratio was changed, see `Correction`
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,36 +162,32 @@ def _zero_masked_tokens(tokens: LossTokens) -> LossTokens:
     backward pass: 0 x NaN = NaN.
     """
 
-    def zeroed(values_N: Tensor) -> Tensor:
-        return torch.where(tokens.mask_N, values_N, 0.0)
-
-    return replace(
-        tokens,
-        logprobs_N=zeroed(tokens.logprobs_N),
-        entropy_N=zeroed(tokens.entropy_N),
-        old_N=zeroed(tokens.old_N),
-        behaviour_N=zeroed(tokens.behaviour_N),
-        reference_N=None if tokens.reference_N is None else zeroed(tokens.reference_N),
-        advantages_N=zeroed(tokens.advantages_N),
-        weight_N=zeroed(tokens.weight_N),
+    floats = (
+        "logprobs_N",
+        "entropy_N",
+        "old_N",
+        "behaviour_N",
+        "reference_N",
+        "advantages_N",
+        "weight_N",
     )
+    values = {name: getattr(tokens, name) for name in floats if getattr(tokens, name) is not None}
+    zeroed: dict[str, Any] = {
+        name: torch.where(tokens.mask_N, value, 0.0) for name, value in values.items()
+    }
+    return replace(tokens, **zeroed)
 
 
 def _correction(tokens: LossTokens, options: LossOptions) -> Correction:
     """Return the correction of policy / behaviour, or in the decoupled form of proximal / behaviour."""
     # The objective's ratio in the decoupled form is policy / proximal, which leaves out the latter.
-    numerator_N = tokens.old_N if options.decoupled else tokens.logprobs_N.detach()
+    numerator_N = tokens.old_N if options.decoupled_loss else tokens.logprobs_N.detach()
     return correct(
-        numerator_N - tokens.behaviour_N,
-        tokens.sequence_N,
-        tokens.mask_N,
-        tokens.sequences,
-        level=options.correction,
-        mode=options.correction_mode,
-        lower=options.correction_min,
-        upper=options.correction_cap,
-        weight=options.decoupled,
-    )
+        numerator_N - tokens.behaviour_N, tokens.sequence_N, tokens.mask_N, tokens.sequences,
+        level=options.importance_sampling_correction, mode=options.importance_sampling_mode,
+        lower=options.importance_sampling_min, upper=options.importance_sampling_cap,
+        weight=options.decoupled_loss,
+    )  # fmt: skip
 
 
 def _token_clipping(tokens: LossTokens, options: LossOptions) -> _Surrogate:
@@ -226,13 +197,9 @@ def _token_clipping(tokens: LossTokens, options: LossOptions) -> _Surrogate:
 
 def _sequence_clipping(tokens: LossTokens, options: LossOptions) -> _Surrogate:
     """Return min(s A, clip(s) A), s the sequence's geometric mean ratio: GSPO (arXiv:2507.18071)."""
-    log_ratio_N = reduce_per_sequence(
-        tokens.logprobs_N - tokens.old_N,
-        tokens.sequence_N,
-        tokens.mask_N,
-        tokens.sequences,
-        mean=True,
-    )
+    log_ratio_N = tokens.logprobs_N - tokens.old_N
+    mates = tokens.sequence_N, tokens.mask_N, tokens.sequences
+    log_ratio_N = reduce_per_sequence(log_ratio_N, *mates, mean=True)
     return _clipped_objective(safe_exp(log_ratio_N), tokens.advantages_N, options)
 
 

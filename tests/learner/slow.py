@@ -131,16 +131,16 @@ def loss(tokens: LossTokens, options: LossOptions) -> Tensor:
         if not tokens.mask_N[place]:
             continue
         mates = _mates(tokens, place)
-        above = tokens.old_N if options.decoupled else tokens.logprobs_N
+        above = tokens.old_N if options.decoupled_loss else tokens.logprobs_N
         ratios = [math.exp(above[mate].item() - tokens.behaviour_N[mate].item()) for mate in mates]
         token_factor, _ = factor(
             ratios,
             mates.index(place),
-            options.correction,
-            options.correction_mode,
-            options.correction_min,
-            options.correction_cap,
-            options.decoupled,
+            options.importance_sampling_correction,
+            options.importance_sampling_mode,
+            options.importance_sampling_min,
+            options.importance_sampling_cap,
+            options.decoupled_loss,
         )
         value = -token_factor * objective(tokens, place, mates, options)
         if tokens.reference_N is not None:

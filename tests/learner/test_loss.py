@@ -29,8 +29,8 @@ CORRECTIONS = [("off", "truncate")] + [
 ]
 PLAIN = LossOptions(
     loss_type="dapo", epsilon=0.2, epsilon_high=0.28, delta=0.0, entropy_coef=0.0, beta=0.0,
-    kl_estimator="k3", correction="off", correction_mode="truncate", correction_min=0.8,
-    correction_cap=1.3, decoupled=False,
+    kl_estimator="k3", importance_sampling_correction="off", importance_sampling_mode="truncate",
+    importance_sampling_min=0.8, importance_sampling_cap=1.3, decoupled_loss=False,
 )  # fmt: skip
 LENGTHS = (6, 1, 9, 4, 5, 1, 7)
 LIMIT = 10
@@ -73,7 +73,7 @@ def ragged_row(seed: int, loss_type: LossType = "dapo") -> LossTokens:
 def prepared(seed: int, options: LossOptions) -> LossTokens:
     """A row for these options: in the direct form the ratio is taken against behaviour."""
     row = ragged_row(seed, options.loss_type)
-    return row if options.decoupled else replace(row, old_N=row.behaviour_N)
+    return row if options.decoupled_loss else replace(row, old_N=row.behaviour_N)
 
 
 def at(row: LossTokens, logprobs: torch.Tensor) -> LossTokens:
@@ -133,7 +133,8 @@ def test_the_entropy_bonus_equals_the_slow_version():
 def test_the_whole_loss_equals_the_slow_version(loss_type, decoupled):
     for number, (level, mode) in enumerate(CORRECTIONS):
         options = replace(
-            PLAIN, loss_type=loss_type, decoupled=decoupled, correction=level, correction_mode=mode,
+            PLAIN, loss_type=loss_type, decoupled_loss=decoupled,
+            importance_sampling_correction=level, importance_sampling_mode=mode,
             delta=1.35 if number % 2 else 0.0, entropy_coef=0.05, beta=0.2,
             kl_estimator=ESTIMATORS[number % 3],
         )  # fmt: skip
@@ -145,7 +146,7 @@ def test_the_cases_reach_the_clips(loss_type):
     """Otherwise the comparisons above prove little."""
     low = high = bounded = 0
     for seed in range(6):
-        options = replace(PLAIN, loss_type=loss_type, correction="token")
+        options = replace(PLAIN, loss_type=loss_type, importance_sampling_correction="token")
         terms = policy_loss(prepared(seed, options), options)
         low += int(terms.clipped_low_N.sum())
         high += int(terms.clipped_high_N.sum())
@@ -222,7 +223,7 @@ def test_the_region_of_dppo_lies_around_the_policy_that_sampled():
         one_sequence([math.log(0.4)], [math.log(0.8)], 1.0),
         old_N=torch.tensor([math.log(0.1)], dtype=torch.float64),
     )
-    terms = policy_loss(row, replace(PLAIN, loss_type="dppo", decoupled=True))
+    terms = policy_loss(row, replace(PLAIN, loss_type="dppo", decoupled_loss=True))
     assert not terms.clipped_high_N.any()
     assert -terms.loss.item() == pytest.approx(0.4 / 0.1)
 
@@ -290,8 +291,8 @@ def test_dapo_weighs_a_token_alike_in_every_mini_batch_and_bnpo_does_not():
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_micro_batches_add_up_to_the_mini_batch(loss_type, decoupled):
     options = replace(
-        PLAIN, loss_type=loss_type, decoupled=decoupled, correction="sequence", beta=0.1,
-        entropy_coef=0.1,
+        PLAIN, loss_type=loss_type, decoupled_loss=decoupled,
+        importance_sampling_correction="sequence", beta=0.1, entropy_coef=0.1,
     )  # fmt: skip
     row = prepared(3, options)
     whole, gradient = slow.gradient(lambda x: policy_loss(at(row, x), options).loss, row.logprobs_N)
@@ -320,7 +321,8 @@ def test_masked_tokens_change_nothing(loss_type, decoupled):
     """Not even NaN or infinity there: neither the loss, nor the gradient, nor the metrics."""
     for (level, mode), estimator in product(CORRECTIONS, ESTIMATORS):
         options = replace(
-            PLAIN, loss_type=loss_type, decoupled=decoupled, correction=level, correction_mode=mode,
+            PLAIN, loss_type=loss_type, decoupled_loss=decoupled,
+            importance_sampling_correction=level, importance_sampling_mode=mode,
             beta=0.1, entropy_coef=0.1, delta=1.35, kl_estimator=estimator,
         )  # fmt: skip
         row = prepared(2, options)
@@ -354,7 +356,8 @@ def test_hopeless_probabilities_give_finite_gradients(loss_type, decoupled):
     """exp overflows to inf; a clamp hides that forwards, but its gradient would be 0 x inf."""
     for (level, mode), size, advantage in product(CORRECTIONS, (1e4, 85.0, -85.0, -1e4), (1.0, -1.0)):
         options = replace(
-            PLAIN, loss_type=loss_type, decoupled=decoupled, correction=level, correction_mode=mode,
+            PLAIN, loss_type=loss_type, decoupled_loss=decoupled,
+            importance_sampling_correction=level, importance_sampling_mode=mode,
             beta=0.1, entropy_coef=0.1,
         )  # fmt: skip
         logprobs, other = [min(size, 0.0), -1.0], [min(-size, 0.0), -1.0]
@@ -369,7 +372,12 @@ def test_nan_at_a_trained_token_is_not_hidden():
     row = prepared(0, PLAIN)
     broken = torch.where(torch.arange(len(row.mask_N)) == row.mask_N.int().argmax(), math.nan, 0.0)
     for loss_type, (level, mode) in product(LOSS_TYPES, CORRECTIONS):
-        options = replace(PLAIN, loss_type=loss_type, correction=level, correction_mode=mode)
+        options = replace(
+            PLAIN,
+            loss_type=loss_type,
+            importance_sampling_correction=level,
+            importance_sampling_mode=mode,
+        )
         assert policy_loss(replace(row, logprobs_N=row.logprobs_N + broken), options).loss.isnan()
 
 
@@ -382,7 +390,7 @@ def test_without_a_reference_there_is_no_kl():
 def test_only_the_loss_has_a_gradient():
     row = prepared(0, PLAIN)
     for loss_type in LOSS_TYPES:
-        options = replace(PLAIN, loss_type=loss_type, correction="token", beta=0.1)
+        options = replace(PLAIN, loss_type=loss_type, importance_sampling_correction="token", beta=0.1)
         terms = policy_loss(at(row, row.logprobs_N.clone().requires_grad_()), options)
         assert terms.loss.requires_grad
         for name in ("ratio_N", "clipped_low_N", "clipped_high_N", "kl_N", "bounded_N"):
