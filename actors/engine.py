@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.common.errors import EngineFailed, PenstockError
-from penstock.common.wire.messages import Int32s, Rollout, Sampling, Version, Weights
+from penstock.common.wire.ids import Version
+from penstock.common.wire.messages import Int32s, Rollout, Sampling, Weights
 
 WEIGHTS_FILE = "model.safetensors"
 

@@ -6,7 +6,8 @@ taken -> waiting (for its version, for its turn) -> running -> gone
 from dataclasses import dataclass
 
 from penstock.common.broker.work_stream import Entry, WorkStream
-from penstock.common.wire.messages import Purpose, Ticket, Version
+from penstock.common.wire.ids import Purpose, Version
+from penstock.common.wire.messages import Ticket
 
 
 @dataclass(slots=True, eq=False)

@@ -29,7 +29,8 @@ from penstock.common.errors import EngineFailed, MalformedMessage
 from penstock.common.log import get_logger
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract
-from penstock.common.wire.messages import Group, Purpose, Rollout, Ticket
+from penstock.common.wire.ids import Purpose
+from penstock.common.wire.messages import Group, Rollout, Ticket
 
 _IDLE_S = 0.05
 _BLOCK_MS = 100

@@ -23,7 +23,8 @@ from penstock.actors.engine import Aborted, PromptRefused, verify_weights
 from penstock.common.config.settings import ActorSettings
 from penstock.common.errors import EngineFailed
 from penstock.common.wire.contract import Contract
-from penstock.common.wire.messages import Int32s, Rollout, Sampling, Span, Version, Weights
+from penstock.common.wire.ids import Version
+from penstock.common.wire.messages import Int32s, Rollout, Sampling, Span, Weights
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # the model is a folder

@@ -27,7 +27,7 @@ from penstock.common.broker.keys import GROUP, Keys
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.broker.work_stream import WorkStream
 from penstock.common.guard import guard_children
-from penstock.common.wire.messages import Version
+from penstock.common.wire.ids import TicketId, Version
 from penstock.learner.streams.learner_queue import LearnerQueue
 
 GOAL = 2000
@@ -154,7 +154,8 @@ class Bench:
     # Around them
 
     def _fill(self) -> None:
-        tickets = [(f"train:{number}", Version(1, 0), self._ticket) for number in range(self._groups)]
+        version = Version(1, 0)
+        tickets = [(TicketId.train(n), version, self._ticket) for n in range(self._groups)]
         for start in range(0, self._groups, _ISSUE):
             self._queue.issue("train", tickets[start : start + _ISSUE])
 

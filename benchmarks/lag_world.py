@@ -25,15 +25,8 @@ from transformers import AutoModelForCausalLM
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.log import get_logger
-from penstock.common.wire.messages import (
-    FinishReason,
-    Group,
-    Rollout,
-    ScoredGroup,
-    Span,
-    Ticket,
-    Version,
-)
+from penstock.common.wire.ids import TicketId, Version
+from penstock.common.wire.messages import FinishReason, Group, Rollout, ScoredGroup, Span, Ticket
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.deploy.demo.base_model import make_base_model
 from penstock.deploy.demo.task import write_task
@@ -187,7 +180,8 @@ class Site:
             if not missing:
                 break
             numbers = islice(self._numbers, missing)
-            tickets = [self._source.train(f"train:{number}", Version(1, step)) for number in numbers]
+            version = Version(1, step)
+            tickets = [self._source.train(TicketId.train(number), version) for number in numbers]
             groups += self._score(tickets)
         return groups
 

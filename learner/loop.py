@@ -15,7 +15,8 @@ from penstock.common.files.disk import Disk
 from penstock.common.journal.claims import Claim
 from penstock.common.log import get_logger
 from penstock.common.wire.codec import encode, pack
-from penstock.common.wire.messages import ScoredGroup, Verdict, Version
+from penstock.common.wire.ids import Version
+from penstock.common.wire.messages import ScoredGroup, Verdict
 from penstock.learner.algorithm.batch import Batch, build_batch
 from penstock.learner.data.plan import Plan
 from penstock.learner.policy.collective import TrainablePolicy

@@ -23,7 +23,7 @@ from penstock.common.log import get_logger
 from penstock.common.role import connect, consumer_name
 from penstock.common.sandbox.pool import START_TIMEOUT_S
 from penstock.common.wire.codec import decode, encode
-from penstock.common.wire.messages import Group, Outcome, Purpose, ScoredGroup
+from penstock.common.wire.messages import Group, Outcome, ScoredGroup
 from penstock.rewarders.join import CurrentScorer
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 
@@ -160,7 +160,7 @@ class Rewarder:
             self._keeper.release(self._stream, entry)
 
     def _score_entry(self, entry: Entry) -> None:
-        purpose = purpose_of(entry.ticket)
+        purpose = entry.ticket.purpose
         if entry.doomed:
             self._count("failed")
             self._stream.bury(entry, purpose, "the rewarder was lost while it scored only this")
@@ -192,8 +192,3 @@ class Rewarder:
         if now - since >= _REPORT_EVERY_S and self._counts.total() != total:
             self._reported = (self._counts.total(), now)
             log.info("scoring", **self._counts)
-
-
-def purpose_of(ticket: str) -> Purpose:
-    """What a ticket is for, by its id alone: the payload may be unreadable."""
-    return "eval" if ticket.startswith("eval:") else "train"

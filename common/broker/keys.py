@@ -1,6 +1,6 @@
 """The names of a run's keys. All carry one hash tag, so a cluster keeps a run in one slot."""
 
-from penstock.common.wire.messages import Purpose
+from penstock.common.wire.ids import Purpose
 
 GROUP = "workers"
 """The one consumer group of every work stream."""

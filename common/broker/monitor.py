@@ -8,6 +8,7 @@ from penstock.common.broker.keys import GROUP, Keys
 from penstock.common.broker.work_stream import Place, RunView
 from penstock.common.errors import RunNotReady
 from penstock.common.wire.contract import read_contract
+from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import END_STATES
 
 
@@ -60,7 +61,7 @@ class InFlight:
     `since_s` counts from the entry's arrival on the stream, `lease_idle_s` from the last renewal.
     """
 
-    ticket: str
+    ticket: TicketId
     stream: str
     entry: str
     holder: str
@@ -112,7 +113,7 @@ def read_status(connection: Connection, run: str) -> RunStatus:
         incarnation=view.incarnation(),
         version=str(weights.version) if weights else None,
         credit=read_contract(contract).credit if contract else None,
-        outstanding=sum(place.ticket.startswith("train:") for place in places),
+        outstanding=sum(place.ticket.purpose == "train" for place in places),
         open=len(places),
         dead=int(connection.execute("XLEN", keys.dead)),
         ledger=totals,

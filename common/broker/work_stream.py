@@ -18,7 +18,8 @@ from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded
 from penstock.common.log import get_logger
 from penstock.common.wire.codec import decode, encode
-from penstock.common.wire.messages import Purpose, Verdict, Weights
+from penstock.common.wire.ids import Purpose, TicketId
+from penstock.common.wire.messages import Verdict, Weights
 
 BEGINNING = "0-0"
 """The position before a stream's first entry."""
@@ -33,7 +34,7 @@ class Entry:
     """Work taken from a stream; `attempts` failed before, `doomed` is to be buried at once."""
 
     id: str
-    ticket: str
+    ticket: TicketId
     payload: bytes
     attempts: int = 0
     doomed: bool = False
@@ -43,7 +44,7 @@ class Entry:
 class Place:
     """Where an open ticket lies at the instant of an audit; idle_ms since its lease was renewed."""
 
-    ticket: str
+    ticket: TicketId
     stream: str
     entry: str
     first_version: str
@@ -90,7 +91,7 @@ class WorkStream:
             [self.consumer, self._lease_ms, count, self.max_attempts, server, up_ms],
         )
         return [
-            Entry(text(entry), text(ticket), payload, int(attempts), bool(doomed))
+            Entry(text(entry), TicketId(text(ticket)), payload, int(attempts), bool(doomed))
             for entry, ticket, payload, attempts, doomed in reply
         ]
 
@@ -261,14 +262,14 @@ def _read_entries(reply: Any) -> list[Entry]:
                 fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
             )
             attempts = int(pairs.get(b"a", 0))
-            entries.append(Entry(text(entry), text(pairs[b"t"]), pairs[b"d"], attempts))
+            entries.append(Entry(text(entry), TicketId(text(pairs[b"t"])), pairs[b"d"], attempts))
     return entries
 
 
 def _read_place(place: list[Any]) -> Place:
     ticket, stream, entry, version, attempts, consumer, idle_ms, exists = place
     return Place(
-        text(ticket),
+        TicketId(text(ticket)),
         text(stream),
         text(entry),
         text(version),

@@ -29,6 +29,7 @@ import msgpack
 import numpy as np
 
 from penstock.common.errors import MalformedMessage
+from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import SCHEMA, Outcome, ScoredGroup, Verdict
 
 Message = TypeVar("Message")
@@ -116,6 +117,8 @@ def _from_wire(kind: Any, value: PlainData, where: str) -> Any:
         }
     if isinstance(kind, type) and is_dataclass(kind):
         return _dataclass(kind, value, where)
+    if kind is TicketId:
+        return TicketId(_checked(isinstance(value, str), value, "a ticket", where))
     if kind is float:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return float(_checked(number, value, "a number", where))

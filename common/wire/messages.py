@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from penstock.common.errors import MalformedMessage
+from penstock.common.wire.ids import Purpose, TicketId, Version
 
 SCHEMA = 2
 """Version of the wire; part of the contract, and of every message."""
@@ -26,7 +27,6 @@ Bools = Annotated[np.ndarray, "|b1"]
 ANSWER = "answer"
 """Name of the extra column in which an eval group's answers lie, as the rewarder found them."""
 
-Purpose = Literal["train", "eval"]
 FinishReason = Literal["stop", "length"]
 EndState = Literal["trained", "filtered", "stale", "dead", "evaluated", "unused"]
 END_STATES: tuple[EndState, ...] = ("trained", "filtered", "stale", "dead", "evaluated", "unused")
@@ -35,27 +35,6 @@ END_STATES: tuple[EndState, ...] = ("trained", "filtered", "stale", "dead", "eva
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise MalformedMessage(message)
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Version:
-    """A point in the policy's history: the learner's incarnation and its optimizer step count."""
-
-    incarnation: int
-    step: int
-
-    def __post_init__(self) -> None:
-        _require(self.incarnation >= 0 and self.step >= 0, f"version {self} is negative")
-
-    def __str__(self) -> str:
-        return f"{self.incarnation}.{self.step}"
-
-    @classmethod
-    def parse(cls, text: str) -> "Version":
-        """Read what `str` wrote; raises MalformedMessage."""
-        incarnation, dot, step = text.partition(".")
-        _require(bool(dot) and incarnation.isdigit() and step.isdigit(), f"{text!r} is no version")
-        return cls(int(incarnation), int(step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +60,11 @@ class Sampling:
 class Ticket:
     """One prompt to sample from, with all an actor and a rewarder need to know about it.
 
-    `id` is "train:{number}" or "eval:{version}:{index}". An actor starts it only at `min_step` or
-    later, and an eval ticket only at exactly `version`.
+    An actor starts a training ticket when the step of its weights is at least `min_step`, and an
+    evaluation ticket when its weights are exactly `version`.
     """
 
-    id: str
+    id: TicketId
     purpose: Purpose
     prompt_ids: Int32s
     num_generations: int
@@ -96,8 +75,8 @@ class Ticket:
     columns: dict[str, Any]
 
     def __post_init__(self) -> None:
-        _require(self.purpose in ("train", "eval"), f"purpose {self.purpose!r} is unknown")
-        _require(self.id.startswith(f"{self.purpose}:"), f"id {self.id!r} is not {self.purpose}")
+        found = TicketId(self.id).purpose
+        _require(found == self.purpose, f"ticket {self.id} has the purpose {self.purpose!r}")
         _require(len(self.prompt_ids) > 0, f"ticket {self.id} has an empty prompt")
         _require(self.num_generations > 0, f"ticket {self.id} asks for no generation")
 
@@ -197,7 +176,7 @@ class Verdict:
     a reward.
     """
 
-    ticket_id: str
+    ticket_id: TicketId
     state: Literal["filtered", "dead"]
     reason: str
     rewards: dict[str, tuple[float | None, ...]] = field(default_factory=dict)

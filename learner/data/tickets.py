@@ -4,9 +4,9 @@ import hashlib
 from dataclasses import dataclass
 
 from penstock.common.config.learner_settings import LearnerSettings
-from penstock.common.wire.messages import Sampling, Ticket, Version
+from penstock.common.wire.ids import TicketId, Version
+from penstock.common.wire.messages import Sampling, Ticket
 from penstock.learner.data.order import Question, Questions
-from penstock.learner.state.ledger import eval_ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +21,14 @@ class TicketSource:
     settings: LearnerSettings
     contract: str
 
-    def train(self, ticket: str, version: Version, position: int | None = None) -> Ticket:
+    def train(self, ticket: TicketId, version: Version, position: int | None = None) -> Ticket:
         """Return the training ticket `train:NUMBER` of a version.
 
         `position` is its question's position over all epochs, NUMBER if not given. A question that is
         asked again keeps its position (train:3 and train:9: position 3), and gets other samples.
         """
         if position is None:
-            position = int(ticket.partition(":")[2])
+            position = ticket.number
         question = self.questions.at(position)
         settings = self.settings
         return Ticket(
@@ -55,7 +55,7 @@ class TicketSource:
         """Return the ticket that asks held-out question `index` of a version."""
         question = self.eval_questions[index]
         return Ticket(
-            id=eval_ticket(version, index),
+            id=TicketId.evaluation(version, index),
             purpose="eval",
             prompt_ids=question.prompt_ids,
             num_generations=self.settings.eval_num_generations,

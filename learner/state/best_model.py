@@ -9,7 +9,7 @@ from typing import Any
 from penstock.common.files.atomic import folder_size, whole_folder, write_whole
 from penstock.common.files.disk import Disk
 from penstock.common.files.run_folder import RunFolder
-from penstock.common.wire.messages import Version
+from penstock.common.wire.ids import Version
 from penstock.learner.state.incarnations import check_not_superseded
 
 

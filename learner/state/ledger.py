@@ -12,17 +12,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from penstock.common.wire.messages import END_STATES, EndState, Version
-
-
-def train_ticket(number: int) -> str:
-    """Id of the training ticket with this number."""
-    return f"train:{number}"
-
-
-def eval_ticket(version: Version, index: int) -> str:
-    """Id of the ticket that asks held-out question `index` of a version."""
-    return f"eval:{version}:{index}"
+from penstock.common.wire.ids import TicketId, Version
+from penstock.common.wire.messages import END_STATES, EndState
 
 
 class Ledger:
@@ -30,31 +21,31 @@ class Ledger:
 
     def __init__(self) -> None:
         self.next_number = 0
-        self.open: dict[str, Version] = {}
+        self.open: dict[TicketId, Version] = {}
         self.totals: Counter[str] = Counter()
         self.total_dropped = 0
         self.owes_record = False
-        self._positions: dict[str, int] = {}
+        self._positions: dict[TicketId, int] = {}
         self._to_repeat: list[int] = []
         self._repeats = 0
-        self._unrecorded: dict[str, list[str]] = {}
+        self._unrecorded: dict[TicketId, list[str]] = {}
 
     @property
     def train_open(self) -> int:
         """Training tickets out: issued minus closed."""
-        return sum(1 for ticket in self.open if ticket.startswith("train:"))
+        return sum(1 for ticket in self.open if ticket.purpose == "train")
 
-    def opened(self, ticket: str, version: Version) -> None:
+    def opened(self, ticket: TicketId, version: Version) -> None:
         """Enter a ticket that was issued; a ticket known as open keeps its first version."""
         if ticket not in self.open:
             self.open[ticket] = version
             self.totals["issued"] += 1
 
-    def next_train_ticket(self) -> str:
+    def next_train_ticket(self) -> TicketId:
         """The next id; it asks what is to be asked again, or else the data set's next question."""
         number = self.next_number
         self.next_number += 1
-        ticket = train_ticket(number)
+        ticket = TicketId.train(number)
         if self._to_repeat:
             self._positions[ticket] = self._to_repeat.pop(0)
             self._repeats += 1
@@ -62,22 +53,22 @@ class Ledger:
             self._positions[ticket] = number - self._repeats
         return ticket
 
-    def position(self, ticket: str) -> int:
+    def position(self, ticket: TicketId) -> int:
         """Where an open training ticket's question lies in the data set, counted on over the epochs."""
-        return self._positions.get(ticket, int(ticket.partition(":")[2]))
+        return self._positions.get(ticket, ticket.number)
 
-    def was_issued(self, ticket: str) -> bool:
+    def was_issued(self, ticket: TicketId) -> bool:
         """Whether a training ticket's number lies behind the cursor."""
-        return ticket in self.open or int(ticket.partition(":")[2]) < self.next_number
+        return ticket in self.open or ticket.number < self.next_number
 
-    def close(self, ticket: str, state: EndState, reason: str = "") -> None:
+    def close(self, ticket: TicketId, state: EndState, reason: str = "") -> None:
         """End an open ticket; its credit returns now."""
         del self.open[ticket]
         self._positions.pop(ticket, None)
         self.totals[state] += 1
         self._unrecorded[ticket] = [state, reason]
 
-    def drop(self, ticket: str, ask_again: bool) -> None:
+    def drop(self, ticket: TicketId, ask_again: bool) -> None:
         """End a ticket whose group came to lie over max_staleness; maybe its question is asked again.
 
         Then a record is owed before the next ticket is issued: what a ticket asks that was issued after
@@ -96,7 +87,7 @@ class Ledger:
         """Whether anything ended since the journal's last record."""
         return bool(self._unrecorded)
 
-    def take_unrecorded(self) -> dict[str, list[str]]:
+    def take_unrecorded(self) -> dict[TicketId, list[str]]:
         """What ended since this was last called: ticket to [state, reason], for the journal."""
         ends, self._unrecorded = self._unrecorded, {}
         self.owes_record = False
@@ -117,15 +108,15 @@ class Ledger:
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Become what `snapshot` returned."""
         self.next_number = snapshot["next_number"]
-        self.open = {name: Version.parse(text) for name, text in snapshot["open"].items()}
+        self.open = {TicketId(name): Version.parse(text) for name, text in snapshot["open"].items()}
         self.totals = Counter(snapshot["totals"])
         self.total_dropped = snapshot["total_dropped"]
-        self._positions = dict(snapshot["positions"])
+        self._positions = {TicketId(name): at for name, at in snapshot["positions"].items()}
         self._to_repeat = list(snapshot["to_repeat"])
         self._repeats = snapshot["repeats"]
         self._unrecorded = {}
         self.owes_record = False
 
-    def eval_open(self) -> Iterable[str]:
+    def eval_open(self) -> Iterable[TicketId]:
         """Open evaluation tickets."""
-        return [ticket for ticket in self.open if ticket.startswith("eval:")]
+        return [ticket for ticket in self.open if ticket.purpose == "eval"]

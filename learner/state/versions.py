@@ -9,7 +9,8 @@ from pathlib import Path
 from penstock.common.files.atomic import folder_size, hash_file, whole_folder
 from penstock.common.files.disk import Disk
 from penstock.common.files.run_folder import RunFolder
-from penstock.common.wire.messages import Version, Weights
+from penstock.common.wire.ids import Version
+from penstock.common.wire.messages import Weights
 from penstock.learner.policy.collective import TrainablePolicy
 
 KEEP = 4

@@ -9,7 +9,8 @@ from typing import Any
 
 from penstock.common.broker.work_stream import Entry
 from penstock.common.journal.claims import Position
-from penstock.common.wire.messages import EndState, Purpose
+from penstock.common.wire.ids import Purpose, TicketId
+from penstock.common.wire.messages import EndState
 from penstock.learner.state.journal import Journal
 from penstock.learner.state.ledger import Ledger
 from penstock.learner.streams.learner_queue import LearnerQueue
@@ -26,7 +27,7 @@ class CommitLog:
         self.ledger = ledger
         self._journal = journal
         self._queue = queue
-        self._entries: dict[str, list[str]] = defaultdict(list)
+        self._entries: dict[TicketId, list[str]] = defaultdict(list)
         self.position = Position(journal.incarnation, 0)
         self.recorded = ledger.snapshot()
 
@@ -42,18 +43,18 @@ class CommitLog:
         self.position = self._journal.append(kind, **fields, ends=ends, ledger=self.recorded)
         self._acknowledge(ends)
 
-    def _acknowledge(self, ends: dict[str, list[str]]) -> None:
+    def _acknowledge(self, ends: dict[TicketId, list[str]]) -> None:
         purposes: tuple[Purpose, ...] = ("train", "eval")
         for purpose in purposes:
-            states: dict[str, EndState] = {
+            states: dict[TicketId, EndState] = {
                 ticket: state  # type: ignore[misc]
                 for ticket, (state, _) in ends.items()
-                if ticket.startswith(purpose)
+                if ticket.purpose == purpose
             }
             spent = [
                 ticket
                 for ticket in self._entries
-                if ticket.startswith(purpose) and ticket not in self.ledger.open
+                if ticket.purpose == purpose and ticket not in self.ledger.open
             ]
             entries = [entry for ticket in spent for entry in self._entries.pop(ticket)]
             if states or entries:

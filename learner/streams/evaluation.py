@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from penstock.common.broker.work_stream import BEGINNING
 from penstock.common.errors import MalformedMessage
 from penstock.common.wire.codec import decode_outcome, encode
-from penstock.common.wire.messages import ANSWER, ScoredGroup, Verdict, Version
+from penstock.common.wire.ids import TicketId, Version
+from penstock.common.wire.messages import ANSWER, ScoredGroup, Verdict
 from penstock.learner.data.tickets import TicketSource
-from penstock.learner.state.ledger import eval_ticket
 from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.learner_queue import LearnerQueue
 
@@ -69,7 +69,7 @@ class Evaluator:
         """Ask all held-out questions of the announced version."""
         self._version, self._answers = version, {}
         for index in range(len(self._source.eval_questions)):
-            self._commit_log.ledger.opened(eval_ticket(version, index), version)
+            self._commit_log.ledger.opened(TicketId.evaluation(version, index), version)
         # Written down first: after a crash the resumed learner knows which tickets to withdraw.
         self._commit_log.record(
             "evaluation", version=str(version), questions=len(self._source.eval_questions)
@@ -102,8 +102,8 @@ class Evaluator:
             return bool(entries), None
         return True, self._finish(self._version)
 
-    def _take(self, ticket: str, payload: bytes) -> None:
-        index = int(ticket.rpartition(":")[2])
+    def _take(self, ticket: TicketId, payload: bytes) -> None:
+        index = ticket.number
         try:
             outcome = decode_outcome(payload)
         except MalformedMessage as error:

@@ -17,7 +17,8 @@ import numpy as np
 from penstock.common.broker.work_stream import Entry
 from penstock.common.errors import MalformedMessage, NoSignal
 from penstock.common.wire.codec import decode_outcome
-from penstock.common.wire.messages import Group, ScoredGroup, Verdict, Version
+from penstock.common.wire.ids import TicketId, Version
+from penstock.common.wire.messages import Group, ScoredGroup, Verdict
 from penstock.learner.algorithm.batch import is_ahead, is_over_lag
 from penstock.learner.data.tickets import TicketSource
 from penstock.learner.state.ledger import Ledger
@@ -52,10 +53,10 @@ class Intake:
         self._source = source
         self._settings = source.settings
         self._vocab_size = vocab_size
-        self._held: dict[str, ScoredGroup] = {}
+        self._held: dict[TicketId, ScoredGroup] = {}
 
     @property
-    def held(self) -> Set[str]:
+    def held(self) -> Set[TicketId]:
         """Tickets whose groups wait to be trained."""
         return self._held.keys()
 
@@ -77,7 +78,7 @@ class Intake:
         else:
             self._end_dead(entry.ticket, outcome.reason)
 
-    def _accept(self, ticket: str, scored: ScoredGroup, step: int) -> None:
+    def _accept(self, ticket: TicketId, scored: ScoredGroup, step: int) -> None:
         versions = [span.version for made in scored.group.rollouts for span in made.spans]
         self.newest_version = max(
             [*versions, *([self.newest_version] if self.newest_version else [])],
@@ -160,7 +161,7 @@ class Intake:
                 self.arrivals.stale += 1
                 self._ledger.drop(ticket, ask_again=self._settings.at_max_staleness == "requeue")
 
-    def _choose(self, step: int, size: int) -> tuple[list[str], bool]:
+    def _choose(self, step: int, size: int) -> tuple[list[TicketId], bool]:
         """Held tickets for a batch, and whether the pace allows it if they are fewer than `size`.
 
         A smaller batch waits for tickets of earlier steps that have to be in it. Not for those of this
@@ -169,21 +170,21 @@ class Intake:
         if self._settings.at_max_staleness != "pace":
             return list(self._held)[:size], True
         due = Counter(
-            self._due_within(ticket, step) for ticket in self._ledger.open if ticket.startswith("train:")
+            self._due_within(ticket, step) for ticket in self._ledger.open if ticket.purpose == "train"
         )
         held = {ticket: self._due_within(ticket, step) for ticket in self._held}
         chosen = choose_in_pace(held, due, size)
         return chosen, keeps_pace(due, self._settings.max_staleness, size)
 
-    def _due_within(self, ticket: str, step: int) -> int:
+    def _due_within(self, ticket: TicketId, step: int) -> int:
         """How many more batches after this one may still train the ticket; never below 0."""
         return max(0, self._ledger.open[ticket].step + self._settings.max_staleness - step)
 
-    def _end_dead(self, ticket: str, reason: str) -> None:
+    def _end_dead(self, ticket: TicketId, reason: str) -> None:
         self._ledger.close(ticket, "dead", reason)
         self.arrivals.dead += 1
         self.arrivals.last_dead = f"{ticket}: {reason}"
 
-    def _end_stale(self, ticket: str, reason: str) -> None:
+    def _end_stale(self, ticket: TicketId, reason: str) -> None:
         self._ledger.close(ticket, "stale", reason)
         self.arrivals.stale += 1

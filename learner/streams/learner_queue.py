@@ -7,7 +7,8 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.work_stream import Entry, text
 from penstock.common.wire.codec import encode
-from penstock.common.wire.messages import EndState, Purpose, Version, Weights
+from penstock.common.wire.ids import Purpose, TicketId, Version
+from penstock.common.wire.messages import EndState, Weights
 
 
 class LearnerQueue:
@@ -36,7 +37,7 @@ class LearnerQueue:
         """Renew the lease, saying what the learner does; with `lease_s` 0 let it go."""
         self._fenced("beat", [], [int(1000 * lease_s), phase])
 
-    def issue(self, purpose: Purpose, tickets: list[tuple[str, Version, bytes]]) -> list[Version]:
+    def issue(self, purpose: Purpose, tickets: list[tuple[TicketId, Version, bytes]]) -> list[Version]:
         """Put tickets on their stream unless they are alive; returns the versions of first issue."""
         args = [part for name, version, data in tickets for part in (name, str(version), data)]
         reply = self._fenced(
@@ -47,9 +48,11 @@ class LearnerQueue:
     def outcomes(self, purpose: Purpose, after: str, count: int) -> list[Entry]:
         """What came back after a position of the stream, in the stream's order."""
         reply = self._fenced("outcomes", [self.keys.outcomes_for(purpose)], [after, count])
-        return [Entry(text(entry), text(ticket), payload) for entry, ticket, payload in reply]
+        return [Entry(text(entry), TicketId(text(ticket)), payload) for entry, ticket, payload in reply]
 
-    def close(self, purpose: Purpose, ends: Mapping[str, EndState], entries: Iterable[str] = ()) -> int:
+    def close(
+        self, purpose: Purpose, ends: Mapping[TicketId, EndState], entries: Iterable[str] = ()
+    ) -> int:
         """End tickets, wherever their entries lie, and delete entries; returns how many were open."""
         flat = [part for ticket, state in ends.items() for part in (ticket, state)]
         return self._fenced(

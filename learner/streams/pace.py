@@ -8,8 +8,10 @@ max_staleness allows. A ticket due within 0 can be trained in the batch being fo
 from collections import Counter
 from collections.abc import Mapping
 
+from penstock.common.wire.ids import TicketId
 
-def choose_in_pace(held: Mapping[str, int], due: Counter[int], size: int) -> list[str]:
+
+def choose_in_pace(held: Mapping[TicketId, int], due: Counter[int], size: int) -> list[TicketId]:
     """Up to `size` held tickets for a batch, oldest arrivals first; takes them out of `due`.
 
     held maps tickets to the steps they fall due within, due counts the same over all open tickets.
@@ -18,7 +20,7 @@ def choose_in_pace(held: Mapping[str, int], due: Counter[int], size: int) -> lis
         >>> choose_in_pace({"train:2": 1, "train:0": 0}, Counter({0: 2, 1: 2}), size=2)
         ['train:0']
     """
-    chosen: list[str] = []
+    chosen: list[TicketId] = []
     for ticket, own in held.items():
         if len(chosen) == size:
             break

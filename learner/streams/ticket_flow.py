@@ -17,7 +17,8 @@ from penstock.common.errors import DeadlineExceeded, NoSignal
 from penstock.common.files.lock import holder_name
 from penstock.common.log import get_logger
 from penstock.common.wire.codec import encode
-from penstock.common.wire.messages import ScoredGroup, Version, Weights
+from penstock.common.wire.ids import TicketId, Version
+from penstock.common.wire.messages import ScoredGroup, Weights
 from penstock.learner.data.plan import Plan
 from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.evaluation import Evaluated, Evaluator
@@ -90,9 +91,9 @@ class TicketFlow:
         """Enter tickets that were issued after the journal's last record, and the gaps between."""
         ledger = self._commit_log.ledger
         ahead = {
-            int(place.ticket.partition(":")[2]): Version.parse(place.first_version)
+            place.ticket.number: Version.parse(place.first_version)
             for place in places
-            if place.ticket.startswith("train:") and not ledger.was_issued(place.ticket)
+            if place.ticket.purpose == "train" and not ledger.was_issued(place.ticket)
         }
         oldest = min(ahead.values(), default=Version(0, 0))
         while ahead and ledger.next_number <= max(ahead):
@@ -102,17 +103,17 @@ class TicketFlow:
         """Take from the server what the books know as ended (it lost the acknowledgement)."""
         ledger = self._commit_log.ledger
         ended = [place.ticket for place in places if place.ticket not in ledger.open]
-        self._queue.close("train", {name: "stale" for name in ended if name.startswith("train:")})
-        self._queue.close("eval", {name: "stale" for name in ended if name.startswith("eval:")})
+        self._queue.close("train", {name: "stale" for name in ended if name.purpose == "train"})
+        self._queue.close("eval", {name: "stale" for name in ended if name.purpose == "eval"})
 
     def _reissue(self) -> None:
         """Issue every open ticket again; a no-op for those alive.
 
         Also those whose group is held: the audit counts them as in flight until they are trained.
         """
-        self._issue([ticket for ticket in self._commit_log.ledger.open if ticket.startswith("train:")])
+        self._issue([ticket for ticket in self._commit_log.ledger.open if ticket.purpose == "train"])
 
-    def _issue(self, tickets: list[str]) -> None:
+    def _issue(self, tickets: list[TicketId]) -> None:
         ledger, source = self._commit_log.ledger, self._plan.source
         version = self._weights.version if self._weights else Version(0, 0)
         batch = [

@@ -14,6 +14,7 @@ from penstock.common.wire.messages import (
     ScoredGroup,
     Span,
     Ticket,
+    TicketId,
     Verdict,
     Version,
     Weights,
@@ -25,7 +26,7 @@ V0 = Version(1, 0)
 
 def make_ticket(number: int = 7, num_generations: int = 2) -> Ticket:
     return Ticket(
-        id=f"train:{number}",
+        id=TicketId.train(number),
         purpose="train",
         prompt_ids=np.array([5, 6, 7], dtype="<i4"),
         num_generations=num_generations,
@@ -79,7 +80,7 @@ class Run:
         self.learner.claim("nonce", "test")
 
     def issue(self, *numbers: int, version: Version = V0, payload: bytes = b"ask") -> list[Version]:
-        return self.learner.issue("train", [(f"train:{n}", version, payload) for n in numbers])
+        return self.learner.issue("train", [(TicketId.train(n), version, payload) for n in numbers])
 
     def actor(
         self,

@@ -11,6 +11,7 @@ from penstock.common.broker.work_stream import BEGINNING, Entry
 from penstock.common.config.settings import RunSettings
 from penstock.common.journal.claims import Position
 from penstock.common.wire.codec import encode
+from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import EndState, Purpose, Version, Weights
 from penstock.learner.state.ledger import Ledger
 from penstock.learner.streams.commit import CommitLog
@@ -70,7 +71,10 @@ class Learner:
 
     def evaluate(self, version: str) -> None:
         """As the Evaluator starts."""
-        tickets = [f"eval:{version}:{index}" for index in range(len(PLAN.source.eval_questions))]
+        tickets = [
+            TicketId.evaluation(Version.parse(version), index)
+            for index in range(len(PLAN.source.eval_questions))
+        ]
         for ticket in tickets:
             self.ledger.opened(ticket, Version.parse(version))
         self.commit_log.record("evaluation")
@@ -92,9 +96,9 @@ class Learner:
         return found
 
     def end(self, ticket: str, state: EndState) -> None:
-        self.ledger.close(ticket, state)
+        self.ledger.close(TicketId(ticket), state)
 
-    def _issue_evals(self, tickets: list[str]) -> None:
+    def _issue_evals(self, tickets: list[TicketId]) -> None:
         versions = [self.ledger.open[ticket] for ticket in tickets]
         batch = [(name, v, ask(name, str(v))) for name, v in zip(tickets, versions, strict=True)]
         self.queue.issue("eval", batch)

@@ -15,6 +15,7 @@ from penstock.common.broker.monitor import read_audit
 from penstock.common.broker.work_stream import BEGINNING, Entry, WorkStream
 from penstock.common.errors import ConfigError, RunNotReady, RunTaken, ServerUnavailable
 from penstock.common.wire.codec import decode
+from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import END_STATES, Verdict, Version, Weights
 from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.common.builders import V0, Run
@@ -582,8 +583,8 @@ def test_workers_are_told_when_the_run_is_not_set_up(run: Run) -> None:
         lambda: worker.take(1),
         lambda: worker.reclaim(1),
         lambda: worker.renew(["1-1"]),
-        lambda: worker.handoff(Entry("1-1", "train:1", b""), nobody.rollouts, b""),
-        lambda: worker.fail(Entry("1-1", "train:1", b""), "train", "x"),
+        lambda: worker.handoff(Entry("1-1", TicketId("train:1"), b""), nobody.rollouts, b""),
+        lambda: worker.fail(Entry("1-1", TicketId("train:1"), b""), "train", "x"),
     ):
         with pytest.raises(RunNotReady):
             call()

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Version
 from penstock.learner.algorithm.batch import build_batch, is_over_lag
 from tests.learner.builders import make_group, make_plan, make_settings
@@ -16,7 +17,7 @@ WEIGHTS = {"accuracy": 1.0}
 
 def scored(*spans, number=0, **options):
     """A group of two equal rollouts with these (step, tokens) spans."""
-    ticket = make_plan(make_settings()).source.train(f"train:{number}", Version(1, 0))
+    ticket = make_plan(make_settings()).source.train(TicketId(f"train:{number}"), Version(1, 0))
     return make_group(ticket, spans=list(spans), **options)
 
 

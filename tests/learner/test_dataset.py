@@ -14,6 +14,7 @@ import pytest
 
 from penstock.common.errors import ConfigError, DataError
 from penstock.common.wire.codec import pack
+from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Version
 from penstock.learner.data.columns import map_columns
 from penstock.learner.data.order import Question, Shuffled, Streamed
@@ -99,7 +100,7 @@ def test_prompts_over_the_limit_are_left_out(tmp_path):
 
 def test_a_ticket_made_again_is_the_same_ticket():
     source = make_plan(make_settings()).source
-    first, again = (source.train("train:17", Version(1, 0)) for _ in range(2))
+    first, again = (source.train(TicketId("train:17"), Version(1, 0)) for _ in range(2))
     assert first.columns == again.columns
     assert first.sampling == again.sampling
     assert np.array_equal(first.prompt_ids, again.prompt_ids)
@@ -110,7 +111,10 @@ def test_an_epoch_asks_every_question_once_and_the_next_in_another_order():
     source: TicketSource = plan.source
     size = len(source.questions)
     epochs = [
-        [source.train(f"train:{e * size + i}", Version(1, 0)).columns["answer"] for i in range(size)]
+        [
+            source.train(TicketId.train(e * size + i), Version(1, 0)).columns["answer"]
+            for i in range(size)
+        ]
         for e in range(2)
     ]
     assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(str(n) for n in range(size))
@@ -118,7 +122,7 @@ def test_an_epoch_asks_every_question_once_and_the_next_in_another_order():
 
 
 def test_a_ticket_is_not_sampled_by_a_version_older_than_itself():
-    assert make_plan(make_settings()).source.train("train:0", Version(1, 4)).min_step == 4
+    assert make_plan(make_settings()).source.train(TicketId("train:0"), Version(1, 4)).min_step == 4
 
 
 def test_steps_are_counted_by_epochs_unless_given():

@@ -16,6 +16,7 @@ from penstock.common.errors import DiskFull
 from penstock.common.files.disk import Disk
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.journal.segments import list_segments, read_journal, valid_length
+from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Version
 from penstock.learner.state.checkpoint import newest_checkpoint
 from penstock.learner.state.journal import Journal
@@ -257,7 +258,7 @@ def test_nothing_is_acknowledged_before_its_record_is_synced(tmp_path, monkeypat
     waited: list[list[str]] = []
     commit_log = CommitLog(ledger, Journal(RunFolder(tmp_path), 1, disk=Disk(600, stopping)), queue)
     ledger.opened(ledger.next_train_ticket(), Version(1, 0))
-    ledger.close("train:0", "trained", "step 1")
+    ledger.close(TicketId("train:0"), "trained", "step 1")
     monkeypatch.setattr(os, "fsync", refuse)
     commit_log.record("batch")
     assert (waited, queue.tickets) == ([[]], ["train:0"])

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from penstock.common.wire.ids import TicketId
 from penstock.learner.report.metrics import group_metrics
 from tests.learner.builders import make_outcome, make_verdict
 from tests.learner.test_intake import Desk
@@ -36,7 +37,7 @@ def test_what_it_cost_to_wait_for_nobody_is_dropped():
     assert desk.form(step=2) is None
     assert desk.ledger.take_unrecorded() == {"train:0": ["stale", "over max_staleness"]}
     desk.issue(1, step=2)
-    assert desk.ledger.position("train:4") == 4
+    assert desk.ledger.position(TicketId("train:4")) == 4
 
 
 def test_its_question_is_asked_again_by_the_next_ticket_when_requeued():
@@ -45,7 +46,7 @@ def test_its_question_is_asked_again_by_the_next_ticket_when_requeued():
     ends = desk.ledger.take_unrecorded()
     assert ends == {"train:0": ["stale", "over max_staleness, its question is asked again"]}
     desk.issue(2, step=2)
-    assert [desk.ledger.position(f"train:{number}") for number in (4, 5)] == [0, 4]
+    assert [desk.ledger.position(TicketId(f"train:{number}")) for number in (4, 5)] == [0, 4]
     desk.arrive(4, step=2)
     assert desk.form(step=2) == ["train:1", "train:4"]
 
@@ -59,7 +60,7 @@ def test_a_group_with_one_token_over_the_bound_is_set_aside_when_asked_for():
         assert desk.form(step=2) == expected
     assert desk.ledger.totals["stale"] == 1
     desk.issue(1, step=2)
-    assert desk.ledger.position("train:2") == 0
+    assert desk.ledger.position(TicketId("train:2")) == 0
 
 
 def test_what_was_dropped_is_reported_beside_what_was_trained():
@@ -84,7 +85,7 @@ def test_dropped_groups_say_nothing_against_the_questions():
     desk.issue(2, step=1)
     assert desk.form(step=1) is None
     assert desk.ledger.total_dropped == 3
-    desk.intake.fold(make_verdict("train:3"), 1)
+    desk.intake.fold(make_verdict(TicketId("train:3")), 1)
     desk.arrive(4, step=1)
     assert desk.form(step=1) == ["train:4"]
 
@@ -117,6 +118,6 @@ def test_a_repeat_is_not_answered_by_the_question_that_its_number_stands_for():
     desk = overtaken(at_max_staleness="requeue")
     desk.form(step=2)
     desk.issue(1, step=2)
-    desk.intake.fold(make_outcome(desk.plan, "train:4", 2, position=4), 2)
+    desk.intake.fold(make_outcome(desk.plan, TicketId("train:4"), 2, position=4), 2)
     assert desk.form(step=2) is None
     assert desk.ledger.take_unrecorded()["train:4"][0] == "stale"

@@ -20,6 +20,7 @@ from penstock.common.files.run_folder import RunFolder
 from penstock.common.journal.claims import read_chain
 from penstock.common.journal.segments import read_journal
 from penstock.common.wire.codec import decode, encode
+from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Group, ScoredGroup, Ticket, Verdict, Version, Weights
 from penstock.learner.algorithm.batch import token_staleness
 from penstock.learner.report.eval_metrics import summarise
@@ -451,6 +452,6 @@ def test_a_dropped_question_is_trained_once_whenever_the_learner_is_killed(
     second.work()
     assert second.train(3) == ["train:7", "train:8"]
     source = second.plan.source
-    questions = [source.train(f"train:{number}", Version(1, 0)).columns for number in range(8)]
+    questions = [source.train(TicketId(f"train:{number}"), Version(1, 0)).columns for number in range(8)]
     assert sorted(second.asked) == sorted(question["answer"] for question in questions)
     assert second.balance()[0]["stale"] == 1

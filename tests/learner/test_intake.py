@@ -11,6 +11,7 @@ import pytest
 from penstock.common.broker.work_stream import Entry
 from penstock.common.errors import NoSignal
 from penstock.common.wire.codec import encode
+from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Verdict, Version
 from penstock.learner.state.ledger import Ledger
 from penstock.learner.streams.intake import Intake
@@ -32,7 +33,7 @@ class Desk:
 
     def arrive(self, *numbers, step=0, at=None, **options):
         for number in numbers:
-            ticket = f"train:{number}"
+            ticket = TicketId.train(number)
             outcome = make_outcome(self.plan, ticket, step, self.ledger.position(ticket), **options)
             self.intake.fold(outcome, step if at is None else at)
 
@@ -77,7 +78,7 @@ def test_a_duplicate_of_a_held_or_closed_ticket_changes_nothing():
 def test_a_filtered_verdict_returns_its_credit_at_once():
     desk = Desk()
     desk.issue(4)
-    desk.intake.fold(make_verdict("train:3"), 0)
+    desk.intake.fold(make_verdict(TicketId("train:3")), 0)
     assert desk.ledger.train_open == 3
     assert desk.ledger.take_unrecorded() == {"train:3": ["filtered", "no spread"]}
 
@@ -85,7 +86,7 @@ def test_a_filtered_verdict_returns_its_credit_at_once():
 def test_malformed_bytes_end_their_ticket_as_dead():
     desk = Desk()
     desk.issue(1)
-    desk.intake.fold(Entry("1-1", "train:0", b"\xc1nonsense"), 0)
+    desk.intake.fold(Entry("1-1", TicketId("train:0"), b"\xc1nonsense"), 0)
     assert desk.ledger.totals["dead"] == 1
 
 
@@ -105,9 +106,9 @@ def test_a_group_of_another_contract_is_stale():
     ],
 )
 def test_a_group_that_answers_another_question_is_never_journalled(desk_of_one, forge):
-    ticket = desk_of_one.plan.source.train("train:0", Version(1, 0))
+    ticket = desk_of_one.plan.source.train(TicketId("train:0"), Version(1, 0))
     forged = make_group(forge(ticket))
-    desk_of_one.intake.fold(Entry("1-1", "train:0", encode(forged)), 0)
+    desk_of_one.intake.fold(Entry("1-1", TicketId("train:0"), encode(forged)), 0)
     assert desk_of_one.ledger.totals["stale"] == 1
 
 
@@ -117,15 +118,15 @@ def test_a_group_with_tokens_the_model_does_not_know_is_never_journalled(desk_of
 
 
 def test_a_group_with_another_reward_is_dead(desk_of_one):
-    ticket = desk_of_one.plan.source.train("train:0", Version(1, 0))
+    ticket = desk_of_one.plan.source.train(TicketId("train:0"), Version(1, 0))
     strange = replace(make_group(ticket), rewards={"other": (1.0, 0.0)})
-    desk_of_one.intake.fold(Entry("1-1", "train:0", encode(strange)), 0)
+    desk_of_one.intake.fold(Entry("1-1", TicketId("train:0"), encode(strange)), 0)
     assert desk_of_one.ledger.totals["dead"] == 1
 
 
 def test_rewards_of_an_older_contract_do_not_reach_the_metrics(desk_of_one):
     verdict = Verdict("train:0", "filtered", "no spread", {"other": (0.0, 0.0)}, (3, 3))
-    desk_of_one.intake.fold(Entry("1-1", "train:0", encode(verdict)), 0)
+    desk_of_one.intake.fold(Entry("1-1", TicketId("train:0"), encode(verdict)), 0)
     assert desk_of_one.intake.take_arrivals().filtered == [replace(verdict, rewards={})]
 
 
@@ -165,8 +166,8 @@ def test_a_smaller_batch_waits_for_what_has_to_be_in_it(late):
     desk.issue(4, step=1)
     desk.arrive(2, step=1)
     for number in (3, 4, 5):
-        desk.intake.fold(make_verdict(f"train:{number}"), 1)
-    desk.intake.fold(make_verdict(f"train:{1 - late}"), 1)
+        desk.intake.fold(make_verdict(TicketId(f"train:{number}")), 1)
+    desk.intake.fold(make_verdict(TicketId(f"train:{1 - late}")), 1)
     assert desk.form(step=1) is None
     desk.arrive(late, step=0, at=1)
     assert desk.form(step=1) == ["train:2", f"train:{late}"]
@@ -178,7 +179,7 @@ def test_a_smaller_batch_does_not_wait_for_tickets_of_its_own_step():
     desk.issue(6, step=1)
     desk.arrive(0, step=1)
     for number in (1, 2, 3):
-        desk.intake.fold(make_verdict(f"train:{number}"), 1)
+        desk.intake.fold(make_verdict(TicketId(f"train:{number}")), 1)
     assert desk.form(step=1) == ["train:0"]
 
 
@@ -214,7 +215,7 @@ def test_a_smaller_batch_is_taken_after_max_resample_times_without_signal():
     desk.issue(4)
     desk.arrive(0)
     for number in (1, 2, 3):
-        desk.intake.fold(make_verdict(f"train:{number}"), 0)
+        desk.intake.fold(make_verdict(TicketId(f"train:{number}")), 0)
     assert desk.form() == ["train:0"]
 
 
@@ -224,7 +225,7 @@ def test_a_group_with_signal_that_the_pace_holds_back_is_signal():
     desk.issue(9, step=1)
     desk.arrive(2, step=1)
     for number in range(3, 11):
-        desk.intake.fold(make_verdict(f"train:{number}"), 1)
+        desk.intake.fold(make_verdict(TicketId(f"train:{number}")), 1)
     assert desk.form(step=1) is None  # 0 and 1 are due now and on their way
 
 
@@ -242,7 +243,7 @@ def test_no_signal_at_all_ends_the_run_with_that_sentence():
     desk.issue(8)
     for number in range(8):  # two Updates, a round and another one, two groups each
         assert desk.form() is None
-        desk.intake.fold(make_verdict(f"train:{number}"), 0)
+        desk.intake.fold(make_verdict(TicketId(f"train:{number}")), 0)
     with pytest.raises(NoSignal, match="8 groups in a row had nothing to learn from"):
         desk.form()
 
@@ -250,7 +251,7 @@ def test_no_signal_at_all_ends_the_run_with_that_sentence():
 def test_without_extra_rounds_the_first_one_is_waited_for():
     desk = Desk(max_resample_times=0)
     desk.issue(2)
-    desk.intake.fold(make_verdict("train:0"), 0)
+    desk.intake.fold(make_verdict(TicketId("train:0")), 0)
     assert desk.form() is None
     desk.arrive(1)
     assert desk.form() == ["train:1"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.common.errors import ConfigError
+from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Sampling, Version
 from penstock.learner.data.plan import describe, make_plan
 from tests.learner.builders import make_plan as plan_without_files
@@ -33,7 +34,7 @@ def test_tickets_ask_for_what_the_settings_say():
     asked = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.05}
     settings = make_settings(**asked, max_completion_length=17, num_generations=6, seed=3)
     one, again, other, reseeded = (
-        plan_without_files(made).source.train(name, Version(1, 0))
+        plan_without_files(made).source.train(TicketId(name), Version(1, 0))
         for made, name in (
             (settings, "train:0"),
             (settings, "train:0"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Version
 from penstock.learner.algorithm.batch import build_batch
 from penstock.learner.policy.collective import AllRanksPolicy, TrainablePolicy
@@ -46,7 +47,7 @@ def test_company_in_a_row_does_not_change_log_probabilities(model_folder):
 
 def test_only_completions_of_the_newest_version_are_compared_with_the_engine(model_folder):
     """Behind a token of older weights the engine's attention holds what these made of it."""
-    ticket = make_plan(make_settings()).source.train("train:0", Version(1, 1))
+    ticket = make_plan(make_settings()).source.train(TicketId("train:0"), Version(1, 1))
     group = make_group(ticket, spans=[(0, 2), (1, 5)])
     whole = make_group(ticket, spans=[(1, 4)])
     batch = build_batch([group, whole], {"accuracy": 1.0}, 1, make_settings())

@@ -9,6 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from penstock.common.files.run_folder import RunFolder
+from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Verdict, Version
 from penstock.learner.algorithm.batch import build_batch
 from penstock.learner.report.completions import completion_rows
@@ -64,7 +65,7 @@ def test_half_an_evaluation_is_none(recorder, tmp_path):
 def test_completions_are_tables_by_step_and_come_back_whole(recorder, tmp_path):
     settings = make_settings()
     plan = make_plan(settings)
-    scored = make_group(plan.source.train("train:0", Version(1, 0)))
+    scored = make_group(plan.source.train(TicketId("train:0"), Version(1, 0)))
     batch = build_batch([scored], plan.reward_weights, 0, settings)
     filtered = Verdict(
         "train:1", "filtered", "no spread", {"accuracy": (0.0, 0.0)}, (3, 3), {}, "1+1=", "3"
@@ -83,9 +84,11 @@ def test_completions_are_tables_by_step_and_come_back_whole(recorder, tmp_path):
 def test_what_rewards_logged_and_could_not_score_is_counted():
     settings = make_settings()
     plan = make_plan(settings)
-    whole = make_group(plan.source.train("train:0", Version(1, 0)), rewards=(1.0, None))
+    whole = make_group(plan.source.train(TicketId("train:0"), Version(1, 0)), rewards=(1.0, None))
     logged = replace(whole, metrics={"letters": 3.0}, failures=("", "it hung"))
-    other = replace(make_group(plan.source.train("train:1", Version(1, 0))), metrics={"letters": 5.0})
+    other = replace(
+        make_group(plan.source.train(TicketId("train:1"), Version(1, 0))), metrics={"letters": 5.0}
+    )
     metrics = group_metrics([logged, other], Arrivals(), plan.reward_weights)
     assert metrics["letters"] == 4.0
     assert metrics["rewards/unscored"] == 1
@@ -97,7 +100,7 @@ def test_extra_columns_that_are_no_json_are_kept_as_text():
     """A rewarder of ours sends none, but what is journalled is read again at every resume."""
     settings = make_settings()
     plan = make_plan(settings)
-    scored = make_group(plan.source.train("train:0", Version(1, 0)))
+    scored = make_group(plan.source.train(TicketId("train:0"), Version(1, 0)))
     scored = replace(scored, extra={"raw": (b"1", {b"2": 3})})
     batch = build_batch([scored], plan.reward_weights, 0, settings)
     rows = completion_rows(1, [scored], [], batch, plan.reward_weights)
@@ -108,9 +111,9 @@ def test_groups_without_any_reward_leave_no_nan_behind():
     """A gold that cannot be read gives every rollout None; of one number there is no spread."""
     settings = make_settings()
     plan = make_plan(settings)
-    none = make_group(plan.source.train("train:0", Version(1, 0)), rewards=(None, None))
-    one = make_group(plan.source.train("train:1", Version(1, 0)), rewards=(0.5, None))
-    both = make_group(plan.source.train("train:2", Version(1, 0)), rewards=(1.0, 0.0))
+    none = make_group(plan.source.train(TicketId("train:0"), Version(1, 0)), rewards=(None, None))
+    one = make_group(plan.source.train(TicketId("train:1"), Version(1, 0)), rewards=(0.5, None))
+    both = make_group(plan.source.train(TicketId("train:2"), Version(1, 0)), rewards=(1.0, 0.0))
     metrics = group_metrics([none, one, both], Arrivals(dropped=[none]), plan.reward_weights)
     assert (metrics["reward"], metrics["trained/reward"]) == (0.5, 0.5)
     assert metrics["reward_std"] == pytest.approx(2**-0.5)

@@ -9,6 +9,7 @@ import torch
 from penstock.common.files.disk import Disk
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.wire.codec import encode
+from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Version
 from penstock.learner.algorithm.batch import build_batch
 from penstock.learner.policy.policy import Policy
@@ -29,7 +30,7 @@ def make_policy(folder: Path, **changes) -> Policy:
 def make_batch(step: int):
     plan = make_plan(make_settings())
     groups = [
-        make_group(plan.source.train(f"train:{n}", Version(1, step)), spans=[(step, 2 + n)])
+        make_group(plan.source.train(TicketId(f"train:{n}"), Version(1, step)), spans=[(step, 2 + n)])
         for n in (2 * step, 2 * step + 1)
     ]
     return groups, build_batch(groups, plan.reward_weights, step, make_settings())
