@@ -42,7 +42,7 @@ class BaseModelError(PenstockError):
 
 @dataclass(frozen=True)
 class BaseModelReport:
-    """What pre-training came to; accuracies are shares of 1 under greedy decoding."""
+    """Result of pre-training. Accuracies are shares of 1 under greedy decoding."""
 
     folder: Path
     parameters: int
@@ -54,7 +54,7 @@ class BaseModelReport:
 
 @dataclass(frozen=True)
 class _Examples:
-    """Padded token ids (N, T), and the same ids as labels with all but answer and eos ignored."""
+    """Token ids (N, T), padded; labels (N, T) are the same ids, with all but answer and eos ignored."""
 
     input_ids: Tensor
     labels: Tensor
@@ -62,7 +62,8 @@ class _Examples:
     def __len__(self) -> int:
         return len(self.input_ids)
 
-    def pick(self, rows: Tensor) -> "_Examples":
+    def __getitem__(self, rows: Tensor) -> "_Examples":
+        """Return the examples of these row numbers (B,)."""
         return _Examples(self.input_ids[rows], self.labels[rows])
 
 
@@ -71,10 +72,12 @@ def make_base_model(
 ) -> BaseModelReport:
     """Pre-train the base model on `task.pretrain` and save it as a Hugging Face checkpoint.
 
-    Takes 40 seconds of one core; the same seed makes the same model on the same machine. `report`
-    receives a line of progress every STEPS_PER_REPORT steps. Raises BaseModelError when no measure
-    within MAX_STEPS lies between LOWEST_ACCURACY and HIGHEST_ACCURACY.
+    Takes about 70 seconds of one core, and limits torch to one thread in this process: on a busy machine
+    the threads of so small a model wait for each other. The same seed makes the same model on the same
+    machine. `report` receives a line of progress every STEPS_PER_REPORT steps. Raise BaseModelError when
+    no measured accuracy within MAX_STEPS is between LOWEST_ACCURACY and HIGHEST_ACCURACY.
     """
+    torch.set_num_threads(1)
     started_s = time.monotonic()
     tokenizer = make_tokenizer()
     train, validation = _split_by_pair(read_problems(task.pretrain), seed)
@@ -96,7 +99,7 @@ def make_base_model(
 
 
 def _split_by_pair(problems: Sequence[Problem], seed: int) -> tuple[list[Problem], list[Problem]]:
-    """Set the problems of VALIDATION_PAIRS operand pairs aside."""
+    """Return the problems to train on, and those of VALIDATION_PAIRS operand pairs to validate with."""
     pairs = sorted({operand_pair(problem.question) for problem in problems})
     validation_pairs = set(random.Random(seed).sample(pairs, VALIDATION_PAIRS))
     train: list[Problem] = []
@@ -108,6 +111,7 @@ def _split_by_pair(problems: Sequence[Problem], seed: int) -> tuple[list[Problem
 
 
 def _encode(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerFast) -> _Examples:
+    """Return questions with their answers and eos as token ids and labels."""
     prompts = [tokenizer.encode(problem.question) for problem in problems]
     answers = [[*tokenizer.encode(p.answer), tokenizer.eos_token_id] for p in problems]
     rows = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
@@ -116,6 +120,7 @@ def _encode(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerFast) -> 
 
 
 def _pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
+    """Return rows of different lengths as one tensor (N, T), filled up with `value` on the right."""
     width = max(map(len, rows))
     return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])
 
@@ -123,7 +128,10 @@ def _pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
 def _pretrain(
     model: LlamaForCausalLM, train: _Examples, validation: _Examples, report: Callable[[str], None]
 ) -> tuple[int, float]:
-    """Train until the accuracy lies in the band; return the steps taken and that accuracy."""
+    """Train the model until its accuracy is in the band; return the steps taken and that accuracy.
+
+    Raise BaseModelError after MAX_STEPS.
+    """
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.1
     )
@@ -132,7 +140,7 @@ def _pretrain(
     )
     accuracy = 0.0
     for step in range(1, MAX_STEPS + 1):
-        batch = train.pick(torch.randint(len(train), (BATCH_SIZE,)))
+        batch = train[torch.randint(len(train), (BATCH_SIZE,))]
         loss = _answer_loss(model, batch)
         optimizer.zero_grad()
         loss.backward()
@@ -142,7 +150,7 @@ def _pretrain(
         if step % STEPS_PER_MEASURE == 0:
             accuracy = _measure_accuracy(model, validation)
         if step % STEPS_PER_REPORT == 0:
-            report(f"step {step}: loss {loss.item():.2f}, validation accuracy {accuracy:.0%}")
+            report(f"pre-training step {step}: loss {loss.item():.2f}, {accuracy:.0%} solved")
         if LOWEST_ACCURACY <= accuracy <= HIGHEST_ACCURACY:
             return step, accuracy
     raise BaseModelError(
@@ -152,6 +160,7 @@ def _pretrain(
 
 
 def _answer_loss(model: LlamaForCausalLM, batch: _Examples) -> Tensor:
+    """Return the mean cross-entropy of the answers' tokens, a scalar."""
     logits = model(input_ids=batch.input_ids[:, :-1]).logits
     return cross_entropy(logits.flatten(0, 1), batch.labels[:, 1:].flatten(), ignore_index=_IGNORED)
 

@@ -1,80 +1,110 @@
-"""What the demo shows at the end, all of it read from the files that every run writes."""
+"""The demo's final report: result, sample answers, audit. All figures come from the run's own files."""
 
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import LocalServer
-from penstock.common.broker.monitor import read_audit
+from penstock.common.broker.monitor import Audit, read_audit
 from penstock.common.files.atomic import read_json_lines
 from penstock.common.files.run_folder import RunFolder
-from penstock.common.queues import format_audit
+from penstock.deploy.samples import read_rows
 
-SHOWN = 8
+Row = dict[str, Any]
+
+ANSWERS_SHOWN = 8
+WIDTH = 100
 
 
 def print_report(run_folder: RunFolder) -> None:
-    """Table, learning curve, answers before and after, audit, checkpoint."""
+    """Print the table, sample answers, the audit, where the files are, and the verdict."""
     metrics = read_json_lines(run_folder.metrics)
     answers = read_json_lines(run_folder.evaluations)
-    accuracy = accuracy_by_step(answers)
-    _print_table(metrics, accuracy)
-    _print_answers(answers)
-    draw_curve(metrics, accuracy, run_folder.learning_curve)
-    _print_audit(run_folder.path)
-    checkpoint = max(run_folder.checkpoints.iterdir())
-    print(f"\nLearning curve   {run_folder.learning_curve}\nFinal model      {checkpoint / 'model'}")
-    print(f"Metrics          {run_folder.metrics}")
+    right = right_by_step(answers)
+    print_table(metrics, right)
+    print_answers(answers)
+    draw_curve(metrics, right, run_folder.learning_curve)
+    with LocalServer(run_folder.path) as server:  # the run's own server, started again to be asked
+        connection = Connection(server.url, connect_timeout_s=10, server_timeout_s=10)
+        audit = read_audit(connection, run_folder.path.name)
+        connection.close()
+    print_audit(audit, trained_twice(run_folder.path))
+    model = max(run_folder.checkpoints.iterdir()) / "model"
+    for name, path in (
+        ("Learning curve", run_folder.learning_curve), ("Metrics of each step", run_folder.metrics),
+        ("Trained model", model),
+    ):  # fmt: skip
+        print(f"\n{name}:\n  {path}")
+    print(f"\n{verdict(right)}")
 
 
-def accuracy_by_step(answers: list[dict[str, Any]]) -> dict[int, float]:
-    """Share of the held-out questions that each evaluated step answered right."""
-    rewards: dict[int, list[float]] = {}
+def right_by_step(answers: Sequence[Row]) -> dict[int, list[bool]]:
+    """Return, for each evaluated step, whether each held-out question was answered right."""
+    right: dict[int, list[bool]] = {}
     for row in answers:
-        (found,) = row["rewards"] or [{}]
-        rewards.setdefault(row["step"], []).append(found.get("accuracy") or 0.0)
-    return {step: sum(values) / len(values) for step, values in sorted(rewards.items())}
+        right.setdefault(row["step"], []).append(_is_right(row))
+    return dict(sorted(right.items()))
 
 
-def _print_table(metrics: list[dict[str, Any]], accuracy: dict[int, float]) -> None:
-    first, last = min(accuracy), max(accuracy)
+def _is_right(row: Row) -> bool:
+    return any((rewards.get("accuracy") or 0.0) > 0 for rewards in row["rewards"])
 
-    def mean(name: str, rows: list[dict[str, Any]]) -> float:
-        values = [row[name] for row in rows if row.get(name) is not None]
-        return sum(values) / max(len(values), 1)
 
-    head, tail = metrics[:10], metrics[-10:]
+def _share(right: Sequence[bool]) -> float:
+    return sum(right) / len(right)
+
+
+def print_table(metrics: Sequence[Row], right: dict[int, list[bool]]) -> None:
+    """Print the figures of the first and the last ten steps side by side, each with its meaning."""
+    first, *_, last = right
+
+    def mean(name: str, form: str) -> tuple[str, str]:
+        parts = [[row[name] for row in part if row.get(name) is not None]
+                 for part in (metrics[:10], metrics[-10:])]  # fmt: skip
+        one, other = (format(sum(part) / max(len(part), 1), form) for part in parts)
+        return one, other
+
     rows = [
-        ("held-out accuracy, greedy", f"{accuracy[first]:.1%}", f"{accuracy[last]:.1%}"),
-        ("reward at temperature 1", f"{mean('reward', head):.3f}", f"{mean('reward', tail):.3f}"),
-        ("entropy per token", f"{mean('entropy', head):.3f}", f"{mean('entropy', tail):.3f}"),
-        ("groups without spread", *(f"{mean('groups/filtered', r):.1f}" for r in (head, tail))),
-        ("staleness, versions", *(f"{mean('sample/staleness_mean', r):.2f}" for r in (head, tail))),
-        ("engine - trainer |logp|", *(
-            f"{mean('sampling/sampling_logp_difference/mean', r):.0e}" for r in (head, tail)
-        )),
+        ("held-out sums solved", (f"{_share(right[first]):.1%}", f"{_share(right[last]):.1%}"),
+         "sums never trained on; the likeliest answer counts"),
+        ("reward", mean("reward", ".3f"),
+         "mean of the samples: 1 for a right answer, 0 for a wrong"),
+        ("entropy", mean("entropy", ".3f"),
+         "uncertainty per token: 0 means always the same answer"),
+        ("groups left out", mean("groups/filtered", ".1f"),
+         "per step; answers all right, or all wrong, teach nothing"),
+        ("staleness", mean("sample/staleness_mean", ".2f"),
+         "how many steps old the weights were that gave the answers"),
+        ("engine against trainer", mean("sampling/sampling_logp_difference/mean", ".0e"),
+         "log-probability: how far vLLM and the learner differ"),
     ]  # fmt: skip
-    print(f"\n{'':<28}{'before':>12}{'after':>12}    (step {first} and step {last};")
-    print(f"{'':<28}{'':>12}{'':>12}     below the first row: first and last 10 steps)")
-    for name, before, after in rows:
-        print(f"{name:<28}{before:>12}{after:>12}")
-    gain = 100 * (accuracy[last] - accuracy[first])
-    print(f"{'gain':<28}{'':>12}{f'{gain:+.1f} points':>12}")
+    print(f"{'':<24}{'before':>8}{'after':>8}   what the row means")
+    for name, (before, after), meaning in rows:
+        print(f"{name:<24}{before:>8}{after:>8}   {meaning}")
+    print(f"The first row compares step {first} with step {last}. The other rows are means over the\n"
+          "first ten and the last ten steps of training.")  # fmt: skip
 
 
-def _print_answers(answers: list[dict[str, Any]]) -> None:
-    first, last = min(row["step"] for row in answers), max(row["step"] for row in answers)
-    before = {row["index"]: row for row in answers if row["step"] == first}
-    after = {row["index"]: row for row in answers if row["step"] == last}
-    print(f"\n{'right answer':>14}{'before':>10}{'after':>10}")
-    for index in sorted(before)[:SHOWN]:
-        gold = before[index]["columns"]["answer"]
-        texts = (" ".join(rows[index]["completions"]) for rows in (before, after))
-        print(f"{gold:>14}{''.join(f'{text:>10}' for text in texts)}")
+def print_answers(answers: Sequence[Row]) -> None:
+    """Print the first held-out questions with the answers before and after training."""
+    steps = sorted({row["step"] for row in answers})
+    before, after = ({row["index"]: row for row in answers if row["step"] == step}
+                     for step in (steps[0], steps[-1]))  # fmt: skip
+    print(f"\n{'held-out question':<24}{'before training':<24}after training")
+    for index in sorted(before)[:ANSWERS_SHOWN]:
+        one, other = (
+            f"{' '.join(row['completions']) or '(no answer)'}  {'right' if _is_right(row) else 'wrong'}"
+            for row in (before[index], after[index])
+        )
+        columns = before[index]["columns"]
+        print(f"{columns['question'] + ' ' + columns['answer']:<24}{one:<24}{other}")
 
 
-def draw_curve(metrics: list[dict[str, Any]], accuracy: dict[int, float], path: Path) -> None:
-    """Reward of every step and held-out accuracy of every evaluated step, as a PNG."""
+def draw_curve(metrics: Sequence[Row], right: dict[int, list[bool]], path: Path) -> None:
+    """Write a PNG: the reward of every step, and the share of held-out sums solved when evaluated."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -83,7 +113,7 @@ def draw_curve(metrics: list[dict[str, Any]], accuracy: dict[int, float], path: 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     steps = [row["step"] for row in metrics]
     axes.plot(steps, [row["reward"] for row in metrics], color="0.6", label="reward, temperature 1")
-    axes.plot(list(accuracy), list(accuracy.values()), "o-", label="held-out accuracy, greedy")
+    axes.plot(list(right), list(map(_share, right.values())), "o-", label="held-out accuracy, greedy")
     axes.set(xlabel="Updates", ylabel="share right", ylim=(0, 1))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
@@ -91,9 +121,36 @@ def draw_curve(metrics: list[dict[str, Any]], accuracy: dict[int, float], path: 
     pyplot.close(figure)
 
 
-def _print_audit(folder: Path) -> None:
-    """The ledger as the queue server holds it after the run (started again for the question)."""
-    with LocalServer(folder) as server:
-        connection = Connection(server.url, connect_timeout_s=10, server_timeout_s=10)
-        print(f"\nqueues audit:\n{format_audit(read_audit(connection, folder.name))}")
-        connection.close()
+def trained_twice(folder: Path) -> int:
+    """Return how many groups are in the completions of more than one step."""
+    trained = {(row["ticket"], row["step"]) for row in read_rows(folder) if row["state"] == "trained"}
+    return sum(count > 1 for count in Counter(ticket for ticket, _ in trained).values())
+
+
+def print_audit(audit: Audit, twice: int) -> None:
+    """Print what became of every group: its end state, and how many were lost or trained twice."""
+    ends = ", ".join(f"{count} {state}" for state, count in audit.ended.items() if count)
+    flying = len(audit.in_flight)
+    lost = audit.issued - sum(audit.ended.values()) - flying
+    print(
+        f"\nAudit of the queue server: {audit.issued:,} groups of answers were asked for.\n"
+        f"  {audit.issued} groups: {ends}, {flying} in flight; {max(lost, 0)} lost, "
+        f"{twice + max(-lost, 0)} twice\n"
+        "  trained    the model was updated with the group, once\n"
+        "  filtered   left out, because all its answers were right or all were wrong\n"
+        "  evaluated  the answer to a held-out sum; it is never trained on\n"
+        "  unused     not needed any more when the last step was made"
+    )
+    for fault in audit.faults:
+        print(textwrap.fill(f"Fault: {fault}.", WIDTH))
+
+
+def verdict(right: dict[int, list[bool]]) -> str:
+    """Return the sentence that sums the run up: how many held-out sums were solved before and after."""
+    first, *_, last = right
+    before, after = sum(right[first]), sum(right[last])
+    gain = 100 * (_share(right[last]) - _share(right[first]))
+    return (
+        f"Verdict: of {len(right[last])} held-out sums the model solved {before} before training and "
+        f"{after} after ({gain:+.1f} points)."
+    )

@@ -1,12 +1,16 @@
 """`penstock demo`: a language model learns to add, from nothing, on this machine's CPU.
 
-Nothing in it is special: it writes a data set, makes a base model, and starts the product with the
-recipe deploy/recipes/demo.env. What it prints at the end comes from the run's own files.
+The demo writes a data set, pre-trains a base model, and starts `penstock up` with the recipe
+deploy/recipes/demo.env. The report at the end is read from the run's own files.
 """
 
 import argparse
+import json
+import logging
 import os
+import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -14,34 +18,42 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TextIO
 
+import structlog
+from dotenv import dotenv_values
+
 from penstock.common.errors import PenstockError
+from penstock.common.files.atomic import read_json_lines
 from penstock.common.files.run_folder import RunFolder
 from penstock.deploy.child import Report
-from penstock.deploy.demo.report import print_report
+from penstock.deploy.demo.report import WIDTH, print_report
 from penstock.deploy.demo.task import TaskFiles, read_problems, write_task
+
+_STEPS_PER_LINE = 5
+_QUIET_S = 60.0
 
 
 class DemoFailed(PenstockError):
-    """The run behind the demo did not end well; its own output says why."""
+    """The run behind the demo failed or was stopped. The message has the end of the run's log."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run the demo; returns the exit code."""
+    """Run the demo and return the exit code 0; raise DemoFailed if its run does not end well."""
     options = _parse(arguments)
+    _silence_libraries()
     phases: dict[str, float] = {}
     folder = options.dir / f"demo-{options.seed}-{datetime.now():%Y%m%d-%H%M%S}"
-    with _phase("data set", phases):
+    with _phase("1 of 4: data set", phases):
         task = write_task(options.dir / f"demo-task-{options.seed}", options.seed)
         _describe(task)
-    with _phase("base model", phases):
+    with _phase("2 of 4: base model", phases):
         model = _base_model(options.dir / f"demo-base-{options.seed}", task, options.seed)
-    with _phase("training", phases):
+    with _phase("3 of 4: training", phases):
         _train(folder, model, task, options)
-    with _phase("report", phases):
+    with _phase("4 of 4: report", phases):
         print_report(RunFolder(folder))
     print("\nTime of each phase:")
     for name, seconds in (phases | {"in all": sum(phases.values())}).items():
-        print(f"  {name:<12} {seconds:6.1f} s")
+        print(f"  {name:<20} {seconds:6.1f} s")
     return 0
 
 
@@ -53,8 +65,16 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def _silence_libraries() -> None:
+    """Print nothing of other libraries but errors: a first run shows the demo's own lines only."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+
+
 @contextmanager
 def _phase(name: str, phases: dict[str, float]) -> Iterator[None]:
+    """Print a heading, and note in `phases` how many seconds the block took."""
     print(f"\n== {name}", flush=True)
     started = time.monotonic()
     yield
@@ -62,34 +82,34 @@ def _phase(name: str, phases: dict[str, float]) -> Iterator[None]:
 
 
 def _describe(task: TaskFiles) -> None:
-    """What `write_task` made, and checked."""
+    """Print how many questions each split has."""
     sizes = [len(read_problems(path)) for path in (task.pretrain, task.train, task.heldout)]
-    print("  {:,} questions to pre-train on, {:,} to train on, {:,} held out".format(*sizes))
-    print("  checked: every label is right, and no pair of operands occurs in two of the three")
+    print("  Sums of two-digit numbers, such as 37+45=82.")
+    print("  {:,} to pre-train on, {:,} to train on, {:,} held out to measure the skill.".format(*sizes))
+    print("  Checked: every answer is right, and no pair of numbers is in two of the three parts.")
 
 
 def _base_model(folder: Path, task: TaskFiles, seed: int) -> Path:
-    """The base model of this seed: the one made before if it is whole, else a new one."""
+    """Return the folder of this seed's base model. Pre-train the model unless the folder is complete."""
     done = folder / "done"
     if done.is_file():
-        print(f"reusing {folder}")
+        print(f"  Using the base model of an earlier demo: {folder}")
         return folder
-    import torch
-
     from penstock.deploy.demo.base_model import make_base_model
 
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
-    made = make_base_model(folder, task, seed, lambda line: print(f"  {line}", flush=True))
     print(
-        f"  {made.parameters:,} parameters, {made.steps} steps: {made.heldout_accuracy:.1%} of the "
-        f"held-out questions right; saved in {folder}"
+        "  Pre-training a Llama on the sums until it solves about 40% of those it has not seen.",
+        flush=True,
     )
+    made = make_base_model(folder, task, seed, lambda line: print(f"  {line}", flush=True))
+    print(f"  {made.parameters:,} parameters, {made.steps} pre-training steps.")
+    print(f"  The base model solves {made.heldout_accuracy:.1%} of the held-out sums. Saved in {folder}")
     done.touch()
     return folder
 
 
 def _train(folder: Path, model: Path, task: TaskFiles, options: argparse.Namespace) -> None:
-    """Start the product with the demo's recipe, and show the learner's progress."""
+    """Run `penstock up` with the demo's recipe and print progress; raise DemoFailed if the run fails."""
     from penstock.deploy.up import run_up
 
     variables = {
@@ -103,33 +123,89 @@ def _train(folder: Path, model: Path, task: TaskFiles, options: argparse.Namespa
     if options.steps:
         variables["LEARNER_MAX_STEPS"] = str(options.steps)
     folder.mkdir(parents=True)
-    log = RunFolder(folder).log
-    print(f"starting learner, actor, rewarder and queue server; all they say is in {log}")
-    print("(vLLM takes half a minute to start)", flush=True)
+    run_folder = RunFolder(folder)
+    log = run_folder.log
     os.environ.update(variables)
     with as_file(files("penstock.deploy")) as deploy, log.open("w") as file:
         recipe, procfile = deploy / "recipes" / "demo.env", deploy / "Procfile"
+        steps = int((dotenv_values(recipe) | os.environ)["LEARNER_MAX_STEPS"] or 0)
+        announce(steps, log)
         arguments = ["--env-file", str(recipe), "--procfile", str(procfile)]
-        code = run_up(arguments, _Progress(file))
+        progress = Progress(run_folder, steps, file)
+        code = run_up(arguments, progress)
+        progress.show_news()
+    tail = "\n".join(line[:WIDTH] for line in log.read_text().splitlines()[-30:])
     if code != 0:
-        tail = "\n".join(log.read_text().splitlines()[-30:])
-        raise DemoFailed(f"the run ended with exit code {code}; the end of {log}:\n{tail}")
-    if "the run is complete" not in log.read_text():
-        raise DemoFailed(f"the run was stopped before its end; what there is of it is in {folder}")
+        raise DemoFailed(f"the run ended with exit code {code}.\nThe end of {log}:\n{tail}")
+    if not run_folder.results("train").is_file():
+        raise DemoFailed(f"the run was stopped before its last step.\nThe end of {log}:\n{tail}")
 
 
-class _Progress:
-    """Writes every line to the log, and shows the learner's steps and what went wrong."""
+def announce(steps: int, log: Path) -> None:
+    """Print what runs, what one step is, and what the progress lines mean."""
+    print(f"""\
+  Four processes: the learner trains the model, the actor answers sums with vLLM, the rewarder
+  scores the answers, and the queue server carries the work between them.
+  {steps} steps. A step samples 8 answers to each of 64 sums, and makes right answers more likely.
+    reward     share of right answers: 1 for a right one, 0 for a wrong one
+    staleness  how many steps old the weights were that gave the answers
+    entropy    how unsure the model is of its next token; 0 is sure
+  vLLM starts now, which takes about half a minute. All output of the processes is in
+  {log}""", flush=True)  # fmt: skip
 
-    _SHOWN = ("step ", "evaluation", "waiting", "the run is complete", "error")
 
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
+class Progress:
+    """Writes every line of the run's processes to the log, and prints the run's progress.
+
+    The progress is read from the files of the run, not from the lines. Safe in several threads.
+    """
+
+    def __init__(self, run_folder: RunFolder, steps: int, log: TextIO) -> None:
+        self._run_folder = run_folder
+        self._steps = steps
+        self._log = log
+        self._lock = threading.RLock()
+        self._started = self._printed_at = time.monotonic()
+        self._step = 0
+        self._evaluated = -1
 
     def __call__(self, report: Report) -> None:
-        print(f"{report.child} | {report.text}", file=self._file, flush=True)
-        from_learner = report.child.startswith("learner") and report.kind == "output"
-        if from_learner and any(word in report.text for word in self._SHOWN):
-            print(f"  {report.text}", flush=True)
-        elif report.kind == "ended" and "exit code 0" not in report.text:
-            print(f"  {report.child}: {report.text}", flush=True)
+        """Log a line. Print the run's news, a failure, or after 60 s without either what is awaited."""
+        with self._lock:
+            print(f"{report.child} | {report.text}", file=self._log, flush=True)
+            failed = report.kind == "ended" and "exit code 0" not in report.text
+            if failed or "[error" in report.text:
+                self._print(f"{report.child}: {report.text}")
+            if report.child.startswith("learner"):
+                self.show_news()
+            if time.monotonic() - self._printed_at > _QUIET_S:
+                awaited = "vLLM" if self._evaluated < 0 else f"step {self._step + 1}"
+                self._print(f"Still waiting for {awaited}. The log says more.")
+
+    def show_news(self) -> None:
+        """Print the evaluations and steps that are not printed yet."""
+        with self._lock:
+            self._show_evaluation()
+            for row in read_json_lines(self._run_folder.metrics)[self._step :]:
+                self._step = row["step"]
+                if self._step in (1, self._steps) or self._step % _STEPS_PER_LINE == 0:
+                    self._print(
+                        f"step {self._step:>3} of {self._steps}   reward {row.get('reward', 0):.2f}   "
+                        f"staleness {row.get('sample/staleness_mean', 0):.2f}   "
+                        f"entropy {row.get('entropy', 0):.2f}"
+                    )
+
+    def _show_evaluation(self) -> None:
+        """Print the newest evaluation unless it is printed already."""
+        results = self._run_folder.results("eval")
+        found = json.loads(results.read_text()) if results.is_file() else {"step": -1}
+        if found["step"] > self._evaluated:
+            self._evaluated = found["step"]
+            solved = found["eval/rewards/accuracy/mean"]
+            when = f"after step {self._evaluated}" if self._evaluated else "before training"
+            self._print(f"{when}: {solved:.1%} of the held-out sums solved")
+
+    def _print(self, text: str) -> None:
+        """Print a text after the seconds since the start, in at most WIDTH columns."""
+        self._printed_at = time.monotonic()
+        print(f"{self._printed_at - self._started:5.0f} s  {text}"[:WIDTH], flush=True)

@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import json
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
-from penstock.deploy.demo.report import accuracy_by_step, draw_curve
+from penstock.common.broker.monitor import Audit
+from penstock.common.files.run_folder import RunFolder
+from penstock.deploy.child import Report
+from penstock.deploy.demo.report import (
+    WIDTH,
+    draw_curve,
+    print_answers,
+    print_audit,
+    print_table,
+    right_by_step,
+    trained_twice,
+    verdict,
+)
+from penstock.deploy.demo.run import Progress, announce
 from penstock.deploy.demo.task import (
     TaskError,
     TaskFiles,
@@ -80,9 +95,91 @@ def test_the_tokenizer_reads_characters_and_adds_nothing():
     assert tokenizer.decode(tokenizer.encode("82")) == "82"
 
 
+def answer(step: int, index: int, text: str, accuracy: float) -> dict:
+    columns = {"question": f"{index}0+45=", "answer": f"{index}55"}
+    return {
+        "step": step, "index": index, "completions": [text], "rewards": [{"accuracy": accuracy}],
+        "columns": columns,
+    }  # fmt: skip
+
+
+ANSWERS = [answer(step, index, f"{index}5{step}", float(step == 5 or not index)) for step in (0, 5)
+           for index in range(10)]  # fmt: skip
+METRICS = [
+    {
+        "step": step, "reward": 0.41 + step / 100, "entropy": 0.5, "groups/filtered": 12,
+        "sample/staleness_mean": 0.93, "sampling/sampling_logp_difference/mean": 1.3e-7,
+    }
+    for step in range(1, 6)
+]  # fmt: skip
+AUDIT = Audit("demo", 7_001, {"trained": 320, "filtered": 81, "stale": 0, "evaluated": 6_600}, ())
+
+
+def assert_readable(out: str) -> None:
+    """A screen of WIDTH columns shows every line whole, and no line warns."""
+    assert max(map(len, out.splitlines())) <= WIDTH
+    assert "warning" not in out.lower()
+
+
+def test_the_report_says_what_each_figure_means_on_one_screens_width(capsys):
+    right = right_by_step(ANSWERS)
+    print_table(METRICS, right)
+    print_answers(ANSWERS)
+    print_audit(AUDIT, 0)
+    print(verdict(right))
+    out = capsys.readouterr().out
+    assert_readable(out)
+    assert "held-out sums solved       10.0%  100.0%" in out
+    assert "00+45= 055              050  right              055  right" in out
+    assert "10+45= 155              150  wrong              155  right" in out
+    assert len([line for line in out.splitlines() if "+45=" in line]) == 8
+    assert "7001 groups: 320 trained, 81 filtered, 6600 evaluated, 0 in flight; 0 lost, 0 twice" in out
+    assert "of 10 held-out sums the model solved 1 before training and 10 after (+90.0 points)" in out
+
+
+def test_the_audit_counts_what_is_lost_and_what_is_there_twice(capsys, tmp_path):
+    (tmp_path / "completions").mkdir()
+    row = {
+        "prompt": "1+1=", "completion": "2", "advantage": 0.5, "accuracy": 1.0, "reward": 1.0,
+        "state": "trained", "failure": "", "completion_length": 2, "finish_reason": "stop",
+        "staleness_mean": 0.0, "staleness_max": 0, "versions": "1.0:0-2", "solution": "2", "extra": "{}",
+    }  # fmt: skip
+    for step, tickets in ((1, ["train:0", "train:1"]), (2, ["train:1", "train:2"])):
+        rows = [row | {"step": step, "ticket": ticket, "index": i} for ticket in tickets for i in (0, 1)]
+        path = tmp_path / "completions" / f"completions_{step:05d}.parquet"
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    assert trained_twice(tmp_path) == 1
+    print_audit(Audit("demo", 6, {"trained": 4}, ()), 1)
+    out = capsys.readouterr().out
+    assert "2 lost, 1 twice" in out
+    assert "Fault: 6 tickets were issued, but 4 ended and 0 are in flight: 2 missing." in out
+
+
+def test_progress_shows_the_runs_own_figures_and_no_line_of_other_libraries(capsys, tmp_path):
+    run = RunFolder(tmp_path)
+    announce(5, run.log.relative_to(tmp_path))
+    with run.log.open("w") as log:
+        progress = Progress(run, 5, log)
+        progress(Report("actor.1", "output", "WARNING 11-22 vllm: " + "x" * 200))
+        run.results("eval").write_text(json.dumps({"step": 0, "eval/rewards/accuracy/mean": 0.387}))
+        progress(Report("learner.1", "output", "08:41:02 [warning  ] The learner waits for groups."))
+        run.metrics.write_text("".join(json.dumps(row) + "\n" for row in METRICS) + '{"step": 6, "rew')
+        progress(Report("learner.1", "output", "08:41:09 [info     ] step 5/5"))
+        progress(Report("actor.1", "ended", "was killed by SIGKILL after 3.1 s. " + "y" * 200))
+        progress(Report("rewarder.1", "ended", "ended with exit code 0."))
+    out = capsys.readouterr().out
+    assert_readable(out)
+    shown = [line.split(" s  ", 1)[1] for line in out.splitlines() if " s  " in line]
+    assert shown[0] == "before training: 38.7% of the held-out sums solved"
+    assert shown[1] == "step   1 of 5   reward 0.42   staleness 0.93   entropy 0.50"
+    assert shown[2].startswith("step   5 of 5")
+    assert shown[3].startswith("actor.1: was killed by SIGKILL")
+    assert len(shown) == 4
+    assert "actor.1 | WARNING" in run.log.read_text()
+
+
 def test_the_curve_is_drawn_from_the_runs_own_rows(tmp_path):
-    answers = [{"step": step, "rewards": [{"accuracy": float(step > 0)}]} for step in (0, 0, 5, 5)]
-    accuracy = accuracy_by_step(answers)
-    assert accuracy == {0: 0.0, 5: 1.0}
-    draw_curve([{"step": 1, "reward": 0.5}], accuracy, tmp_path / "curve.png")
+    right = right_by_step(ANSWERS)
+    assert {step: sum(found) for step, found in right.items()} == {0: 1, 5: 10}
+    draw_curve([{"step": 1, "reward": 0.5}], right, tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
