@@ -24,7 +24,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-deps --retries 0 --extra-index-url $(TORCH_INDEX) torch==2.13.0
 	$(BIN)/pip install --quiet --no-deps -r constraints.txt
-	$(BIN)/pip install --quiet --no-deps -e .
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@
 
 # New versions of all packages, as pyproject.toml allows them.
@@ -32,8 +32,8 @@ lock:
 	$(PYTHON) -m venv --clear $(VENV)-lock
 	$(VENV)-lock/bin/pip install --quiet --no-deps --extra-index-url $(TORCH_INDEX) torch==2.13.0
 	$(VENV)-lock/bin/pip install --quiet -e '.[all,dev]'
-	$(VENV)-lock/bin/pip freeze --exclude-editable --exclude torch --exclude torchvision \
-		--exclude torchaudio --exclude torchcodec --exclude triton > constraints.txt
+	$(VENV)-lock/bin/pip freeze --all --exclude-editable --exclude pip --exclude torch --exclude triton \
+		--exclude torchvision --exclude torchaudio --exclude torchcodec > constraints.txt
 	rm -rf $(VENV)-lock
 
 demo: install
