@@ -10,8 +10,7 @@ from penstock.common.broker.connection import Connection
 from penstock.common.config.command import LearnerCommand
 from penstock.common.errors import NoSignal, NotFinite
 from penstock.common.failpoint import failpoint
-from penstock.common.files.atomic import write_whole
-from penstock.common.files.disk import Disk
+from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.journal.claims import Claim
 from penstock.common.log import get_logger
 from penstock.common.wire.codec import encode, pack
@@ -34,7 +33,6 @@ from penstock.learner.state.checkpoint import (
     save_checkpoint,
 )
 from penstock.learner.state.fingerprint import this_machine
-from penstock.learner.state.incarnations import check_not_superseded
 from penstock.learner.state.journal import Journal
 from penstock.learner.state.ledger import Ledger
 from penstock.learner.state.versions import write_version
@@ -53,6 +51,7 @@ class Learner:
         self,
         command: LearnerCommand,
         plan: Plan,
+        folder: LearnerFolder,
         claim: Claim,
         policy: TrainablePolicy,
         checkpoint: Checkpoint | None,
@@ -60,7 +59,7 @@ class Learner:
     ) -> None:
         self._settings = command.learner
         self._command = command
-        self._folder = command.run.folder
+        self._folder = folder
         self._plan = plan
         self._claim = claim
         self._policy = policy
@@ -77,14 +76,7 @@ class Learner:
         stopping: threading.Event,
     ) -> None:
         """Retrain the tail of the journal, join the streams, publish the current version."""
-        self._disk = disk = Disk(self._command.run.disk_timeout_s, stopping, self._enter_phase)
-        self._recorder = Recorder(
-            self._folder,
-            self._settings.report_to,
-            self._command.run.name,
-            disk,
-            self._check_not_superseded,
-        )
+        self._recorder = Recorder(self._folder, self._settings.report_to, self._command.run.name)
         ledger = Ledger()
         past = retrain_tail(
             self._folder, self._claim, self._policy, ledger, self._recorder, self._checkpointed
@@ -93,7 +85,7 @@ class Learner:
         self._bad_steps = past.bad_steps
         self._parent = ""
         segment_bytes = round(self._settings.journal_segment_mib * 2**20)
-        journal = Journal(self._folder, self._claim.incarnation, segment_bytes, disk)
+        journal = Journal(self._folder, segment_bytes)
         self._commit_log = CommitLog(ledger, journal, queue)
         self._flow = TicketFlow(
             connection, queue, self._commit_log, self._plan, self._command.run, nonce, stopping,
@@ -105,13 +97,9 @@ class Learner:
         self._flow.join()
         self._publish()
 
-    def _check_not_superseded(self) -> None:
-        """Raise RunTaken if the folder is a later learner's by now."""
-        check_not_superseded(self._folder, self._claim.incarnation)
-
     def _header(self) -> dict:
         return {
-            "incarnation": self._claim.incarnation,
+            "incarnation": self._folder.incarnation,
             "step": self._step,
             "steps": self._plan.steps,
             "model_folder": str(self._plan.model_folder),
@@ -172,7 +160,7 @@ class Learner:
         self._commit_log.record(
             "batch",
             step=step,
-            version=f"{self._claim.incarnation}.{self._step}",
+            version=f"{self._folder.incarnation}.{self._step}",
             groups=encode_groups(groups),
             filtered=[encode(verdict) for verdict in self._shown(arrivals)],
             reward_weights=self._plan.reward_weights,
@@ -200,9 +188,7 @@ class Learner:
             return
         self._bad_steps += 1
         path = self._folder.not_finite / f"{self._step:08d}.msgpack"
-        path.parent.mkdir(exist_ok=True)
-        data = pack(encode_groups(groups))
-        self._disk.write("a batch that was not finite", path, lambda: write_whole(path, data), len(data))
+        self._folder.write_file("a batch that was not finite", path, pack(encode_groups(groups)))
         log.error("gradients are not finite: the step changed nothing", step=self._step, batch=str(path))
         if self._bad_steps >= self._settings.max_nonfinite_steps:
             raise NotFinite(
@@ -213,9 +199,8 @@ class Learner:
 
     def _publish(self) -> None:
         """Write the present weights as a version and announce it, evaluating it if it is due."""
-        self._check_not_superseded()
-        version = Version(self._claim.incarnation, self._step)
-        weights = write_version(self._folder, self._policy, version, self._parent, self._disk)
+        version = Version(self._folder.incarnation, self._step)
+        weights = write_version(self._folder, self._policy, version, self._parent)
         self._parent = weights.hash
         self._flow.publish(weights, self._step, self._evaluation_due())
         self._note_evaluations()
@@ -241,10 +226,9 @@ class Learner:
         metric = f"eval/rewards/{self._settings.main_reward}/mean"
         if not self._settings.save_best_model or metric not in metrics:
             return
-        model = self._folder.version(version.incarnation, version.step)
         answered = int(metrics["eval/questions"] - metrics["eval/unanswered"])
         value = metrics[metric]
-        if keep_if_best(self._folder, model, version, metric, value, answered, self._disk):
+        if keep_if_best(self._folder, version, metric, value, answered):
             log.info("the best model so far", step=version.step, **{metric: metrics[metric]})
 
     def _record(self, metrics: dict[str, Any]) -> None:
@@ -260,7 +244,6 @@ class Learner:
         )
 
     def _checkpoint(self) -> None:
-        self._check_not_superseded()
         checkpoint = save_checkpoint(
             self._folder,
             self._policy,
@@ -268,7 +251,6 @@ class Learner:
             self._commit_log.position,
             self._commit_log.recorded,
             self._settings,
-            self._disk,
         )
         self._saved = self._step
         adapter = checkpoint.model / "adapter" / "adapter_model.safetensors"

@@ -23,7 +23,7 @@ from penstock.common.config.command import mistake
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError, PenstockError
 from penstock.common.files.atomic import read_json_lines
-from penstock.common.files.run_folder import RunFolder
+from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.claims import Claim, read_chain, read_claims
 from penstock.common.journal.segments import explain_gap, left_out, valid_length
 from penstock.common.log import configure_logs, get_logger
@@ -55,7 +55,7 @@ def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
     """
     if world_size() > 1:
         raise ConfigError("a replay is one process: start it without torchrun")
-    run_folder, out_folder = RunFolder(folder), RunFolder(out.resolve())
+    run_folder, out_folder = RunFolder(folder), LearnerFolder(out.resolve(), 0)
     if out_folder.claims.exists() or out_folder.journal.exists():
         raise ConfigError(f"--out {out}: a run's own files would be overwritten; name another folder")
     claim = _after(run_folder)

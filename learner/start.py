@@ -14,8 +14,9 @@ from penstock.common.broker.keys import Keys
 from penstock.common.broker.work_stream import RunView
 from penstock.common.config.command import LearnerCommand
 from penstock.common.config.learner_settings import LearnerSettings
-from penstock.common.files.atomic import remove_asides
+from penstock.common.files.disk import Disk
 from penstock.common.files.lock import holder_name, of_this_host
+from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.role import connect
 from penstock.common.wire.codec import encode
 from penstock.learner.data.plan import make_plan
@@ -26,7 +27,6 @@ from penstock.learner.policy.policy import Policy
 from penstock.learner.policy.processes import broadcast, end_with_launcher, rank
 from penstock.learner.state.checkpoint import check_loadable, newest_checkpoint, newest_position
 from penstock.learner.state.incarnations import (
-    check_not_superseded,
     claim_incarnation,
     lock_run,
     next_incarnation,
@@ -75,20 +75,20 @@ def _claim_and_train(
     command: LearnerCommand, connection: Connection, gone: list[str], stopping: threading.Event
 ) -> None:
     """Lead the run as the one learner that Redis lets in; `gone` are learners that have ended."""
-    folder, run = command.run.folder, command.run
-    nonce = read_nonce(folder)
+    run = command.run
+    nonce = read_nonce(run.folder)
     keys = Keys(run.name)
-    number = next_incarnation(folder, RunView(connection, keys).incarnation())
+    number = next_incarnation(run.folder, RunView(connection, keys).incarnation())
     queue = LearnerQueue(connection, keys, number)
     queue.claim(nonce, holder_name(), run.lease_s, gone)
     with Heartbeat(queue, run.lease_s, command.learner.stall_timeout_s) as heartbeat:
         heartbeat.enter("reading data and model")
+        disk = Disk(run.disk_timeout_s, stopping, heartbeat.enter)
+        folder = LearnerFolder(run.folder.path, number, disk)
         plan = make_plan(command.learner)
         queue.beat(run.lease_s, "claiming the folder")  # refused if another took over meanwhile
-        claim = claim_incarnation(folder, number, newest_position(folder))
-        for parent in (folder.versions, folder.checkpoints, folder.best):
-            check_not_superseded(folder, number)
-            remove_asides(parent)
+        claim = claim_incarnation(folder, newest_position(folder))
+        folder.remove_asides()
         queue.set_state("running")  # an earlier learner of the run may have said "ended"
         queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
         checkpoint = newest_checkpoint(folder, claim)
@@ -99,12 +99,12 @@ def _claim_and_train(
         start = broadcast(PolicyArguments(plan.model_folder, bare, command.learner, plan.steps))
         policy = AllRanksPolicy(start.make_policy(), heartbeat.enter)
         try:
-            learner = Learner(command, plan, claim, policy, checkpoint, heartbeat.enter)
+            learner = Learner(command, plan, folder, claim, policy, checkpoint, heartbeat.enter)
             learner.start(connection, queue, nonce, stopping)
             learner.train(stopping)
         except OSError:
             # A successor clears away what was half written.
-            check_not_superseded(folder, claim.incarnation)
+            folder.check_not_superseded()
             raise
         finally:
             policy.close()

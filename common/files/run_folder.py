@@ -1,7 +1,14 @@
-"""The files of a run: the path of each."""
+"""The files of a run: the path of each, and how the learner writes them."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
+
+from penstock.common.errors import RunTaken
+from penstock.common.files.atomic import folder_size, remove_asides, whole_folder, write_whole
+from penstock.common.files.disk import Disk
+
+T = TypeVar("T")
 
 
 class RunFolder:
@@ -66,3 +73,67 @@ class RunFolder:
     def newest_incarnation(self) -> int:
         """Return the largest incarnation that was claimed, 0 if there is none."""
         return max((int(path.stem) for path in self.claims.glob(6 * "[0-9]" + ".json")), default=0)
+
+
+class LearnerFolder(RunFolder):
+    """A run's folder as one incarnation of the learner writes it.
+
+    Each attempt to write first raises RunTaken if a later incarnation has claimed the folder. `disk`
+    waits while the disk is full. Example: incarnation 2 waits for room, and incarnation 3 starts on
+    another host. When there is room again, incarnation 2 raises RunTaken and writes nothing.
+    """
+
+    def __init__(self, path: Path, incarnation: int, disk: Disk | None = None) -> None:
+        super().__init__(path)
+        self.incarnation = incarnation
+        self.disk = disk or Disk()
+
+    def check_not_superseded(self) -> None:
+        """Raise RunTaken if a later incarnation of the learner has claimed the folder."""
+        newest = self.newest_incarnation()
+        if newest > self.incarnation:
+            raise RunTaken(
+                f"incarnation {newest} of the learner holds the run's folder: this learner was "
+                "superseded and stops"
+            )
+
+    def write(
+        self, what: str, path: Path, action: Callable[[], T], needed: int | None, waits: bool = True
+    ) -> T:
+        """Return what `action` returns, which writes `what` to `path`. Raise RunTaken, DiskFull.
+
+        See Disk.write for the arguments. With `waits` False a full disk raises DiskFull at once.
+        """
+
+        def attempt() -> T:
+            self.check_not_superseded()
+            return action()
+
+        disk = self.disk if waits else Disk()
+        return disk.write(what, path, attempt, needed)
+
+    def write_file(self, what: str, path: Path, data: bytes) -> None:
+        """Replace a file of the run as a whole. Raise RunTaken, DiskFull."""
+        path.parent.mkdir(exist_ok=True)
+        self.write(what, path, lambda: write_whole(path, data), len(data))
+
+    def write_folder(
+        self, what: str, path: Path, fill: Callable[[Path], None], waits: bool = True
+    ) -> None:
+        """Write a folder aside, which `fill` fills, and rename it to `path`. Raise RunTaken, DiskFull.
+
+        A retry waits until there is as much room as the newest folder beside it takes.
+        """
+
+        def write() -> None:
+            with whole_folder(path) as aside:
+                fill(aside)
+
+        newest = max(path.parent.glob("[0-9]*"), default=None)
+        self.write(what, path, write, folder_size(newest) if newest else None, waits)
+
+    def remove_asides(self) -> None:
+        """Delete folders that a killed learner had not finished writing. Raise RunTaken."""
+        for parent in (self.versions, self.checkpoints, self.best):
+            self.check_not_superseded()
+            remove_asides(parent)

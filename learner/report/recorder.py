@@ -3,37 +3,24 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from penstock.common.files.atomic import append_whole, read_json_lines, write_whole
-from penstock.common.files.disk import Disk
-from penstock.common.files.run_folder import RunFolder
+from penstock.common.files.atomic import append_whole, read_json_lines
+from penstock.common.files.run_folder import LearnerFolder
 from penstock.learner.report.completions import to_parquet
 from penstock.learner.report.trackers import start_trackers
 from penstock.learner.streams.evaluation import Evaluated
 
 
 class Recorder:
-    """Appends to the run's files. A full disk is waited for as `disk` says.
+    """Writes the run's files for people. Every write raises RunTaken or DiskFull, see LearnerFolder."""
 
-    `check` is called before each change; it raises RunTaken when they are a later learner's by now.
-    """
-
-    def __init__(
-        self,
-        folder: RunFolder,
-        report_to: Sequence[str],
-        run: str,
-        disk: Disk | None = None,
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, folder: LearnerFolder, report_to: Sequence[str], run: str) -> None:
         self._folder = folder
-        self._disk = disk or Disk()
-        self._check = check
         self._trackers = start_trackers(report_to, folder.path, run)
 
     def cut_after(self, step: int) -> None:
@@ -44,7 +31,7 @@ class Recorder:
 
     def _rewrite(self, path: Path, rows: Sequence[dict[str, Any]]) -> None:
         data = "".join(_line(row) for row in rows).encode()
-        self._write(path.name, path, lambda: write_whole(path, data), len(data))
+        self._folder.write_file(path.name, path, data)
 
     def evaluated_steps(self) -> set[int]:
         """Steps whose version was evaluated, all its answers on disk."""
@@ -64,9 +51,7 @@ class Recorder:
     def completions(self, step: int, rows: Sequence[dict[str, Any]], track: bool = True) -> None:
         """A file per step (learner/report/completions.py); trackers have what is retrained."""
         path = self._folder.completion_table(step)
-        path.parent.mkdir(exist_ok=True)
-        data = to_parquet(rows)
-        self._write("completions", path, lambda: write_whole(path, data), len(data))
+        self._folder.write_file("completions", path, to_parquet(rows))
         for tracker in self._trackers if track else ():
             tracker.log_completions(rows, step)
 
@@ -88,7 +73,7 @@ class Recorder:
         """The final figures, as NAME_results.json: train, eval."""
         path = self._folder.results(name)
         data = json.dumps(metrics, indent=2, default=str).encode()
-        self._write(path.name, path, lambda: write_whole(path, data), len(data))
+        self._folder.write_file(path.name, path, data)
 
     def close(self) -> None:
         """End the trackers' run."""
@@ -99,11 +84,7 @@ class Recorder:
         data = "".join(_line(row) for row in rows).encode()
         with path.open("ab", buffering=0) as file:
             write = partial(append_whole, file, data, file.seek(0, os.SEEK_END), sync=False)
-            self._write(path.name, path, write, len(data))
-
-    def _write(self, what: str, path: Path, write: Callable[[], None], size: int) -> None:
-        self._check()
-        self._disk.write(what, path, write, size)
+            self._folder.write(path.name, path, write, len(data))
 
 
 def _line(row: dict[str, Any]) -> str:

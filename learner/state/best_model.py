@@ -4,60 +4,62 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
-from penstock.common.files.atomic import folder_size, whole_folder, write_whole
-from penstock.common.files.disk import Disk
-from penstock.common.files.run_folder import RunFolder
+from penstock.common.files.atomic import write_whole
+from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.wire.ids import Version
-from penstock.learner.state.incarnations import check_not_superseded
 
 
-def read_best(run_folder: RunFolder) -> dict[str, Any] | None:
-    """Step, version, metric and value of the best model; None if there is none."""
+class BestModel(TypedDict):
+    """The content of best.json: which version was the best, by which metric."""
+
+    step: int
+    version: str
+    metric: str
+    value: float
+    answered: NotRequired[int]  # of the held-out questions; absent in files of older versions
+
+
+def read_best(run_folder: RunFolder) -> BestModel | None:
+    """Return the note about the best model, None if there is none."""
     notes = sorted(run_folder.best.glob("[0-9]*/best.json"))
-    return json.loads(notes[-1].read_text()) if notes else None
+    if not notes:
+        return None
+    note: BestModel = json.loads(notes[-1].read_text())
+    return note
 
 
 def keep_if_best(
-    run_folder: RunFolder,
-    model: Path,
-    version: Version,
-    metric: str,
-    value: float,
-    answered: int,
-    disk: Disk,
+    folder: LearnerFolder, version: Version, metric: str, value: float, answered: int
 ) -> bool:
-    """Keep the model of a version if no earlier one was as good; says whether it is kept.
+    """Keep the model of a version if no earlier one was as good. Return whether the model is kept.
 
-    One with fewer questions `answered` than the best so far is not compared with it: those that are
-    left may be the easier ones.
+    A version with fewer `answered` questions than the best one is not compared with it, because the
+    questions that were answered may be the easier ones. Raise RunTaken, DiskFull.
     """
-    best = read_best(run_folder)
+    best = read_best(folder)
     if best is not None and best["metric"] == metric:
         better = value > best["value"] and answered >= best.get("answered", 0)
         if not better:
             return False
-    folder = run_folder.best_model(version.step)
-    check_not_superseded(run_folder, version.incarnation)
-    if folder.exists():  # the same step of an earlier lineage
-        shutil.rmtree(folder)
-    note = {
+    note: BestModel = {
         "step": version.step, "version": str(version), "metric": metric, "value": value,
         "answered": answered,
     }  # fmt: skip
-    disk.write("the best model", folder, lambda: _copy(model, folder, note), folder_size(model))
-    earlier = [old for old in run_folder.best.glob("[0-9]*") if old != folder]
-    check_not_superseded(run_folder, version.incarnation)  # or a better one of the successor's is there
+
+    def copy(aside: Path) -> None:
+        model = folder.version(version.incarnation, version.step)
+        shutil.copytree(model, aside / "model", copy_function=_link)
+        write_whole(aside / "best.json", json.dumps(note).encode())
+
+    path = folder.best_model(version.step)
+    folder.write_folder("the best model", path, copy)
+    earlier = [old for old in folder.best.glob("[0-9]*") if old != path]
+    folder.check_not_superseded()  # after the listing: a better model of the successor is not in it
     for old in earlier:
         shutil.rmtree(old)
     return True
-
-
-def _copy(model: Path, folder: Path, note: dict[str, Any]) -> None:
-    with whole_folder(folder) as aside:
-        shutil.copytree(model, aside / "model", copy_function=_link)
-        write_whole(aside / "best.json", json.dumps(note).encode())
 
 
 def _link(source: str, target: str) -> str:

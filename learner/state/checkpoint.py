@@ -16,16 +16,14 @@ from typing import Any
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
-from penstock.common.files.atomic import folder_size, hash_file, whole_folder
-from penstock.common.files.disk import Disk
-from penstock.common.files.run_folder import RunFolder
+from penstock.common.files.atomic import hash_file
+from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.claims import Claim, Position, lengths_on_chain, read_claims
 from penstock.common.journal.segments import segments_before
 from penstock.common.log import get_logger
 from penstock.learner.policy.collective import TrainablePolicy
 from penstock.learner.policy.processes import world_size
 from penstock.learner.state.fingerprint import this_machine
-from penstock.learner.state.incarnations import check_not_superseded
 
 log = get_logger(__name__)
 
@@ -62,20 +60,17 @@ class Checkpoint:
 
 
 def save_checkpoint(
-    run_folder: RunFolder,
+    folder: LearnerFolder,
     policy: TrainablePolicy,
     step: int,
     position: Position,
     ledger: dict[str, Any],
     settings: LearnerSettings,
-    disk: Disk | None = None,
 ) -> Checkpoint:
-    """Write the checkpoint of a step, then delete what is older than the newest few.
+    """Write and return the checkpoint of a step, then delete old ones. Raise RunTaken, DiskFull.
 
-    A full disk is waited for as `disk` says, but not where other
-    ranks have written their share of it. Raises DiskFull.
+    With several ranks a full disk is not waited for: the other ranks have written their part already.
     """
-    folder = run_folder.checkpoint(position.incarnation, step)
     state = {
         "step": step,
         "position": asdict(position),
@@ -84,40 +79,41 @@ def save_checkpoint(
         "machine": this_machine(),
     }
 
-    def write() -> None:
-        with whole_folder(folder) as aside:
-            policy.export(aside / "model")
-            if not settings.save_only_model:
-                policy.save(aside / "trainer")
-            (aside / "state.json").write_text(json.dumps(state))
-            hashes = {str(path.relative_to(aside)): hash_file(path) for path in _files(aside)}
-            (aside / _MANIFEST).write_text(json.dumps(hashes, indent=1))
+    def fill(aside: Path) -> None:
+        policy.export(aside / "model")
+        if not settings.save_only_model:
+            policy.save(aside / "trainer")
+        (aside / "state.json").write_text(json.dumps(state))
+        hashes = {str(path.relative_to(aside)): hash_file(path) for path in _files(aside)}
+        (aside / _MANIFEST).write_text(json.dumps(hashes, indent=1))
 
-    if disk is None or world_size() > 1:
-        disk = Disk()
-    sizes = [folder_size(old) for old in _newest_first(run_folder)[:1]]
-    disk.write("a checkpoint", folder, write, sizes[0] if sizes else None)
-    _forget_old(run_folder, position.incarnation, settings)
-    return _read(folder)
+    path = folder.checkpoint(position.incarnation, step)
+    folder.write_folder("a checkpoint", path, fill, waits=world_size() == 1)
+    _delete_old(folder, settings)
+    return _read(path)
 
 
-def _forget_old(run_folder: RunFolder, incarnation: int, settings: LearnerSettings) -> None:
-    """Delete all but the newest checkpoints on the chain, and perhaps the journal before them."""
-    found = _newest_first(run_folder)  # before the claims: none of a later learner's is among them
-    claims = read_claims(run_folder)
-    if max(claims, default=0) > incarnation:  # superseded: what is old is for the successor to say
+def _delete_old(folder: LearnerFolder, settings: LearnerSettings) -> None:
+    """Delete all but the newest checkpoints on the chain, and the journal before them if so set.
+
+    Nothing is deleted once a later learner has claimed the folder: that learner decides what is old.
+    """
+    found = _newest_first(folder)  # before the claims: none of a later learner's is among them
+    claims = read_claims(folder)
+    if max(claims, default=0) > folder.incarnation:
         return
-    ends = {**lengths_on_chain(run_folder, claims[incarnation]), incarnation: sys.maxsize}
+    own = folder.incarnation
+    ends = {**lengths_on_chain(folder, claims[own]), own: sys.maxsize}
     kept = [
-        folder
-        for folder in found
-        if (position := _position(folder)) and position.offset <= ends.get(position.incarnation, -1)
+        path
+        for path in found
+        if (position := _position(path)) and position.offset <= ends.get(position.incarnation, -1)
     ][: settings.save_total_limit]
     for old in found:
         if old not in kept:
             shutil.rmtree(old)
     if settings.journal_retention == "resume":
-        _trim_journal(run_folder, kept)
+        _trim_journal(folder, kept)
 
 
 def _trim_journal(run_folder: RunFolder, kept: list[Path]) -> None:
@@ -140,21 +136,21 @@ def newest_position(run_folder: RunFolder) -> Position | None:
     return next(positions, None)
 
 
-def newest_checkpoint(run_folder: RunFolder, claim: Claim) -> Checkpoint | None:
+def newest_checkpoint(folder: LearnerFolder, claim: Claim) -> Checkpoint | None:
     """The newest whole checkpoint on the claim's own chain, or None."""
-    ends = lengths_on_chain(run_folder, claim)
-    for folder in _newest_first(run_folder):
-        problem = _find_damage(folder)
+    ends = lengths_on_chain(folder, claim)
+    for path in _newest_first(folder):
+        problem = _find_damage(path)
         if not problem:
-            checkpoint = _read(folder)
+            checkpoint = _read(path)
             position = checkpoint.position
             end = ends.get(position.incarnation, -1)
             if position.offset <= end:
                 return checkpoint
             problem = f"written by a learner that was superseded, at {position.offset} of {end} bytes"
-        check_not_superseded(run_folder, claim.incarnation)  # or it may be the successor's
-        log.error("a checkpoint is passed over", folder=str(folder), problem=problem)
-        folder.rename(folder.with_name(f"unused-{folder.name}"))  # it must not count among those kept
+        folder.check_not_superseded()  # or it may be the successor's
+        log.error("a checkpoint is passed over", folder=str(path), problem=problem)
+        path.rename(path.with_name(f"unused-{path.name}"))  # it must not count among those kept
     return None
 
 

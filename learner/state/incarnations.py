@@ -15,7 +15,7 @@ from penstock.common.errors import ConfigError, RunTaken
 from penstock.common.failpoint import failpoint
 from penstock.common.files.atomic import make_folder, sync_folder, write_whole
 from penstock.common.files.lock import hold_lock, holder_name
-from penstock.common.files.run_folder import RunFolder
+from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.claims import Claim, Position, ancestors, read_claims
 from penstock.common.journal.segments import explain_gap, left_out, valid_length
 
@@ -41,7 +41,7 @@ def next_incarnation(run_folder: RunFolder, redis_incarnation: int) -> int:
     return max([redis_incarnation, *read_claims(run_folder)]) + 1
 
 
-def claim_incarnation(run_folder: RunFolder, number: int, checkpointed: Position | None = None) -> Claim:
+def claim_incarnation(folder: LearnerFolder, checkpointed: Position | None = None) -> Claim:
     """Take the number that Redis gave, on the folder; raises RunTaken, ConfigError.
 
     Redis is claimed first: from there on the learner before can acknowledge nothing, so that whatever
@@ -49,25 +49,25 @@ def claim_incarnation(run_folder: RunFolder, number: int, checkpointed: Position
     one is there: a learner that was stopped between the two would cut off its successor's journal.
     `checkpointed` is the newest checkpoint's position: damage of the journal before it does no harm.
     """
-    check_not_superseded(run_folder, number)
-    claims = read_claims(run_folder)
+    folder.check_not_superseded()
+    claims = read_claims(folder)
     parent = max(claims, default=0)
-    ancestors(run_folder, claims, parent)
+    ancestors(folder, claims, parent)
     start = checkpointed.offset if checkpointed and checkpointed.incarnation == parent else 0
-    length = valid_length(run_folder, parent, start)
-    rest = left_out(run_folder, parent, length)
+    length = valid_length(folder, parent, start)
+    rest = left_out(folder, parent, length)
     if rest is not None and not rest.torn:
         raise ConfigError(
-            f"{explain_gap(run_folder, parent, length)}. To give up what follows, {rest.length} bytes: "
+            f"{explain_gap(folder, parent, length)}. To give up what follows, {rest.length} bytes: "
             f"truncate -s {rest.offset} {rest.path}, and delete the files of that incarnation after it"
         )
     claim = Claim(
-        incarnation=number,
+        incarnation=folder.incarnation,
         parent=parent,
         parent_length=length,
         holder=holder_name(),
     )
-    path = run_folder.claim(claim.incarnation)
+    path = folder.claim(claim.incarnation)
     make_folder(path.parent)
     aside = path.with_suffix(f".{os.getpid()}")
     write_whole(aside, json.dumps(asdict(claim)).encode())
@@ -80,13 +80,3 @@ def claim_incarnation(run_folder: RunFolder, number: int, checkpointed: Position
     failpoint("claims.linked")
     sync_folder(path.parent)
     return claim
-
-
-def check_not_superseded(run_folder: RunFolder, incarnation: int) -> None:
-    """Raise RunTaken if a later learner has claimed the folder."""
-    newest = run_folder.newest_incarnation()
-    if newest > incarnation:
-        raise RunTaken(
-            f"incarnation {newest} of the learner holds the run's folder: this learner was superseded "
-            "and stops"
-        )

@@ -24,8 +24,7 @@ from typing import Any
 
 from penstock.common.failpoint import failpoint
 from penstock.common.files.atomic import append_whole, sync_folder
-from penstock.common.files.disk import Disk
-from penstock.common.files.run_folder import RunFolder
+from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.journal.claims import Position
 from penstock.common.journal.segments import encode_record
 
@@ -35,18 +34,11 @@ SEGMENT_BYTES = 64 << 20
 class Journal:
     """What one incarnation appends to. A full disk is waited for as `disk` says."""
 
-    def __init__(
-        self,
-        run_folder: RunFolder,
-        incarnation: int,
-        segment_bytes: int = SEGMENT_BYTES,
-        disk: Disk | None = None,
-    ) -> None:
-        run_folder.journal.mkdir(parents=True, exist_ok=True)
-        self.incarnation = incarnation
-        self._run_folder = run_folder
+    def __init__(self, folder: LearnerFolder, segment_bytes: int = SEGMENT_BYTES) -> None:
+        folder.journal.mkdir(parents=True, exist_ok=True)
+        self.incarnation = folder.incarnation
+        self._folder = folder
         self._segment_bytes = segment_bytes
-        self._disk = disk or Disk()
         self._begin_segment(0)
 
     def append(self, kind: str, **fields: Any) -> Position:
@@ -58,7 +50,7 @@ class Journal:
         what = f"the journal's record of {kind!r}"
         failpoint("journal.before")
         write = partial(append_whole, self._file, record, self._size)
-        self._disk.write(what, self._path, write, len(record))
+        self._folder.disk.write(what, self._path, write, len(record))
         self._size += len(record)
         failpoint("journal.synced")
         return Position(self.incarnation, self._start + self._size)
@@ -69,8 +61,8 @@ class Journal:
 
     def _begin_segment(self, start: int) -> None:
         self._start, self._size = start, 0
-        self._path = self._run_folder.segment(self.incarnation, start)
-        self._disk.write("the journal's next file", self._path, self._open)
+        self._path = self._folder.segment(self.incarnation, start)
+        self._folder.disk.write("the journal's next file", self._path, self._open)
 
     def _open(self) -> None:
         file = self._path.open("xb", buffering=0)

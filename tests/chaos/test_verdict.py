@@ -7,7 +7,7 @@ import pytest
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
-from penstock.common.files.run_folder import RunFolder
+from penstock.common.files.run_folder import LearnerFolder
 from penstock.learner.state.journal import Journal
 from penstock.learner.state.ledger import Ledger
 from penstock.learner.streams.learner_queue import LearnerQueue
@@ -50,7 +50,9 @@ def test_a_ticket_may_die_of_a_kill_while_it_runs_alone_and_of_nothing_else(tmp_
         "train:2": BLAMED[1],
     }
     ends = {ticket: ["dead", reason] for ticket, reason in reasons.items()}
-    Journal(RunFolder(tmp_path), claim.incarnation).append("end", ends=ends, ledger=Ledger().snapshot())
+    Journal(LearnerFolder(tmp_path, claim.incarnation)).append(
+        "end", ends=ends, ledger=Ledger().snapshot()
+    )
     assert wrongly_dead(tmp_path) == ["train:1 died of kills alone: reward accuracy: killed its process"]
 
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
 from pathlib import Path
 
-from penstock.common.files.run_folder import RunFolder
+import pytest
+
+from penstock.common.errors import DiskFull, RunTaken
+from penstock.common.files.disk import Disk
+from penstock.common.files.run_folder import LearnerFolder, RunFolder
+from tests.small_disk import Meanwhile
 
 PATHS = {
     "learner_lock": "learner.lock",
@@ -59,3 +66,63 @@ def test_the_newest_incarnation_is_read_from_the_names_of_the_claims(tmp_path: P
     for name in ("000001.json", "000012.json", "000013.4711"):
         (folder.claims / name).touch()
     assert folder.newest_incarnation() == 12
+
+
+def claim(folder: RunFolder, incarnation: int) -> None:
+    folder.claims.mkdir(exist_ok=True)
+    folder.claim(incarnation).touch()
+
+
+def test_a_superseded_learner_writes_nothing(tmp_path: Path) -> None:
+    folder = LearnerFolder(tmp_path, 2)
+    claim(folder, 2)
+    folder.write_file("the record", folder.metrics, b"mine")
+    claim(folder, 3)
+    writes: tuple[Callable[[], None], ...] = (
+        lambda: folder.write_file("the record", folder.metrics, b"late"),
+        lambda: folder.write_folder("a checkpoint", folder.checkpoint(2, 1), lambda _aside: None),
+        folder.remove_asides,
+    )
+    for write in writes:
+        with pytest.raises(RunTaken, match="incarnation 3 of the learner holds the run's folder"):
+            write()
+    assert folder.metrics.read_bytes() == b"mine"
+    assert not folder.checkpoints.exists()
+
+
+def test_a_learner_superseded_while_it_waits_for_room_writes_nothing(tmp_path: Path) -> None:
+    stopping = Meanwhile(lambda: claim(folder, 3))
+    folder = LearnerFolder(tmp_path, 2, Disk(600, stopping))
+    attempts = []
+
+    def fail() -> None:
+        attempts.append(1)
+        raise OSError(errno.ENOSPC, "full")
+
+    with pytest.raises(RunTaken, match="superseded"):
+        folder.write("the record", folder.metrics, fail, None)
+    assert (stopping.waits, len(attempts)) == (1, 1)
+
+
+def test_a_folder_is_retried_when_there_is_room_for_the_newest_beside_it(tmp_path: Path) -> None:
+    folder = LearnerFolder(tmp_path, 1)
+    folder.write_folder("a version", folder.version(1, 0), lambda aside: fill(aside, 7))
+    with pytest.raises(DiskFull, match="needed bytes 7"):
+        folder.write_folder("a version", folder.version(1, 1), run_out)
+    assert [path.name for path in folder.versions.iterdir()] == ["000001-00000000"]
+
+
+def test_a_write_that_must_not_wait_raises_at_once(tmp_path: Path) -> None:
+    stopping = Meanwhile(lambda: None)
+    folder = LearnerFolder(tmp_path, 1, Disk(600, stopping))
+    with pytest.raises(DiskFull):
+        folder.write_folder("a checkpoint", folder.checkpoint(1, 1), run_out, waits=False)
+    assert stopping.waits == 0
+
+
+def fill(aside: Path, size: int) -> None:
+    (aside / "file").write_bytes(bytes(size))
+
+
+def run_out(_aside: Path) -> None:
+    raise OSError(errno.ENOSPC, "full")

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.common.broker.work_stream import Entry
 from penstock.common.config.learner_settings import LearnerSettings
-from penstock.common.files.run_folder import RunFolder
+from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.claims import Claim, Position
 from penstock.common.wire.codec import encode
 from penstock.common.wire.contract import Contract
@@ -17,6 +17,7 @@ from penstock.common.wire.reward_spec import RewardSpec
 from penstock.learner.data.order import Question, Shuffled
 from penstock.learner.data.plan import Plan
 from penstock.learner.data.tickets import TicketSource
+from penstock.learner.state.checkpoint import Checkpoint, newest_checkpoint, newest_position
 from penstock.learner.state.incarnations import claim_incarnation, next_incarnation
 
 CONTRACT = Contract("model", "hash", "float32", 40, (RewardSpec("accuracy"),), True, 2, 4)
@@ -24,8 +25,14 @@ CONTRACT = Contract("model", "hash", "float32", 40, (RewardSpec("accuracy"),), T
 
 def claim_next(folder: Path, checkpointed: Position | None = None, known: int = 0) -> Claim:
     """The claim of the learner that starts next; `known` is the incarnation that Redis knows."""
-    run_folder = RunFolder(folder)
-    return claim_incarnation(run_folder, next_incarnation(run_folder, known), checkpointed)
+    number = next_incarnation(RunFolder(folder), known)
+    return claim_incarnation(LearnerFolder(folder, number), checkpointed)
+
+
+def newest_of_next(folder: Path) -> Checkpoint | None:
+    """The checkpoint that the learner that starts next goes on from; claims the folder."""
+    claim = claim_next(folder, newest_position(RunFolder(folder)))
+    return newest_checkpoint(LearnerFolder(folder, claim.incarnation), claim)
 
 
 def make_settings(**changes: object) -> LearnerSettings:

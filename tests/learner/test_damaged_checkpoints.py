@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.learner.state.checkpoint import newest_checkpoint
-from tests.learner.builders import claim_next
 from tests.learner.trained import Run, same, weights_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -108,4 +106,4 @@ def test_a_place_in_the_journal_that_was_flipped_is_not_gone_on_from(run, model_
     past, policy = run.resume(model_folder)
     assert (past.step, past.retrained) == (3, 2)
     assert same(weights_of(policy), weights_of(run.policy))
-    assert newest_checkpoint(run.run_folder, claim_next(run.folder)).step == 1
+    assert run.newest_checkpoint().step == 1

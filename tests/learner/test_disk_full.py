@@ -14,18 +14,16 @@ import penstock.learner.start
 from penstock.common.config.command import LearnerCommand
 from penstock.common.errors import DiskFull
 from penstock.common.files.disk import Disk
-from penstock.common.files.run_folder import RunFolder
+from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.segments import list_segments, read_journal, valid_length
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Version
-from penstock.learner.state.checkpoint import newest_checkpoint
 from penstock.learner.state.journal import Journal
 from penstock.learner.state.ledger import Ledger
 from penstock.learner.state.versions import write_version
 from penstock.learner.streams.commit import CommitLog
 from tests.judge import judge
 from tests.learner import trained as training
-from tests.learner.builders import claim_next
 from tests.learner.trained import same, weights_of
 from tests.learner.whole import FakePolicy, Run, Worker
 from tests.small_disk import Meanwhile, mounted
@@ -103,7 +101,7 @@ def test_a_run_that_waited_in_vain_ends_and_is_resumed_without_a_loss(run, small
 
 def test_a_record_that_found_no_room_is_written_whole_when_there_is(small_disk):
     stopping = Meanwhile(small_disk.clear)
-    journal = Journal(RunFolder(small_disk.folder), 1, disk=Disk(600, stopping))
+    journal = Journal(LearnerFolder(small_disk.folder, 1, Disk(600, stopping)))
     first = journal.append("batch", step=1)
     small_disk.fill()
     payload = os.urandom(20_000)
@@ -118,7 +116,7 @@ def test_a_record_that_found_no_room_is_written_whole_when_there_is(small_disk):
 
 
 def test_a_record_that_never_found_room_leaves_no_trace(small_disk):
-    journal = Journal(RunFolder(small_disk.folder), 1)
+    journal = Journal(LearnerFolder(small_disk.folder, 1))
     first = journal.append("batch", step=1)
     small_disk.fill()
     with pytest.raises(DiskFull, match="record of 'batch'"):
@@ -138,7 +136,7 @@ def test_a_record_half_written_is_cut_back_before_it_is_tried_again(
     sizes = []
     run_folder = RunFolder(tmp_path)
     disk = Disk(600, Meanwhile(lambda: sizes.append(segment().end)))
-    journal = Journal(run_folder, 1, disk=disk)
+    journal = Journal(LearnerFolder(tmp_path, 1, disk))
     first = journal.append("batch", step=1)
 
     def segment():
@@ -183,7 +181,7 @@ class HalfWriting:
 
 def test_a_new_file_of_the_journal_waits_for_room_too(tmp_path, monkeypatch):
     stopping = Meanwhile(monkeypatch.undo)
-    journal = Journal(RunFolder(tmp_path), 1, segment_bytes=1, disk=Disk(600, stopping))
+    journal = Journal(LearnerFolder(tmp_path, 1, Disk(600, stopping)), segment_bytes=1)
     journal.append("batch", step=1)
     monkeypatch.setattr(os, "fsync", refuse)
     journal.append("batch", step=2)
@@ -219,7 +217,7 @@ class TestRealWeights:
         stopping = Meanwhile(lambda: (small_disk.clear(), monkeypatch.undo()))
         checkpoint = trained.checkpoint(2, trained.step(1), Disk(600, stopping))
         assert stopping.waits == 1
-        assert newest_checkpoint(trained.run_folder, claim_next(trained.folder)) == checkpoint
+        assert trained.newest_checkpoint() == checkpoint
 
     def test_one_that_finds_none_leaves_the_old_one_whole(self, trained, small_disk, model_folder):
         position = trained.step(1)
@@ -235,8 +233,8 @@ class TestRealWeights:
     def test_a_version_waits_for_room(self, trained, small_disk):
         small_disk.fill()
         stopping = Meanwhile(small_disk.clear)
-        disk = Disk(600, stopping)
-        weights = write_version(trained.run_folder, trained.policy, Version(1, 1), "", disk)
+        folder = LearnerFolder(trained.folder, 1, Disk(600, stopping))
+        weights = write_version(folder, trained.policy, Version(1, 1), "")
         assert stopping.waits == 1
         assert [path.name for path in (trained.folder / "versions").iterdir()] == ["000001-00000001"]
         assert weights.version == Version(1, 1)
@@ -256,7 +254,7 @@ def test_nothing_is_acknowledged_before_its_record_is_synced(tmp_path, monkeypat
     queue, ledger = Closed(), Ledger()
     stopping = Meanwhile(lambda: waited.append(list(queue.tickets)) or monkeypatch.undo())
     waited: list[list[str]] = []
-    commit_log = CommitLog(ledger, Journal(RunFolder(tmp_path), 1, disk=Disk(600, stopping)), queue)
+    commit_log = CommitLog(ledger, Journal(LearnerFolder(tmp_path, 1, Disk(600, stopping))), queue)
     ledger.opened(ledger.next_train_ticket(), Version(1, 0))
     ledger.close(TicketId("train:0"), "trained", "step 1")
     monkeypatch.setattr(os, "fsync", refuse)

@@ -16,7 +16,7 @@ from penstock.common.broker.keys import Keys
 from penstock.common.broker.work_stream import RunView, WorkStream
 from penstock.common.config.settings import RunSettings
 from penstock.common.errors import ConfigError, DeadlineExceeded, NoSignal, RunNotReady, RunTaken
-from penstock.common.files.run_folder import RunFolder
+from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.claims import read_chain
 from penstock.common.journal.segments import read_journal
 from penstock.common.wire.codec import decode, encode
@@ -24,7 +24,6 @@ from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Group, ScoredGroup, Ticket, Verdict, Version, Weights
 from penstock.learner.algorithm.batch import token_staleness
 from penstock.learner.report.eval_metrics import summarise
-from penstock.learner.state.incarnations import check_not_superseded
 from penstock.learner.state.journal import Journal
 from penstock.learner.state.ledger import Ledger
 from penstock.learner.streams.commit import CommitLog
@@ -48,7 +47,7 @@ class Bench:
         for _, record in read_chain(RunFolder(folder), self.claim):
             self.ledger.restore(record["ledger"])
         self.commit_log = CommitLog(
-            self.ledger, Journal(RunFolder(folder), self.claim.incarnation), self.queue
+            self.ledger, Journal(LearnerFolder(folder, self.claim.incarnation)), self.queue
         )
         run = RunSettings(name="x", progress_timeout_s=0.3)
         self.flow = TicketFlow(
@@ -235,8 +234,8 @@ def test_what_a_superseded_learner_still_writes_is_no_part_of_the_run(tmp_path, 
         first.commit_log.record("batch", step=1, groups=[])
     assert [record["kind"] for _, record in read_journal(RunFolder(tmp_path), 1)] == ["batch"]
     with pytest.raises(RunTaken, match="incarnation 2 of the learner holds the run's folder"):
-        check_not_superseded(RunFolder(tmp_path), first.claim.incarnation)
-    check_not_superseded(RunFolder(tmp_path), second.claim.incarnation)
+        LearnerFolder(tmp_path, first.claim.incarnation).check_not_superseded()
+    LearnerFolder(tmp_path, second.claim.incarnation).check_not_superseded()
     second.publish(0)
     trained = second.train(0)
     assert len(trained) == 2

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.common.errors import ConfigError, RunTaken
-from penstock.common.files.run_folder import RunFolder
+from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.claims import Position, read_chain, read_claims
 from penstock.common.journal.segments import read_journal, valid_length
 from penstock.learner.state.incarnations import claim_incarnation, lock_run, next_incarnation
@@ -25,7 +25,7 @@ def steps(folder, claim, start=None):
 
 
 def test_records_come_back_in_order_with_the_position_after_each(tmp_path):
-    journal = Journal(RunFolder(tmp_path), 1)
+    journal = Journal(LearnerFolder(tmp_path, 1))
     positions = [journal.append("batch", step=step, groups=[b"x" * step]) for step in (1, 2, 3)]
     found = list(read_journal(RunFolder(tmp_path), 1))
     assert [record["groups"] for _, record in found] == [[b"x"], [b"xx"], [b"xxx"]]
@@ -34,7 +34,7 @@ def test_records_come_back_in_order_with_the_position_after_each(tmp_path):
 
 @pytest.mark.parametrize("damage", ["cut", "flip"])
 def test_a_torn_or_flipped_last_record_is_cut(tmp_path, damage):
-    journal = Journal(RunFolder(tmp_path), 1)
+    journal = Journal(LearnerFolder(tmp_path, 1))
     whole = journal.append("batch", step=1)
     journal.append("batch", step=2)
     path = RunFolder(tmp_path).segment(1, 0)
@@ -48,7 +48,7 @@ def test_a_torn_or_flipped_last_record_is_cut(tmp_path, damage):
 
 
 def test_every_truncation_leaves_only_whole_records(tmp_path):
-    journal = Journal(RunFolder(tmp_path), 1)
+    journal = Journal(LearnerFolder(tmp_path, 1))
     ends = [journal.append("batch", step=step).offset for step in (1, 2)]
     path = RunFolder(tmp_path).segment(1, 0)
     data = path.read_bytes()
@@ -61,21 +61,21 @@ def test_every_truncation_leaves_only_whole_records(tmp_path):
 
 def test_what_a_superseded_learner_appends_is_not_part_of_the_run(tmp_path):
     first = claim_next(tmp_path)
-    journal = Journal(RunFolder(tmp_path), first.incarnation)
+    journal = Journal(LearnerFolder(tmp_path, first.incarnation))
     journal.append("batch", step=1)
     second = claim_next(tmp_path)
     journal.append("batch", step=2)  # the zombie
-    Journal(RunFolder(tmp_path), second.incarnation).append("batch", step=7)
+    Journal(LearnerFolder(tmp_path, second.incarnation)).append("batch", step=7)
     third = claim_next(tmp_path)
     assert steps(tmp_path, third) == [1, 7]
 
 
 def test_a_resume_reads_from_the_checkpoints_position(tmp_path):
     first = claim_next(tmp_path)
-    journal = Journal(RunFolder(tmp_path), first.incarnation)
+    journal = Journal(LearnerFolder(tmp_path, first.incarnation))
     positions = [journal.append("batch", step=step) for step in (1, 2)]
     second = claim_next(tmp_path)
-    Journal(RunFolder(tmp_path), second.incarnation).append("batch", step=3)
+    Journal(LearnerFolder(tmp_path, second.incarnation)).append("batch", step=3)
     third = claim_next(tmp_path)
     assert steps(tmp_path, third, positions[0]) == [2, 3]
     assert steps(tmp_path, third, Position(2, 0)) == [3]
@@ -108,9 +108,9 @@ def test_a_killed_learner_leaves_the_folder_free(tmp_path):
 
 def test_a_learner_stopped_between_its_two_claims_does_not_cut_off_its_successor(tmp_path):
     number = next_incarnation(RunFolder(tmp_path), 0)
-    successor = claim_incarnation(RunFolder(tmp_path), number + 1)
+    successor = claim_incarnation(LearnerFolder(tmp_path, number + 1))
     with pytest.raises(RunTaken, match="incarnation 2 of the learner holds the run's folder"):
-        claim_incarnation(RunFolder(tmp_path), number)
+        claim_incarnation(LearnerFolder(tmp_path, number))
     assert read_claims(RunFolder(tmp_path)) == {2: successor}
 
 
@@ -131,7 +131,7 @@ def test_a_claim_that_is_damaged_or_gone_is_named_before_anything_is_claimed(
 
 
 def test_a_last_record_that_is_whole_in_length_and_wrong_in_content_is_an_error(tmp_path):
-    Journal(RunFolder(tmp_path), 1).append("batch", step=1)
+    Journal(LearnerFolder(tmp_path, 1)).append("batch", step=1)
     path = RunFolder(tmp_path).segment(1, 0)
     data = path.read_bytes()
     for found, level in ((data[:-1] + bytes([data[-1] ^ 1]), "error"), (data[:-1], "warning")):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Version
 from penstock.learner.algorithm.batch import build_batch
@@ -123,9 +124,9 @@ def test_a_checkpoint_of_a_superseded_learner_is_passed_over(model_folder, tmp_p
     run = Run(tmp_path, model_folder)
     run.checkpoint(1, run.step(0))
     claim = claim_next(tmp_path)
-    zombie = run.checkpoint(2, run.step(1))
+    zombie = run.checkpoint(2, run.step(1), checked=False)
     assert json.loads((zombie.folder / "state.json").read_text())["step"] == 2
-    assert newest_checkpoint(run.run_folder, claim).step == 1
+    assert newest_checkpoint(LearnerFolder(tmp_path, claim.incarnation), claim).step == 1
 
 
 @pytest.mark.parametrize("kind", [Policy, AllRanksPolicy, HashPolicy])

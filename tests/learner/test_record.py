@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from pyarrow import parquet
 
-from penstock.common.files.run_folder import RunFolder
+from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Verdict, Version
 from penstock.learner.algorithm.batch import build_batch
@@ -22,7 +22,7 @@ from tests.learner.builders import make_group, make_plan, make_settings
 
 @pytest.fixture
 def recorder(tmp_path):
-    return Recorder(RunFolder(tmp_path), [], "x")
+    return Recorder(LearnerFolder(tmp_path, 1), [], "x")
 
 
 def evaluated(step: int, *completions: str) -> Evaluated:

@@ -10,6 +10,7 @@ import pytest
 from penstock.common.broker.work_stream import RunView
 from penstock.common.errors import NoSignal, NotFinite, RunTaken
 from penstock.common.failpoint import Armed, arm
+from penstock.common.files.run_folder import LearnerFolder
 from penstock.learner import loop
 from penstock.learner.state import checkpoint
 from penstock.learner.state.best_model import read_best
@@ -107,7 +108,7 @@ def test_a_damaged_checkpoint_does_not_count_among_those_kept(run):
     kept = sorted((run.folder / "checkpoints").glob("[0-9]*"))
     assert len(kept) == 2
     for folder in reversed(kept):
-        assert newest_checkpoint(run.run_folder, claim).folder == folder
+        assert newest_checkpoint(LearnerFolder(run.folder, claim.incarnation), claim).folder == folder
         (folder / "manifest.json").unlink()
 
 
@@ -122,7 +123,7 @@ def test_updates_that_are_not_finite_are_kept_and_end_the_run_when_there_are_too
 
 def test_a_run_without_optimizer_state_in_its_checkpoints_goes_on(run):
     run.start(steps=2, save_steps=1, save_only_model=True)
-    newest = newest_checkpoint(run.run_folder, claim_next(run.folder))
+    newest = run.newest_checkpoint()
     assert newest.bare_weights == newest.model
     run.start(steps=4, save_only_model=True)
     assert judge(run.folder)["steps"] == 4

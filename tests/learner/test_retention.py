@@ -8,7 +8,6 @@ from structlog.testing import capture_logs
 from penstock.common.errors import ConfigError
 from penstock.common.journal.segments import list_segments
 from penstock.learner.replay import replay
-from penstock.learner.state.checkpoint import newest_checkpoint, newest_position
 from tests.learner.builders import claim_next
 from tests.learner.trained import Run, same, weights_of
 
@@ -98,7 +97,7 @@ def test_a_superseded_learner_deletes_nothing(trained):
     before = kept(trained), starts(trained)
     claim_next(trained.folder)
     position = trained.step(3)
-    zombie = trained.checkpoint(4, position, journal_retention="resume")
+    zombie = trained.checkpoint(4, position, checked=False, journal_retention="resume")
     assert (sorted({*kept(trained)} - {zombie.folder.name}), starts(trained)[:-1]) == before
 
 
@@ -106,7 +105,7 @@ def test_a_superseded_learners_checkpoint_does_not_count_among_those_kept(traine
     train(trained, range(2), "all")
     successor = Run(trained.folder, model_folder, segment_bytes=1)
     for step in (2, 3):
-        trained.checkpoint(step + 1, trained.step(step))  # the zombie's, off the chain
+        trained.checkpoint(step + 1, trained.step(step), checked=False)  # the zombie's, off the chain
     successor.policy.load(trained.folder / "checkpoints" / "000001-00000002" / "trainer")
     train(successor, range(2, 3))
     assert kept(successor) == ["000001-00000002", "000002-00000003"]
@@ -139,5 +138,4 @@ def test_a_whole_learner_that_trims_its_journal_is_resumed(run):
     run.start(steps=9, **settings)
     rows = (run.folder / "metrics.jsonl").read_text().splitlines()
     assert len(rows) == 9
-    claim = claim_next(run.folder, newest_position(run.run_folder))
-    assert newest_checkpoint(run.run_folder, claim).step == 9
+    assert run.newest_checkpoint().step == 9

@@ -8,8 +8,7 @@ from itertools import combinations
 
 import pytest
 
-from penstock.common.files.disk import Disk
-from penstock.common.files.run_folder import RunFolder
+from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.wire.messages import Version
 from penstock.learner.report.eval_metrics import majority, pass_at_k, summarise
 from penstock.learner.state.best_model import keep_if_best, read_best
@@ -105,12 +104,11 @@ def test_what_could_not_be_scored_is_no_wrong_answer():
 
 def test_the_best_model_is_kept_and_a_worse_one_is_not(tmp_path):
     def evaluate(step, value, answered=8):
-        model = tmp_path / "versions" / str(step)
+        folder = LearnerFolder(tmp_path, 1)
+        model = folder.version(1, step)
         model.mkdir(parents=True)
         (model / "model.safetensors").write_text(f"weights {step}")
-        return keep_if_best(
-            RunFolder(tmp_path), model, Version(1, step), "accuracy", value, answered, Disk()
-        )
+        return keep_if_best(folder, Version(1, step), "accuracy", value, answered)
 
     assert [evaluate(step, value) for step, value in ((0, 0.3), (5, 0.5), (10, 0.4), (15, 0.5))] == [
         True, True, False, False,

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.common.errors import ConfigError
-from penstock.common.files.run_folder import RunFolder
+from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.claims import Position, read_chain
 from penstock.common.journal.segments import (
     left_out,
@@ -36,7 +36,7 @@ class Written:
         self.folder = folder
         self.run_folder = RunFolder(folder)
         self.claim = claim_next(folder)
-        self.journal = Journal(self.run_folder, self.claim.incarnation, segment_bytes=3 * RECORD)
+        self.journal = Journal(LearnerFolder(folder, self.claim.incarnation), segment_bytes=3 * RECORD)
         self.positions = [self.append(step) for step in range(1, 7)]
 
     def append(self, step: int) -> Position:
@@ -81,7 +81,7 @@ def test_files_stay_within_their_size_and_are_named_by_where_they_begin(written)
 
 def test_a_record_larger_than_a_file_has_one_of_its_own(tmp_path):
     run_folder = RunFolder(tmp_path)
-    journal = Journal(run_folder, 1, segment_bytes=10)
+    journal = Journal(LearnerFolder(tmp_path, 1), segment_bytes=10)
     positions = [journal.append("batch", step=step) for step in (1, 2)]
     assert [segment.end for segment in list_segments(run_folder, 1)] == [p.offset for p in positions]
 
@@ -100,7 +100,7 @@ def test_the_judge_reads_the_same_records(written):
 
 
 def test_payload_that_repeats_itself_is_compressed(tmp_path):
-    position = Journal(RunFolder(tmp_path), 1).append("batch", groups=[bytes(range(100)) * 100])
+    position = Journal(LearnerFolder(tmp_path, 1)).append("batch", groups=[bytes(range(100)) * 100])
     assert position.offset < 1000
 
 
@@ -161,7 +161,7 @@ def test_damage_before_the_checkpoint_costs_a_resume_nothing(written):
 
 def test_damage_in_an_older_incarnation_is_never_read_over(written):
     second = claim_next(written.folder)
-    Journal(written.run_folder, second.incarnation).append("batch", step=7)
+    Journal(LearnerFolder(written.folder, second.incarnation)).append("batch", step=7)
     third = claim_next(written.folder)
     assert steps(written.folder, third) == [1, 2, 3, 4, 5, 6, 7]
     written.flip(6)
@@ -175,7 +175,7 @@ def test_what_lies_before_a_position_are_whole_files_and_older_incarnations(writ
     assert segments_before(written.run_folder, 1, written.positions[1].offset) == files[:1]
     assert segments_before(written.run_folder, 1, written.positions[4].offset) == files[:2]
     assert segments_before(written.run_folder, 1, written.positions[5].offset) == files[:2]
-    Journal(written.run_folder, 2)
+    Journal(LearnerFolder(written.folder, 2))
     assert segments_before(written.run_folder, 2, 0) == files
 
 

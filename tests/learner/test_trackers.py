@@ -10,12 +10,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
-from penstock.common.files.run_folder import RunFolder
+from penstock.common.files.run_folder import LearnerFolder
 from penstock.learner.report.recorder import Recorder
 
 
 def test_tensorboard_has_the_steps_metrics(tmp_path):
-    recorder = Recorder(RunFolder(tmp_path), ["tensorboard"], "run")
+    recorder = Recorder(LearnerFolder(tmp_path, 1), ["tensorboard"], "run")
     for step in (1, 2):
         recorder.metrics(step, {"reward": step / 2, "groups/dead": 0, "note": "text"})
     recorder.close()
@@ -29,7 +29,7 @@ def test_tensorboard_has_the_steps_metrics(tmp_path):
 def test_wandb_gets_the_same(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    recorder = Recorder(RunFolder(tmp_path), ["wandb"], "run")
+    recorder = Recorder(LearnerFolder(tmp_path, 1), ["wandb"], "run")
     recorder.metrics(1, {"reward": 0.5})
     recorder.completions(1, [{"step": 1, "prompt": "1+1=", "completion": "2"}])
     recorder.close()
@@ -94,7 +94,7 @@ def own_tracker(folder: Path, name: str) -> str:
 
 @pytest.mark.parametrize("name", ["start", "Lines"])
 def test_a_users_tracker_gets_the_same(tmp_path, name):
-    recorder = Recorder(RunFolder(tmp_path), [own_tracker(tmp_path, name)], "mine")
+    recorder = Recorder(LearnerFolder(tmp_path, 1), [own_tracker(tmp_path, name)], "mine")
     recorder.metrics(1, {"reward": 0.5})
     recorder.completions(1, [{"step": 1, "prompt": "1+1=", "completion": "2"}])
     recorder.close()
@@ -107,7 +107,9 @@ def test_a_users_tracker_gets_the_same(tmp_path, name):
 
 
 def test_a_tracker_that_fails_later_ends_nothing_and_is_logged_once(tmp_path, capsys):
-    recorder = Recorder(RunFolder(tmp_path), [own_tracker(tmp_path, "Broken"), "tensorboard"], "mine")
+    recorder = Recorder(
+        LearnerFolder(tmp_path, 1), [own_tracker(tmp_path, "Broken"), "tensorboard"], "mine"
+    )
     for step in (1, 2):
         recorder.metrics(step, {"reward": 0.5})
     recorder.completions(1, [{"step": 1, "prompt": "1+1=", "completion": "2"}])
@@ -131,7 +133,7 @@ def test_a_tracker_that_fails_later_ends_nothing_and_is_logged_once(tmp_path, ca
 )
 def test_a_tracker_that_fails_at_the_start_is_a_wrong_setting(tmp_path, name, words):
     with pytest.raises(ConfigError, match=words) as caught:
-        Recorder(RunFolder(tmp_path), [own_tracker(tmp_path, name)], "mine")
+        Recorder(LearnerFolder(tmp_path, 1), [own_tracker(tmp_path, name)], "mine")
     assert caught.value.exit_code == 78
     assert f"LEARNER_REPORT_TO={tmp_path}" in str(caught.value)
 
@@ -142,7 +144,7 @@ def test_a_tracker_that_fails_at_the_start_is_a_wrong_setting(tmp_path, name, wo
 )
 def test_a_tracker_that_is_not_found_is_a_wrong_setting(tmp_path, asked, words):
     with pytest.raises(ConfigError, match=words):
-        Recorder(RunFolder(tmp_path), [asked], "mine")
+        Recorder(LearnerFolder(tmp_path, 1), [asked], "mine")
 
 
 @pytest.mark.parametrize(

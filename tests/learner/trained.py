@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from penstock.common.files.disk import Disk
-from penstock.common.files.run_folder import RunFolder
+from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.wire.codec import encode
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Version
@@ -18,7 +18,7 @@ from penstock.learner.resume import retrain_tail
 from penstock.learner.state.checkpoint import newest_checkpoint, newest_position, save_checkpoint
 from penstock.learner.state.journal import SEGMENT_BYTES, Journal
 from penstock.learner.state.ledger import Ledger
-from tests.learner.builders import claim_next, make_group, make_plan, make_settings
+from tests.learner.builders import claim_next, make_group, make_plan, make_settings, newest_of_next
 
 SETTINGS = {"learning_rate": 1e-3, "micro_batch_tokens": 64}
 
@@ -44,6 +44,13 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
+class Unchecked(LearnerFolder):
+    """Does not notice that a later learner has claimed the folder."""
+
+    def check_not_superseded(self):
+        pass
+
+
 class Run:
     """A run's folder with journaled steps, as a learner leaves it when it is killed.
 
@@ -54,7 +61,7 @@ class Run:
         self.folder, self.run_folder = folder, RunFolder(folder)
         self.plan = make_plan(make_settings(**SETTINGS))
         self.claim = claim_next(folder, newest_position(self.run_folder))
-        self.journal = Journal(self.run_folder, self.claim.incarnation, segment_bytes)
+        self.journal = Journal(LearnerFolder(folder, self.claim.incarnation), segment_bytes)
         self.policy = make_policy(model_folder)
         self.ledger = Ledger()
 
@@ -69,15 +76,21 @@ class Run:
         self.policy.update(batch, step)
         return position
 
-    def checkpoint(self, step: int, position, disk: Disk | None = None, **changes):
+    def checkpoint(self, step: int, position, disk: Disk | None = None, checked: bool = True, **changes):
+        """`checked` False: by a learner that is superseded right after its check."""
         settings = make_settings(**(SETTINGS | changes))
-        return save_checkpoint(
-            self.run_folder, self.policy, step, position, self.ledger.snapshot(), settings, disk
-        )
+        kind = LearnerFolder if checked else Unchecked
+        folder = kind(self.folder, self.claim.incarnation, disk)
+        return save_checkpoint(folder, self.policy, step, position, self.ledger.snapshot(), settings)
+
+    def newest_checkpoint(self):
+        """What the learner that starts next finds."""
+        return newest_of_next(self.folder)
 
     def resume(self, model_folder: Path):
         policy = make_policy(model_folder)
         claim = claim_next(self.folder, newest_position(self.run_folder))
-        recorder = Recorder(self.run_folder, [], "x")
-        checkpoint = newest_checkpoint(self.run_folder, claim)
+        folder = LearnerFolder(self.folder, claim.incarnation)
+        recorder = Recorder(folder, [], "x")
+        checkpoint = newest_checkpoint(folder, claim)
         return retrain_tail(self.run_folder, claim, policy, Ledger(), recorder, checkpoint), policy

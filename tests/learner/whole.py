@@ -13,7 +13,8 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.work_stream import RunView, WorkStream
 from penstock.common.config.settings import RunSettings
 from penstock.common.errors import PenstockError
-from penstock.common.files.run_folder import RunFolder
+from penstock.common.files.disk import Disk
+from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.messages import Ticket, Verdict
 from penstock.learner.loop import Learner
@@ -21,7 +22,7 @@ from penstock.learner.policy.update import TokenRecord, Update
 from penstock.learner.state.checkpoint import newest_checkpoint, newest_position
 from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.judge import judge
-from tests.learner.builders import claim_next, make_group, make_plan, make_settings
+from tests.learner.builders import claim_next, make_group, make_plan, make_settings, newest_of_next
 
 
 class Killed(BaseException):
@@ -117,11 +118,16 @@ class Run:
         queue = LearnerQueue(self.connection, self.keys, claim.incarnation)
         queue.claim("nonce", "test")
         command = SimpleNamespace(learner=made, run=run)
-        checkpoint = newest_checkpoint(self.run_folder, claim)
-        learner = Learner(command, plan, claim, policy or FakePolicy(dies_in, skips), checkpoint)
         stopping = stopping or threading.Event()
+        folder = LearnerFolder(self.folder, claim.incarnation, Disk(disk_timeout_s, stopping))
+        checkpoint = newest_checkpoint(folder, claim)
+        learner = Learner(command, plan, folder, claim, policy or FakePolicy(dies_in, skips), checkpoint)
         learner.start(self.connection, queue, "nonce", stopping)
         learner.train(stopping)
+
+    def newest_checkpoint(self):
+        """What the learner that starts next finds."""
+        return newest_of_next(self.folder)
 
     def evaluated(self) -> list[int]:
         rows = (self.folder / "evaluations.jsonl").read_text().splitlines()
