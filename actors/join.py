@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from penstock.common.broker.work_stream import RunView, wait_for_contract
+from penstock.common.broker.run_view import RunView, wait_for_contract
 from penstock.common.errors import RunNotReady
 from penstock.common.wire.contract import Contract, describe_difference, read_contract
 

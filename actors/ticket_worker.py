@@ -23,7 +23,8 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.learner_watch import LearnerWatch
 from penstock.common.broker.lease_keeper import LeaseKeeper
-from penstock.common.broker.work_stream import Entry, RunView, WorkStream
+from penstock.common.broker.run_view import RunView
+from penstock.common.broker.work_stream import Entry, WorkStream
 from penstock.common.config.command import ActorCommand
 from penstock.common.errors import EngineFailed, MalformedMessage
 from penstock.common.log import get_logger

@@ -5,7 +5,7 @@ import time
 
 from penstock.actors.engine import Engine, WeightsRejected
 from penstock.actors.held_tickets import HeldTickets
-from penstock.common.broker.work_stream import RunView
+from penstock.common.broker.run_view import RunView
 from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded, EngineFailed
 from penstock.common.log import get_logger

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
-from penstock.common.broker.work_stream import RunView
+from penstock.common.broker.run_view import RunView
 from penstock.common.config.command import LearnerCommand
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.files.disk import Disk

@@ -2,7 +2,7 @@
 
 import threading
 
-from penstock.common.broker.work_stream import RunView, wait_for_contract
+from penstock.common.broker.run_view import RunView, wait_for_contract
 from penstock.common.errors import ContractMismatch, MalformedMessage
 from penstock.common.log import get_logger
 from penstock.common.wire.codec import encode

@@ -194,6 +194,11 @@ class Connection:
             )
 
 
+def text(value: bytes | str) -> str:
+    """What the server sent as a string."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
 def _function_call(function: str, keys: list[str], args: list[Any]) -> Command:
     """The command that calls one of the protocol's functions."""
     return ("FCALL", f"{LIBRARY}_{function}", len(keys), *keys, *args)

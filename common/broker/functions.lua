@@ -1,13 +1,13 @@
 #!lua name=penstock_2
--- The protocol's server-side functions. Each moves work or state in one atomic step, and each may be
--- called again after a lost reply: the second call finds nothing left to do.
+-- The protocol's functions on the queue server. Each is one atomic step and idempotent: a call that is
+-- sent again after a lost reply changes nothing more.
 --
--- `open` maps a ticket to "stream|entry|version": where its one entry lies, and the version it was
--- first issued at. A ticket that is not in `open` has ended or was never issued.
+-- The hash `open` maps a ticket to "stream|entry|version": the place of its only entry, and the version at
+-- which the learner first issued it. A ticket that is not in `open` has ended or was never issued.
 --
--- How often a ticket failed is written on its entry, so it ends with the stage: field `a` counts what
--- failed before the entry was added, its delivery count, less one, the leases that were lost since.
--- While the ticket runs without company, ALONE is added to the delivery count.
+-- The failed attempts of a ticket are stored on its entry, so they end with the stage. Field `a` counts
+-- those before the entry was added. The delivery count, less one, counts the leases lost since: a = 1 and
+-- 2 deliveries are two failed attempts. While the ticket runs alone, ALONE is added to the delivery count.
 
 local GROUP = 'workers'
 local ALONE = 1000000
@@ -32,7 +32,7 @@ local function find(stream, entry)
   return redis.call('XRANGE', stream, entry, entry)[1]
 end
 
--- The version the ticket was first issued at, if this entry is its one.
+-- Returns the version of first issue if this entry is the ticket's present one, else false.
 local function version_at(open, ticket, stream, entry)
   local place, here = redis.call('HGET', open, ticket), place_of(stream, entry, '')
   return place and string.sub(place, 1, #here) == here and string.sub(place, #here + 1)
@@ -51,7 +51,7 @@ local function runs_alone(pending)
   return pending[4] > ALONE
 end
 
--- The entry's row of XPENDING, if this consumer holds it.
+-- Returns the entry's row of XPENDING if this consumer holds the entry, else false or nil.
 local function held_by(consumer, stream, entry)
   local pending = redis.call('XPENDING', stream, GROUP, entry, entry, 1)[1]
   return pending and pending[2] == consumer and pending
@@ -67,7 +67,7 @@ local function remove(stream, entry)
   redis.call('XDEL', stream, entry)
 end
 
--- Only the newest incarnation of the learner may write.
+-- Returns an error unless this is the newest incarnation of the learner.
 local function fenced(fence, incarnation)
   local current = redis.call('HGET', fence, 'incarnation')
   if not current then return redis.error_reply('NOTREADY the run is not set up on this server') end
@@ -79,6 +79,7 @@ local function fenced(fence, incarnation)
   end
 end
 
+-- Returns an error where no learner has set the run up.
 local function ready(fence)
   if redis.call('EXISTS', fence) == 0 then
     return redis.error_reply('NOTREADY the run is not set up on this server')
@@ -90,7 +91,7 @@ local function now_ms()
   return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
 
--- The refusal while another learner's lease lives, unless that one is among the `gone`.
+-- Returns an error while another learner's lease has not expired, unless that learner is among the `gone`.
 local function taken(fence, holder, gone)
   local found = redis.call('HMGET', fence, 'holder', 'incarnation', 'seen', 'lease')
   local other, lease = found[1], tonumber(found[4] or 0)
@@ -106,8 +107,8 @@ local function taken(fence, holder, gone)
 end
 
 -- keys: fence, work streams...; args: nonce, incarnation, holder, lease_ms, then holders that have certainly
--- ended. With lease_ms 0 a learner claims again what it had: by kill -9 the server may have gone back to the
--- lease of the one before.
+-- ended. With lease_ms 0 the present learner claims again, whoever's lease is stored: a server that was
+-- killed may have returned to the lease of the learner before.
 local function claim(keys, args)
   local nonce = redis.call('HGET', keys[1], 'nonce')
   if nonce and nonce ~= args[1] then
@@ -130,17 +131,13 @@ end
 
 -- keys: fence; args: incarnation, lease_ms (0: the learner leaves), phase
 local function beat(keys, args)
-  local refused = fenced(keys[1], args[1])
-  if refused then return refused end
   redis.call('HSET', keys[1], 'seen', now_ms(), 'lease', args[2], 'phase', args[3])
   return 1
 end
 
 -- keys: fence, open, ledger, stream; args: incarnation, then (ticket, version, payload) each
--- Returns for each ticket the version it was first issued at.
+-- Adds the tickets that have no entry on the server. Returns for each the version of first issue.
 local function issue(keys, args)
-  local refused = fenced(keys[1], args[1])
-  if refused then return refused end
   local versions = {}
   for i = 2, #args, 3 do
     local ticket, version, payload = args[i], args[i + 1], args[i + 2]
@@ -162,21 +159,17 @@ local function issue(keys, args)
   return versions
 end
 
--- XADD comes first: were XACK first and XADD refused (out of memory), the group would be lost.
+-- Replaces the entry by a new one on dst. XADD comes first: were XACK first and XADD refused (out of
+-- memory), the group would be lost.
 local function move(open, src, dst, entry, ticket, version, ...)
   local moved = redis.call('XADD', dst, '*', 't', ticket, ...)
   redis.call('HSET', open, ticket, place_of(dst, moved, version))
   remove(src, entry)
 end
 
--- An entry whose ticket lies elsewhere, or has ended, is of no use to anybody.
-local function remove_leftover(stream, entry, ticket)
-  local found = find(stream, entry)
-  if found and field_of(found, 't') == ticket then remove(stream, entry) end
-end
-
 -- keys: fence, open, src, dst; args: entry, ticket, payload
--- The first to finish wins, whoever has the lease.
+-- Moves the ticket to dst, for the first consumer that finishes, even without the lease. Returns 1, or 0
+-- if the ticket was moved or ended before.
 local function handoff(keys, args)
   local open, src, dst = keys[2], keys[3], keys[4]
   local entry, ticket = args[1], args[2]
@@ -185,19 +178,16 @@ local function handoff(keys, args)
     move(open, src, dst, entry, ticket, version, 'd', args[3])
     return 1
   end
-  local refused = ready(keys[1])
-  if refused then return refused end
-  remove_leftover(src, entry, ticket)
+  local found = find(src, entry)  -- left over: the ticket has another entry by now, or has ended
+  if found and field_of(found, 't') == ticket then remove(src, entry) end
   return 0
 end
 
 -- keys: fence, open, src; args: consumer, entry, ticket, failures, max_attempts
--- Puts the holder's work back at the end of its stream, with the attempts that failed so far; returns
--- these, or -1 if the entry is not the consumer's any more. `failures` is 1 to count this attempt as
--- well; if it was the last one the entry stays, for the caller to bury.
+-- Puts the holder's entry back at the end of its stream. Returns the failed attempts so far, or -1 if the
+-- consumer does not hold the entry. With `failures` 1 this attempt counts as well; if it was the last one,
+-- the entry stays for the caller to bury.
 local function put_back(keys, args)
-  local refused = ready(keys[1])
-  if refused then return refused end
   local open, src, consumer, entry, ticket = keys[2], keys[3], args[1], args[2], args[3]
   local pending, found = held_by(consumer, src, entry), find(src, entry)
   local version = version_at(open, ticket, src, entry)
@@ -214,10 +204,8 @@ local function put_back(keys, args)
 end
 
 -- keys: fence, open, src, dst, dead; args: consumer, entry, ticket, payload, tombstone, reason
--- Ends the holder's ticket as dead; returns 0 if the entry is not the consumer's any more.
+-- Ends the holder's ticket as dead. Returns 0 if the consumer does not hold the entry.
 local function bury(keys, args)
-  local refused = ready(keys[1])
-  if refused then return refused end
   local open, src, entry, ticket = keys[2], keys[3], args[2], args[3]
   local version = version_at(open, ticket, src, entry)
   if not (version and held_by(args[1], src, entry)) then return 0 end
@@ -227,20 +215,18 @@ local function bury(keys, args)
 end
 
 -- keys: fence, src; args: consumer, entry
--- The holder is about to work on nothing else: a lease that is lost from now on is this ticket's doing.
+-- Records that the holder works on nothing else, so a lease lost from now on is blamed on this ticket.
+-- Returns 0 if the consumer does not hold the entry.
 local function mark_alone(keys, args)
-  local refused = ready(keys[1])
-  if refused then return refused end
   local pending = held_by(args[1], keys[2], args[2])
   if not pending then return 0 end
   give_to(args[1], keys[2], args[2], lost_leases(pending), true)
   return 1
 end
 
--- keys: fence, src; args: consumer, entries... Returns 1 for each entry the consumer still owns.
+-- keys: fence, src; args: consumer, entries...
+-- Renews the leases. Returns for each entry 1, or 0 if the consumer does not hold it.
 local function renew(keys, args)
-  local refused = ready(keys[1])
-  if refused then return refused end
   local owned = {}
   for i = 2, #args do
     if held_by(args[1], keys[2], args[i]) then
@@ -253,17 +239,15 @@ local function renew(keys, args)
   return owned
 end
 
--- Whether this server process is the one of that run_id: a call may be sent again after a restart.
+-- Whether this server process has that run_id. After a restart a call that is sent again names the old one.
 local function is_server(run_id)
   return string.find(redis.call('INFO', 'server'), 'run_id:' .. run_id, 1, true)
 end
 
 -- keys: fence, src; args: consumer, lease_ms, count, max_attempts, server's run_id, its uptime in ms
--- Takes over entries whose lease ran out, and counts the attempt in the same step. Only a ticket that
--- ran alone when its lease ran out is doomed. Returns {entry, ticket, payload, attempts, doomed}.
+-- Takes over entries whose lease expired, and counts the attempt in the same step. Only a ticket that ran
+-- alone when its lease expired is doomed. Returns {entry, ticket, payload, attempts, doomed} of each.
 local function reclaim(keys, args)
-  local refused = ready(keys[1])
-  if refused then return refused end
   local src, lease, most = keys[2], tonumber(args[2]), tonumber(args[4])
   local taken = {}
   if tonumber(args[6]) < lease or not is_server(args[5]) then return taken end
@@ -284,10 +268,8 @@ local function reclaim(keys, args)
   return taken
 end
 
--- keys: fence, outcome stream; args: incarnation, after, count
+-- keys: fence, outcome stream; args: incarnation, after, count. Returns {entry, ticket, payload} of each.
 local function outcomes(keys, args)
-  local refused = fenced(keys[1], args[1])
-  if refused then return refused end
   local found = {}
   for _, entry in ipairs(redis.call('XRANGE', keys[2], '(' .. args[2], '+', 'COUNT', args[3])) do
     table.insert(found, {entry[1], field_of(entry, 't'), field_of(entry, 'd')})
@@ -297,10 +279,9 @@ end
 
 -- keys: fence, open, ledger, outcome stream
 -- args: incarnation, number of tickets, (ticket, state) each, then entries of the outcome stream
--- Ends tickets wherever their entry lies, and deletes the entries that brought them.
+-- Ends the tickets on whatever stream their entries are, and deletes the named entries. Returns how many
+-- tickets were open.
 local function close(keys, args)
-  local refused = fenced(keys[1], args[1])
-  if refused then return refused end
   local closed = 0
   local last = 2 + 2 * tonumber(args[2])
   for i = 3, last, 2 do
@@ -322,16 +303,12 @@ end
 
 -- keys: fence, target; args: incarnation, value
 local function put(keys, args)
-  local refused = fenced(keys[1], args[1])
-  if refused then return refused end
   redis.call('SET', keys[2], args[2])
   return 1
 end
 
 -- keys: fence, ledger; args: incarnation, then (name, count) each
 local function set_totals(keys, args)
-  local refused = fenced(keys[1], args[1])
-  if refused then return refused end
   redis.call('DEL', keys[2])
   for i = 2, #args, 2 do
     redis.call('HSET', keys[2], args[i], args[i + 1])
@@ -339,14 +316,14 @@ local function set_totals(keys, args)
   return 1
 end
 
--- keys: src; args: consumer. A consumer that still owns work stays: removing it would lose the work.
+-- keys: src; args: consumer. A consumer that holds entries stays: to remove it would lose them.
 local function remove_consumer(keys, args)
   if #redis.call('XPENDING', keys[1], GROUP, '-', '+', 1, args[1]) > 0 then return 0 end
   return redis.call('XGROUP', 'DELCONSUMER', keys[1], GROUP, args[1]) + 1
 end
 
 -- keys: open, ledger, work streams...
--- One instant: the totals, and for each open ticket its place, attempts, holder and idle time.
+-- Returns the totals, and for each open ticket its place, attempts, holder and idle time, at one instant.
 local function audit(keys, args)
   local leases = {}
   for i = 3, #keys do
@@ -369,22 +346,26 @@ local function audit(keys, args)
   return {redis.call('HGETALL', keys[2]), tickets}
 end
 
-local function register(name, callback, flags)
-  redis.register_function{function_name = 'penstock_2_' .. name, callback = callback, flags = flags}
+-- `check` is called with the fence and the first argument before the function; its error ends the call.
+local function register(name, callback, flags, check)
+  local function checked(keys, args)
+    return check and check(keys[1], args[1]) or callback(keys, args)
+  end
+  redis.register_function{function_name = 'penstock_2_' .. name, callback = checked, flags = flags}
 end
 
 register('claim', claim, {})
-register('beat', beat, {'allow-oom'})
-register('issue', issue, {})
-register('handoff', handoff, {})
-register('bury', bury, {})
-register('mark_alone', mark_alone, {'allow-oom'})
-register('put_back', put_back, {})
-register('renew', renew, {'allow-oom'})
-register('reclaim', reclaim, {'allow-oom'})
-register('outcomes', outcomes, {'no-writes'})
-register('close', close, {'allow-oom'})
-register('put', put, {})
-register('set_totals', set_totals, {})
+register('beat', beat, {'allow-oom'}, fenced)
+register('issue', issue, {}, fenced)
+register('outcomes', outcomes, {'no-writes'}, fenced)
+register('close', close, {'allow-oom'}, fenced)
+register('put', put, {}, fenced)
+register('set_totals', set_totals, {}, fenced)
+register('handoff', handoff, {}, ready)
+register('bury', bury, {}, ready)
+register('mark_alone', mark_alone, {'allow-oom'}, ready)
+register('put_back', put_back, {}, ready)
+register('renew', renew, {'allow-oom'}, ready)
+register('reclaim', reclaim, {'allow-oom'}, ready)
 register('remove_consumer', remove_consumer, {'allow-oom'})
 register('audit', audit, {'no-writes'})

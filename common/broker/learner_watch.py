@@ -4,8 +4,8 @@ import time
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
+from penstock.common.broker.run_view import LearnerSign, RunView
 from penstock.common.broker.waiting import describe_waiting
-from penstock.common.broker.work_stream import LearnerSign, RunView
 from penstock.common.config.settings import RunSettings
 from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded

@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import GROUP, Keys
-from penstock.common.broker.work_stream import Place, RunView
+from penstock.common.broker.run_view import Place, RunView
 from penstock.common.errors import RunNotReady
 from penstock.common.wire.contract import read_contract
 from penstock.common.wire.ids import TicketId

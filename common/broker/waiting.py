@@ -5,7 +5,7 @@ from collections import defaultdict
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.monitor import InFlight, read_consumers, read_in_flight
-from penstock.common.broker.work_stream import RunView
+from penstock.common.broker.run_view import RunView
 
 _SHOWN = 3
 _FILLED_BY = {"tickets": "actor", "eval_tickets": "actor", "rollouts": "rewarder"}

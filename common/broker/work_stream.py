@@ -1,32 +1,24 @@
-"""The protocol's verbs, typed: what workers do with a stream, and what everybody may read.
+"""One stream of work, as a worker of the run uses it; the server's part is in functions.lua.
 
-The functions themselves run on the server (functions.lua). A worker's life of an entry:
+The life of an entry:
 
     take or reclaim -> renew while working -> handoff, give_back, fail (try again) or bury (give up)
 
-What only the learner does is in learner/streams/learner_queue.py.
+Calls that only the learner makes are in learner/streams/learner_queue.py.
 """
 
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.common.broker.connection import BLOCK_MS, Connection
+from penstock.common.broker.connection import BLOCK_MS, Connection, text
 from penstock.common.broker.keys import GROUP, Keys
-from penstock.common.deadline import Deadline
-from penstock.common.errors import DeadlineExceeded
-from penstock.common.log import get_logger
-from penstock.common.wire.codec import decode, encode
+from penstock.common.wire.codec import encode
 from penstock.common.wire.ids import Purpose, TicketId
-from penstock.common.wire.messages import Verdict, Weights
+from penstock.common.wire.messages import Verdict
 
 BEGINNING = "0-0"
 """The position before a stream's first entry."""
-
-_LOOK_EVERY_S = 0.2
-
-log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +30,6 @@ class Entry:
     payload: bytes
     attempts: int = 0
     doomed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an open ticket lies at the instant of an audit; idle_ms since its lease was renewed."""
-
-    ticket: TicketId
-    stream: str
-    entry: str
-    first_version: str
-    attempts: int
-    consumer: str
-    idle_ms: int
-    exists: bool
 
 
 class WorkStream:
@@ -166,91 +144,6 @@ class WorkStream:
         self._connection.call("remove_consumer", [self.stream], [self.consumer])
 
 
-@dataclass(frozen=True, slots=True)
-class LearnerSign:
-    """The learner's last sign of life: who, what it was doing, and a stamp that changes with each."""
-
-    holder: str
-    incarnation: int
-    seen: str
-    phase: str
-
-    def __str__(self) -> str:
-        if not self.holder:
-            return "no learner has claimed the run"
-        doing = f", when last seen: {self.phase}" if self.phase else ""
-        return f"the learner is {self.holder} (incarnation {self.incarnation}{doing})"
-
-
-class RunView:
-    """What every process may read of a run."""
-
-    def __init__(self, connection: Connection, keys: Keys) -> None:
-        self.keys = keys
-        self._connection = connection
-
-    def contract(self) -> bytes | None:
-        """The published contract, or None before the learner set the run up."""
-        return self._connection.execute("GET", self.keys.contract)
-
-    def weights(self) -> Weights | None:
-        """The announced version, or None before the first."""
-        data = self._connection.execute("GET", self.keys.weights)
-        return None if data is None else decode(data, Weights)
-
-    def ended(self) -> bool:
-        """Whether the run is over and workers may leave."""
-        return self._connection.execute("GET", self.keys.state) == b"ended"
-
-    def incarnation(self) -> int:
-        """The learner's present incarnation on this server; 0 before the first."""
-        return int(self._connection.execute("HGET", self.keys.fence, "incarnation") or 0)
-
-    def learner(self) -> LearnerSign:
-        """Who leads the run, and its last sign of life; empty before the first claim."""
-        found = self._connection.execute(
-            "HMGET", self.keys.fence, "holder", "incarnation", "seen", "phase"
-        )
-        holder, incarnation, seen, phase = (text(value or b"") for value in found)
-        return LearnerSign(holder, int(incarnation or 0), seen, phase)
-
-    def audit(self) -> tuple[dict[str, int], list[Place]]:
-        """Totals and open tickets in one instant; raises RunNotReady."""
-        totals, places = self._connection.call(
-            "audit",
-            [self.keys.open, self.keys.ledger, *self.keys.work_streams],
-            [],
-        )
-        counts = dict(zip(totals[::2], totals[1::2], strict=True))
-        return (
-            {text(name): int(count) for name, count in counts.items()},
-            [_read_place(place) for place in places],
-        )
-
-
-def wait_for_contract(view: RunView, timeout_s: float, stopping: threading.Event) -> bytes | None:
-    """The run's contract; None if told to stop first.
-
-    Raises DeadlineExceeded when none was published and no learner gave a sign of life in time.
-    """
-    deadline = Deadline(timeout_s)
-    while not stopping.is_set():
-        contract = view.contract()
-        if contract is not None:
-            return contract
-        sign = view.learner()
-        if deadline.expired(progress=sign):  # not while a learner reads data or fetches its model
-            raise DeadlineExceeded(
-                f"no learner set up the run within {timeout_s:g} s ({sign}): start `learner` with the "
-                "same RUN_NAME and REDIS_URL, or raise RUN_JOIN_TIMEOUT_S"
-            )
-        if deadline.report_due():
-            waited_s = round(deadline.waited_s)
-            log.warning("waiting for the run to be set up", waited_s=waited_s, learner=str(sign))
-        stopping.wait(_LOOK_EVERY_S)
-    return None
-
-
 def _read_entries(reply: Any) -> list[Entry]:
     streams = reply.items() if isinstance(reply, dict) else (reply or [])
     entries = []
@@ -264,22 +157,3 @@ def _read_entries(reply: Any) -> list[Entry]:
             attempts = int(pairs.get(b"a", 0))
             entries.append(Entry(text(entry), TicketId(text(pairs[b"t"])), pairs[b"d"], attempts))
     return entries
-
-
-def _read_place(place: list[Any]) -> Place:
-    ticket, stream, entry, version, attempts, consumer, idle_ms, exists = place
-    return Place(
-        TicketId(text(ticket)),
-        text(stream),
-        text(entry),
-        text(version),
-        int(attempts),
-        text(consumer),
-        int(idle_ms),
-        bool(exists),
-    )
-
-
-def text(value: bytes | str) -> str:
-    """What the server sent as a string."""
-    return value.decode() if isinstance(value, bytes) else value

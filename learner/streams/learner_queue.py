@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from penstock.common.broker.connection import Connection
+from penstock.common.broker.connection import Connection, text
 from penstock.common.broker.keys import Keys
-from penstock.common.broker.work_stream import Entry, text
+from penstock.common.broker.work_stream import Entry
 from penstock.common.wire.codec import encode
 from penstock.common.wire.ids import Purpose, TicketId, Version
 from penstock.common.wire.messages import EndState, Weights

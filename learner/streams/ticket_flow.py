@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 
 from penstock.common.broker.connection import Connection
+from penstock.common.broker.run_view import Place, RunView
 from penstock.common.broker.waiting import describe_waiting
-from penstock.common.broker.work_stream import BEGINNING, Place, RunView
+from penstock.common.broker.work_stream import BEGINNING
 from penstock.common.config.settings import RunSettings
 from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded, NoSignal

@@ -12,7 +12,8 @@ import pytest
 
 from penstock.actors.held_tickets import HeldTickets
 from penstock.actors.weight_follower import WeightFollower
-from penstock.common.broker.work_stream import RunView, WorkStream
+from penstock.common.broker.run_view import RunView
+from penstock.common.broker.work_stream import WorkStream
 from penstock.common.errors import DeadlineExceeded, EngineFailed, RunNotReady
 from penstock.common.wire.codec import encode
 from penstock.common.wire.contract import Contract

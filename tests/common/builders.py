@@ -6,7 +6,8 @@ import numpy as np
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
-from penstock.common.broker.work_stream import RunView, WorkStream
+from penstock.common.broker.run_view import RunView
+from penstock.common.broker.work_stream import WorkStream
 from penstock.common.wire.messages import (
     Group,
     Rollout,

@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import GROUP, Keys
-from penstock.common.broker.work_stream import Entry, RunView, WorkStream
+from penstock.common.broker.run_view import RunView
+from penstock.common.broker.work_stream import Entry, WorkStream
 from penstock.common.errors import RunNotReady, RunTaken
 from penstock.common.wire.codec import decode_outcome, encode
 from penstock.common.wire.messages import Verdict, Version

@@ -9,8 +9,8 @@ import structlog
 
 from penstock.common import deadline
 from penstock.common.broker.learner_watch import LearnerWatch
+from penstock.common.broker.run_view import wait_for_contract
 from penstock.common.broker.waiting import describe_waiting
-from penstock.common.broker.work_stream import wait_for_contract
 from penstock.common.config.settings import RunSettings
 from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded, RunTaken

@@ -15,7 +15,7 @@ import pytest
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
-from penstock.common.broker.work_stream import RunView
+from penstock.common.broker.run_view import RunView
 from tests.e2e.site import FAKE_PROCFILE, ROOT, Site
 from tests.helpers import wait_until
 from tests.judge import judge

@@ -13,7 +13,8 @@ import structlog
 from penstock.common import deadline
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
-from penstock.common.broker.work_stream import RunView, WorkStream
+from penstock.common.broker.run_view import RunView
+from penstock.common.broker.work_stream import WorkStream
 from penstock.common.config.settings import RunSettings
 from penstock.common.errors import ConfigError, DeadlineExceeded, NoSignal, RunNotReady, RunTaken
 from penstock.common.files.run_folder import LearnerFolder, RunFolder

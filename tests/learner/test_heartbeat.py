@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from penstock.common.broker.work_stream import RunView
+from penstock.common.broker.run_view import RunView
 from penstock.common.errors import RunTaken
 from penstock.learner.policy.collective import AllRanksPolicy
 from penstock.learner.streams.heartbeat import Heartbeat

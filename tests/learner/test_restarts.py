@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.common.broker.work_stream import RunView
+from penstock.common.broker.run_view import RunView
 from penstock.common.errors import NoSignal, NotFinite, RunTaken
 from penstock.common.failpoint import Armed, arm
 from penstock.common.files.run_folder import LearnerFolder

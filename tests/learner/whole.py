@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from pyarrow import parquet
 
 from penstock.common.broker.connection import Connection
-from penstock.common.broker.work_stream import RunView, WorkStream
+from penstock.common.broker.run_view import RunView
+from penstock.common.broker.work_stream import WorkStream
 from penstock.common.config.settings import RunSettings
 from penstock.common.errors import PenstockError
 from penstock.common.files.disk import Disk

@@ -17,7 +17,7 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import GROUP, Keys
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.broker.monitor import read_consumers
-from penstock.common.broker.work_stream import RunView
+from penstock.common.broker.run_view import RunView
 from penstock.common.errors import ContractMismatch, DeadlineExceeded
 from penstock.common.wire.codec import decode
 from penstock.common.wire.messages import ScoredGroup, Verdict
