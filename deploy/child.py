@@ -1,4 +1,4 @@
-"""One supervised process: started in a session of its own, its lines passed on, its end noticed."""
+"""One supervised process, in a session of its own. Its output is passed on line by line."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Something that happened: a line of a child's output, or what the supervisor did about it."""
+    """An event of a run: a line of a child's output, its start, its end, or a delay (`run`)."""
 
     child: str
     kind: Literal["output", "started", "ended", "run"]
@@ -22,9 +22,9 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What to run. Stages are stopped in their order; without an essential service the run ends.
+    """A command of a run. The run ends when an essential service cannot be kept running.
 
-    Services that come later are started only while `ready` holds.
+    Lower stages are stopped first. Later services in the list start only while `ready` returns True.
     """
 
     name: str
@@ -35,7 +35,10 @@ class Service:
 
 
 class Child:
-    """A service's process, again after it died. `wanted` says whether it is to be started again."""
+    """One process of a service, which may be started many times. `wanted`: start it again when it ends.
+
+    The supervisor sets `failures` (in a row) and `due_at` (the time of the next start).
+    """
 
     def __init__(self, service: Service, number: int, report: Callable[[Report], None]) -> None:
         self.service = service
@@ -51,17 +54,17 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether there is a process whose end has not been noticed."""
+        """Whether a process was started whose end `reap` has not returned yet."""
         return self._process is not None
 
     @property
     def pid(self) -> int | None:
-        """Process id, or None while it does not run; safe in any thread."""
+        """Process id, or None while no process runs. Safe in any thread."""
         process = self._process
         return process.pid if process is not None else None
 
     def start(self, environment: Mapping[str, str]) -> None:
-        """Start the process."""
+        """Start the process in a session of its own, and report its output from now on."""
         self._process = subprocess.Popen(
             self.service.command,
             env=dict(environment),
@@ -71,39 +74,43 @@ class Child:
             start_new_session=True,
         )
         self._started_at = time.monotonic()
-        self._report(Report(self.name, "started", f"started, process {self._process.pid}"))
-        self._reader = threading.Thread(target=self._pass_lines_on, args=(self._process,), daemon=True)
+        self._report(Report(self.name, "started", f"Started as process {self._process.pid}."))
+        self._reader = threading.Thread(target=self._report_output, args=(self._process,), daemon=True)
         self._reader.start()
 
     def reap(self) -> int | None:
-        """Exit code (negative: the signal) if the process has ended since; kills what it left."""
+        """Return the exit code (-9: killed by signal 9) if the process has ended, else None.
+
+        The other processes of its group are killed.
+        """
         code = self._process.poll() if self._process is not None else None
         if self._process is None or code is None:
             return None
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         if self._reader is not None:
-            self._reader.join(timeout=0.5)  # a guard in another session may hold the pipe longer
+            self._reader.join(timeout=0.5)  # a process in another session may keep the pipe open
         self.lived_s = time.monotonic() - self._started_at
         self._process = None
         return code
 
     def terminate(self) -> None:
-        """Ask the process to end; only itself, it knows what to do about its children.
+        """Send SIGTERM to the process alone: it ends its own children.
 
-        One that was stopped is continued, or it would not hear.
+        A process stopped by SIGSTOP is continued, because it would not handle SIGTERM.
         """
         if self._process is not None:
             self._process.terminate()
             self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End the process and its group as kill -9 does."""
+        """Send SIGKILL to the process and its group."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _pass_lines_on(self, process: subprocess.Popen[bytes]) -> None:
+    def _report_output(self, process: subprocess.Popen[bytes]) -> None:
+        """Report each line of the output until it ends; runs in a thread."""
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
@@ -111,10 +118,10 @@ class Child:
 
 
 def describe_end(code: int) -> str:
-    """How a process ended, in words."""
+    """Return how a process ended, such as `Ended with exit code 70` or `Killed by SIGKILL`."""
     if code >= 0:
-        return f"ended with exit code {code}"
+        return f"Ended with exit code {code}"
     try:
-        return f"was killed by {signal.Signals(-code).name}"
+        return f"Killed by {signal.Signals(-code).name}"
     except ValueError:
-        return f"was killed by signal {-code}"
+        return f"Killed by signal {-code}"

@@ -1,4 +1,4 @@
-"""Procfiles: which processes a run has, one `name: command` per line."""
+"""Procfiles: the processes of a run, one `name: command` per line."""
 
 import re
 from pathlib import Path
@@ -12,17 +12,20 @@ _LINE = re.compile(r"(?P<name>[A-Za-z0-9_-]+)\s*:\s*(?P<command>\S.*)")
 
 
 def read_procfile(path: Path | None) -> dict[str, str]:
-    """Commands by name, of this file or the default one; raises ConfigError."""
+    """Return the commands of a Procfile by name; without a path, of ./Procfile or the shipped one.
+
+    Raise ConfigError if the file is missing or malformed.
+    """
     if path is None:
         here = Path("Procfile")
         path = here if here.is_file() else SHIPPED
     if not path.is_file():
-        raise ConfigError(f"--procfile {path}: no such file")
+        raise ConfigError(f"--procfile {path}: no such file: expected lines `name: command`")
     return parse(path.read_text(), str(path))
 
 
 def parse(text: str, source: str) -> dict[str, str]:
-    """Commands by name, in their order; raises ConfigError naming the line."""
+    """Return commands by name, in their order; raise ConfigError naming a malformed line."""
     commands: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):

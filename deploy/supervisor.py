@@ -1,11 +1,11 @@
-"""Keeps a run's processes alive, and ends the run in order.
+"""Starts a run's processes, restarts those that die, and ends the run in order.
 
-    running    what dies is started again after a back-off
-    leaving    the learner has finished: actors and rewarders see it and leave by themselves
+    running    a process that dies is started again after a growing wait
+    leaving    the learner has finished; actors and rewarders notice it and exit by themselves
     stopping   SIGTERM, then SIGKILL, stage by stage: learner, then the workers, the server last
 
-What ends a run: the learner's exit with 0, an exit code after which a restart cannot help, an
-essential service that fails again and again, or `stop()`.
+A run ends when the learner exits with 0, when a process exits with a code that a restart cannot help,
+when an essential service fails too often in a row, or by `stop()`.
 """
 
 import time
@@ -26,9 +26,11 @@ _REPORT_EVERY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Times in seconds, and how often in a row an essential service may fail.
+    """Times in seconds, and how many failures in a row an essential service may have.
 
-    `ready_s` is how long a service may keep the others waiting for it.
+    The wait before a restart doubles from `first_backoff_s` to `longest_backoff_s` (1, 2, 4, ... 30 s),
+    and is the first again after a process ran for `settled_s`. The other services wait at most `ready_s`
+    for one to be ready.
     """
 
     first_backoff_s: float = 1.0
@@ -41,9 +43,9 @@ class Limits:
 
 
 class Supervisor:
-    """Runs services, each `counts[name]` times (once if not named), until the run is over.
+    """Runs services until the run is over: `counts[name]` processes of each, 1 if not named.
 
-    `report` is called from several threads, with every line of output and everything that happens.
+    `report` is called from several threads, with every line of output, start, end and delay.
 
     Example:
         Supervisor([Service("learner", ("learner",), stage=0)], dict(os.environ), print).run()
@@ -73,11 +75,11 @@ class Supervisor:
         self._blocked = Deadline(self._limits.ready_s)
 
     def stop(self) -> None:
-        """Have `run` end in order; a second time: at once. Safe in signal handlers and threads."""
+        """End the run in order; at once if called twice. Safe in signal handlers and threads."""
         self._stops += 1
 
     def run(self) -> int:
-        """Run until the run is over; the learner's exit code, or the one that ended the run."""
+        """Run until the run is over. Return the learner's exit code, or the code that ended the run."""
         try:
             while self._phase == "running" and not self._stops:
                 self._tick()
@@ -90,6 +92,7 @@ class Supervisor:
         return self._learner_code if self._failed_code is None else self._failed_code
 
     def _tick(self) -> None:
+        """Handle the processes that ended, start those that are due, and sleep 0.05 s."""
         for child in self.children:
             code = child.reap()
             if code is not None:
@@ -98,41 +101,45 @@ class Supervisor:
         time.sleep(_POLL_S)
 
     def _react(self, child: Child, code: int) -> None:
+        """Decide what an ended process means: nothing, a restart, or the end of the run."""
         how = describe_end(code)
         learner = child.service.name == LEARNER
         if learner:
             self._learner_code = _exit_status(code)
         if not child.wanted:
-            self._say(child, how)
+            self._say(child, f"{how}.")
         elif code == 0 and (learner or not self._has_learner):
             child.wanted = False
-            self._say(child, how)
+            self._say(child, f"{how}.")
             if learner or not any(other.wanted for other in self._roles()):
                 self._phase = "leaving"
         elif code in NEVER_RESTARTED | _COMMAND_NOT_FOUND:
-            self._fail(child, code, f"{how}: starting it again cannot help")
+            self._fail(child, code, f"{how}. A restart cannot help: its output above says why")
         else:
             self._plan_restart(child, code, how)
 
     def _plan_restart(self, child: Child, code: int, how: str) -> None:
+        """Set the restart of a failed process; end the run if it is essential and failed too often."""
         settled = child.lived_s >= self._limits.settled_s
         child.failures = 1 if settled else child.failures + 1
         if child.service.essential and child.failures > self._limits.failures:
-            self._fail(child, code, f"{how}, {child.failures} times in a row")
+            self._fail(child, code, f"{how}. It failed {child.failures} times in a row")
             return
         doublings = min(child.failures - 1, 30)
         wait_s = min(self._limits.first_backoff_s * 2**doublings, self._limits.longest_backoff_s)
         child.due_at = time.monotonic() + wait_s
-        self._say(child, f"{how} after {child.lived_s:.1f} s; starts again in {wait_s:g} s")
+        self._say(child, f"{how} after {child.lived_s:.1f} s. It starts again in {wait_s:g} s.")
 
     def _fail(self, child: Child, code: int, text: str) -> None:
+        """Report why the run cannot go on, and stop the run with this exit code."""
         child.wanted = False
-        self._say(child, f"{text}; the run stops")
+        self._say(child, f"{text}. The run stops.")
         if self._phase == "running":
             self._failed_code = _exit_status(code)
             self._phase = "stopping"
 
     def _start_due(self) -> None:
+        """Start the processes that are due, in order; stop at a service that is not ready yet."""
         now = time.monotonic()
         for position, child in enumerate(self.children):
             if child.wanted and not child.running and now >= child.due_at:
@@ -146,19 +153,24 @@ class Supervisor:
         self._blocked.restart()
 
     def _report_blocked(self, child: Child) -> None:
+        """Report every 10 s that services wait for this one; end the run after `ready_s`."""
         if self._blocked.expired():
             code, blocked_s = ServerUnavailable.exit_code, self._blocked.waited_s
-            self._fail(child, code, f"was not ready for {blocked_s:.0f} s, and the others wait for it")
+            self._fail(
+                child, code, f"Not ready after {blocked_s:.0f} s, and the other services wait for it"
+            )
         elif self._blocked.report_due(_REPORT_EVERY_S):
-            self._say(child, "is not ready yet; the others wait for it", kind="run")
+            self._say(child, "Not ready yet. The other services wait for it.", kind="run")
 
     def _let_roles_leave(self) -> None:
+        """Wait `leave_s` for actors and rewarders to exit by themselves, restarting none."""
         roles = self._roles()
         for child in roles:
             child.wanted = False
         self._wait_for(roles, self._limits.leave_s, lambda: self._stops > 0)
 
     def _stop_in_order(self) -> None:
+        """End the processes stage by stage: SIGTERM, and SIGKILL after `terminate_s`."""
         self._phase = "stopping"
         for child in self._roles():
             child.wanted = False
@@ -173,7 +185,7 @@ class Supervisor:
                 self._wait_for(members, self._limits.terminate_s, lambda: False)
 
     def _wait_for(self, children: Sequence[Child], timeout_s: float, hurry: Callable[[], bool]) -> bool:
-        """Tick until these have ended; False when time is up or there is no patience left."""
+        """Return True when these have ended, False after `timeout_s` or as soon as `hurry` holds."""
         deadline = Deadline(timeout_s)
         while any(child.running for child in children):
             if deadline.expired() or hurry():
@@ -182,7 +194,7 @@ class Supervisor:
         return True
 
     def _roles(self) -> list[Child]:
-        """All but the server, which serves the others until they are gone."""
+        """Return all processes but the queue server's, which the others need until they have ended."""
         return [child for child in self.children if child.service.stage != SERVER_STAGE]
 
     def _say(self, child: Child, text: str, kind: Literal["started", "ended", "run"] = "ended") -> None:
@@ -190,5 +202,5 @@ class Supervisor:
 
 
 def _exit_status(code: int) -> int:
-    """As a shell reports it: 128 + the number of a signal."""
+    """Return an exit code as a shell reports it: signal 9 (code -9) is 137."""
     return code if code >= 0 else 128 - code

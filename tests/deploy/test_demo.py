@@ -165,15 +165,15 @@ def test_progress_shows_the_runs_own_figures_and_no_line_of_other_libraries(caps
         progress(Report("learner.1", "output", "08:41:02 [warning  ] The learner waits for groups."))
         run.metrics.write_text("".join(json.dumps(row) + "\n" for row in METRICS) + '{"step": 6, "rew')
         progress(Report("learner.1", "output", "08:41:09 [info     ] step 5/5"))
-        progress(Report("actor.1", "ended", "was killed by SIGKILL after 3.1 s. " + "y" * 200))
-        progress(Report("rewarder.1", "ended", "ended with exit code 0."))
+        progress(Report("actor.1", "ended", "Killed by SIGKILL after 3.1 s. " + "y" * 200))
+        progress(Report("rewarder.1", "ended", "Ended with exit code 0."))
     out = capsys.readouterr().out
     assert_readable(out)
     shown = [line.split(" s  ", 1)[1] for line in out.splitlines() if " s  " in line]
     assert shown[0] == "before training: 38.7% of the held-out sums solved"
     assert shown[1] == "step   1 of 5   reward 0.42   staleness 0.93   entropy 0.50"
     assert shown[2].startswith("step   5 of 5")
-    assert shown[3].startswith("actor.1: was killed by SIGKILL")
+    assert shown[3].startswith("actor.1: Killed by SIGKILL")
     assert len(shown) == 4
     assert "actor.1 | WARNING" in run.log.read_text()
 

@@ -102,9 +102,9 @@ def begin(shifts: list[Shift], commands: dict[str, str], **more: object) -> Shif
 def test_what_dies_is_started_again_with_growing_back_off(shifts: list[Shift]) -> None:
     shift = begin(shifts, {"learner": STAYS, "actor": "sh -c 'exit 70'"})
     for wait_s in ("0.05", "0.1", "0.2"):
-        shift.wait_for("actor.1", f"starts again in {wait_s} s")
-    assert "ended with exit code 70" in shift.said("actor.1", "starts again")[0].text
-    shift.wait_for("actor.1", "starts again in 0.2 s", times=2)
+        shift.wait_for("actor.1", f"It starts again in {wait_s} s")
+    assert "Ended with exit code 70" in shift.said("actor.1", "starts again")[0].text
+    shift.wait_for("actor.1", "It starts again in 0.2 s", times=2)
     assert shift.stop() == 0
 
 
@@ -113,14 +113,14 @@ def test_a_child_that_lived_long_enough_starts_with_the_first_back_off_again(
 ) -> None:
     limits = Limits(first_backoff_s=0.05, settled_s=0.0, leave_s=5, terminate_s=5)
     shift = begin(shifts, {"learner": STAYS, "actor": "sh -c 'exit 1'"}, limits=limits)
-    shift.wait_for("actor.1", "starts again in 0.05 s", times=4)
+    shift.wait_for("actor.1", "It starts again in 0.05 s", times=4)
 
 
 def test_a_killed_child_is_named_with_its_signal_and_comes_back(shifts: list[Shift]) -> None:
     shift = begin(shifts, {"learner": STAYS, "actor": STAYS}, counts={"actor": 2})
     shift.wait_for("actor.2", "here")
     os.kill(shift.pid("actor.2"), signal.SIGKILL)
-    shift.wait_for("actor.2", "was killed by SIGKILL")
+    shift.wait_for("actor.2", "Killed by SIGKILL")
     shift.wait_for("actor.2", "here", times=2)
     assert len(shift.said("actor.1", "here")) <= 1
 
@@ -143,9 +143,9 @@ def test_an_exit_code_that_a_restart_cannot_mend_ends_the_run_with_it(
     shift.wait_for("rewarder.1", "here")
     flag.touch()
     assert shift.end() == code
-    assert len(shift.said("actor.1", "started")) == 1
+    assert len(shift.said("actor.1", "Started")) == 1
     assert shift.said("learner.1", "left")
-    shift.wait_for("rewarder.1", "ended with exit code 0")
+    shift.wait_for("rewarder.1", "Ended with exit code 0")
 
 
 def test_a_learner_that_fails_again_and_again_ends_the_run_with_its_code(
@@ -153,8 +153,8 @@ def test_a_learner_that_fails_again_and_again_ends_the_run_with_its_code(
 ) -> None:
     shift = begin(shifts, {"learner": "sh -c 'exit 70'", "actor": STAYS})
     assert shift.end() == 70
-    assert len(shift.said("learner.1", "started")) == LIMITS.failures + 1
-    assert shift.said("learner.1", "6 times in a row; the run stops")
+    assert len(shift.said("learner.1", "Started")) == LIMITS.failures + 1
+    assert shift.said("learner.1", "It failed 6 times in a row. The run stops.")
 
 
 def test_when_the_learner_has_finished_the_others_leave_by_themselves(
@@ -166,7 +166,7 @@ def test_when_the_learner_has_finished_the_others_leave_by_themselves(
     assert shift.end() == 0
     for name in ("actor.1", "rewarder.1"):
         shift.wait_for(name, "saw it")
-        assert shift.said(name, "ended with exit code 0")
+        assert shift.said(name, "Ended with exit code 0")
 
 
 @pytest.mark.e2e
@@ -182,7 +182,7 @@ def test_workers_that_do_not_leave_are_told_to_and_then_killed(
     flag.touch()
     assert shift.end() == 0
     assert shift.said("actor.1", "left")
-    assert shift.said("rewarder.1", "was killed by SIGKILL")
+    assert shift.said("rewarder.1", "Killed by SIGKILL")
 
 
 def test_a_stop_ends_the_learner_first_and_the_server_last(shifts: list[Shift]) -> None:
@@ -220,9 +220,9 @@ def test_the_queue_server_survives_its_kill(shifts: list[Shift], tmp_path: Path)
     wait_until_written(connection)
     os.kill(shift.pid("queue.1"), signal.SIGKILL)
     assert connection.execute("GET", "key") == b"value"
-    shift.wait_for("queue.1", "was killed by SIGKILL")
+    shift.wait_for("queue.1", "Killed by SIGKILL")
     assert connection.restarts == 1
-    assert len(shift.said("learner.1", "started")) == 1
+    assert len(shift.said("learner.1", "Started")) == 1
     assert shift.stop() == 0
 
 
@@ -231,10 +231,10 @@ def test_roles_start_only_when_the_server_answers(shifts: list[Shift], tmp_path:
     server = Service("queue", ("sleep", "1000"), SERVER_STAGE, True, door.exists)
     shift = Shift([server, *role_services({"learner": STAYS})])
     shifts.append(shift)
-    shift.wait_for("queue.1", "started")
-    assert not shift.said("learner.1", "started")
+    shift.wait_for("queue.1", "Started")
+    assert not shift.said("learner.1", "Started")
     door.touch()
-    shift.wait_for("learner.1", "started")
+    shift.wait_for("learner.1", "Started")
 
 
 def test_a_server_that_never_answers_ends_the_run(shifts: list[Shift]) -> None:
@@ -243,8 +243,10 @@ def test_a_server_that_never_answers_ends_the_run(shifts: list[Shift]) -> None:
     shift = Shift([server, *role_services({"learner": STAYS})], limits=limits)
     shifts.append(shift)
     assert shift.end() == 69
-    assert shift.said("queue.1", "was not ready for 0 s, and the others wait for it; the run stops")
-    assert not shift.said("learner.1", "started")
+    assert shift.said(
+        "queue.1", "Not ready after 0 s, and the other services wait for it. The run stops."
+    )
+    assert not shift.said("learner.1", "Started")
 
 
 def test_a_stopped_child_is_continued_to_hear_that_it_is_to_end(shifts: list[Shift]) -> None:
@@ -258,7 +260,7 @@ def test_a_stopped_child_is_continued_to_hear_that_it_is_to_end(shifts: list[Shi
 def test_without_a_learner_the_run_ends_when_all_have_left(shifts: list[Shift]) -> None:
     shift = begin(shifts, {"actor": "true", "rewarder": "true"}, counts={"actor": 3})
     assert shift.end() == 0
-    assert len(shift.said("actor.3", "started")) == 1
+    assert len(shift.said("actor.3", "Started")) == 1
 
 
 def test_stages_are_in_the_order_of_stopping() -> None:

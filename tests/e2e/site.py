@@ -145,7 +145,7 @@ class Site:
         found = [
             match.group(1)
             for line in list(self.lines)
-            if line.startswith(child) and (match := re.search(r"-- started, process (\d+)", line))
+            if line.startswith(child) and (match := re.search(r"-- Started as process (\d+)", line))
         ]
         return int(found[-1])
 
