@@ -1,11 +1,11 @@
-"""What was sampled, to be read by people: one Parquet file per step, with TRL's columns and some more.
+"""Tables of completions for people: one Parquet file per step, with TRL's columns and some more.
 
     step, prompt, completion, advantage, one column per reward      as TRL
-    ticket, index, state                                            the group, its rollout, its fate
+    ticket, index, state                                            group, number in it, end state
     reward, completion_length, finish_reason, staleness_mean, staleness_max, versions, failure, solution
-    and what rewards gave to log_extra
+    extra                                                           log_extra of the rewards, as JSON
 
-Of a group that was filtered there is the first completion that has rewards; `state` says so.
+A filtered group has one row: its first completion with rewards, `state` filtered.
 """
 
 import io
@@ -28,9 +28,9 @@ def completion_rows(
     batch: Batch,
     weights: Mapping[str, float],
 ) -> list[dict[str, Any]]:
-    """One row per completion of the batch that became step `step`, and one per filtered group.
+    """Return a row per completion of the batch of step `step`, and one per filtered group.
 
-    `batch` is what was built of the groups, rollout by rollout.
+    `batch` has the sequences of all rollouts of `groups`, in their order.
     """
     advantages = iter(sequence.advantage for sequence in batch.sequences)
     rows = [
@@ -44,6 +44,7 @@ def completion_rows(
 def _row(
     step: int, scored: ScoredGroup, index: int, advantage: float, weights: Mapping[str, float]
 ) -> dict[str, Any]:
+    """Return the row of completion `index` of a group."""
     ticket, rollout = scored.group.ticket, scored.group.rollouts[index]
     staleness = token_staleness(rollout, step - 1)
     total = float(total_rewards(scored.rewards, weights)[index])
@@ -71,6 +72,7 @@ def _row(
 
 
 def _filtered_row(step: int, verdict: Verdict, weights: Mapping[str, float]) -> dict[str, Any]:
+    """Return the row of a filtered group; what a verdict does not hold is empty."""
     index = first_scored(verdict.rewards)
     total = float(total_rewards(verdict.rewards, weights)[index])
     return {
@@ -95,12 +97,12 @@ def _filtered_row(step: int, verdict: Verdict, weights: Mapping[str, float]) -> 
 
 
 def _versions(rollout: Rollout) -> str:
-    """Which tokens were sampled by which version, such as `1.0:0-182 1.1:182-200`."""
+    """Return which version sampled which tokens, such as `1.0:0-182 1.1:182-200`."""
     return " ".join(f"{span.version}:{span.start}-{span.end}" for span in rollout.spans)
 
 
 def to_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """A table as the bytes of a Parquet file."""
+    """Return rows as the bytes of a Parquet file."""
     import pyarrow
     from pyarrow import parquet
 

@@ -1,6 +1,6 @@
-"""What an evaluation says: avg@k, pass@k, maj@k. Pure.
+"""Metrics of an evaluation: avg@k, pass@k, maj@k. Pure.
 
-A completion counts as right when the main reward is above 0: accuracy 1, correctness 1.5 or 2, acc 1.
+A completion is right if its main reward is above 0: accuracy 1, correctness 1.5 or 2, acc 1.
 """
 
 import math
@@ -16,7 +16,9 @@ _CLEAN = re.compile(r"[\s$]|\\[ ,!;]|(?<=\d),(?=\d{3}(?!\d))")
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
-    """Probability that of k of n completions, `right` of which are right, at least one is.
+    """Return the probability that at least one of k completions, drawn from n, is right.
+
+    `right` of the n completions are right.
 
     Source: Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv:2107.03374), eq. 1.
 
@@ -28,10 +30,10 @@ def pass_at_k(n: int, right: int, k: int) -> float:
 
 
 def majority(answers: Sequence[str], right: Sequence[bool]) -> bool:
-    """Whether the most frequent answer is right; of equally frequent ones the first counts.
+    """Return whether the most frequent answer is right. Among equally frequent answers the first wins.
 
-    Answers are compared as text, without white space, dollars and thousands separators. An empty answer
-    is no vote.
+    Answers are compared as text, without white space, dollars and thousands separators. Empty answers do
+    not count; without any other the result is False.
 
     Example:
         >>> majority(["72", " 72", "71"], [True, True, False])
@@ -46,10 +48,10 @@ def majority(answers: Sequence[str], right: Sequence[bool]) -> bool:
 
 
 def summarise(answers: Sequence[Answer], main_reward: str) -> dict[str, float]:
-    """The metrics of an evaluation, by name; of rewards that apply to no answer there is none.
+    """Return the metrics of an evaluation by name. A reward that applies to no answer has no metric.
 
-    What failed is no answer: questions whose ticket died are counted in eval/unanswered, completions
-    that could not be scored in eval/unscored, and neither is in any other figure.
+    Questions whose ticket died count in eval/unanswered alone, and completions that could not be scored
+    in eval/unscored alone.
     """
     given = [answer for answer in answers if answer.scored()]
     metrics: dict[str, float] = {
@@ -73,9 +75,9 @@ def summarise(answers: Sequence[Answer], main_reward: str) -> dict[str, float]:
 
 
 def _of_k(given: Sequence[Answer], main_reward: str) -> dict[str, float]:
-    """avg@k, pass@1, 2, 4, ..., k and maj@k over the questions that have a gold answer.
+    """Return avg@k, pass@1, pass@2, pass@4, ..., pass@k and maj@k over the questions with a gold answer.
 
-    pass@ of a size is over the questions with so many scored completions.
+    pass@n is over the questions with at least n scored completions.
     """
     judged = [one for one in given if any(row.get(main_reward) is not None for row in one.rewards)]
     if not judged:

@@ -11,10 +11,10 @@ from penstock.learner.policy.update import TokenRecord, Update
 from penstock.learner.streams.intake import Arrivals
 
 
-def update_metrics(update: Update) -> dict[str, Any]:
-    """Metrics of an Update, over its trained tokens."""
+def update_metrics(update: Update) -> dict[str, float]:
+    """Return the metrics of an Update over its trained tokens. Without any, only loss and counts."""
     tokens = update.tokens
-    metrics = {
+    metrics: dict[str, float] = {
         "loss": update.loss,
         "grad_norm": update.grad_norm,
         "learning_rate": update.learning_rate,
@@ -43,9 +43,10 @@ def update_metrics(update: Update) -> dict[str, Any]:
 
 
 def agreement(tokens: TokenRecord) -> dict[str, float]:
-    """How far trainer and engine differ, over the tokens that both computed with equal weights.
+    """Return mean and maximum of |trainer - engine| log-probability; {} if no token is comparable.
 
-    Behind an older token the engine's attention still reads what older weights made of it.
+    Only tokens that both computed with equal weights count. Tokens after an older one do not: the engine
+    computed the older token's keys and values with older weights.
     """
     equal = (tokens.oldest == 0) & tokens.first.astype(bool)
     if not equal.any():
@@ -59,11 +60,11 @@ def agreement(tokens: TokenRecord) -> dict[str, float]:
 
 def group_metrics(
     groups: Sequence[ScoredGroup], arrivals: Arrivals, weights: dict[str, float]
-) -> dict[str, Any]:
-    """Metrics of the rewards and lengths of all that came back in time, filtered groups included.
+) -> dict[str, float]:
+    """Return the metrics of rewards and lengths over the trained and the filtered groups of a step.
 
-    trained/ and dropped/ tell what was trained apart from what came to lie over max_staleness: long
-    completions are late, so what is dropped is no fair sample.
+    trained/ and dropped/ compare the trained groups with those dropped for passing max_staleness. Long
+    completions arrive late, so dropped groups are longer than the average.
     """
     rewards = [group.rewards for group in groups]
     rewards += [verdict.rewards for verdict in arrivals.filtered if verdict.rewards]
@@ -76,7 +77,7 @@ def group_metrics(
     logged = [group.metrics for group in groups] + [verdict.metrics for verdict in arrivals.filtered]
     custom = sorted({name for found in logged for name in found})
     failures = [failure for group in groups for failure in group.failures if failure]
-    metrics: dict[str, Any] = {
+    metrics: dict[str, float] = {
         **{name: float(np.mean([m[name] for m in logged if name in m])) for name in custom},
         **_mean("reward", [np.mean(total) for total in applied if len(total)]),
         **_mean("reward_std", spreads),
@@ -105,7 +106,7 @@ def group_metrics(
 
 
 def _averages(name: str, groups: Sequence[ScoredGroup], weights: dict[str, float]) -> dict[str, float]:
-    """Mean reward and length of some groups; nothing of none."""
+    """Return NAME/reward and NAME/mean_length of these groups; nothing if there is no group."""
     if not groups:
         return {}
     totals = [total_rewards(scored.rewards, weights) for scored in groups]
@@ -115,5 +116,5 @@ def _averages(name: str, groups: Sequence[ScoredGroup], weights: dict[str, float
 
 
 def _mean(name: str, values: Sequence[Any]) -> dict[str, float]:
-    """The mean under its name; nothing of none."""
+    """Return the mean of numbers under this name; nothing if there is no number."""
     return {name: float(np.mean(values))} if len(values) else {}
