@@ -15,8 +15,11 @@
     └── EngineFailed            70   the inference engine broke
 
 The numbers are those of sysexits.h, 79, 80 and 81. A process that was told to stop exits with 0,
-or with 69 if it could not close its books because the queue server was away.
+or with 69 if it could not acknowledge its work because the queue server was away.
 """
+
+from collections.abc import Sequence
+from typing import Any
 
 
 class PenstockError(Exception):
@@ -69,9 +72,16 @@ class DeadlineExceeded(PenstockError):
 
 
 class NoSignal(PenstockError):
-    """Too many groups in a row had nothing to learn from."""
+    """Too many groups in a row had nothing to learn from.
+
+    `filtered` are the verdicts of the groups whose rewards had no spread.
+    """
 
     exit_code = 79
+
+    def __init__(self, text: str, filtered: Sequence[Any] = ()) -> None:
+        super().__init__(text)
+        self.filtered = filtered
 
 
 class NotFinite(PenstockError):

@@ -1,24 +1,23 @@
-"""The learner's loop, and how it resumes and ends."""
+"""The learner's loop: take groups, journal them, train, publish the new weights."""
 
 import math
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
-from penstock.common.broker.connection import Connection
 from penstock.common.config.command import LearnerCommand
 from penstock.common.errors import NoSignal, NotFinite
 from penstock.common.failpoint import failpoint
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.journal.claims import Claim
 from penstock.common.log import get_logger
+from penstock.common.phases import Phases
 from penstock.common.wire.codec import encode, pack
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import ScoredGroup, Verdict
 from penstock.learner.algorithm.batch import Batch, build_batch
 from penstock.learner.data.plan import Plan
-from penstock.learner.policy.collective import TrainablePolicy
+from penstock.learner.policy.collective import UPDATE, TrainablePolicy
 from penstock.learner.policy.flops import peak_flops
 from penstock.learner.policy.processes import world_size
 from penstock.learner.policy.update import Update
@@ -28,24 +27,24 @@ from penstock.learner.report.metrics import group_metrics, update_metrics
 from penstock.learner.report.recorder import Recorder
 from penstock.learner.resume import encode_groups, retrain_tail
 from penstock.learner.state.best_model import keep_if_best
-from penstock.learner.state.checkpoint import (
-    Checkpoint,
-    save_checkpoint,
-)
+from penstock.learner.state.checkpoint import Checkpoint, save_checkpoint
 from penstock.learner.state.fingerprint import this_machine
 from penstock.learner.state.journal import Journal
 from penstock.learner.state.ledger import Ledger
 from penstock.learner.state.versions import write_version
 from penstock.learner.streams.commit import CommitLog
-from penstock.learner.streams.intake import Arrivals
+from penstock.learner.streams.evaluation import Evaluated
 from penstock.learner.streams.learner_queue import LearnerQueue
-from penstock.learner.streams.ticket_flow import TicketFlow, ignore_phase
+from penstock.learner.streams.ticket_flow import TakenGroups, TicketFlow
 
 log = get_logger(__name__)
 
 
 class Learner:
-    """One incarnation of the learner."""
+    """One incarnation of the learner, from the step it resumes at to the end of the run.
+
+    Creating a learner retrains the tail of the journal and joins the streams of the queue server.
+    """
 
     def __init__(
         self,
@@ -55,49 +54,35 @@ class Learner:
         claim: Claim,
         policy: TrainablePolicy,
         checkpoint: Checkpoint | None,
-        enter_phase: Callable[[str], None] = ignore_phase,
-    ) -> None:
-        self._settings = command.learner
-        self._command = command
-        self._folder = folder
-        self._plan = plan
-        self._claim = claim
-        self._policy = policy
-        self._checkpointed = checkpoint
-        self._last: dict[str, Any] = {}  # metrics of the last step that was made here
-        self._enter_phase = enter_phase
-        self._peak = peak_flops(command.learner.peak_tflops)
-
-    def start(
-        self,
-        connection: Connection,
         queue: LearnerQueue,
         nonce: str,
         stopping: threading.Event,
+        phases: Phases,
     ) -> None:
-        """Retrain the tail of the journal, join the streams, publish the current version."""
-        self._recorder = Recorder(self._folder, self._settings.report_to, self._command.run.name)
+        self._settings = settings = command.learner
+        self._plan = plan
+        self._folder = folder
+        self._policy = policy
+        self._stopping = stopping
+        self._phases = phases
+        self._peak = peak_flops(settings.peak_tflops)
+        self._parent = ""  # hash of the weights published before
+        self._last: dict[str, Any] = {}  # metrics of the newest step that this process made
+        self._recorder = Recorder(folder, settings.report_to, command.run.name)
         ledger = Ledger()
-        past = retrain_tail(
-            self._folder, self._claim, self._policy, ledger, self._recorder, self._checkpointed
-        )
+        past = retrain_tail(folder, claim, policy, ledger, self._recorder, checkpoint)
         self._step = self._saved = past.step
         self._bad_steps = past.bad_steps
-        self._parent = ""
-        segment_bytes = round(self._settings.journal_segment_mib * 2**20)
-        journal = Journal(self._folder, segment_bytes)
+        journal = Journal(folder, round(settings.journal_segment_mib * 2**20))
         self._commit_log = CommitLog(ledger, journal, queue)
-        self._flow = TicketFlow(
-            connection, queue, self._commit_log, self._plan, self._command.run, nonce, stopping,
-            self._enter_phase,
-        )  # fmt: skip
-        for ticket in ledger.eval_open():
+        for ticket in ledger.eval_open():  # this incarnation asks again, with tickets of its own
             ledger.close(ticket, "stale", "the learner that asked was restarted")
         self._commit_log.record("header", **self._header())
+        self._flow = TicketFlow(queue, self._commit_log, plan, command.run, nonce, stopping, phases)
         self._flow.join()
-        self._publish()
 
-    def _header(self) -> dict:
+    def _header(self) -> dict[str, Any]:
+        """Return the fields of the journal's record of a start."""
         return {
             "incarnation": self._folder.incarnation,
             "step": self._step,
@@ -108,88 +93,100 @@ class Learner:
             "settings": self._settings.model_dump(mode="json"),
         }
 
-    def train(self, stopping: threading.Event) -> None:
-        """Take groups, journal them, acknowledge, update, publish; until the steps are made."""
-        log.info("training", step=self._step, steps=self._plan.steps, credit=self._settings.credit)
-        while self._step < self._plan.steps:
-            started = time.monotonic()
-            try:
-                groups = self._flow.take_groups(self._step)
-            except NoSignal:  # the record shows what nothing could be learned from
-                arrivals = self._flow.intake.take_arrivals()
-                self._record_completions(self._step + 1, [], arrivals, Batch(()))
-                raise
-            if groups is None:
-                break
-            self._note_evaluations()
-            arrivals = self._flow.intake.take_arrivals()
-            metrics = self._journal(groups, arrivals, time.monotonic() - started)
-            batch = build_batch(groups, self._plan.reward_weights, self._step, self._settings)
-            update_started = time.monotonic()
-            update = self._policy.update(batch, self._step)
-            update_s = time.monotonic() - update_started
-            failpoint("updated")
-            self._step += 1
-            self._watch_finite(update, groups)
-            self._publish()
-            step_s = time.monotonic() - started
-            metrics |= update_metrics(update)
-            metrics |= {
-                "perf/step_s": step_s,
-                "perf/tokens_per_s": batch.completion_tokens / step_s,
-                "perf/update_s": update_s,
-                "perf/flops_per_s": update.flops / update_s,
-            }
-            if self._peak:
-                metrics["perf/mfu"] = update.flops / update_s / (self._peak * world_size())
-            self._record(metrics)
-            self._record_completions(self._step, groups, arrivals, batch)
-            failpoint("recorded")
-            due = self._step - self._saved >= self._settings.save_steps
-            if due and self._step < self._plan.steps:  # the last one is made when the books are closed
-                self._checkpoint()
-        self._finish(stopping)
+    def train(self) -> None:
+        """Make the steps that are left, one after another.
 
-    def _journal(self, groups: list[ScoredGroup], arrivals: Arrivals, wait_s: float) -> dict[str, Any]:
-        """Write the batch down and acknowledge it: from here on it is certain to be trained."""
-        metrics = group_metrics(groups, arrivals, self._plan.reward_weights)
-        metrics["perf/rollout_wait_s"] = wait_s
+        Waits for: groups_per_step scored groups; all answers of a running evaluation.
+        Unblocked by: rewarders, which put outcomes on the streams that the learner reads.
+        Produces: per step a journal record, an Update, published weights, a line in metrics.jsonl.
+        Ends when: the steps of the plan are made, or the learner is asked to stop. Raise DeadlineExceeded,
+        NoSignal, NotFinite, DiskFull, RunTaken or ServerUnavailable.
+        """
+        self._publish()
+        log.info(f"Training from step {self._step} to {self._plan.steps}.")
+        while self._step < self._plan.steps:
+            self._phases.begin_step()
+            taken = self._take_groups()  # wait: within max_staleness, with signal, oldest first
+            if taken is None:  # asked to stop
+                break
+            metrics = self._journal(taken)  # write, sync; then acknowledge on the queue server
+            batch = build_batch(taken.groups, self._plan.reward_weights, self._step, self._settings)
+            update = self._update(batch, taken.groups)  # log-probabilities, loss, optimizer steps
+            self._publish()  # write aside, hash, rename, announce; maybe evaluate
+            self._record(taken, batch, update, metrics)  # metrics, completions, log line
+            self._checkpoint_if_due()
+        self._finish()
+
+    def _take_groups(self) -> TakenGroups | None:
+        """Return what `TicketFlow.take_groups` returns; record evaluations that ended meanwhile.
+
+        On NoSignal record the filtered groups first: they show why nothing could be learned.
+        """
+        try:
+            taken = self._flow.take_groups(self._step)
+        except NoSignal as error:
+            self._record_completions(self._step + 1, [], error.filtered, Batch(()))
+            raise
+        if taken is not None:
+            self._record_evaluations(taken.evaluated)
+        return taken
+
+    def _journal(self, taken: TakenGroups) -> dict[str, Any]:
+        """Write the batch's record, acknowledge its groups, return its metrics.
+
+        From here on the batch is trained: a resume retrains it from the journal.
+        """
+        metrics = group_metrics(taken.groups, taken.arrivals, self._plan.reward_weights)
+        metrics["perf/rollout_wait_s"] = taken.waited_s
         step = self._step + 1
-        for group in groups:
+        for group in taken.groups:
             self._commit_log.ledger.close(group.group.ticket.id, "trained", f"step {step}")
         self._commit_log.record(
             "batch",
             step=step,
             version=f"{self._folder.incarnation}.{self._step}",
-            groups=encode_groups(groups),
-            filtered=[encode(verdict) for verdict in self._shown(arrivals)],
+            groups=encode_groups(taken.groups),
+            filtered=[encode(verdict) for verdict in self._shown(taken.arrivals.filtered)],
             reward_weights=self._plan.reward_weights,
             settings=self._settings.model_dump(mode="json"),
             metrics=metrics,
         )
         return metrics
 
-    def _shown(self, arrivals: Arrivals) -> list[Verdict]:
-        """The filtered groups that the record of completions is to show."""
-        return arrivals.filtered if self._settings.log_completions else []
+    def _update(self, batch: Batch, groups: list[ScoredGroup]) -> Update:
+        """Train on the batch and count the step. Raise NotFinite after too many skipped Updates."""
+        with self._phases.enter(UPDATE):
+            update = self._policy.update(batch, self._step)
+        failpoint("updated")
+        self._step += 1
+        self._check_finite(update, groups)
+        return update
+
+    def _shown(self, filtered: Sequence[Verdict]) -> Sequence[Verdict]:
+        """Return the filtered groups that the completions table shows: none without log_completions."""
+        return filtered if self._settings.log_completions else ()
 
     def _record_completions(
-        self, step: int, groups: list[ScoredGroup], arrivals: Arrivals, batch: Batch
+        self, step: int, groups: list[ScoredGroup], filtered: Sequence[Verdict], batch: Batch
     ) -> None:
+        """Write the completions table of a step, unless LEARNER_LOG_COMPLETIONS is off."""
         weights = self._plan.reward_weights
-        rows = completion_rows(step, groups, self._shown(arrivals), batch, weights)
+        rows = completion_rows(step, groups, self._shown(filtered), batch, weights)
         if rows and self._settings.log_completions:
             self._recorder.completions(step, rows)
 
-    def _watch_finite(self, update: Update, groups: list[ScoredGroup]) -> None:
-        """Keep a batch whose gradients were not finite; raises NotFinite after too many in a row."""
+    def _check_finite(self, update: Update, groups: list[ScoredGroup]) -> None:
+        """Store the groups of an Update whose gradients were not finite.
+
+        Raise NotFinite after max_nonfinite_steps such Updates in a row.
+        """
         if not update.skipped:
             self._bad_steps = 0
             return
         self._bad_steps += 1
         path = self._folder.not_finite / f"{self._step:08d}.msgpack"
         self._folder.write_file("a batch that was not finite", path, pack(encode_groups(groups)))
-        log.error("gradients are not finite: the step changed nothing", step=self._step, batch=str(path))
+        log.error(f"Step {self._step} changed nothing: gradients are not finite.", groups=str(path))
         if self._bad_steps >= self._settings.max_nonfinite_steps:
             raise NotFinite(
                 f"the gradients of {self._bad_steps} Updates in a row held NaN or infinity "
@@ -198,52 +195,79 @@ class Learner:
             )
 
     def _publish(self) -> None:
-        """Write the present weights as a version and announce it, evaluating it if it is due."""
+        """Write the current weights as a version, announce it, and start its evaluation if due."""
         version = Version(self._folder.incarnation, self._step)
         weights = write_version(self._folder, self._policy, version, self._parent)
         self._parent = weights.hash
-        self._flow.publish(weights, self._step, self._evaluation_due())
-        self._note_evaluations()
+        ended = self._flow.publish(weights, self._step, self._evaluation_due())
+        self._record_evaluations(ended)
 
     def _evaluation_due(self) -> bool:
+        """Return whether the current version is to be evaluated.
+
+        The first and last versions are, and with eval_steps 5 those of steps 5, 10, 15, unless their
+        answers are on disk.
+        """
         every = self._settings.eval_steps
         due = self._step in (0, self._plan.steps) or (every and self._step % every == 0)
         has_questions = bool(self._plan.source.eval_questions)
         return bool(due) and has_questions and self._step not in self._recorder.evaluated_steps()
 
-    def _note_evaluations(self) -> None:
+    def _record_evaluations(self, ended: Sequence[Evaluated]) -> None:
+        """Write the metrics and answers of evaluations, and keep the best model."""
         columns = [question.columns for question in self._plan.source.eval_questions]
-        while self._flow.evaluated:
-            result = self._flow.evaluated.pop(0)
+        for result in ended:
             metrics = summarise(result.answers, self._settings.main_reward)
             self._recorder.results("eval", {"step": result.version.step, **metrics})
             self._keep_if_best(result.version, metrics)
-            self._recorder.evaluation(result, columns, metrics)  # last: what is there is not done again
-            shown = {name.removeprefix("eval/"): round(value, 4) for name, value in metrics.items()}
-            log.info("evaluation", step=result.version.step, **shown)
+            # Last: a version whose answers are on disk is not evaluated again after a crash.
+            self._recorder.evaluation(result, columns, metrics)
+            log.info(_describe_evaluation(result.version.step, metrics, self._main_metric))
+
+    @property
+    def _main_metric(self) -> str:
+        """Name of the evaluation's metric that decides which model is best."""
+        return f"eval/rewards/{self._settings.main_reward}/mean"
 
     def _keep_if_best(self, version: Version, metrics: dict[str, float]) -> None:
-        metric = f"eval/rewards/{self._settings.main_reward}/mean"
-        if not self._settings.save_best_model or metric not in metrics:
+        """Copy the version's model to best/ if its main reward is the largest so far."""
+        if not self._settings.save_best_model or self._main_metric not in metrics:
             return
         answered = int(metrics["eval/questions"] - metrics["eval/unanswered"])
-        value = metrics[metric]
-        if keep_if_best(self._folder, version, metric, value, answered):
-            log.info("the best model so far", step=version.step, **{metric: metrics[metric]})
+        value, name = metrics[self._main_metric], self._main_metric
+        if keep_if_best(self._folder, version, name, value, answered):
+            log.info(f"Step {version.step} has the best model so far: {name} {value:.3f}.")
 
-    def _record(self, metrics: dict[str, Any]) -> None:
+    def _record(self, taken: TakenGroups, batch: Batch, update: Update, metrics: dict[str, Any]) -> None:
+        """Write the step's metrics and completions, and log the step."""
+        step_s, update_s = self._phases.step_s, self._phases.seconds(UPDATE)
+        metrics |= update_metrics(update)
+        metrics |= {
+            "perf/step_s": step_s,
+            "perf/tokens_per_s": batch.completion_tokens / step_s,
+            "perf/update_s": update_s,
+            "perf/flops_per_s": update.flops / update_s,
+        }
+        if self._peak:
+            metrics["perf/mfu"] = update.flops / update_s / (self._peak * world_size())
         self._recorder.metrics(self._step, metrics)
         self._last = metrics
         log.info(
-            f"step {self._step}/{self._plan.steps}",
-            reward=round(metrics.get("reward", math.nan), 3),
-            staleness=round(metrics.get("sample/staleness_mean", 0.0), 2),
-            tokens_per_s=round(metrics["perf/tokens_per_s"]),
-            wait_s=round(metrics["perf/rollout_wait_s"], 2),
-            groups_in_flight=self._commit_log.ledger.train_open,
+            f"Step {self._step}/{self._plan.steps}: reward {metrics.get('reward', math.nan):.3f}, "
+            f"staleness {metrics.get('sample/staleness_mean', 0.0):.2f}, "
+            f"{metrics['perf/tokens_per_s']:.0f} tokens/s, waited {taken.waited_s:.1f} s."
         )
+        self._record_completions(self._step, taken.groups, taken.arrivals.filtered, batch)
+        failpoint("recorded")
+
+    def _checkpoint_if_due(self) -> None:
+        """Write a checkpoint every save_steps steps; `_finish` writes that of the last step."""
+        due = self._step - self._saved >= self._settings.save_steps
+        if due and self._step < self._plan.steps:
+            self._checkpoint()
 
     def _checkpoint(self) -> None:
+        """Write a checkpoint of the current step."""
         checkpoint = save_checkpoint(
             self._folder,
             self._policy,
@@ -254,18 +278,17 @@ class Learner:
         )
         self._saved = self._step
         adapter = checkpoint.model / "adapter" / "adapter_model.safetensors"
-        extra = {"adapter_bytes": adapter.stat().st_size} if adapter.is_file() else {}
-        log.info("checkpoint", step=self._step, folder=str(checkpoint.folder), **extra)
+        size = f" (adapter: {adapter.stat().st_size} bytes)" if adapter.is_file() else ""
+        log.info(f"Checkpoint of step {self._step} written to {checkpoint.folder.name}{size}.")
 
-    def _finish(self, stopping: threading.Event) -> None:
-        """End the run if its steps are made; leave it ready to be resumed if not."""
-        self._flow.finish_evaluation(self._step)
-        self._note_evaluations()
-        complete = self._step >= self._plan.steps and not stopping.is_set()
+    def _finish(self) -> None:
+        """End the run if all steps are made; otherwise leave the run ready to resume."""
+        self._record_evaluations(self._flow.finish_evaluation(self._step))
+        complete = self._step >= self._plan.steps and not self._stopping.is_set()
         if complete:
             self._flow.close_rest()
         if self._settings.evaluate_only:
-            log.info("only evaluated: no checkpoint")
+            log.info("Only evaluated: no checkpoint is written.")
         elif complete or self._saved != self._step:
             self._checkpoint()
         if complete:
@@ -275,5 +298,18 @@ class Learner:
                 {"step": self._step, "questions": len(self._plan.source.questions), **self._last},
             )
         self._recorder.close()
-        log.info("the run is complete" if complete else "stopped; start again to resume",
-                 step=self._step)  # fmt: skip
+        ending = "The run is complete" if complete else "Stopped; start again to resume"
+        log.info(f"{ending}: {self._step} of {self._plan.steps} steps made.")
+
+
+def _describe_evaluation(step: int, metrics: dict[str, float], main: str) -> str:
+    """Return an evaluation's log line: the main reward's mean, avg@k, pass@k and maj@k.
+
+    Example: "Evaluated step 20: accuracy 0.533, pass@1 0.533; 2 of 600 unanswered."
+    """
+    shown = {main.split("/")[2]: metrics[main]} if main in metrics else {}
+    shown |= {name.removeprefix("eval/"): value for name, value in metrics.items() if "@" in name}
+    shown.pop("avg@1", None)  # equals pass@1
+    figures = ", ".join(f"{name} {value:.3f}" for name, value in shown.items()) or "no answer scored"
+    unanswered, questions = metrics["eval/unanswered"], metrics["eval/questions"]
+    return f"Evaluated step {step}: {figures}; {unanswered:.0f} of {questions:.0f} unanswered."

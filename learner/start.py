@@ -9,6 +9,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch.profiler import record_function
+
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.run_view import RunView
@@ -16,16 +18,21 @@ from penstock.common.config.command import LearnerCommand
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.files.disk import Disk
 from penstock.common.files.lock import holder_name, of_this_host
-from penstock.common.files.run_folder import LearnerFolder
+from penstock.common.phases import Phases
 from penstock.common.role import connect
 from penstock.common.wire.codec import encode
-from penstock.learner.data.plan import make_plan
+from penstock.learner.data.plan import Plan, make_plan
 from penstock.learner.loop import Learner
 from penstock.learner.policy.collective import AllRanksPolicy, TrainablePolicy, execute_calls
 from penstock.learner.policy.deepspeed_engine import join_process_group
 from penstock.learner.policy.policy import Policy
 from penstock.learner.policy.processes import broadcast, end_with_launcher, rank
-from penstock.learner.state.checkpoint import check_loadable, newest_checkpoint, newest_position
+from penstock.learner.state.checkpoint import (
+    Checkpoint,
+    check_loadable,
+    newest_checkpoint,
+    newest_position,
+)
 from penstock.learner.state.incarnations import (
     claim_incarnation,
     lock_run,
@@ -81,30 +88,38 @@ def _claim_and_train(
     number = next_incarnation(run.folder, RunView(connection, keys).incarnation())
     queue = LearnerQueue(connection, keys, number)
     queue.claim(nonce, holder_name(), run.lease_s, gone)
-    with Heartbeat(queue, run.lease_s, command.learner.stall_timeout_s) as heartbeat:
-        heartbeat.enter("reading data and model")
-        disk = Disk(run.disk_timeout_s, stopping, heartbeat.enter)
-        folder = LearnerFolder(run.folder.path, number, disk)
-        plan = make_plan(command.learner)
-        queue.beat(run.lease_s, "claiming the folder")  # refused if another took over meanwhile
-        claim = claim_incarnation(folder, newest_position(folder))
-        folder.remove_asides()
-        queue.set_state("running")  # an earlier learner of the run may have said "ended"
-        queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
-        checkpoint = newest_checkpoint(folder, claim)
-        if checkpoint:
-            check_loadable(checkpoint, command.learner)
-        bare = checkpoint.bare_weights if checkpoint else None
-        join_process_group()
-        start = broadcast(PolicyArguments(plan.model_folder, bare, command.learner, plan.steps))
-        policy = AllRanksPolicy(start.make_policy(), heartbeat.enter)
+    phases = Phases(trace=record_function)
+    folder = LearnerFolder(run.folder.path, number, Disk(run.disk_timeout_s, stopping, phases))
+    with Heartbeat(queue, phases, run.lease_s, command.learner.stall_timeout_s):
+        with phases.enter("reading data and model"):
+            plan = make_plan(command.learner)
+            queue.beat(run.lease_s, "claiming the folder")  # refused if another took over meanwhile
+            claim = claim_incarnation(folder, newest_position(folder))
+            folder.remove_asides()
+            queue.set_state("running")  # an earlier learner of the run may have set "ended"
+            queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
+            checkpoint = newest_checkpoint(folder, claim)
+            policy = _make_policy(command, plan, checkpoint, phases)
         try:
-            learner = Learner(command, plan, folder, claim, policy, checkpoint, heartbeat.enter)
-            learner.start(connection, queue, nonce, stopping)
-            learner.train(stopping)
+            with phases.enter("working"):
+                Learner(
+                    command, plan, folder, claim, policy, checkpoint, queue, nonce, stopping, phases
+                ).train()
         except OSError:
             # A successor clears away what was half written.
             folder.check_not_superseded()
             raise
         finally:
             policy.close()
+
+
+def _make_policy(
+    command: LearnerCommand, plan: Plan, checkpoint: Checkpoint | None, phases: Phases
+) -> AllRanksPolicy:
+    """Build the policy on all ranks. Raise ConfigError if the settings do not fit the checkpoint."""
+    if checkpoint:
+        check_loadable(checkpoint, command.learner)
+    bare = checkpoint.bare_weights if checkpoint else None
+    join_process_group()
+    arguments = broadcast(PolicyArguments(plan.model_folder, bare, command.learner, plan.steps))
+    return AllRanksPolicy(arguments.make_policy(), phases)

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from penstock.common.errors import DiskFull
 from penstock.common.log import get_logger
+from penstock.common.phases import Phases
 
 log = get_logger(__name__)
 
@@ -31,18 +32,18 @@ def is_full(error: BaseException) -> bool:
 class Disk:
     """Writes that wait for room: for RUN_DISK_TIMEOUT_S at most, and not once `stopping` is set.
 
-    `enter_phase` is told again and again that this process waits, and so has not hung.
+    The wait is a phase of `phases`, polled again and again: this process has not hung.
     """
 
     def __init__(
         self,
         timeout_s: float = 0.0,
         stopping: threading.Event | None = None,
-        enter_phase: Callable[[str], None] | None = None,
+        phases: Phases | None = None,
     ) -> None:
         self._timeout_s = timeout_s
         self._stopping = stopping or threading.Event()
-        self._enter_phase = enter_phase or (lambda _phase: None)
+        self._phases = phases or Phases()
 
     def write(self, what: str, path: Path, action: Callable[[], T], needed: int | None = None) -> T:
         """What `action` returns, called again while the disk is full; raises DiskFull.
@@ -70,8 +71,8 @@ class Disk:
                 why = f"RUN_DISK_TIMEOUT_S={self._timeout_s:g}" if over else "told to stop"
                 raise DiskFull(wait.explain(why)) from error
             wait.report(self._timeout_s)
-            self._enter_phase("waiting for room on the disk")
-            self._stopping.wait(pause_s)
+            with self._phases.enter("waiting for room on the disk"):
+                self._stopping.wait(pause_s)
             if wait.may_have_room():
                 return
 

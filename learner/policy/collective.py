@@ -5,15 +5,19 @@ Update, a save, an export) must be executed by all ranks together: rank 0 broadc
 rank executes the same method with the same arguments.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.common.errors import DeadlineExceeded
+from penstock.common.phases import Phases
 from penstock.learner.algorithm.batch import Batch
 from penstock.learner.policy.processes import broadcast, rank
 from penstock.learner.policy.update import Update
+
+UPDATE = "making an Update"
+"""The learner's phase during an Update."""
 
 
 class TrainablePolicy(Protocol):
@@ -38,24 +42,23 @@ class TrainablePolicy(Protocol):
 class AllRanksPolicy:
     """Rank 0's policy whose every method is executed on all ranks.
 
-    Each call passes its description ("making an Update") to `enter_phase`, and afterwards "working".
+    Each call is a phase of the learner, such as "making an Update".
     """
 
-    def __init__(self, policy: TrainablePolicy, enter_phase: Callable[[str], None]) -> None:
+    def __init__(self, policy: TrainablePolicy, phases: Phases) -> None:
         self._policy = policy
-        self._enter_phase = enter_phase
+        self._phases = phases
 
     @contextmanager
     def _on_all_ranks(self, phase: str, method: str, *arguments: Any) -> Iterator[None]:
         """Broadcast the call to the other ranks; the block executes the same call on rank 0."""
-        self._enter_phase(phase)
-        broadcast((method, arguments))
-        yield
-        self._enter_phase("working")
+        with self._phases.enter(phase):
+            broadcast((method, arguments))
+            yield
 
     def update(self, batch: Batch, step: int) -> Update:
         """See TrainablePolicy."""
-        with self._on_all_ranks("making an Update", "update", batch, step):
+        with self._on_all_ranks(UPDATE, "update", batch, step):
             return self._policy.update(batch, step)
 
     def save(self, folder: Path) -> None:

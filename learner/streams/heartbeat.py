@@ -13,6 +13,7 @@ from collections.abc import Callable
 from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded, PenstockError, RunTaken, ServerUnavailable
 from penstock.common.log import get_logger
+from penstock.common.phases import Phases
 from penstock.learner.streams.learner_queue import LearnerQueue
 
 log = get_logger(__name__)
@@ -36,6 +37,7 @@ class Heartbeat:
     def __init__(
         self,
         queue: LearnerQueue,
+        phases: Phases,
         lease_s: float,
         stall_timeout_s: float,
         on_stall: Callable[[str], None] = end_process,
@@ -43,7 +45,7 @@ class Heartbeat:
         self._queue = queue
         self._lease_s = lease_s
         self._on_stall = on_stall
-        self._phase = "starting"
+        self._phases = phases
         self._deadline = Deadline(stall_timeout_s)
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -60,24 +62,19 @@ class Heartbeat:
         with contextlib.suppress(PenstockError):  # superseded, or the server is away: it runs out
             self._queue.beat(0.0, "leaving")
 
-    def enter(self, phase: str) -> None:
-        """The main loop begins something, or goes on waiting: its limit begins again."""
-        self._phase = phase
-        self._deadline.restart()
-
     def _run(self) -> None:
         superseded = False
         while not self._left.wait(min(self._lease_s / 4, _LONGEST_PAUSE_S)):
-            if self._deadline.expired():
+            if self._deadline.expired(self._phases.progress):
                 self._on_stall(
-                    f"the learner has been {self._phase} for {self._deadline.waited_s:.0f} s "
+                    f"the learner has been {self._phases.name} for {self._deadline.waited_s:.0f} s "
                     "(LEARNER_STALL_TIMEOUT_S): it hangs there, or needs a larger limit"
                 )
                 return
             if superseded:
                 continue
             try:
-                self._queue.beat(self._lease_s, self._phase)
+                self._queue.beat(self._lease_s, self._phases.name)
             except RunTaken:  # the main loop learns it at its next call, unless it hangs: watch on
                 superseded = True
             except PenstockError as error:  # the main loop meets the same server and reports it

@@ -47,7 +47,7 @@ class Intake:
     """Holds the groups that may be trained, and decides which form a batch."""
 
     def __init__(self, ledger: Ledger, source: TicketSource, vocab_size: int) -> None:
-        self.arrivals = Arrivals()
+        self._arrivals = Arrivals()
         self.newest_version: Version | None = None
         self._ledger = ledger
         self._source = source
@@ -74,7 +74,7 @@ class Intake:
         elif outcome.state == "filtered":
             self._ledger.close(entry.ticket, "filtered", outcome.reason)
             fits = set(outcome.rewards) == set(self._settings.reward_names)  # else of an older contract
-            self.arrivals.filtered.append(outcome if fits else replace(outcome, rewards={}))
+            self._arrivals.filtered.append(outcome if fits else replace(outcome, rewards={}))
         else:
             self._end_dead(entry.ticket, outcome.reason)
 
@@ -88,7 +88,7 @@ class Intake:
             self._end_dead(ticket, f"the group is of ticket {scored.group.ticket.id}")
         elif scored.group.ticket.contract != self._source.contract:
             self._end_stale(ticket, "contract")
-            self.arrivals.foreign += 1
+            self._arrivals.foreign += 1
         elif set(scored.rewards) != set(self._settings.reward_names):
             self._end_dead(ticket, f"it has the rewards {', '.join(scored.rewards)}")
         elif not self._is_as_issued(scored.group):
@@ -128,18 +128,20 @@ class Intake:
         if len(chosen) < size and not (self._spent(len(chosen)) and may_be_smaller):
             return None
         if not chosen:
+            found = self._arrivals
             raise NoSignal(
-                f"step {step + 1}: {self.arrivals.without_signal} groups in a row had nothing to learn "
-                f"from ({len(self.arrivals.filtered)} without spread in their rewards, "
-                f"{self.arrivals.dead} dead, {self.arrivals.stale} stale): the questions are too easy, "
-                "too hard, or the rewards do not fit; see `penstock samples` and `queues audit`"
-                + (f". The last that died is {self.arrivals.last_dead}" if self.arrivals.dead else "")
+                f"step {step + 1}: {found.without_signal} groups in a row had nothing to learn from "
+                f"({len(found.filtered)} without spread in their rewards, {found.dead} dead, "
+                f"{found.stale} stale): the questions are too easy, too hard, or the rewards do not "
+                "fit; see `penstock samples` and `queues audit`"
+                + (f". The last that died is {found.last_dead}" if found.dead else ""),
+                found.filtered,
             )
         return [self._held.pop(ticket) for ticket in chosen]
 
     def take_arrivals(self) -> Arrivals:
         """What came back since this was last called."""
-        arrivals, self.arrivals = self.arrivals, Arrivals()
+        arrivals, self._arrivals = self._arrivals, Arrivals()
         arrivals.total_dropped = self._ledger.total_dropped
         return arrivals
 
@@ -152,13 +154,13 @@ class Intake:
         rounds = 1 + self._settings.max_resample_times
         if not usable:
             rounds *= self._settings.max_empty_updates
-        return self.arrivals.without_signal + usable >= rounds * self._settings.groups_per_step
+        return self._arrivals.without_signal + usable >= rounds * self._settings.groups_per_step
 
     def _drop_over_lag(self, step: int) -> None:
         for ticket, scored in list(self._held.items()):
             if is_over_lag(scored, step, self._settings):
-                self.arrivals.dropped.append(self._held.pop(ticket))
-                self.arrivals.stale += 1
+                self._arrivals.dropped.append(self._held.pop(ticket))
+                self._arrivals.stale += 1
                 self._ledger.drop(ticket, ask_again=self._settings.at_max_staleness == "requeue")
 
     def _choose(self, step: int, size: int) -> tuple[list[TicketId], bool]:
@@ -182,9 +184,9 @@ class Intake:
 
     def _end_dead(self, ticket: TicketId, reason: str) -> None:
         self._ledger.close(ticket, "dead", reason)
-        self.arrivals.dead += 1
-        self.arrivals.last_dead = f"{ticket}: {reason}"
+        self._arrivals.dead += 1
+        self._arrivals.last_dead = f"{ticket}: {reason}"
 
     def _end_stale(self, ticket: TicketId, reason: str) -> None:
         self._ledger.close(ticket, "stale", reason)
-        self.arrivals.stale += 1
+        self._arrivals.stale += 1

@@ -16,7 +16,7 @@ class LearnerQueue:
 
     def __init__(self, connection: Connection, keys: Keys, incarnation: int) -> None:
         self.keys = keys
-        self._connection = connection
+        self.connection = connection
         self._incarnation = incarnation
 
     def claim(self, nonce: str, holder: str, lease_s: float = 0.0, gone: Iterable[str] = ()) -> None:
@@ -25,9 +25,9 @@ class LearnerQueue:
         Raises RunTaken while another holder's lease lives, unless it is among those that are `gone` for
         certain. `lease_s` 0 asks for no lease: a learner that has claimed before claims again.
         """
-        self._connection.load_functions()
+        self.connection.load_functions()
         lease_ms = int(1000 * lease_s)
-        self._connection.call(
+        self.connection.call(
             "claim",
             [self.keys.fence, *self.keys.work_streams],
             [nonce, self._incarnation, holder, lease_ms, *gone],
@@ -79,4 +79,4 @@ class LearnerQueue:
         self._fenced("set_totals", [self.keys.ledger], flat)
 
     def _fenced(self, function: str, keys: list[str], args: list[Any]) -> Any:
-        return self._connection.call(function, [self.keys.fence, *keys], [self._incarnation, *args])
+        return self.connection.call(function, [self.keys.fence, *keys], [self._incarnation, *args])

@@ -6,9 +6,8 @@ and whenever another server process answers than before.
 
 import threading
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 
-from penstock.common.broker.connection import Connection
 from penstock.common.broker.run_view import Place, RunView
 from penstock.common.broker.waiting import describe_waiting
 from penstock.common.broker.work_stream import BEGINNING
@@ -17,13 +16,14 @@ from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded, NoSignal
 from penstock.common.files.lock import holder_name
 from penstock.common.log import get_logger
+from penstock.common.phases import Phases
 from penstock.common.wire.codec import encode
 from penstock.common.wire.ids import TicketId, Version
 from penstock.common.wire.messages import ScoredGroup, Weights
 from penstock.learner.data.plan import Plan
 from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.evaluation import Evaluated, Evaluator
-from penstock.learner.streams.intake import Intake
+from penstock.learner.streams.intake import Arrivals, Intake
 from penstock.learner.streams.learner_queue import LearnerQueue
 
 log = get_logger(__name__)
@@ -32,8 +32,20 @@ _READ = 64
 _POLL_S = 0.01
 
 
-def ignore_phase(_phase: str) -> None:
-    """For a learner that nobody watches."""
+WAITING = "waiting for groups"
+"""The learner's phase while it waits for groups or for the answers of an evaluation."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenGroups:
+    """The groups of the next batch, and what else the learner received while it waited for them."""
+
+    groups: list[ScoredGroup]
+    arrivals: Arrivals
+    """Counts of all outcomes since the batch before, and those that were filtered or dropped."""
+    evaluated: list[Evaluated]
+    """Evaluations that ended meanwhile."""
+    waited_s: float
 
 
 class TicketFlow:
@@ -41,21 +53,20 @@ class TicketFlow:
 
     def __init__(
         self,
-        connection: Connection,
         queue: LearnerQueue,
         commit_log: CommitLog,
         plan: Plan,
         run: RunSettings,
         nonce: str,
         stopping: threading.Event,
-        enter_phase: Callable[[str], None] = ignore_phase,
+        phases: Phases | None = None,
     ) -> None:
         self.intake = Intake(commit_log.ledger, plan.source, plan.vocab_size)
-        self.evaluated: list[Evaluated] = []
+        self._evaluated: list[Evaluated] = []
         self._evaluator = Evaluator(commit_log, queue, plan.source)
-        self._connection = connection
+        self._connection = queue.connection
         self._queue = queue
-        self._view = RunView(connection, queue.keys)
+        self._view = RunView(queue.connection, queue.keys)
         self._commit_log = commit_log
         self._plan = plan
         self._run = run
@@ -63,8 +74,8 @@ class TicketFlow:
         self._stopping = stopping
         self._weights: Weights | None = None
         self._position = BEGINNING
-        self._restarts = connection.restarts
-        self._enter_phase = enter_phase
+        self._restarts = queue.connection.restarts
+        self._phases = phases or Phases()
         self._announced_at = time.monotonic()
         self._deadline = Deadline(run.progress_timeout_s)
 
@@ -139,13 +150,22 @@ class TicketFlow:
         free = wanted - ledger.train_open
         self._issue([ledger.next_train_ticket() for _ in range(free)])
 
-    def take_groups(self, step: int) -> list[ScoredGroup] | None:
-        """Wait for the next batch's groups: fresh, with signal, in order.
+    def take_groups(self, step: int) -> TakenGroups | None:
+        """Issue tickets and wait for the groups of the next batch; return None when asked to stop.
 
-        Unblocked by outcomes from the rewarders. Returns None when the learner is told to stop;
-        raises DeadlineExceeded when nothing came back for RUN_PROGRESS_TIMEOUT_S, NoSignal when too
-        much came back that nothing can be learned from.
+        The groups are within max_staleness, have a spread of rewards, and are in order of arrival.
+        Unblocked by outcomes from the rewarders. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S
+        without any outcome, and NoSignal when too many groups in a row had nothing to learn from.
         """
+        with self._phases.enter(WAITING):
+            groups = self._wait_for_groups(step)
+        if groups is None:
+            return None
+        arrivals, waited_s = self.intake.take_arrivals(), self._phases.seconds(WAITING)
+        return TakenGroups(groups, arrivals, self._take_evaluated(), waited_s)
+
+    def _wait_for_groups(self, step: int) -> list[ScoredGroup] | None:
+        """Return the groups of the next batch, None when asked to stop."""
         self._deadline.restart()
         while not self._stopping.is_set():
             self.issue_tickets(step)
@@ -162,8 +182,8 @@ class TicketFlow:
         return None
 
     def _advance(self, step: int) -> None:
-        """One round: repair after a server restart, read, evaluate; sleeps if nothing came."""
-        self._enter_phase("waiting for groups")
+        """Join again after a server restart, read outcomes and answers; sleep 10 ms if none arrived."""
+        self._phases.poll()
         if self._connection.restarts != self._restarts:
             self.join()
         entries = self._queue.outcomes("train", self._position, _READ)
@@ -173,29 +193,42 @@ class TicketFlow:
             self.intake.fold(entry, step)
         answered, result = self._evaluator.poll()
         if result is not None:
-            self.evaluated.append(result)
+            self._evaluated.append(result)
         if entries or answered:
             self._deadline.restart()
         else:
             self._check_deadline()
             time.sleep(_POLL_S)
 
-    def publish(self, weights: Weights, step: int, evaluate: bool) -> None:
-        """Announce a version, once the evaluation of the one before is done; maybe evaluate it."""
-        self.finish_evaluation(step)
+    def publish(self, weights: Weights, step: int, evaluate: bool) -> list[Evaluated]:
+        """Wait for the running evaluation and return it, then announce a version to the actors.
+
+        With `evaluate` start the evaluation of the new version.
+        """
+        ended = self.finish_evaluation(step)
         self._weights, self._announced_at = weights, time.monotonic()
         self._queue.announce(weights)
         if evaluate:
             self._evaluator.start(weights.version)
+        return ended
 
-    def finish_evaluation(self, step: int) -> None:
-        """Wait for the running evaluation, if there is one; same deadline as `take_groups`.
+    def finish_evaluation(self, step: int) -> list[Evaluated]:
+        """Wait for the running evaluation; return the evaluations that ended since the last call.
 
-        Issues no training tickets: the version they would count from is about to be replaced.
+        The list is empty without a running evaluation, or when asked to stop. No training tickets are
+        issued: their staleness would count from a version that is about to be replaced. Raise
+        DeadlineExceeded as `take_groups` does.
         """
         self._deadline.restart()
-        while self._evaluator.running and not self._stopping.is_set():
-            self._advance(step)
+        with self._phases.enter(WAITING):
+            while self._evaluator.running and not self._stopping.is_set():
+                self._advance(step)
+        return self._take_evaluated()
+
+    def _take_evaluated(self) -> list[Evaluated]:
+        """Return the evaluations that ended since the last call."""
+        evaluated, self._evaluated = self._evaluated, []
+        return evaluated
 
     def close_rest(self) -> None:
         """Close what is left over as unused: the run's last record."""
@@ -212,13 +245,13 @@ class TicketFlow:
             self._queue.set_state("ended")
 
     def _check_deadline(self) -> None:
+        waited_s = f"{self._deadline.waited_s:.0f} s"
         if self._deadline.expired():
             raise DeadlineExceeded(
-                f"nothing came back for {self._deadline.waited_s:.0f} s (RUN_PROGRESS_TIMEOUT_S): "
-                f"{self._missing()}"
+                f"no results for {waited_s} (RUN_PROGRESS_TIMEOUT_S): {self._missing()}"
             )
         if self._deadline.report_due():
-            log.warning("waiting", waited_s=round(self._deadline.waited_s), what=self._missing())
+            log.warning(f"Waiting for groups since {waited_s}: {self._missing()}.")
 
     def _missing(self) -> str:
         """Who holds the tickets that are waited for, and whether the last weights were taken."""
@@ -226,8 +259,8 @@ class TicketFlow:
         newest = self.intake.newest_version
         if self._weights is None or newest == self._weights.version:
             return held
-        announced_s = time.monotonic() - self._announced_at
+        published_s = time.monotonic() - self._announced_at
         return (
-            f"{held}; version {self._weights.version} was announced {announced_s:.0f} s ago, and no "
-            f"group sampled by it has come (the newest is of {newest or 'none'})"
+            f"{held}; no results from weights {self._weights.version} yet "
+            f"(published {published_s:.0f} s ago, newest: {newest or 'none'})"
         )

@@ -52,7 +52,6 @@ class Learner:
         self.journal = MemoryJournal(incarnation, ledgers)
         self.commit_log = CommitLog(self.ledger, self.journal, self.queue)  # type: ignore[arg-type]
         self.flow = TicketFlow(
-            connection,
             self.queue,
             self.commit_log,
             PLAN,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 from structlog.testing import capture_logs
@@ -12,6 +13,7 @@ import penstock.common.files.disk
 from penstock.common.errors import DiskFull
 from penstock.common.files.atomic import append_whole, whole_folder, write_whole
 from penstock.common.files.disk import Disk
+from penstock.common.phases import Phases
 from tests.small_disk import Meanwhile
 
 
@@ -73,8 +75,13 @@ def test_the_wait_names_file_and_missing_room_once_in_half_a_minute(tmp_path):
 
 def test_each_round_of_the_wait_is_a_sign_of_life(tmp_path):
     phases: list[str] = []
+
+    def note(name: str) -> AbstractContextManager[None]:
+        phases.append(name)
+        return nullcontext()
+
     stopping = Meanwhile(lambda: None)
-    Disk(600, stopping, phases.append).write("a record", tmp_path / "x", Failing(full(), full()))
+    Disk(600, stopping, Phases(trace=note)).write("a record", tmp_path / "x", Failing(full(), full()))
     assert phases == ["waiting for room on the disk"] * 2
 
 

@@ -35,13 +35,13 @@ class Case:
 CASES = {
     "a rewarder that is stopped": Case(
         "rewarder.1", 81,
-        ("learner: DeadlineExceeded: nothing came back for", "in rollouts held by", "(train:",
+        ("learner: DeadlineExceeded: no results for", "in rollouts held by", "(train:",
          "no rewarder is there, rewarder-", "-{pid}-"),
         is_stopped=True,
     ),
     "a reward that never answers": Case(
         "rewarder.1", 81,
-        ("learner: DeadlineExceeded: nothing came back for", "1 in rollouts held by rewarder-",
+        ("learner: DeadlineExceeded: no results for", "1 in rollouts held by rewarder-",
          "-{pid}-",
          " s at attempt 1"),
         variables={"LEARNER_REWARDS": f"{BAD_REWARDS}:hang", "REWARDER_TIMEOUT_S": "60"},
@@ -57,13 +57,13 @@ CASES = {
     ),
     "an actor that is stopped": Case(
         "actor.1", 81,
-        ("learner: DeadlineExceeded: nothing came back for", "in tickets held by", "(train:",
+        ("learner: DeadlineExceeded: no results for", "in tickets held by", "(train:",
          "no actor is there, actor-", "-{pid}-"),
         is_stopped=True,
     ),
     "an actor whose engine hangs": Case(
         "actor.1", 81,
-        ("learner: DeadlineExceeded: nothing came back for", "in tickets held by actor-", "-{pid}-",
+        ("learner: DeadlineExceeded: no results for", "in tickets held by actor-", "-{pid}-",
          "(train:0 for", "at attempt 1"),
         variables={"FAKE_POISON": PLUS, "FAKE_MISBEHAVIOUR": "hang"},
     ),
@@ -96,4 +96,4 @@ def test_the_run_ends_within_its_limit_and_says_who_was_waited_for(name: str, tm
     pid = site.pid_of(case.culprit)
     for word in case.words:
         assert word.format(pid=pid) in said[0]
-    assert not any("the run is complete" in line for line in site.lines)
+    assert not any("The run is complete" in line for line in site.lines)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
 from penstock.common.broker.run_view import RunView
 from penstock.common.errors import RunTaken
+from penstock.common.phases import Phases
 from penstock.learner.policy.collective import AllRanksPolicy
 from penstock.learner.streams.heartbeat import Heartbeat
 from penstock.learner.streams.learner_queue import LearnerQueue
-from tests.helpers import wait_until
+from tests.helpers import Clock, wait_until
 
 
 @pytest.fixture
@@ -25,8 +27,8 @@ def queue(connection, keys) -> LearnerQueue:
 
 def test_the_phase_is_told_and_the_lease_renewed_again_and_again(queue, connection, keys):
     view = RunView(connection, keys)
-    with Heartbeat(queue, lease_s=0.1, stall_timeout_s=60.0) as heartbeat:
-        heartbeat.enter("making an Update")
+    phases = Phases()
+    with Heartbeat(queue, phases, 0.1, stall_timeout_s=60.0), phases.enter("making an Update"):
         first = wait_until(
             lambda: view.learner() if view.learner().phase == "making an Update" else None, "a beat"
         )
@@ -35,7 +37,7 @@ def test_the_phase_is_told_and_the_lease_renewed_again_and_again(queue, connecti
 
 def test_a_long_lease_makes_no_sign_of_life_rare(queue, connection, keys):
     view = RunView(connection, keys)
-    with Heartbeat(queue, lease_s=3600.0, stall_timeout_s=60.0):
+    with Heartbeat(queue, Phases(), lease_s=3600.0, stall_timeout_s=60.0):
         wait_until(lambda: view.learner().phase == "starting", "a sign of life")
         first = view.learner()
         wait_until(lambda: view.learner().seen != first.seen, "another one")
@@ -43,8 +45,9 @@ def test_a_long_lease_makes_no_sign_of_life_rare(queue, connection, keys):
 
 def test_a_phase_that_lasts_too_long_ends_the_signs_of_life_and_says_which(queue, connection, keys):
     said = []
-    with Heartbeat(queue, 0.05, stall_timeout_s=1.0, on_stall=said.append) as heartbeat:
-        heartbeat.enter("making an Update")
+    phases = Phases()
+    heartbeat = Heartbeat(queue, phases, 0.05, stall_timeout_s=1.0, on_stall=said.append)
+    with heartbeat, phases.enter("making an Update"):
         wait_until(lambda: said, "the stall")
         assert re.search(r"has been making an Update for \d+ s \(LEARNER_STALL_TIMEOUT_S\)", said[0])
         last = RunView(connection, keys).learner()
@@ -53,14 +56,14 @@ def test_a_phase_that_lasts_too_long_ends_the_signs_of_life_and_says_which(queue
 
 
 def test_a_learner_that_leaves_lets_its_lease_go(queue, connection, keys):
-    with Heartbeat(queue, lease_s=3600.0, stall_timeout_s=60.0), pytest.raises(RunTaken):
+    with Heartbeat(queue, Phases(), lease_s=3600.0, stall_timeout_s=60.0), pytest.raises(RunTaken):
         LearnerQueue(connection, keys, 2).claim("nonce", "next", 1.0)
     LearnerQueue(connection, keys, 2).claim("nonce", "next", 1.0)
 
 
 def test_a_superseded_learner_leaves_its_successors_lease_alone(queue, connection, keys):
     successor = LearnerQueue(connection, keys, 2)
-    with Heartbeat(queue, lease_s=3600.0, stall_timeout_s=60.0):
+    with Heartbeat(queue, Phases(), lease_s=3600.0, stall_timeout_s=60.0):
         successor.claim("nonce", "next", 3600.0, ["test"])
     with pytest.raises(RunTaken, match="next"):
         LearnerQueue(connection, keys, 3).claim("nonce", "third", 1.0)
@@ -71,7 +74,7 @@ def test_a_superseded_learner_gives_no_more_signs_of_life_and_is_watched_on(
 ):
     beats, said = [], []
     monkeypatch.setattr(queue, "beat", lambda *args, beat=queue.beat: (beats.append(args), beat(*args)))
-    with Heartbeat(queue, lease_s=0.1, stall_timeout_s=0.5, on_stall=said.append):
+    with Heartbeat(queue, Phases(), lease_s=0.1, stall_timeout_s=0.5, on_stall=said.append):
         LearnerQueue(connection, keys, 2).claim("nonce", "next", 3600.0, ["test"])
         count = len(beats)
         wait_until(lambda: said, "the stall of its main loop")
@@ -88,12 +91,35 @@ def test_a_hanging_main_loop_does_not_keep_the_process():
     assert done.stderr == "learner: DeadlineExceeded: it hangs\n"
 
 
-def test_what_the_policy_does_is_named():
+def test_a_call_of_the_policy_is_a_phase_and_the_phase_before_goes_on_after_it():
+    phases = Phases()
+
     class FakePolicy:
         def update(self, batch: str, step: int) -> str:
-            return f"{batch} trained as {step}"
+            return f"{batch} trained as {step} while {phases.name}"
 
-    phases: list[str] = []
-    policy = AllRanksPolicy(FakePolicy(), phases.append)
-    assert policy.update("batch", 7) == "batch trained as 7"
-    assert phases == ["making an Update", "working"]
+    policy = AllRanksPolicy(FakePolicy(), phases)
+    with phases.enter("working"):
+        assert policy.update("batch", 7) == "batch trained as 7 while making an Update"
+        assert phases.name == "working"
+
+
+def test_a_phase_is_timed_traced_and_progress_all_at_once(monkeypatch):
+    clock, traced = Clock(), []
+    monkeypatch.setattr("penstock.common.phases.time", clock)
+
+    @contextmanager
+    def trace(name):
+        traced.append(name)
+        yield
+
+    phases = Phases(trace)
+    for seconds in (2.0, 1.0):
+        with phases.enter("making an Update"), phases.enter("making an Update"):
+            clock.now += seconds
+    clock.now += 4.0
+    assert (phases.seconds("making an Update"), phases.seconds("writing weights")) == (3.0, 0.0)
+    assert (phases.step_s, phases.progress, phases.name) == (7.0, 6, "starting")
+    assert traced == ["making an Update"] * 2
+    phases.begin_step()
+    assert (phases.seconds("making an Update"), phases.step_s) == (0.0, 0.0)

@@ -16,6 +16,7 @@ from penstock.common.config.settings import RunSettings
 from penstock.common.errors import PenstockError
 from penstock.common.files.disk import Disk
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
+from penstock.common.phases import Phases
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.messages import Ticket, Verdict
 from penstock.learner.loop import Learner
@@ -119,12 +120,12 @@ class Run:
         queue = LearnerQueue(self.connection, self.keys, claim.incarnation)
         queue.claim("nonce", "test")
         command = SimpleNamespace(learner=made, run=run)
-        stopping = stopping or threading.Event()
+        policy, stopping = policy or FakePolicy(dies_in, skips), stopping or threading.Event()
         folder = LearnerFolder(self.folder, claim.incarnation, Disk(disk_timeout_s, stopping))
         checkpoint = newest_checkpoint(folder, claim)
-        learner = Learner(command, plan, folder, claim, policy or FakePolicy(dies_in, skips), checkpoint)
-        learner.start(self.connection, queue, "nonce", stopping)
-        learner.train(stopping)
+        Learner(
+            command, plan, folder, claim, policy, checkpoint, queue, "nonce", stopping, Phases()
+        ).train()
 
     def newest_checkpoint(self):
         """What the learner that starts next finds."""
