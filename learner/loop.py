@@ -99,8 +99,9 @@ class Learner:
         Waits for: groups_per_step scored groups; all answers of a running evaluation.
         Unblocked by: rewarders, which put outcomes on the streams that the learner reads.
         Produces: per step a journal record, an Update, published weights, a line in metrics.jsonl.
-        Ends when: the steps of the plan are made, or the learner is asked to stop. Raise DeadlineExceeded,
-        NoSignal, NotFinite, DiskFull, RunTaken or ServerUnavailable.
+        Ends when: the steps of the plan are made, or the learner is asked to stop.
+
+        Raise DeadlineExceeded, NoSignal, NotFinite, DiskFull, RunTaken or ServerUnavailable.
         """
         self._publish()
         log.info(f"Training from step {self._step} to {self._plan.steps}.")

@@ -18,6 +18,7 @@ from penstock.common.config.command import LearnerCommand
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.files.disk import Disk
 from penstock.common.files.lock import holder_name, of_this_host
+from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.phases import Phases
 from penstock.common.role import connect
 from penstock.common.wire.codec import encode
