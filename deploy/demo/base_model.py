@@ -9,7 +9,6 @@ and not merely above a threshold.
 """
 
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,13 +41,10 @@ class BaseModelError(PenstockError):
 
 @dataclass(frozen=True)
 class BaseModelReport:
-    """Result of pre-training. Accuracies are shares of 1 under greedy decoding."""
+    """Result of pre-training; the accuracy is the share of questions answered right greedily."""
 
-    folder: Path
     parameters: int
     steps: int
-    seconds: float
-    validation_accuracy: float
     heldout_accuracy: float
 
 
@@ -78,22 +74,16 @@ def make_base_model(
     no measured accuracy within MAX_STEPS is between LOWEST_ACCURACY and HIGHEST_ACCURACY.
     """
     torch.set_num_threads(1)
-    started_s = time.monotonic()
     tokenizer = make_tokenizer()
     train, validation = _split_by_pair(read_problems(task.pretrain), seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = make_model(tokenizer)
-        steps, accuracy = _pretrain(
-            model, _encode(train, tokenizer), _encode(validation, tokenizer), report
-        )
+        steps = _pretrain(model, _encode(train, tokenizer), _encode(validation, tokenizer), report)
     save_checkpoint(model, tokenizer, folder)
     return BaseModelReport(
-        folder=folder,
         parameters=model.num_parameters(),
         steps=steps,
-        seconds=time.monotonic() - started_s,
-        validation_accuracy=accuracy,
         heldout_accuracy=_measure_accuracy(model, _encode(read_problems(task.heldout), tokenizer)),
     )
 
@@ -127,8 +117,8 @@ def _pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
 
 def _pretrain(
     model: LlamaForCausalLM, train: _Examples, validation: _Examples, report: Callable[[str], None]
-) -> tuple[int, float]:
-    """Train the model until its accuracy is in the band; return the steps taken and that accuracy.
+) -> int:
+    """Train the model until its accuracy is in the band; return the steps taken.
 
     Raise BaseModelError after MAX_STEPS.
     """
@@ -152,7 +142,7 @@ def _pretrain(
         if step % STEPS_PER_REPORT == 0:
             report(f"pre-training step {step}: loss {loss.item():.2f}, {accuracy:.0%} solved")
         if LOWEST_ACCURACY <= accuracy <= HIGHEST_ACCURACY:
-            return step, accuracy
+            return step
     raise BaseModelError(
         f"expected a validation accuracy between {LOWEST_ACCURACY:.0%} and {HIGHEST_ACCURACY:.0%} "
         f"within {MAX_STEPS} steps, found {accuracy:.0%} at the last: try another seed"
@@ -167,10 +157,10 @@ def _answer_loss(model: LlamaForCausalLM, batch: _Examples) -> Tensor:
 
 @torch.no_grad()
 def _measure_accuracy(model: LlamaForCausalLM, examples: _Examples) -> float:
-    """Return the share of questions that greedy decoding answers exactly.
+    """Return the share of questions that greedy decoding answers exactly, measured by teacher forcing.
 
-    Teacher forcing measures the same: the right answer is the greedy one exactly when each of its
-    tokens is the likeliest after those before it.
+    Both are equal: the greedy answer is right exactly when each right token is the likeliest after those
+    before it.
     """
     predicted = model(input_ids=examples.input_ids[:, :-1]).logits.argmax(dim=-1)
     expected = examples.labels[:, 1:]

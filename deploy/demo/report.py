@@ -32,12 +32,8 @@ def print_report(run_folder: RunFolder) -> None:
         audit = read_audit(connection, run_folder.path.name)
         connection.close()
     print_audit(audit, trained_twice(run_folder.path))
-    model = max(run_folder.checkpoints.iterdir()) / "model"
-    for name, path in (
-        ("Learning curve", run_folder.learning_curve), ("Metrics of each step", run_folder.metrics),
-        ("Trained model", model),
-    ):  # fmt: skip
-        print(f"\n{name}:\n  {path}")
+    print(f"\nLearning curve  {run_folder.learning_curve}\nMetrics         {run_folder.metrics}")
+    print(f"Trained model   {max(run_folder.checkpoints.iterdir()) / 'model'}")
     print(f"\n{verdict(right)}")
 
 
@@ -60,32 +56,28 @@ def _share(right: Sequence[bool]) -> float:
 def print_table(metrics: Sequence[Row], right: dict[int, list[bool]]) -> None:
     """Print the figures of the first and the last ten steps side by side, each with its meaning."""
     first, *_, last = right
+    count = max(1, min(10, len(metrics) // 2))
 
     def mean(name: str, form: str) -> tuple[str, str]:
         parts = [[row[name] for row in part if row.get(name) is not None]
-                 for part in (metrics[:10], metrics[-10:])]  # fmt: skip
+                 for part in (metrics[:count], metrics[-count:])]  # fmt: skip
         one, other = (format(sum(part) / max(len(part), 1), form) for part in parts)
         return one, other
 
-    rows = [
-        ("held-out sums solved", (f"{_share(right[first]):.1%}", f"{_share(right[last]):.1%}"),
-         "sums never trained on; the likeliest answer counts"),
-        ("reward", mean("reward", ".3f"),
-         "mean of the samples: 1 for a right answer, 0 for a wrong"),
-        ("entropy", mean("entropy", ".3f"),
-         "uncertainty per token: 0 means always the same answer"),
-        ("groups left out", mean("groups/filtered", ".1f"),
-         "per step; answers all right, or all wrong, teach nothing"),
-        ("staleness", mean("sample/staleness_mean", ".2f"),
-         "how many steps old the weights were that gave the answers"),
+    solved = (f"{_share(right[first]):.1%}", f"{_share(right[last]):.1%}")
+    rows = (
+        ("held-out sums solved", solved, "sums never trained on; the likeliest answer counts"),
+        ("reward", mean("reward", ".3f"), "mean of the samples: 1 for a right answer, 0 for a wrong"),
+        ("entropy", mean("entropy", ".3f"), "uncertainty per token: 0 means always the same answer"),
+        ("groups left out", mean("groups/filtered", ".1f"), "per step: all answers right or all wrong"),
+        ("staleness", mean("sample/staleness_mean", ".2f"), "age in steps of the weights that answered"),
         ("engine against trainer", mean("sampling/sampling_logp_difference/mean", ".0e"),
          "log-probability: how far vLLM and the learner differ"),
-    ]  # fmt: skip
+    )  # fmt: skip
     print(f"{'':<24}{'before':>8}{'after':>8}   what the row means")
     for name, (before, after), meaning in rows:
         print(f"{name:<24}{before:>8}{after:>8}   {meaning}")
-    print(f"The first row compares step {first} with step {last}. The other rows are means over the\n"
-          "first ten and the last ten steps of training.")  # fmt: skip
+    print(f"First row: steps {first} and {last}. Other rows: means of the first and last {count} steps.")
 
 
 def print_answers(answers: Sequence[Row]) -> None:
@@ -136,10 +128,8 @@ def print_audit(audit: Audit, twice: int) -> None:
         f"\nAudit of the queue server: {audit.issued:,} groups of answers were asked for.\n"
         f"  {audit.issued} groups: {ends}, {flying} in flight; {max(lost, 0)} lost, "
         f"{twice + max(-lost, 0)} twice\n"
-        "  trained    the model was updated with the group, once\n"
-        "  filtered   left out, because all its answers were right or all were wrong\n"
-        "  evaluated  the answer to a held-out sum; it is never trained on\n"
-        "  unused     not needed any more when the last step was made"
+        "  trained: the model was updated with it, once. evaluated: a held-out sum, never trained on.\n"
+        "  filtered: left out, all answers were right or all wrong. unused: came after the last step."
     )
     for fault in audit.faults:
         print(textwrap.fill(f"Fault: {fault}.", WIDTH))

@@ -37,7 +37,7 @@ class DemoFailed(PenstockError):
 
 
 def main(arguments: list[str]) -> int:
-    """Run the demo and return the exit code 0; raise DemoFailed if its run does not end well."""
+    """Run the demo and return 0; raise DemoFailed if its run does not end well."""
     options = _parse(arguments)
     _silence_libraries()
     phases: dict[str, float] = {}
@@ -134,11 +134,10 @@ def _train(folder: Path, model: Path, task: TaskFiles, options: argparse.Namespa
         progress = Progress(run_folder, steps, file)
         code = run_up(arguments, progress)
         progress.show_news()
-    tail = "\n".join(line[:WIDTH] for line in log.read_text().splitlines()[-30:])
-    if code != 0:
-        raise DemoFailed(f"the run ended with exit code {code}.\nThe end of {log}:\n{tail}")
-    if not run_folder.results("train").is_file():
-        raise DemoFailed(f"the run was stopped before its last step.\nThe end of {log}:\n{tail}")
+    if code != 0 or not run_folder.results("train").is_file():
+        tail = "\n".join(line[:WIDTH] for line in log.read_text().splitlines()[-30:])
+        how = f"failed with exit code {code}" if code else "was stopped before its last step"
+        raise DemoFailed(f"the run {how}. The end of its log says why:\n{tail}\nThe whole log: {log}")
 
 
 def announce(steps: int, log: Path) -> None:

@@ -1,13 +1,13 @@
 """The demo's task: sums of two-digit numbers, such as `37+45=`, in three splits.
 
-A split owns *operand pairs*: the sum of 37 and 45 occurs in one split only, whatever the order of
-the operands. Held-out accuracy therefore measures the skill and not the memory of a sum.
+Each operand pair is in one split only: 37+45 and 45+37 are never in two. Held-out accuracy therefore
+measures the skill and not the memory of a sum.
 """
 
 import json
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from pathlib import Path
@@ -24,7 +24,7 @@ Pair = tuple[int, int]
 
 
 class TaskError(DataError):
-    """A task file holds a wrong label, an unreadable question or another split's operand pair."""
+    """A task file has a wrong label, an unreadable question, or an operand pair of another split."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TaskFiles:
 
 
 def write_task(folder: Path, seed: int) -> TaskFiles:
-    """Write pretrain.jsonl, train.jsonl and heldout.jsonl into `folder`, and check them.
+    """Write pretrain.jsonl, train.jsonl and heldout.jsonl into `folder`, check them, return their paths.
 
     The same seed writes the same bytes. Pre-training and training hold every question of their
     pairs; the held-out split holds one question per pair, so that its questions are independent.
@@ -58,13 +58,10 @@ def write_task(folder: Path, seed: int) -> TaskFiles:
     pretrain_pairs = pairs[HELDOUT_PAIRS + TRAIN_PAIRS :]
 
     folder.mkdir(parents=True, exist_ok=True)
-    files = TaskFiles(
-        pretrain=folder / "pretrain.jsonl",
-        train=folder / "train.jsonl",
-        heldout=folder / "heldout.jsonl",
-    )
-    _write_problems(files.pretrain, _shuffled(_all_problems(pretrain_pairs), rng))
-    _write_problems(files.train, _shuffled(_all_problems(train_pairs), rng))
+    files = TaskFiles(*(folder / f"{split}.jsonl" for split in ("pretrain", "train", "heldout")))
+    for path, chosen in ((files.pretrain, pretrain_pairs), (files.train, train_pairs)):
+        problems = [problem for pair in chosen for problem in problems_of(pair)]
+        _write_problems(path, rng.sample(problems, len(problems)))
     _write_problems(files.heldout, [rng.choice(problems_of(pair)) for pair in heldout_pairs])
     check_task(files)
     return files
@@ -87,7 +84,7 @@ def check_task(files: TaskFiles) -> None:
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """Read the problems of one split, in the order of the file."""
+    """Return the problems of one split, in the order of the file."""
     with path.open(encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     return [Problem(question=row["question"], answer=row["answer"]) for row in rows]
@@ -107,20 +104,14 @@ def problems_of(pair: Pair) -> list[Problem]:
     return [Problem(f"{left}+{right}=", answer) for left, right in orders]
 
 
-def _all_problems(pairs: Iterable[Pair]) -> list[Problem]:
-    return [problem for pair in pairs for problem in problems_of(pair)]
-
-
-def _shuffled(problems: list[Problem], rng: random.Random) -> list[Problem]:
-    return rng.sample(problems, len(problems))
-
-
 def _write_problems(path: Path, problems: Sequence[Problem]) -> None:
+    """Write problems as JSON lines."""
     rows = ({"question": problem.question, "answer": problem.answer} for problem in problems)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def _checked_pair(problem: Problem, path: Path) -> Pair:
+    """Return the operands of a problem; raise TaskError, naming the file, if its answer is wrong."""
     expected = str(sum(_operands(problem.question)))
     if problem.answer != expected:
         raise TaskError(
@@ -131,6 +122,7 @@ def _checked_pair(problem: Problem, path: Path) -> Pair:
 
 
 def _operands(question: str) -> Pair:
+    """Return the two numbers of a question such as `37+45=`; raise TaskError for another form."""
     match = _QUESTION.fullmatch(question)
     if match is None:
         raise TaskError(f"cannot read the question {question!r}: expected the form 37+45=")
