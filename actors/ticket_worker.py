@@ -256,7 +256,7 @@ class TicketWorker:
                     return
                 self._engine_watch.check()
                 self._engine_watch.report()
-                await asyncio.to_thread(self._learner_watch.look)
+                await asyncio.to_thread(self._learner_watch.check)
             await asyncio.sleep(_IDLE_S)
 
     async def _finish(self) -> None:

@@ -2,14 +2,19 @@
 
 import logging
 import sys
-from typing import Any, Literal
+import textwrap
+from typing import Literal, cast
 
 import structlog
+from structlog.typing import FilteringBoundLogger, Processor
+
+_LINE = 135
+"""Letters of a sentence in a log line of 160 letters; the others are for time and level."""
 
 
 def configure_logs(role: str, form: Literal["text", "json"]) -> None:
-    """Send the process's log lines to standard error, stamped with the role."""
-    renderer: Any = (
+    """Send the process's log lines to standard error, from level info on. JSON lines name the role."""
+    renderer: Processor = (
         structlog.processors.JSONRenderer()
         if form == "json"
         else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)
@@ -29,6 +34,11 @@ def configure_logs(role: str, form: Literal["text", "json"]) -> None:
         structlog.contextvars.bind_contextvars(role=role)
 
 
-def get_logger(name: str) -> Any:
-    """A logger whose methods take an event and its fields."""
-    return structlog.get_logger(name)
+def get_logger(name: str) -> FilteringBoundLogger:
+    """Return a logger. Its methods (info, warning, ...) take an event and the event's fields."""
+    return cast(FilteringBoundLogger, structlog.get_logger(name))
+
+
+def shorten(sentence: str) -> str:
+    """Return the sentence, cut at a word so that its log line has at most 160 letters."""
+    return textwrap.shorten(sentence, _LINE, placeholder=" ...")

@@ -104,7 +104,7 @@ class Rewarder:
                 self._scorer.rejoin(self._settings.run.join_timeout_s, stopping)
             self._settle()
             self._report()
-            self._learner_watch.look()
+            self._learner_watch.check()
         self._settle(wait_for_all=True)
 
     def _start_work(self) -> None:

@@ -1,13 +1,14 @@
-"""The only module that imports redis: one server, commands that survive its absence.
+"""The connection to the queue server, which retries each command while the server is away.
 
-redis-py's own retries are off, because it would repeat what must not be repeated. Everything sent
-through here may be sent again after a lost reply: the protocol's functions find nothing left to do,
-and a read whose reply was lost leaves entries that the lease brings back.
+This is the only module that imports redis. redis-py's own retries are off, because they would also
+repeat commands that are not idempotent. Every command sent through this module is idempotent: a function
+of the protocol changes nothing the second time, and entries whose delivery was lost are reclaimed when
+their lease expires.
 """
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -18,11 +19,11 @@ from redis.retry import Retry
 from penstock.common.deadline import Deadline
 from penstock.common.errors import ConfigError, RunNotReady, RunTaken, ServerUnavailable
 from penstock.common.failpoint import failpoint
-from penstock.common.log import get_logger
+from penstock.common.log import get_logger, shorten
 
 LIBRARY = "penstock_2"
 BLOCK_MS = 1000
-"""Longest blocking read; far below the socket's time-out."""
+"""The longest blocking read. It is far below the socket's timeout, which would end the read."""
 
 _SOCKET_TIMEOUT_S = 10.0
 _RETRY_EVERY_S = 0.2
@@ -30,17 +31,20 @@ _REPORT_EVERY_S = 10.0
 _OLDEST = (7, 0)
 
 Command = tuple[Any, ...]
-"""Its name and arguments."""
+"""A command's name and arguments."""
 
 log = get_logger(__name__)
 
 
 class Connection:
-    """A queue server that may go away and come back.
+    """A connection to a queue server that may stop and start again.
 
-    `restarts` counts how often another server process answered than before: after kill -9 it may have
-    lost acknowledged writes, so whoever relies on them looks again (PROTOCOL: a server that comes back
-    is not trusted).
+    `restarts` counts the changes of the server's process. A server that was killed may have lost
+    acknowledged writes, so a caller that relies on such writes checks them after each restart.
+
+    Raise ConfigError for a URL, password, version or eviction policy that cannot work, and
+    ServerUnavailable if no server answers within `connect_timeout_s`. Later a lost server is waited for,
+    for `server_timeout_s` or until `stopping` is set.
     """
 
     def __init__(
@@ -73,18 +77,23 @@ class Connection:
         self._check_eviction(connect_timeout_s)
 
     def _on_connect(self, connection: redis.Connection) -> None:
+        """Log in on a new socket, and note that the server may have been restarted."""
         connection.on_connect()
         self._new_socket.set()
 
     def execute(self, *command: Any) -> Any:
-        """Send one command that may be repeated; waits for a lost server."""
+        """Send an idempotent command and return the reply. Send it again while the server is away.
+
+        Raise ServerUnavailable after the server's timeout, and RunTaken, RunNotReady or ConfigError by
+        what the server replied.
+        """
         failpoint(f"{_name(command)}.before")
         reply = self._retrying(lambda: self._client.execute_command(*command), self._server_timeout_s)
         failpoint(f"{_name(command)}.after")
         return reply
 
     def call(self, function: str, keys: list[str], args: list[Any]) -> Any:
-        """Call one of the protocol's functions."""
+        """Call one of the protocol's functions and return the reply, as `execute` does."""
         return self.execute(*_function_call(function, keys, args))
 
     def call_each(self, function: str, keys: list[str], calls: Sequence[list[Any]]) -> list[Any]:
@@ -112,20 +121,26 @@ class Connection:
         return replies
 
     def load_functions(self) -> None:
-        """Put the protocol's functions on the server; only the learner does."""
+        """Load the protocol's functions into the server. Only the learner calls this."""
         source = files("penstock.common.broker").joinpath("functions.lua").read_text()
         self.execute("FUNCTION", "LOAD", "REPLACE", source)
 
     def uptime(self) -> tuple[str, int]:
-        """The server process that answers, and the ms it is up at least: it counts begun seconds."""
+        """Return the run_id of the server's process, and for how many ms it has run at least."""
         info = self._retrying(lambda: self._client.info("server"), self._server_timeout_s)
-        return info["run_id"], 1000 * max(0, int(info["uptime_in_seconds"]) - 1)
+        seconds = int(info["uptime_in_seconds"])  # a second that has only begun counts as a whole one
+        return info["run_id"], 1000 * max(0, seconds - 1)
 
     def close(self) -> None:
-        """Close the sockets."""
+        """Close all sockets to the server."""
         self._client.close()
 
-    def _retrying(self, send: Any, timeout_s: float, first: bool = False) -> Any:
+    def _retrying(self, send: Callable[[], Any], timeout_s: float, first: bool = False) -> Any:
+        """Return what `send` returns. Call `send` again while the server is away or out of memory.
+
+        Raise ServerUnavailable after `timeout_s`, or when the process is to stop. `first` is for the
+        first connection: without log lines, and without a check for a restart.
+        """
         lost: Deadline | None = None
         while True:
             try:
@@ -133,10 +148,12 @@ class Connection:
                 if self._new_socket.is_set() and not first:
                     self._notice_restart()
                 if lost is not None:
-                    log.info("queue server answers again", waited_s=round(lost.waited_s, 1))
+                    log.info(f"The queue server answers again after {lost.waited_s:.1f} s.")
                 return reply
             except redis.exceptions.AuthenticationError as error:
-                raise ConfigError(f"queue server {self.address}: {error}; see REDIS_URL") from error
+                raise ConfigError(
+                    f"queue server {self.address}: {error}. Set the user and password in REDIS_URL"
+                ) from error
             except redis.exceptions.BusyLoadingError as error:
                 cause: Exception = error
             except redis.exceptions.ResponseError as error:
@@ -156,26 +173,30 @@ class Connection:
                     "start it, or set REDIS_URL to one that runs"
                 ) from cause
             if self._stopping.is_set():
-                raise ServerUnavailable(f"told to stop while {self.address} was away") from cause
+                raise ServerUnavailable(
+                    f"stopped while waiting for the queue server at {self.address}"
+                ) from cause
             if report and not first:
                 log.warning(
-                    "waiting for the queue server",
-                    address=self.address,
-                    gives_up_in_s=round(lost.remaining_s),
-                    cause=str(cause),
+                    shorten(
+                        f"Waiting for the queue server at {self.address} for {lost.remaining_s:.0f} s "
+                        f"more: {cause}"
+                    )
                 )
             time.sleep(_RETRY_EVERY_S)
 
     def _notice_restart(self) -> None:
+        """Count a restart if another server process answers. Raise ConfigError for a version too old."""
         self._new_socket.clear()
         info = self._client.info("server")
         if info["run_id"] != self._server_id:
             self._server_id = info["run_id"]
             self._check_version(info)
             self.restarts += 1
-            log.warning("the queue server was restarted", address=self.address)
+            log.warning(f"The queue server at {self.address} was restarted.")
 
     def _check_version(self, info: dict[str, Any]) -> None:
+        """Raise ConfigError if the server is older than 7.0."""
         found = str(info["redis_version"])
         version = tuple(int(part) for part in found.split(".")[:2])
         if version < _OLDEST:
@@ -185,6 +206,7 @@ class Connection:
             )
 
     def _check_eviction(self, timeout_s: float) -> None:
+        """Raise ConfigError if the server may delete keys when its memory is full."""
         memory = self._retrying(lambda: self._client.info("memory"), timeout_s)
         policy = memory.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":
@@ -195,21 +217,26 @@ class Connection:
 
 
 def text(value: bytes | str) -> str:
-    """What the server sent as a string."""
+    """Return a reply of the server as a string."""
     return value.decode() if isinstance(value, bytes) else value
 
 
 def _function_call(function: str, keys: list[str], args: list[Any]) -> Command:
-    """The command that calls one of the protocol's functions."""
+    """Return the command that calls one of the protocol's functions."""
     return ("FCALL", f"{LIBRARY}_{function}", len(keys), *keys, *args)
 
 
 def _name(command: Command) -> str:
+    """Return the name of the command, or of the protocol's function that the command calls."""
     return command[1].removeprefix(f"{LIBRARY}_") if command[0] == "FCALL" else command[0]
 
 
 def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> None:
-    """Raise what the reply means; return where waiting can help (the server is out of memory)."""
+    """Raise the error of ours that the server's error means.
+
+    Raise the server's error itself if unknown. Return only if waiting can help: the server is out of
+    memory or cannot write to its disk.
+    """
     text = str(error)
     if text.startswith("FENCED"):
         raise RunTaken(
@@ -219,20 +246,25 @@ def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> No
         raise RunTaken(f"{text.removeprefix('TAKEN ')} ({address})") from error
     if text.startswith("FOREIGN"):
         raise ConfigError(
-            f"{text.removeprefix('FOREIGN ')} ({address}): choose another RUN_NAME, use another server, "
-            "or discard what it holds with `queues discard`"
+            f"{text.removeprefix('FOREIGN ')} ({address}): choose another RUN_NAME or another server, "
+            "or delete that run with `queues discard`"
         ) from error
     if text.startswith("NOTREADY"):
         raise RunNotReady(f"{address}: {text.removeprefix('NOTREADY ')}") from error
     if text.startswith("NOGROUP") or "Function not found" in text:
-        raise RunNotReady(f"the learner has not set the run up on {address} (yet)") from error
+        raise RunNotReady(
+            f"the learner has not set the run up on {address} yet: start `learner`"
+        ) from error
     if isinstance(error, redis.exceptions.NoPermissionError) or text.startswith("NOPERM"):
-        raise ConfigError(f"the queue server {address} refuses this user: {error}") from error
+        raise ConfigError(
+            f"the queue server {address} refuses this user: {error}. Give the user these rights"
+        ) from error
     if isinstance(error, redis.exceptions.OutOfMemoryError) or text.startswith(("OOM", "MISCONF")):
         return
     raise error
 
 
 def _without_password(url: str) -> str:
+    """Return the URL without user and password, for log lines and errors."""
     scheme, separator, rest = url.partition("://")
     return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else url

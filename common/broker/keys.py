@@ -1,4 +1,4 @@
-"""The names of a run's keys. All carry one hash tag, so a cluster keeps a run in one slot."""
+"""The names of a run's keys on the queue server."""
 
 from penstock.common.wire.ids import Purpose
 
@@ -7,9 +7,9 @@ GROUP = "workers"
 
 
 class Keys:
-    """Where a run's things lie in Redis.
+    """The names of a run's keys. All carry one hash tag, so that a cluster keeps a run in one slot.
 
-    tickets, eval_tickets -> rollouts -> scored (training) or evaluated (evaluation): streams.
+    The streams: tickets, eval_tickets -> rollouts -> scored (training) or evaluated (evaluation).
     """
 
     def __init__(self, run: str) -> None:
@@ -28,21 +28,21 @@ class Keys:
         self.state = prefix + "state"  # "running" or "ended"
 
     def tickets_for(self, purpose: Purpose) -> str:
-        """The stream on which tickets of this purpose are issued."""
+        """Return the stream to which the learner issues tickets of this purpose."""
         return self.tickets if purpose == "train" else self.eval_tickets
 
     def outcomes_for(self, purpose: Purpose) -> str:
-        """The stream on which the learner reads what came of tickets of this purpose."""
+        """Return the stream from which the learner reads the results of tickets of this purpose."""
         return self.scored if purpose == "train" else self.evaluated
 
     @property
     def work_streams(self) -> tuple[str, ...]:
-        """Streams read through the consumer group."""
+        """The streams that consumers read through the group."""
         return (self.tickets, self.eval_tickets, self.rollouts)
 
     @property
     def outcome_streams(self) -> tuple[str, ...]:
-        """Streams the learner reads by position."""
+        """The streams that the learner reads by position."""
         return (self.scored, self.evaluated)
 
     @property

@@ -9,18 +9,18 @@ from penstock.common.broker.waiting import describe_waiting
 from penstock.common.config.settings import RunSettings
 from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded
-from penstock.common.log import get_logger
+from penstock.common.log import get_logger, shorten
 
-_LOOK_EVERY_S = 1.0
+_POLL_EVERY_S = 1.0
 
 log = get_logger(__name__)
 
 
 class LearnerWatch:
-    """Looks for the learner's sign of life, which it gives as long as it gets on.
+    """Checks the learner's heartbeat for an actor or a rewarder.
 
-    That it is busy for long (an Update, an evaluation) is no reason to leave: it says so itself, up to
-    LEARNER_STALL_TIMEOUT_S for each thing it does.
+    A busy learner is no reason to leave: in an Update or an evaluation its heartbeat continues, for up
+    to LEARNER_STALL_TIMEOUT_S per phase.
     """
 
     def __init__(self, connection: Connection, keys: Keys, run: RunSettings) -> None:
@@ -29,31 +29,32 @@ class LearnerWatch:
         self._view = RunView(connection, keys)
         self._run = run
         self._deadline = Deadline(run.progress_timeout_s)
-        self._look_at = 0.0
+        self._poll_at = 0.0
 
-    def look(self) -> None:
-        """Look, at most once a second.
+    def check(self) -> None:
+        """Read the heartbeat, at most once a second, and log a warning while it is missing.
 
-        Raises DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without a sign.
+        Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without a heartbeat.
         """
-        if time.monotonic() < self._look_at:
+        if time.monotonic() < self._poll_at:
             return
-        self._look_at = time.monotonic() + _LOOK_EVERY_S
+        self._poll_at = time.monotonic() + _POLL_EVERY_S
         sign = self._view.learner()
         if self._deadline.expired(progress=sign):
             raise DeadlineExceeded(
-                f"no sign of life from the learner for {self._deadline.waited_s:.0f} s "
-                f"(RUN_PROGRESS_TIMEOUT_S): {self._waits_for(sign)}. See what that process does, or "
-                "start it again"
+                f"no heartbeat from the learner for {self._deadline.waited_s:.0f} s "
+                f"(RUN_PROGRESS_TIMEOUT_S): {self._describe(sign)}. See what that process does, or "
+                "start the learner again"
             )
         if self._deadline.report_due():
-            waited_s = round(self._deadline.waited_s)
+            waited_s = self._deadline.waited_s
             log.warning(
-                "no sign of life from the learner", waited_s=waited_s, what=self._waits_for(sign)
+                shorten(f"No heartbeat from the learner for {waited_s:.0f} s: {self._describe(sign)}")
             )
 
-    def _waits_for(self, sign: LearnerSign) -> str:
+    def _describe(self, sign: LearnerSign) -> str:
+        """Return who the learner is, the announced weights, and what the run waits for."""
         weights = self._view.weights()
-        version = f"version {weights.version}" if weights else "no version"
+        version = f"weights {weights.version} are announced" if weights else "no weights are announced"
         waiting = describe_waiting(self._connection, self._keys, self._run.lease_s)
-        return f"{sign}, {version} is announced; {waiting}"
+        return f"{sign}, {version}; {waiting}"

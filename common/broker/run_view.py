@@ -8,7 +8,7 @@ from penstock.common.broker.connection import Connection, text
 from penstock.common.broker.keys import Keys
 from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded
-from penstock.common.log import get_logger
+from penstock.common.log import get_logger, shorten
 from penstock.common.wire.codec import decode
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Weights
@@ -20,7 +20,10 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an open ticket lies at the instant of an audit; idle_ms since its lease was renewed."""
+    """The place of an open ticket at the instant of an audit; idle_ms since its lease was renewed.
+
+    `exists` is False if the server lost the entry: the learner will issue the ticket again.
+    """
 
     ticket: TicketId
     stream: str
@@ -34,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class LearnerSign:
-    """The learner's last sign of life: who, what it was doing, and a stamp that changes with each."""
+    """The learner's last heartbeat: the process, its phase, and a time that changes each time."""
 
     holder: str
     incarnation: int
@@ -42,6 +45,7 @@ class LearnerSign:
     phase: str
 
     def __str__(self) -> str:
+        """Return a part of a sentence, such as "the learner is process 7 (incarnation 2)"."""
         if not self.holder:
             return "no learner has claimed the run"
         doing = f", when last seen: {self.phase}" if self.phase else ""
@@ -49,31 +53,31 @@ class LearnerSign:
 
 
 class RunView:
-    """What every process may read of a run."""
+    """The state of a run that every process may read. Each method asks the queue server."""
 
     def __init__(self, connection: Connection, keys: Keys) -> None:
         self.keys = keys
         self._connection = connection
 
     def contract(self) -> bytes | None:
-        """The published contract, or None before the learner set the run up."""
+        """Return the encoded contract, or None before the learner has set the run up."""
         return self._connection.execute("GET", self.keys.contract)
 
     def weights(self) -> Weights | None:
-        """The announced version, or None before the first."""
+        """Return the announced weights, or None before the first announcement."""
         data = self._connection.execute("GET", self.keys.weights)
         return None if data is None else decode(data, Weights)
 
     def ended(self) -> bool:
-        """Whether the run is over and workers may leave."""
+        """Return whether the run has ended, so that actors and rewarders may leave."""
         return self._connection.execute("GET", self.keys.state) == b"ended"
 
     def incarnation(self) -> int:
-        """The learner's present incarnation on this server; 0 before the first."""
+        """Return the learner's present incarnation on this server, 0 before the first claim."""
         return int(self._connection.execute("HGET", self.keys.fence, "incarnation") or 0)
 
     def learner(self) -> LearnerSign:
-        """Who leads the run, and its last sign of life; empty before the first claim."""
+        """Return the learner's last heartbeat, with an empty holder before the first claim."""
         found = self._connection.execute(
             "HMGET", self.keys.fence, "holder", "incarnation", "seen", "phase"
         )
@@ -81,7 +85,7 @@ class RunView:
         return LearnerSign(holder, int(incarnation or 0), seen, phase)
 
     def audit(self) -> tuple[dict[str, int], list[Place]]:
-        """Totals and open tickets in one instant; raises RunNotReady."""
+        """Return the ledger's totals and the open tickets, at one instant. Raise RunNotReady."""
         totals, places = self._connection.call(
             "audit",
             [self.keys.open, self.keys.ledger, *self.keys.work_streams],
@@ -95,9 +99,9 @@ class RunView:
 
 
 def wait_for_contract(view: RunView, timeout_s: float, stopping: threading.Event) -> bytes | None:
-    """The run's contract; None if told to stop first.
+    """Return the encoded contract of the run, or None if `stopping` is set first.
 
-    Raises DeadlineExceeded when none was published and no learner gave a sign of life in time.
+    Raise DeadlineExceeded if for `timeout_s` no contract was published and no learner sent a heartbeat.
     """
     deadline = Deadline(timeout_s)
     while not stopping.is_set():
@@ -111,8 +115,12 @@ def wait_for_contract(view: RunView, timeout_s: float, stopping: threading.Event
                 "same RUN_NAME and REDIS_URL, or raise RUN_JOIN_TIMEOUT_S"
             )
         if deadline.report_due():
-            waited_s = round(deadline.waited_s)
-            log.warning("waiting for the run to be set up", waited_s=waited_s, learner=str(sign))
+            waited_s = deadline.waited_s
+            log.warning(
+                shorten(
+                    f"Waiting for the run to be set up for {waited_s:.0f} s: {sign}. Start `learner`."
+                )
+            )
         stopping.wait(_POLL_S)
     return None
 

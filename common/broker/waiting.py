@@ -1,54 +1,60 @@
-"""Who should deliver what a run waits for: every open ticket's holder, and the roles nobody fills."""
+"""Who should deliver what a run waits for: the holders of open tickets, and roles without a process."""
 
 from collections import defaultdict
+from dataclasses import asdict
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.monitor import InFlight, read_consumers, read_in_flight
 from penstock.common.broker.run_view import RunView
+from penstock.common.log import get_logger
 
-_SHOWN = 3
-_FILLED_BY = {"tickets": "actor", "eval_tickets": "actor", "rollouts": "rewarder"}
+_FILLED_BY = {"tickets": "an actor", "eval_tickets": "an actor", "rollouts": "a rewarder"}
+"""The role whose processes take the entries of each work stream."""
+
+_HOLDS = {"tickets": "ticket", "eval_tickets": "evaluation ticket", "rollouts": "group"}
+"""The name of an entry of each stream; other streams hold results for the learner."""
+
+log = get_logger(__name__)
 
 
 def describe_waiting(connection: Connection, keys: Keys, lease_s: float) -> str:
-    """Where the open tickets lie, who holds them since when, and which role has no process.
+    """Return who holds the open tickets since when, and which role has no process, in one sentence.
 
-    A process counts as there while it asked for work or renewed a lease within `lease_s`. Raises
-    RunNotReady.
+    A process counts as running if it asked for work or renewed a lease within `lease_s`. Each ticket is
+    logged at debug level. Raise RunNotReady.
 
-    Example: "2 in rollouts held by rewarder-host-71-0c31fa (train:4 for 31 s at attempt 1, last sign
-    of its holder 29 s ago; train:6 for ...); no rewarder is there, rewarder-host-71-0c31fa was last seen
-    29 s ago"
+    Example: "no rewarder is running, rewarder-host-71-0c31fa was last seen 29 s ago;
+    rewarder-host-71-0c31fa holds 2 groups since 31 s"
     """
     found: dict[tuple[str, str], list[InFlight]] = defaultdict(list)
     for ticket in read_in_flight(connection, RunView(connection, keys)):
+        log.debug("an open ticket", **asdict(ticket))
         found[ticket.stream, ticket.holder].append(ticket)
-    parts = [_describe_group(stream, who, tickets) for (stream, who), tickets in found.items()]
-    roles = {_FILLED_BY[stream] for stream, _ in found if stream in _FILLED_BY}
-    parts += filter(None, (_describe_absence(connection, keys, role, lease_s) for role in sorted(roles)))
-    return "; ".join(parts) or "no ticket is out"
+    roles = sorted({_FILLED_BY[stream] for stream, _ in found if stream in _FILLED_BY})
+    parts = [part for role in roles if (part := _describe_absence(connection, keys, role, lease_s))]
+    parts += [_describe_tickets(stream, who, tickets) for (stream, who), tickets in found.items()]
+    return "; ".join(parts) or "no ticket is open"
 
 
-def _describe_group(stream: str, holder: str, tickets: list[InFlight]) -> str:
-    shown = [_describe_ticket(ticket) for ticket in tickets[:_SHOWN]]
-    if len(tickets) > _SHOWN:
-        shown.append(f"and {len(tickets) - _SHOWN} more")
-    where = f"held by {holder or 'nobody'}" if stream in _FILLED_BY else "for the learner"
-    return f"{len(tickets)} in {stream} {where} ({'; '.join(shown)})"
-
-
-def _describe_ticket(ticket: InFlight) -> str:
-    text = f"{ticket.ticket} for {ticket.since_s:.0f} s at attempt {ticket.attempt}"
-    return f"{text}, last sign of its holder {ticket.lease_idle_s:.0f} s ago" if ticket.holder else text
+def _describe_tickets(stream: str, holder: str, tickets: list[InFlight]) -> str:
+    noun = _HOLDS.get(stream, "result")
+    count = f"{len(tickets)} {noun}" if len(tickets) == 1 else f"{len(tickets)} {noun}s"
+    since_s = max(ticket.since_s for ticket in tickets)
+    if holder:
+        return f"{holder} holds {count} since {since_s:.0f} s"
+    verb = "waits" if len(tickets) == 1 else "wait"
+    return f"{count} {verb} for {_FILLED_BY.get(stream, 'the learner')} since {since_s:.0f} s"
 
 
 def _describe_absence(connection: Connection, keys: Keys, role: str, lease_s: float) -> str:
-    streams = [key for key in keys.work_streams if _FILLED_BY[key.rpartition(":")[2]] == role]
+    """Return a sentence if no process of the role is running, else an empty text."""
+    streams = [getattr(keys, stream) for stream, filled_by in _FILLED_BY.items() if filled_by == role]
     consumers = [found for key in streams for found in read_consumers(connection, key)]
     last = min(consumers, key=lambda consumer: consumer.idle_s, default=None)
+    missing = f"no {role.split()[1]} is running"
     if last is None:
-        return f"no {role} is there"
+        return missing
     if last.idle_s < lease_s:
         return ""
-    return f"no {role} is there, {last.name} was last seen {last.idle_s:.0f} s ago"
+    return f"{missing}, {last.name} was last seen {last.idle_s:.0f} s ago"

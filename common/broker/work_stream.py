@@ -23,7 +23,10 @@ BEGINNING = "0-0"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Work taken from a stream; `attempts` failed before, `doomed` is to be buried at once."""
+    """An entry taken from a stream, for one ticket. So many attempts failed before.
+
+    A doomed entry lost its lease while its ticket ran alone: the consumer must bury the ticket.
+    """
 
     id: str
     ticket: TicketId
@@ -33,7 +36,10 @@ class Entry:
 
 
 class WorkStream:
-    """One stream of work, as one consumer sees it."""
+    """The calls of one consumer on one stream of work.
+
+    A lease expires `lease_s` after it was last renewed. A ticket is dead after `max_attempts`.
+    """
 
     def __init__(
         self,
@@ -52,7 +58,7 @@ class WorkStream:
         self._lease_ms = int(lease_s * 1000)
 
     def take(self, count: int, block_ms: int = 0) -> list[Entry]:
-        """Up to `count` entries nobody has taken yet; waits up to `block_ms` for the first."""
+        """Take up to `count` new entries for this consumer. Wait up to `block_ms` for the first."""
         block = ("BLOCK", min(block_ms, BLOCK_MS)) if block_ms > 0 else ()
         reply = self._connection.execute(
             "XREADGROUP", "GROUP", GROUP, self.consumer, "COUNT", count, *block,
@@ -61,7 +67,7 @@ class WorkStream:
         return _read_entries(reply)
 
     def reclaim(self, count: int) -> list[Entry]:
-        """Up to `count` entries whose lease ran out; each counts as a failed attempt."""
+        """Take over up to `count` entries whose lease expired, and count a failed attempt for each."""
         server, up_ms = self._connection.uptime()
         reply = self._connection.call(
             "reclaim",
@@ -74,13 +80,16 @@ class WorkStream:
         ]
 
     def runs_alone(self, entry: Entry) -> bool:
-        """Whether this is the ticket's last attempt, to be made without company."""
+        """Return whether this is the ticket's last attempt, in which the consumer works on nothing else.
+
+        With max_attempts 3, a ticket whose first two attempts failed runs alone.
+        """
         return entry.attempts >= self.max_attempts - 1 and entry.attempts > 0
 
     def mark_alone(self, entry: Entry) -> bool:
-        """Record that the ticket runs without company: if its lease is lost now, it is the cause.
+        """Record that the ticket runs alone, so that a lost lease from now on dooms the ticket.
 
-        False if the lease is lost already: the ticket is somebody else's.
+        Return False if the lease was lost before: another consumer may hold the ticket.
         """
         reply = self._connection.call(
             "mark_alone", [self._keys.fence, self.stream], [self.consumer, entry.id]
@@ -88,7 +97,7 @@ class WorkStream:
         return bool(reply)
 
     def renew(self, entries: Iterable[str]) -> list[bool]:
-        """Extend the leases; False for an entry that is no longer this consumer's."""
+        """Renew the leases of entry ids. Return for each whether this consumer holds the entry."""
         reply = self._connection.call(
             "renew", [self._keys.fence, self.stream], [self.consumer, *entries]
         )
@@ -108,15 +117,19 @@ class WorkStream:
         return [bool(reply) for reply in replies]
 
     def give_back(self, entry: Entry) -> bool:
-        """Put the entry back, counting no attempt; False if it is somebody else's by now."""
+        """Put the entry back without counting an attempt. Return False if another consumer holds it."""
         return self._put_back(entry, failures=0) >= 0
 
     def fail(self, entry: Entry, purpose: Purpose, reason: str) -> bool:
-        """Count a failed attempt and put the entry back, or bury it after the last; True if buried."""
+        """Count a failed attempt and put the entry back, or bury the ticket after the last attempt.
+
+        Return True if the ticket was buried.
+        """
         attempts = self._put_back(entry, failures=1)
         return attempts >= self.max_attempts and self.bury(entry, purpose, reason)
 
     def _put_back(self, entry: Entry, failures: int) -> int:
+        """Put the entry back. Return its failed attempts, or -1 if another consumer holds the entry."""
         return self._connection.call(
             "put_back",
             [self._keys.fence, self._keys.open, self.stream],
@@ -124,9 +137,9 @@ class WorkStream:
         )
 
     def bury(self, entry: Entry, purpose: Purpose, reason: str) -> bool:
-        """End the ticket as dead: payload and reason to `dead`, a verdict to the learner.
+        """End the ticket as dead: payload and reason go to the stream `dead`, a verdict to the learner.
 
-        False if the entry is somebody else's by now.
+        Return False if another consumer holds the entry.
         """
         verdict = encode(Verdict(entry.ticket, "dead", reason))
         reply = self._connection.call(
@@ -140,11 +153,12 @@ class WorkStream:
         return bool(reply)
 
     def leave(self) -> None:
-        """Remove this consumer, unless it still owns work."""
+        """Remove this consumer from the stream, unless the consumer still holds entries."""
         self._connection.call("remove_consumer", [self.stream], [self.consumer])
 
 
 def _read_entries(reply: Any) -> list[Entry]:
+    """Return the entries of a reply to XREADGROUP. Raise MalformedMessage for a wrong ticket id."""
     streams = reply.items() if isinstance(reply, dict) else (reply or [])
     entries = []
     for _, items in streams:

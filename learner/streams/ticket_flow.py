@@ -15,7 +15,7 @@ from penstock.common.config.settings import RunSettings
 from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded, NoSignal
 from penstock.common.files.lock import holder_name
-from penstock.common.log import get_logger
+from penstock.common.log import get_logger, shorten
 from penstock.common.phases import Phases
 from penstock.common.wire.codec import encode
 from penstock.common.wire.ids import TicketId, Version
@@ -251,7 +251,7 @@ class TicketFlow:
                 f"no results for {waited_s} (RUN_PROGRESS_TIMEOUT_S): {self._missing()}"
             )
         if self._deadline.report_due():
-            log.warning(f"Waiting for groups since {waited_s}: {self._missing()}.")
+            log.warning(shorten(f"Waiting for groups since {waited_s}: {self._missing()}."))
 
     def _missing(self) -> str:
         """Who holds the tickets that are waited for, and whether the last weights were taken."""

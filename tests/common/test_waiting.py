@@ -27,46 +27,49 @@ def describe(run: Run, lease_s: float = 60.0) -> str:
 # Tickets, their holders, and roles that nobody fills
 
 
-def test_a_ticket_nobody_took_is_named_and_so_is_the_missing_role(run: Run) -> None:
+def test_tickets_nobody_took_are_counted_and_the_missing_role_is_named(run: Run) -> None:
     run.issue(1)
-    assert re.fullmatch(
-        r"1 in tickets held by nobody \(train:1 for \d+ s at attempt 1\); no actor is there",
-        describe(run),
-    )
+    assert re.fullmatch(r"no actor is running; 1 ticket waits for an actor since \d+ s", describe(run))
+    run.issue(2)
+    assert "; 2 tickets wait for an actor since" in describe(run)
 
 
-def test_a_held_ticket_is_named_with_its_holder_and_attempt(run: Run) -> None:
-    run.issue(1, 2)
-    (entry, _) = run.actor("actor-a").take(2)
+def test_a_holder_is_named_with_the_number_of_its_tickets(run: Run) -> None:
+    run.issue(1, 2, 3)
+    (entry, *_) = run.actor("actor-a").take(3)
     run.actor("actor-a").fail(entry, "train", "broken")
     run.actor("actor-b").take(1)
     told = describe(run)
-    for holder, ticket in (
-        ("actor-a", "train:2 for . s at attempt 1"),
-        ("actor-b", "train:1 for . s at attempt 2"),
-    ):
-        assert re.search(rf"1 in tickets held by {holder} \({ticket}, last sign of its holder", told)
-    assert "is there" not in told
+    assert re.fullmatch(r"actor-a holds 2 tickets since \d+ s; actor-b holds 1 ticket since \d+ s", told)
 
 
-def test_a_role_whose_process_gave_no_sign_within_a_lease_is_not_there(run: Run) -> None:
+def test_each_open_ticket_is_logged_at_debug_level(run: Run) -> None:
+    run.issue(1, 2)
+    run.actor("actor-a").take(1)
+    with structlog.testing.capture_logs() as logs:
+        describe(run)
+    assert [(log["log_level"], log["ticket"], log["holder"], log["attempt"]) for log in logs] == [
+        ("debug", "train:1", "actor-a", 1),
+        ("debug", "train:2", "", 1),
+    ]
+
+
+def test_a_role_whose_process_gave_no_sign_within_a_lease_is_not_running(run: Run) -> None:
     run.issue(1)
     run.actor().take(1)
-    told = r"no actor is there, actor was last seen \d+ s ago"
-    wait_until(lambda: re.search(told, describe(run, lease_s=0.05)), "the actor to be silent")
+    told = r"no actor is running, actor was last seen \d+ s ago; actor holds 1 ticket since \d+ s"
+    wait_until(lambda: re.fullmatch(told, describe(run, lease_s=0.05)), "the actor to be silent")
 
 
-def test_what_came_back_waits_for_the_learner(run: Run) -> None:
+def test_results_wait_for_the_learner(run: Run) -> None:
     run.issue(1, 2, 3, 4, 5)
     for entry in run.actor().take(5):
         run.actor().handoff(entry, run.keys.scored, b"scored")
-    told = describe(run)
-    assert re.match(r"5 in scored for the learner \(train:1 for \d+ s at attempt 1; train:2", told)
-    assert re.search(r"train:3 for \d+ s at attempt 1; and 2 more\)$", told)
+    assert re.fullmatch(r"5 results wait for the learner since \d+ s", describe(run))
 
 
 def test_without_a_ticket_that_is_said(run: Run) -> None:
-    assert describe(run) == "no ticket is out"
+    assert describe(run) == "no ticket is open"
 
 
 # The learner's sign of life
@@ -85,7 +88,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.common.broker.learner_watch._LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("penstock.common.broker.learner_watch._POLL_EVERY_S", 0.0)
 
 
 @pytest.mark.usefixtures("looks_at_once")
@@ -98,17 +101,17 @@ def test_a_learner_that_stops_is_named_with_what_it_did_and_what_waits_for_it(ru
     run.actor().handoff(entry, run.keys.scored, b"scored")
     watching = watch(run, limit_s=0.1)
 
-    def look_until_it_ends() -> DeadlineExceeded | None:
+    def check_until_it_ends() -> DeadlineExceeded | None:
         try:
-            watching.look()
+            watching.check()
         except DeadlineExceeded as error:
             return error
         return None
 
-    told = str(wait_until(look_until_it_ends, "the end of the deadline"))
-    assert "no sign of life from the learner for 0 s (RUN_PROGRESS_TIMEOUT_S)" in told
+    told = str(wait_until(check_until_it_ends, "the end of the deadline"))
+    assert "no heartbeat from the learner for 0 s (RUN_PROGRESS_TIMEOUT_S)" in told
     assert "process 7 on here (incarnation 1, when last seen: making an Update)" in told
-    assert "version 1.4 is announced; 1 in scored for the learner (train:1" in told
+    assert "weights 1.4 are announced; 1 result waits for the learner since" in told
 
 
 @pytest.mark.usefixtures("looks_at_once")
@@ -116,12 +119,12 @@ def test_a_learner_that_gives_signs_of_life_is_waited_for(run: Run, clock: Clock
     watching = watch(run, limit_s=6.0)
     for number in range(3):
         run.learner.beat(30.0, f"making Update {number}")
-        watching.look()
+        watching.check()
         clock.now += 4.0
-        watching.look()
+        watching.check()
     clock.now += 4.0
-    with pytest.raises(DeadlineExceeded, match="no sign of life from the learner for 8 s"):
-        watching.look()
+    with pytest.raises(DeadlineExceeded, match="no heartbeat from the learner for 8 s"):
+        watching.check()
 
 
 @pytest.mark.usefixtures("looks_at_once")
@@ -130,11 +133,28 @@ def test_the_wait_for_a_silent_learner_is_reported(run: Run, clock: Clock) -> No
     with structlog.testing.capture_logs() as logs:
         for _ in range(7):
             clock.now += 5.0
-            watching.look()
+            watching.check()
     (report,) = logs
-    assert report["event"] == "no sign of life from the learner"
-    assert report["waited_s"] == 30
-    assert "the learner is test (incarnation 1), no version is announced" in report["what"]
+    assert report["event"] == (
+        "No heartbeat from the learner for 30 s: the learner is test (incarnation 1), no weights are "
+        "announced; no ticket is open"
+    )
+
+
+@pytest.mark.usefixtures("looks_at_once")
+def test_the_report_of_a_wait_has_at_most_160_letters(run: Run, clock: Clock) -> None:
+    run.issue(*range(9))
+    for number in range(9):
+        run.actor(f"actor-a-host-with-a-long-name-{number}").take(1)
+    watching = watch(run, limit_s=600.0)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(7):
+            clock.now += 5.0
+            watching.check()
+    (report,) = [log for log in logs if log["log_level"] == "warning"]
+    assert report["event"].startswith("No heartbeat from the learner for 30 s: the learner is test")
+    assert report["event"].endswith(" ...")
+    assert len(f"12:00:00 [warning  ] {report['event']}") <= 160
 
 
 def test_a_run_that_is_being_set_up_is_waited_for_while_its_learner_lives(run: Run) -> None:

@@ -240,5 +240,5 @@ def test_a_server_lost_while_running_is_waited_for_with_a_named_deadline(desk, t
             _, said = process.communicate(timeout=300)
         finally:
             process.kill()
-    assert "waiting for the queue server" in said
+    assert "Waiting for the queue server" in said
     told((process.returncode, said), 69, "did not answer for 2 s", "start it")

@@ -35,15 +35,14 @@ class Case:
 CASES = {
     "a rewarder that is stopped": Case(
         "rewarder.1", 81,
-        ("learner: DeadlineExceeded: no results for", "in rollouts held by", "(train:",
-         "no rewarder is there, rewarder-", "-{pid}-"),
+        ("learner: DeadlineExceeded: no results for", " since ",
+         "no rewarder is running, rewarder-", "-{pid}-"),
         is_stopped=True,
     ),
     "a reward that never answers": Case(
         "rewarder.1", 81,
-        ("learner: DeadlineExceeded: no results for", "1 in rollouts held by rewarder-",
-         "-{pid}-",
-         " s at attempt 1"),
+        ("learner: DeadlineExceeded: no results for", ": rewarder-", "-{pid}-",
+         " holds 1 group since "),
         variables={"LEARNER_REWARDS": f"{BAD_REWARDS}:hang", "REWARDER_TIMEOUT_S": "60"},
     ),
     "a reward that always raises": Case(
@@ -57,20 +56,20 @@ CASES = {
     ),
     "an actor that is stopped": Case(
         "actor.1", 81,
-        ("learner: DeadlineExceeded: no results for", "in tickets held by", "(train:",
-         "no actor is there, actor-", "-{pid}-"),
+        ("learner: DeadlineExceeded: no results for", " since ",
+         "no actor is running, actor-", "-{pid}-"),
         is_stopped=True,
     ),
     "an actor whose engine hangs": Case(
         "actor.1", 81,
-        ("learner: DeadlineExceeded: no results for", "in tickets held by actor-", "-{pid}-",
-         "(train:0 for", "at attempt 1"),
+        ("learner: DeadlineExceeded: no results for", " actor-", "-{pid}-",
+         " holds ", " since "),
         variables={"FAKE_POISON": PLUS, "FAKE_MISBEHAVIOUR": "hang"},
     ),
     "a learner that is stopped": Case(
         "learner.1", 81,
-        (": DeadlineExceeded: no sign of life from the learner for", "the learner is process {pid} (",
-         "(incarnation 1, when last seen: ", "is announced", "(train:"),
+        (": DeadlineExceeded: no heartbeat from the learner for", "the learner is process {pid} (",
+         "(incarnation 1, when last seen: ", "are announced; ", " since "),
         is_stopped=True,
     ),
 }  # fmt: skip

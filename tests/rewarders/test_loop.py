@@ -376,7 +376,7 @@ def test_a_run_that_nobody_sets_up_is_not_waited_for_for_ever(queue_server: Loca
 def test_a_rewarder_leaves_a_learner_that_gives_no_sign_of_life(
     run: RunUnderTest, rewarder: StartRewarder
 ) -> None:
-    told = r"no sign of life .* the learner is learner \(incarnation 1\), no version is announced"
+    told = r"no heartbeat .* the learner is learner \(incarnation 1\), no weights are announced"
     leaving = rewarder(progress_timeout_s=0.5)
     with pytest.raises(DeadlineExceeded, match=told), leaving:
         wait_until(lambda: not leaving.thread.is_alive(), "it to leave")
