@@ -1,23 +1,31 @@
-"""The `actor` command."""
+"""The `actor` command. Settings are checked before anything heavy is imported."""
 
 import sys
 import threading
 
-from penstock.common.config.command import ActorCommand
+from penstock.common.config.command import execute_command
+from penstock.common.config.role_command import ActorCommand
 from penstock.common.role import run_role
 
 
-def main() -> int:
-    """Run an actor; returns the exit code."""
-    return run_role(ActorCommand, "actor", _run)
+class Actor(ActorCommand):
+    """Generate completions for the tickets of a run, with one inference engine."""
+
+    def work(self) -> int:
+        """Generate until the run's end and return the exit code."""
+        return run_role(self._generate)
+
+    def _generate(self, stopping: threading.Event) -> None:
+        from penstock.actors.loop import run
+        from penstock.actors.vllm_engine import VllmEngine
+
+        run(self, stopping, VllmEngine)
 
 
-def _run(settings: ActorCommand, stopping: threading.Event) -> None:
-    from penstock.actors.loop import run
-    from penstock.actors.vllm_engine import VllmEngine
-
-    run(settings, stopping, VllmEngine)
+def main() -> None:
+    """Run the `actor` command and exit with its code."""
+    sys.exit(execute_command(Actor, "actor"))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

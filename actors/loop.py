@@ -17,7 +17,7 @@ from penstock.actors.join import check_same, join
 from penstock.actors.ticket_worker import TicketWorker
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.run_view import RunView
-from penstock.common.config.command import ActorCommand
+from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import ActorSettings
 from penstock.common.errors import RunNotReady
 from penstock.common.log import get_logger

@@ -25,7 +25,7 @@ from penstock.common.broker.learner_watch import LearnerWatch
 from penstock.common.broker.lease_keeper import LeaseKeeper
 from penstock.common.broker.run_view import RunView
 from penstock.common.broker.work_stream import Entry, WorkStream
-from penstock.common.config.command import ActorCommand
+from penstock.common.config.role_command import ActorCommand
 from penstock.common.errors import EngineFailed, MalformedMessage
 from penstock.common.log import get_logger
 from penstock.common.wire.codec import decode, encode

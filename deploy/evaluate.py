@@ -1,13 +1,16 @@
 """`penstock evaluate`: held-out questions through the same actors and rewarders, nothing trained."""
 
-import argparse
 import json
 import os
+import sys
 from pathlib import Path
 
-from penstock.common.config.command import LearnerCommand, load
+from pydantic import Field, FilePath, NonNegativeFloat, PositiveInt
+
+from penstock.common.config.command import Result, ResultCommand, build
+from penstock.common.config.role_command import LearnerCommand
 from penstock.common.errors import ConfigError
-from penstock.deploy.up import run_up
+from penstock.deploy.up import Printer, Up
 
 _VARIABLES = {
     "model": "LEARNER_MODEL",
@@ -19,56 +22,59 @@ _VARIABLES = {
     "rewards": "LEARNER_REWARDS",
     "name": "RUN_NAME",
 }
+"""The variable that each flag sets."""
 
 
-def main(arguments: list[str]) -> int:
-    """Evaluate and print the figures; raises ConfigError."""
-    options = parse_arguments(arguments)
-    given = {
-        variable: str(value)
-        for option, variable in _VARIABLES.items()
-        if (value := getattr(options, option)) is not None
-    }
-    os.environ.update(given | {"LEARNER_EVALUATE_ONLY": "true"})
-    files = ["--env-file", options.env_file] if options.env_file else []
-    settings = load(LearnerCommand, "penstock evaluate", files)
-    folder = settings.run.folder
-    results = folder.results("eval")
-    if results.is_file() or folder.journal.exists():
-        raise ConfigError(f"{folder.path} is there already: choose another --name, or remove it")
-    code = run_up(files)
-    if code == 0 and not results.is_file():
-        print(f"\nStopped before all answers were there. To start again, remove {folder.path}")
-        return 1
-    if code == 0:
-        print_results(results)
-    return code
+class Evaluate(ResultCommand):
+    """Answer held-out questions with a model and print pass@1, avg@k and maj@k.
 
+    Settings without a flag here are variables, as for `penstock up`. `penstock samples RUN
+    --evaluations` shows the answers.
+    """
 
-def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    """The command line of `penstock evaluate`."""
-    parser = argparse.ArgumentParser(
-        prog="penstock evaluate",
-        description="Answer held-out questions with a model. What is not given here comes from "
-        "variables, as for `penstock up`; `penstock samples RUN --evaluations` shows the answers.",
+    env_file: FilePath | None = Field(
+        None, description="variables for all processes; those of this process win"
     )
-    parser.add_argument("--env-file", help="variables for all; the process environment wins")
-    parser.add_argument("--name", default="evaluate", help="the run's name (default: evaluate)")
-    parser.add_argument("--model", help="a Hugging Face folder, such as a checkpoint's, or a hub id")
-    parser.add_argument("--dataset", help="questions: a file, a saved folder, or a hub id")
-    parser.add_argument("--split", help="of the questions")
-    parser.add_argument("--samples", type=int, help="so many questions (default: all)")
-    parser.add_argument("--generations", type=int, metavar="K", help="answers per question")
-    parser.add_argument("--temperature", type=float, help="of the answers (default: 0, greedy)")
-    parser.add_argument("--rewards", help="the first says whether an answer is right")
-    return parser.parse_args(arguments)
+    name: str = Field("evaluate", description="name of the run")
+    model: str | None = Field(
+        None, description="Hugging Face folder, such as a checkpoint's model/, or a hub id"
+    )
+    dataset: str | None = Field(None, description="questions: a file, a saved folder, or a hub id")
+    split: str | None = Field(None, description="split of the questions")
+    samples: PositiveInt | None = Field(None, description="number of questions; by default all")
+    generations: PositiveInt | None = Field(None, description="answers per question (k)")
+    temperature: NonNegativeFloat | None = Field(
+        None, description="sampling temperature; by default 0, greedy"
+    )
+    rewards: str | None = Field(None, description="the first one decides whether an answer is right")
+
+    def execute(self) -> int:
+        """Evaluate and print the figures. With --json the processes' lines go to standard error.
+
+        Raise ConfigError if the run exists already.
+        """
+        given = {variable: getattr(self, flag) for flag, variable in _VARIABLES.items()}
+        os.environ.update({name: str(value) for name, value in given.items() if value is not None})
+        os.environ["LEARNER_EVALUATE_ONLY"] = "true"
+        folder = build(LearnerCommand, {"env_file": self.env_file}).run.folder
+        results = folder.results("eval")
+        if results.is_file() or folder.journal.exists():
+            raise ConfigError(
+                f"{folder.path} exists already: choose another --name, or remove the folder"
+            )
+        code = Up(env_file=self.env_file).run(Printer(sys.stderr) if self.as_json else None)
+        if code:
+            return code
+        if not results.is_file():
+            print(f"\nStopped before all answers were there. To start again, remove {folder.path}")
+            return 1
+        return self.show(read_results(results))
 
 
-def print_results(path: Path) -> None:
-    """The figures of an evaluation, one per line."""
+def read_results(path: Path) -> Result:
+    """Return the figures of an evaluation, in text one per line."""
     found = json.loads(path.read_text())
-    print()
-    for name, value in found.items():
-        if name != "step":
-            print(f"{name.removeprefix('eval/'):<32}{value:>12.4f}")
-    print(f"\nResults  {path}\nAnswers  penstock samples {path.parent} --evaluations")
+    figures = {name.removeprefix("eval/"): value for name, value in found.items() if name != "step"}
+    lines = [f"{name:<32}{value:>12.4f}" for name, value in figures.items()]
+    files = f"\nResults  {path}\nAnswers  penstock samples {path.parent} --evaluations"
+    return Result("\n".join(["", *lines, files]), [figures])

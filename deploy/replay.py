@@ -1,11 +1,67 @@
 """`penstock replay`: the learner's replay, in a process of its own."""
 
+import json
+import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+from pydantic_settings import CliPositionalArg, NoDecode
+
+from penstock.common.config.command import Result, ResultCommand
+from penstock.common.files.run_folder import RunFolder
 
 
-def main(arguments: list[str]) -> int:
-    """Exit code of `learner.replay`."""
-    return subprocess.run(
-        [sys.executable, "-m", "penstock.learner.replay", *arguments], check=False
-    ).returncode
+def _split(text: object) -> object:
+    """Return {"loss_type": "gspo"} for "LEARNER_LOSS_TYPE=gspo". A comma separates two settings.
+
+    Raise ValueError if a part has another form.
+    """
+    if not isinstance(text, str):
+        return text or {}
+    found = {}
+    for change in re.split(r",(?=LEARNER_[A-Z0-9_]+=)", text):
+        name, equals, value = change.partition("=")
+        if not equals or not name.startswith("LEARNER_"):
+            raise ValueError(f"{change}: expected LEARNER_NAME=VALUE")
+        found[name.removeprefix("LEARNER_").lower()] = value
+    return found
+
+
+class Replay(ResultCommand):
+    """Train a run again from its journal alone, and compare weights and metrics with the run's.
+
+    Example: penstock replay runs/mine LEARNER_LOSS_TYPE=gspo LEARNER_EPSILON=0.0003
+    """
+
+    folder: CliPositionalArg[Path] = Field(description="the run's folder")
+    settings: CliPositionalArg[Annotated[dict[str, str], NoDecode, BeforeValidator(_split)]] = Field(
+        {}, description="settings to change, as LEARNER_NAME=VALUE"
+    )
+    out: Path | None = Field(None, description="folder for model and metrics; by default FOLDER/replay")
+
+    def execute(self) -> int:
+        """Replay and print the comparison. Return the exit code of `penstock.learner.replay`."""
+        out = self.out or RunFolder(self.folder).replay
+        changes = json.dumps(self.settings)
+        command = [sys.executable, "-m", "penstock.learner.replay", str(self.folder), str(out), changes]
+        ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        if ended.returncode:
+            return ended.returncode
+        *other_lines, answer = ended.stdout.splitlines()
+        print(*other_lines, sep="\n", end="", file=sys.stderr)
+        return self.show(compared(json.loads(answer), out))
+
+
+def compared(found: dict[str, Any], out: Path) -> Result:
+    """Return the comparison that `penstock.learner.replay` printed, as text and as JSON."""
+    difference, steps = found["weights_difference"], found["steps_with_other_metrics"]
+    weights = "not compared: no checkpoint of the last step" if difference is None else f"{difference:g}"
+    lines = [
+        f"{found['steps']} Updates replayed into {out}",
+        f"largest difference of a weight   {weights}",
+        f"steps with other metrics         {', '.join(map(str, steps)) or 'none'}",
+    ]
+    return Result("\n".join(lines), [found])

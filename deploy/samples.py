@@ -1,14 +1,16 @@
 """`penstock samples`: what a run sampled, read from its completions/ and evaluations.jsonl."""
 
-import argparse
 import json
 import re
-import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic_settings import CliPositionalArg, CliToggleFlag, CliVariadicArg
+
+from penstock.common.config.command import Result, ResultCommand
 from penstock.common.errors import ConfigError
 from penstock.common.files.atomic import read_json_lines
 from penstock.common.files.run_folder import RunFolder
@@ -20,60 +22,113 @@ Row = dict[str, Any]
 
 _FILE = re.compile(r"completions_(\d+)\.parquet")
 
-
-def main(arguments: list[str]) -> int:
-    """Print what was asked for; raises ConfigError when the run has none of it."""
-    options = parse_arguments(arguments)
-    configure_logs("samples", "text")
-    if options.compare and options.step is not None:
-        raise ConfigError("--step and --compare exclude each other")
-    try:
-        if options.evaluations:
-            show_evaluations(options)
-        elif options.compare:
-            show_comparison(options)
-        elif options.difficulty:
-            show_difficulty(read_rows(options.run, options.step), options)
-        else:
-            show(chosen(read_rows(options.run, options.step), options), options)
-    except BrokenPipeError:  # `| head` has seen enough
-        sys.stderr.close()
-    return 0
+_CHOICES = {
+    "best": "was trained",
+    "worst": "was trained",
+    "no_spread": "is of a group that was filtered",
+    "truncated": "was cut at the longest length",
+    "failed": "could not be scored",
+}
+"""The flags that choose rows, each with the end of the sentence "none of 20 completions ..."."""
 
 
-def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    """The command line of `penstock samples`."""
-    parser = argparse.ArgumentParser(
-        prog="penstock samples",
-        description="Show completions of a run, newest step first, unless one of the choices is given.",
+class Samples(ResultCommand):
+    """Show completions of a run, newest step first, or the rows that one of the flags chooses."""
+
+    run: CliPositionalArg[Path] = Field(description="the run's folder, such as runs/first")
+    step: int | None = Field(None, description="this step alone")
+    count: PositiveInt = Field(5, description="rows to show")
+    width: NonNegativeInt = Field(600, description="letters of a text that are shown; 0: all")
+    best: CliToggleFlag[bool] = Field(False, description="largest reward first")
+    worst: CliToggleFlag[bool] = Field(False, description="smallest reward first")
+    no_spread: CliToggleFlag[bool] = Field(False, description="completions of filtered groups")
+    truncated: CliToggleFlag[bool] = Field(False, description="completions cut at the longest length")
+    failed: CliToggleFlag[bool] = Field(False, description="completions without a score, and why")
+    compare: CliVariadicArg[list[int] | None] = Field(
+        None, min_length=2, max_length=2, description="the same questions at two steps, such as 10 50"
     )
-    parser.add_argument("run", type=Path, help="the run's folder, such as runs/first")
-    parser.add_argument("--step", type=int, help="of this step alone")
-    parser.add_argument("--count", type=_positive, default=5, metavar="N", help="show N (default: 5)")
-    parser.add_argument("--width", type=_natural, default=600, help="letters of a text (0: all)")
-    parser.add_argument("--json", action="store_true", help="one JSON object per line, nothing cut")
-    choice = parser.add_mutually_exclusive_group()
-    choice.add_argument("--best", action="store_true", help="largest reward first")
-    choice.add_argument("--worst", action="store_true", help="smallest reward first")
-    choice.add_argument("--no-spread", action="store_true", help="of groups that were filtered")
-    choice.add_argument("--truncated", action="store_true", help="cut at the longest completion")
-    choice.add_argument("--failed", action="store_true", help="that could not be scored, and why")
-    choice.add_argument("--compare", type=int, nargs=2, metavar="STEP", help="one question at two steps")
-    choice.add_argument("--difficulty", action="store_true", help="per question: asked, mean reward")
-    choice.add_argument("--evaluations", action="store_true", help="answers to held-out questions")
-    return parser.parse_args(arguments)
+    difficulty: CliToggleFlag[bool] = Field(
+        False, description="per question: how often it was asked, its mean reward"
+    )
+    evaluations: CliToggleFlag[bool] = Field(False, description="answers to held-out questions")
 
+    @model_validator(mode="after")
+    def _one_choice(self) -> "Samples":
+        given = [
+            name for name in (*_CHOICES, "compare", "difficulty", "evaluations") if getattr(self, name)
+        ]
+        if self.compare and self.step is not None:
+            given.append("step")
+        if len(given) > 1:
+            flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise ValueError(f"{flags} exclude each other")
+        return self
 
-def _natural(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"expected a number of at least 0, found {text!r}")
-    return int(text)
+    def execute(self) -> int:
+        """Print what was asked for. Raise ConfigError if the run has none of it."""
+        configure_logs("samples", "text")
+        if self.evaluations:
+            return self.show(self.evaluated())
+        if self.compare:
+            return self.show(self.compared(self.compare))
+        rows = read_rows(self.run, self.step)
+        return self.show(self.by_difficulty(rows) if self.difficulty else self.chosen(rows))
 
+    def chosen(self, rows: list[Row]) -> Result:
+        """Return the rows that a flag chooses, in its order. Raise ConfigError if there is none."""
+        name = next((name for name in _CHOICES if getattr(self, name)), "")
+        found = select(rows, name)
+        if name and not found:
+            raise ConfigError(f"none of {len(rows)} completions {_CHOICES[name]}")
+        return self.listed(found[: self.count])
 
-def _positive(text: str) -> int:
-    if not _natural(text):
-        raise argparse.ArgumentTypeError("expected a number of at least 1, found 0")
-    return int(text)
+    def listed(self, rows: Sequence[Row], title: str = "") -> Result:
+        """Return completions, each with its rewards and its origin."""
+        texts = [as_lines(row, self.width) for row in rows]
+        return Result("\n".join([title] * bool(title) + texts), rows)
+
+    def compared(self, steps: Sequence[int]) -> Result:
+        """Return questions asked at both steps, or the first row of each step if there are none."""
+        tables = [read_rows(self.run, step) for step in steps]
+        asked = [{row["prompt"]: row for row in reversed(rows)} for rows in tables]
+        both = [prompt for prompt in asked[0] if prompt in asked[1]][: self.count]
+        if not both:
+            title = "no question was asked at both steps; the first of each:"
+            return self.listed([rows[0] for rows in tables], title)
+        return self.listed([rows[prompt] for prompt in both for rows in asked])
+
+    def by_difficulty(self, rows: Iterable[Row]) -> Result:
+        """Return per question how often it was asked, its mean reward, and how often it was filtered.
+
+        Questions that begin with the same SHOWN letters count as one: rows of filtered groups hold no
+        more of the question.
+        """
+        groups: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+        for row in rows:
+            groups[row["prompt"][:SHOWN]][row["ticket"]].append(row)
+        table = [found for prompt, tickets in groups.items() if (found := _difficulty(prompt, tickets))]
+        table = sorted(table, key=lambda row: tuple(row.values()))[: self.count]
+        lines = [
+            f"{row['mean_reward']:>12.3f}{row['asked']:>8}{row['no_spread']:>11}   "
+            + shown(row["prompt"], 80).partition("\n")[0]
+            for row in table
+        ]
+        head = f"{'mean reward':>12}{'asked':>8}{'no spread':>11}   question (hardest first)"
+        return Result("\n".join([head, *lines]), table)
+
+    def evaluated(self) -> Result:
+        """Return held-out answers of one step, or of all. Raise ConfigError if there are none."""
+        path = RunFolder(self.run).evaluations
+        if not path.is_file():
+            raise ConfigError(f"{path} does not exist: set LEARNER_EVAL_DATASET to evaluate")
+        rows = [row for row in read_json_lines(path) if self.step in (None, row["step"])]
+        if not rows:
+            raise ConfigError(
+                f"{path} has no evaluation" + ("" if self.step is None else f" of step {self.step}")
+            )
+        rows = sorted(rows, key=lambda row: (row["index"], row["step"]))
+        rows = [row for row in rows if row["index"] < self.count]
+        return Result("\n".join(answers_as_lines(row, self.width) for row in rows), rows)
 
 
 def read_rows(run: Path, step: int | None = None) -> list[Row]:
@@ -117,50 +172,28 @@ def _read_file(path: Path) -> list[Row]:
     return rows
 
 
-def chosen(rows: list[Row], options: argparse.Namespace) -> list[Row]:
-    """The rows that an option picks, in its order; raises ConfigError if there is none."""
-    scored = [row for row in rows if row["reward"] is not None and row["state"] == "trained"]
-    choices: dict[str, tuple[str, Callable[[], list[Row]]]] = {
-        "best": ("was trained", lambda: sorted(scored, key=lambda row: -row["reward"])),
-        "worst": ("was trained", lambda: sorted(scored, key=lambda row: row["reward"])),
-        "no_spread": (
-            "is of a group that was filtered",
-            lambda: [row for row in rows if row["state"] == "filtered"],
-        ),
-        "truncated": (
-            "was cut at the longest length",
-            lambda: [row for row in rows if row["finish_reason"] == "length"],
-        ),
-        "failed": (
-            "could not be scored",
-            lambda: [row for row in rows if row["state"] == "failed"],
-        ),
-    }
-    name = next((name for name in choices if getattr(options, name)), "")
-    if not name:
-        return rows[: options.count]
-    what, choose = choices[name]
-    found = choose()
-    if not found:
-        raise ConfigError(f"none of {len(rows)} completions {what}")
-    return found[: options.count]
+def select(rows: list[Row], choice: str) -> list[Row]:
+    """Return the rows of a choice, such as "best", in its order; all rows for ""."""
+    if choice in ("best", "worst"):
+        scored = [row for row in rows if row["reward"] is not None and row["state"] == "trained"]
+        return sorted(scored, key=lambda row: row["reward"], reverse=choice == "best")
+    if choice == "truncated":
+        return [row for row in rows if row["finish_reason"] == "length"]
+    state = {"no_spread": "filtered", "failed": "failed"}.get(choice)
+    return [row for row in rows if state in (None, row["state"])]
 
 
-def show(rows: Sequence[Row], options: argparse.Namespace) -> None:
-    """Print completions, each with its rewards and its origin."""
-    for row in rows:
-        if options.json:
-            print(json.dumps(row, ensure_ascii=True))
-            continue
-        print(f"--- {heading(row)}")
-        print(f"prompt      {shown(row['prompt'], options.width)}")
-        print(f"completion  {shown(row['completion'], options.width)}")
-        if row.get("solution"):
-            print(f"solution    {shown(row['solution'], options.width)}")
-        if row["failure"]:
-            print(f"why         {shown(row['failure'], options.width)}")
-        for name, value in json.loads(row["extra"]).items():
-            print(f"{printable(name):<11} {shown(str(value), options.width)}")
+def as_lines(row: Row, width: int) -> str:
+    """Return a completion as text: its origin, prompt, completion, and why it has no score."""
+    texts = [("prompt", row["prompt"]), ("completion", row["completion"])]
+    texts += [("solution", row["solution"])] * bool(row.get("solution"))
+    texts += [("why", row["failure"])] * bool(row["failure"])
+    lines = [f"{name:<11} {shown(text, width)}" for name, text in texts]
+    lines += [
+        f"{printable(name):<11} {shown(str(value), width)}"
+        for name, value in json.loads(row["extra"]).items()
+    ]
+    return "\n".join([f"--- {heading(row)}", *lines])
 
 
 def heading(row: Row) -> str:
@@ -196,70 +229,33 @@ def shown(text: str, width: int) -> str:
     return printable(cut).replace("\n", "\n            ") + more
 
 
-def show_comparison(options: argparse.Namespace) -> None:
-    """Questions that were asked at both steps, or the first of each if there is none."""
-    steps = [read_rows(options.run, step) for step in options.compare]
-    asked = [{row["prompt"]: row for row in reversed(rows)} for rows in steps]
-    both = [prompt for prompt in asked[0] if prompt in asked[1]]
-    if not both:
-        print("no question was asked at both steps; the first of each:")
-        show([rows[0] for rows in steps], options)
-    for prompt in both[: options.count]:
-        show([rows[prompt] for rows in asked], options)
+def _difficulty(prompt: str, tickets: Mapping[str, Sequence[Row]]) -> Row | None:
+    """Return a question's line of the table, or None if no completion of it has a reward."""
+    means = [
+        sum(row["reward"] for row in found) / len(found)
+        for found in ([row for row in one if row["reward"] is not None] for one in tickets.values())
+        if found
+    ]
+    if not means:
+        return None
+    filtered = sum(one[0]["state"] == "filtered" for one in tickets.values())
+    mean = sum(means) / len(means)
+    return {"mean_reward": mean, "asked": len(tickets), "no_spread": filtered, "prompt": prompt}
 
 
-def show_difficulty(rows: Iterable[Row], options: argparse.Namespace) -> None:
-    """Per question how often it was asked, its mean reward, and how often it had no spread.
-
-    Questions that begin with the same SHOWN letters are one: of a filtered group no more is kept.
-    """
-    groups: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        groups[row["prompt"][:SHOWN]][row["ticket"]].append(row)
-    table = []
-    for prompt, tickets in groups.items():
-        means = [
-            sum(row["reward"] for row in found) / len(found)
-            for found in ([row for row in one if row["reward"] is not None] for one in tickets.values())
-            if found
-        ]
-        filtered = sum(one[0]["state"] == "filtered" for one in tickets.values())
-        if means:
-            table.append((sum(means) / len(means), len(tickets), filtered, prompt))
-    table = sorted(table)[: options.count]
-    if options.json:
-        for mean, asked, filtered, prompt in table:
-            row = {"mean_reward": mean, "asked": asked, "no_spread": filtered, "prompt": prompt}
-            print(json.dumps(row))
-        return
-    print(f"{'mean reward':>12}{'asked':>8}{'no spread':>11}   question (hardest first)")
-    for mean, asked, filtered, prompt in table:
-        print(f"{mean:>12.3f}{asked:>8}{filtered:>11}   {shown(prompt, 80).partition(chr(10))[0]}")
-
-
-def show_evaluations(options: argparse.Namespace) -> None:
-    """Held-out answers: of one step, or each question's at all steps; raises ConfigError."""
-    path = RunFolder(options.run).evaluations
-    if not path.is_file():
-        raise ConfigError(f"{path} is not there: set LEARNER_EVAL_DATASET to evaluate")
-    rows = [row for row in read_json_lines(path) if options.step in (None, row["step"])]
-    if not rows:
-        raise ConfigError(
-            f"{path} has no evaluation" + ("" if options.step is None else f" of step {options.step}")
-        )
-    for row in sorted(rows, key=lambda row: (row["index"], row["step"])):
-        if row["index"] >= options.count:
-            continue
-        if options.json:
-            print(json.dumps(row, ensure_ascii=True))
-            continue
-        print(f"--- question {row['index']}, step {row['step']}")
-        print(f"prompt      {shown(as_text(row['columns'].get('prompt', '')), options.width)}")
-        print(f"solution    {shown(as_text(row['columns'].get('solution', '')), options.width)}")
-        if row["reason"]:
-            print(f"no answer   {shown(row['reason'], options.width)}")
-        for index, text in enumerate(row["completions"]):
-            print(f"answer      {shown(text, options.width)}   ({_worth(row, index)})")
+def answers_as_lines(row: Row, width: int) -> str:
+    """Return a held-out question with its answers as text."""
+    columns = row["columns"]
+    lines = [
+        f"--- question {row['index']}, step {row['step']}",
+        f"prompt      {shown(as_text(columns.get('prompt', '')), width)}",
+        f"solution    {shown(as_text(columns.get('solution', '')), width)}",
+    ]
+    if row["reason"]:
+        lines.append(f"no answer   {shown(row['reason'], width)}")
+    for index, text in enumerate(row["completions"]):
+        lines.append(f"answer      {shown(text, width)}   ({_worth(row, index)})")
+    return "\n".join(lines)
 
 
 def _worth(row: Row, index: int) -> str:

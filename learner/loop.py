@@ -5,7 +5,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.common.config.command import LearnerCommand
+from penstock.common.config.role_command import LearnerCommand
 from penstock.common.errors import NoSignal, NotFinite
 from penstock.common.failpoint import failpoint
 from penstock.common.files.run_folder import LearnerFolder

@@ -6,7 +6,6 @@ bit for bit, those of a run on several ranks to rounding. With other settings it
 data.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -91,7 +90,7 @@ def _settings(recorded: Mapping[str, Any], changes: Mapping[str, str]) -> Learne
     try:
         return LearnerSettings(**{**recorded, **changes})
     except ValidationError as error:
-        mistakes = "\n".join(mistake(detail, "LEARNER") for detail in error.errors())
+        mistakes = "\n".join(mistake(detail, ("LEARNER", *detail["loc"])) for detail in error.errors())
         raise ConfigError(f"these settings cannot be replayed: {mistakes}") from error
 
 
@@ -135,21 +134,14 @@ def _metrics(path: Path) -> Iterator[tuple[int, str]]:
         yield row["step"], json.dumps(row, sort_keys=True)
 
 
-def main() -> int:
-    """Replay and print the comparison as JSON."""
-    parser = argparse.ArgumentParser(
-        prog="penstock replay",
-        description="Train a run again from its journal alone, and compare.",
-        epilog="Example: penstock replay runs/mine LEARNER_LOSS_TYPE=gspo LEARNER_EPSILON=0.0003",
-    )
-    parser.add_argument("folder", type=Path, help="the run's folder")
-    parser.add_argument("settings", nargs="*", metavar="LEARNER_NAME=VALUE", help="settings to change")
-    parser.add_argument("--out", type=Path, help="where model and metrics go (default: FOLDER/replay)")
-    options = parser.parse_args()
+def main(folder: str, out: str, changes: str) -> int:
+    """Replay for `penstock replay` and print the comparison as a line of JSON; return the exit code.
+
+    `changes` is JSON: settings to change, by name without prefix.
+    """
     configure_logs("replay", "text")
     try:
-        changes = dict(map(_parse, options.settings))
-        found = replay(options.folder, options.out or RunFolder(options.folder).replay, changes)
+        found = replay(Path(folder), Path(out), json.loads(changes))
     except PenstockError as error:
         print(f"replay: {type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
@@ -157,12 +149,5 @@ def main() -> int:
     return 0
 
 
-def _parse(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.startswith("LEARNER_"):
-        raise ConfigError(f"{text}: expected LEARNER_NAME=VALUE")
-    return name.removeprefix("LEARNER_").lower(), value
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

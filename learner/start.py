@@ -14,8 +14,8 @@ from torch.profiler import record_function
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.run_view import RunView
-from penstock.common.config.command import LearnerCommand
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.config.role_command import LearnerCommand
 from penstock.common.files.disk import Disk
 from penstock.common.files.lock import holder_name, of_this_host
 from penstock.common.files.run_folder import LearnerFolder

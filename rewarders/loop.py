@@ -18,7 +18,7 @@ from penstock.common.broker.learner_watch import LearnerWatch
 from penstock.common.broker.lease_keeper import LeaseKeeper
 from penstock.common.broker.run_view import RunView, wait_for_contract
 from penstock.common.broker.work_stream import Entry, WorkStream
-from penstock.common.config.command import RewarderCommand
+from penstock.common.config.role_command import RewarderCommand
 from penstock.common.errors import MalformedMessage, RunNotReady, ServerUnavailable
 from penstock.common.log import get_logger
 from penstock.common.role import connect, consumer_name

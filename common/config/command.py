@@ -1,167 +1,171 @@
-"""From a command line and an environment to checked settings.
+"""Command lines: from flags and variables to a checked command, and from a command to an exit code.
 
-Every command of the project starts here, so that a wrong variable is found before anything heavy is
-imported. Wrong settings raise ConfigError with one line per mistake.
+Every console script is a Command, whose fields are its flags, or a group of Commands. Settings are
+checked before anything heavy is imported: modules such as torch are imported by `execute` alone.
 """
 
-import difflib
+import json
 import os
-import re
 import sys
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dotenv import dotenv_values
-from pydantic import AliasChoices, Field, ValidationError
-from pydantic_settings import BaseSettings, CliImplicitFlag, SettingsConfigDict, SettingsError
+from pydantic import Field, ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    CliToggleFlag,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    get_subcommand,
+)
 
-from penstock.common.config.learner_settings import LearnerSettings
-from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings, Section
-from penstock.common.errors import ConfigError
-
-SECTIONS: dict[str, type[Section]] = {
-    "RUN": RunSettings,
-    "LEARNER": LearnerSettings,
-    "ACTOR": ActorSettings,
-    "REWARDER": RewarderSettings,
-}
-"""The sections by the prefix of their variables."""
-
-_KUBERNETES = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?)$")
-
-Command = TypeVar("Command", bound="CommandSettings")
+from penstock.common.config.help import HelpFormatter, Parser, installed_version
+from penstock.common.config.variables import SECTIONS, read_environment, values_of
+from penstock.common.errors import ConfigError, PenstockError
+from penstock.common.text import printable
 
 
-class CommandSettings(BaseSettings):
-    """What every command takes; a role's command adds its own section."""
+class Command(BaseSettings):
+    """Base of all commands: the fields are the flags and arguments, `execute` does the work."""
 
     model_config = SettingsConfigDict(
-        env_nested_delimiter="_",
-        env_nested_max_split=1,
-        extra="ignore",
-        cli_kebab_case=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-        nested_model_default_partial_update=True,
+        cli_kebab_case=True, cli_hide_none_type=True, cli_avoid_json=True, cli_exit_on_error=False
     )
 
-    redis_url: str = Field("", description="queue server; empty: the one `penstock up` started")
-    run: RunSettings = RunSettings()
-    dry_run: CliImplicitFlag[bool] = Field(
-        False,
-        validation_alias=AliasChoices("dry-run"),
-        description="print the settings and end (--env-file FILE reads variables from a file)",
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return the sources of values: flags, then variables, then the file of --env-file.
+
+        Variables give values only to a command that has --env-file.
+        """
+        if "env_file" not in cls.model_fields:
+            return (init_settings,)
+        environment = read_environment(init_settings().get("env_file"))
+        return init_settings, InitSettingsSource(cls, values_of(cls, environment))
+
+    @classmethod
+    def overview(cls, prog: str) -> str:
+        """Return the screen of --help; empty: the list of all flags."""
+        return ""
+
+    def execute(self) -> int:
+        """Do the work and return the exit code. Raise PenstockError if the work fails."""
+        raise NotImplementedError
+
+
+class CommandGroup(Command):
+    """Commands under one name, such as `queues status`. Every field is one of them."""
+
+    def execute(self) -> int:
+        """Execute the command that was named on the command line."""
+        chosen = get_subcommand(self, cli_exit_on_error=False)
+        assert isinstance(chosen, Command)
+        return chosen.execute()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a command found: a text, and for --json the objects of which each is printed as a line."""
+
+    text: str
+    rows: Sequence[Mapping[str, object]]
+    exit_code: int = 0
+
+
+class ResultCommand(Command):
+    """Base of the commands that print a result."""
+
+    as_json: CliToggleFlag[bool] = Field(
+        False, validation_alias="json", description="print JSON, one object per line"
     )
 
-
-class LearnerCommand(CommandSettings):
-    """Train the policy: issue tickets, take scored groups, publish weights."""
-
-    learner: LearnerSettings = LearnerSettings()
-
-
-class ActorCommand(CommandSettings):
-    """Generate completions for the tickets of a run."""
-
-    actor: ActorSettings = ActorSettings()
+    def show(self, result: Result) -> int:
+        """Print the result as text or as JSON and return its exit code."""
+        lines = [json.dumps(row) for row in result.rows] if self.as_json else [result.text]
+        try:
+            print("".join(f"{line}\n" for line in lines), end="", flush=True)
+        except BrokenPipeError:  # `| head` read enough; Python would flush again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return result.exit_code
 
 
-class RewarderCommand(CommandSettings):
-    """Score the completions of a run and filter groups without signal."""
-
-    rewarder: RewarderSettings = RewarderSettings()
+CommandType = TypeVar("CommandType", bound=Command)
 
 
-class RunCommand(CommandSettings):
-    """Look at a run's queues."""
+def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | None = None) -> int:
+    """Execute a command line, by default that of the process, and return the exit code.
 
-
-def load(kind: type[Command], prog: str, arguments: list[str] | None = None) -> Command:
-    """Settings of a command from flags, environment and --env-file; raises ConfigError.
-
-    `--help` prints and exits with 0.
+    Errors that a user can meet are printed on standard error. Without arguments a group prints its help.
     """
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    env_file = _take_env_file(arguments)
-    check_names(dict(os.environ) | dict.fromkeys(_read_env_file(env_file), ""))
-
-    class WithProgram(kind):  # type: ignore[misc, valid-type]
-        __doc__ = kind.__doc__
-        model_config = SettingsConfigDict(cli_prog_name=prog)
-
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments and issubclass(kind, CommandGroup):
+        arguments = ["--help"]
     try:
-        return WithProgram(_cli_parse_args=arguments, _env_file=env_file)
-    except ValidationError as error:
-        raise ConfigError("\n".join(mistake(detail) for detail in error.errors())) from error
+        return load(kind, prog, arguments).execute()
+    except SystemExit:  # after --help and --version; mistakes raise ConfigError
+        return 0
+    except PenstockError as error:
+        print(printable(f"{prog}: {type(error).__name__}: {error}"), file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+def load(kind: type[CommandType], prog: str, arguments: Sequence[str]) -> CommandType:
+    """Return the command of a command line. Raise ConfigError with one line per mistake.
+
+    --help and --version print and raise SystemExit.
+    """
+    parser, source = parser_of(kind, prog)
+    parser.overview = kind.overview(prog)
+    try:
+        return build(kind, source(args=list(arguments))())
     except SettingsError as error:
-        raise ConfigError(f"{prog}: {error}: {error.__cause__}") from error
-    except SystemExit as ending:
-        if ending.code in (0, None):
-            raise
-        raise ConfigError(f"{prog}: see the line above, and `{prog} --help`") from ending
+        raise ConfigError(f"{error}: {error.__cause__}") from error
 
 
-def check_names(environment: dict[str, Any]) -> None:
-    """Refuse variables that carry one of our prefixes but are not ours; raises ConfigError."""
-    known = set(variables())
-    for name in sorted(environment):
-        prefix = name.partition("_")[0]
-        if prefix not in SECTIONS or "_" not in name or name in known or _KUBERNETES.search(name):
-            continue
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"`{prefix.lower()} --help` lists the names"
-        raise ConfigError(f"unknown variable {name}: {hint}")
+def parser_of(kind: type[Command], prog: str, **texts: str) -> tuple[Parser, CliSettingsSource[Any]]:
+    """Return the parser of a command's flags and the source of values that reads its results.
+
+    `texts` replace the usage, the description (by default the class docstring) or the epilog.
+    """
+    parser = Parser(**{"prog": prog, "description": kind.__doc__} | texts)
+    shown = f"penstock {installed_version()}"
+    parser.add_argument("--version", action="version", version=shown, help="print the version and end")
+    return parser, CliSettingsSource(kind, root_parser=parser, formatter_class=HelpFormatter)
 
 
-def variables() -> list[str]:
-    """The names of all environment variables of the project's own."""
-    return [
-        f"{prefix}_{field.upper()}"
-        for prefix, section in SECTIONS.items()
-        for field in section.model_fields
-    ]
+def build(kind: type[CommandType], values: Mapping[str, object]) -> CommandType:
+    """Return a command of values and variables. Raise ConfigError with one line per mistake."""
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        skipped = int(issubclass(kind, CommandGroup))  # the command's name
+        details = error.errors()
+        raise ConfigError(
+            "\n".join(mistake(detail, detail["loc"][skipped:]) for detail in details)
+        ) from error
 
 
-def environment_of(settings: CommandSettings) -> dict[str, str]:
-    """The environment that would give these settings: what --dry-run prints."""
-    found = {"REDIS_URL": settings.redis_url} if settings.redis_url else {}
-    for prefix, kind in SECTIONS.items():
-        section = getattr(settings, prefix.lower(), None)
-        if isinstance(section, kind):
-            for name, value in section.model_dump(mode="json").items():
-                found[f"{prefix}_{name.upper()}"] = (
-                    ",".join(map(str, value)) if isinstance(value, list) else str(value)
-                )
-    return found
+def mistake(detail: ErrorDetails, place: Sequence[int | str]) -> str:
+    """Return a sentence for an error of pydantic. `place` is the path to the value.
 
-
-def _take_env_file(arguments: list[str]) -> str | None:
-    for position, argument in enumerate(arguments):
-        if argument == "--env-file":
-            if position + 1 == len(arguments):
-                raise ConfigError("--env-file needs the name of a file")
-            path = arguments[position + 1]
-            del arguments[position : position + 2]
-            return path
-        if argument.startswith("--env-file="):
-            del arguments[position]
-            return argument.partition("=")[2]
-    return None
-
-
-def _read_env_file(path: str | None) -> dict[str, str | None]:
-    if path is None:
-        return {}
-    if not Path(path).is_file():
-        raise ConfigError(f"--env-file {path}: no such file")
-    return dotenv_values(path)
-
-
-def mistake(detail: Any, *section: str) -> str:
-    """What is wrong with a variable, from pydantic's account of it; `section` goes before its name."""
-    place = [*section, *(str(part) for part in detail["loc"])]
-    name = "_".join(place[:2]).upper()
+    Example: ("learner", "max_steps") gives "LEARNER_MAX_STEPS: Input should be ..., found 'many'".
+    """
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
+    name = "_".join(map(str, place[:2])).upper()
+    if str(place[0]).upper() not in SECTIONS:
+        name = f"--{place[0]}".replace("_", "-")
     found = "" if isinstance(detail["input"], dict) else f", found {detail['input']!r}"
     return f"{name}: {detail['msg']}{found}"

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -19,6 +19,20 @@ ScaleRewards = Literal["group", "batch", "none"]
 CorrectionLevel = Literal["off", "token", "sequence", "geometric"]
 CorrectionMode = Literal["truncate", "mask", "clip"]
 KLEstimator = Literal["k1", "k2", "k3"]
+
+
+class TrainingSettings(Section):
+    """How long the run is, how large its batches are, and the seed."""
+
+    seed: int = Field(42, ge=0, description="seed of the data order, the sampling, the mini-batches")
+    groups_per_step: int = Field(8, ge=1, description="prompts per batch")
+    max_steps: int = Field(0, ge=0, description="Updates to make; 0: by num_train_epochs")
+    num_train_epochs: float = Field(1.0, gt=0, description="passes over the questions")
+    stall_timeout_s: float = Field(
+        3600.0,
+        gt=0,
+        description="limit for one thing it does: an Update, a checkpoint, fetching a model",
+    )
 
 
 class DataSettings(Section):
@@ -96,7 +110,7 @@ class RewardOptions(Section):
     target_language: str = Field("en", description="language_consistency: ISO 639-1, such as en or zh")
 
 
-class RewardSettings(RewardOptions):
+class RewardSettings(Section):
     """What is rewarded, and what a reward becomes."""
 
     rewards: Names = Field(
@@ -223,7 +237,7 @@ class ModelSettings(Section):
     peak_tflops: float = Field(0.0, ge=0, description="of the device, for perf/mfu; 0: by its name")
 
 
-class KeepingSettings(Section):
+class OutputSettings(Section):
     """What is kept and reported."""
 
     save_steps: int = Field(50, ge=1, description="checkpoint every so many steps")
@@ -244,27 +258,33 @@ class KeepingSettings(Section):
 
 
 class LearnerSettings(
-    KeepingSettings,
+    OutputSettings,
     ModelSettings,
     ReferenceSettings,
     OptimizerSettings,
     LagSettings,
     LossSettings,
+    RewardOptions,
     RewardSettings,
     SamplingSettings,
     DataSettings,
+    TrainingSettings,
 ):
     """LEARNER_*: the training; hyper-parameters have TRL's names."""
 
-    seed: int = Field(42, ge=0, description="seed of the data order, the sampling, the mini-batches")
-    groups_per_step: int = Field(8, ge=1, description="prompts per batch")
-    max_steps: int = Field(0, ge=0, description="Updates to make; 0: by num_train_epochs")
-    num_train_epochs: float = Field(1.0, gt=0, description="passes over the questions")
-    stall_timeout_s: float = Field(
-        3600.0,
-        gt=0,
-        description="limit for one thing it does: an Update, a checkpoint, fetching a model",
-    )
+    parts: ClassVar = {
+        "training": TrainingSettings,
+        "data": DataSettings,
+        "sampling": SamplingSettings,
+        "rewards": RewardSettings,
+        "reward-options": RewardOptions,
+        "loss": LossSettings,
+        "lag": LagSettings,
+        "optimizer": OptimizerSettings,
+        "reference": ReferenceSettings,
+        "model": ModelSettings,
+        "output": OutputSettings,
+    }
 
     @model_validator(mode="after")
     def _data_sets_fit(self) -> "LearnerSettings":

@@ -5,8 +5,9 @@ REWARDER_ belong to one each. LEARNER_MAX_STEPS=10 and `learner --learner.max-st
 A flag wins over the environment, the environment over the file given with --env-file.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_settings import NoDecode
@@ -29,6 +30,9 @@ class Section(BaseModel):
     """Base of the sections: unknown fields and infinite numbers are errors, values are frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    parts: ClassVar[Mapping[str, type["Section"]]] = {}
+    """The sections this one is put together from, by the name in `learner help NAME`; empty: none."""
 
 
 class RunSettings(Section):

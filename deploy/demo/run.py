@@ -4,7 +4,6 @@ The demo writes a data set, pre-trains a base model, and starts `penstock up` wi
 deploy/recipes/demo.env. The report at the end is read from the run's own files.
 """
 
-import argparse
 import json
 import logging
 import os
@@ -20,13 +19,16 @@ from typing import TextIO
 
 import structlog
 from dotenv import dotenv_values
+from pydantic import Field, NonNegativeInt, PositiveInt
 
+from penstock.common.config.command import Command
 from penstock.common.errors import PenstockError
 from penstock.common.files.atomic import read_json_lines
 from penstock.common.files.run_folder import RunFolder
 from penstock.deploy.child import Report
 from penstock.deploy.demo.report import WIDTH, print_report
 from penstock.deploy.demo.task import TaskFiles, read_problems, write_task
+from penstock.deploy.up import Up
 
 _STEPS_PER_LINE = 5
 _QUIET_S = 60.0
@@ -36,33 +38,31 @@ class DemoFailed(PenstockError):
     """The run behind the demo failed or was stopped. The message has the end of the run's log."""
 
 
-def main(arguments: list[str]) -> int:
-    """Run the demo and return 0; raise DemoFailed if its run does not end well."""
-    options = _parse(arguments)
-    _silence_libraries()
-    phases: dict[str, float] = {}
-    folder = options.dir / f"demo-{options.seed}-{datetime.now():%Y%m%d-%H%M%S}"
-    with _phase("1 of 4: data set", phases):
-        task = write_task(options.dir / f"demo-task-{options.seed}", options.seed)
-        _describe(task)
-    with _phase("2 of 4: base model", phases):
-        model = _base_model(options.dir / f"demo-base-{options.seed}", task, options.seed)
-    with _phase("3 of 4: training", phases):
-        _train(folder, model, task, options)
-    with _phase("4 of 4: report", phases):
-        print_report(RunFolder(folder))
-    print("\nTime of each phase:")
-    for name, seconds in (phases | {"in all": sum(phases.values())}).items():
-        print(f"  {name:<20} {seconds:6.1f} s")
-    return 0
+class Demo(Command):
+    """Teach a tiny language model to add, from random weights, on this machine's CPU."""
 
+    seed: NonNegativeInt = Field(1, description="seed of the data, the base model and the run")
+    steps: PositiveInt | None = Field(None, description="Updates to make; by default the recipe's")
+    dir: Path = Field(Path("runs"), description="folder for all files of the demo")
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="penstock demo", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="of data, base model and run (default: 1)")
-    parser.add_argument("--steps", type=int, help="Updates to make (default: the recipe's)")
-    parser.add_argument("--dir", type=Path, default=Path("runs"), help="folder for all it writes")
-    return parser.parse_args(arguments)
+    def execute(self) -> int:
+        """Run the demo and return the exit code 0. Raise DemoFailed if its run does not end well."""
+        _silence_libraries()
+        phases: dict[str, float] = {}
+        folder = self.dir / f"demo-{self.seed}-{datetime.now():%Y%m%d-%H%M%S}"
+        with _phase("1 of 4: data set", phases):
+            task = write_task(self.dir / f"demo-task-{self.seed}", self.seed)
+            _describe(task)
+        with _phase("2 of 4: base model", phases):
+            model = _base_model(self.dir / f"demo-base-{self.seed}", task, self.seed)
+        with _phase("3 of 4: training", phases):
+            _train(folder, model, task, self)
+        with _phase("4 of 4: report", phases):
+            print_report(RunFolder(folder))
+        print("\nTime of each phase:")
+        for name, seconds in (phases | {"in all": sum(phases.values())}).items():
+            print(f"  {name:<20} {seconds:6.1f} s")
+        return 0
 
 
 def _silence_libraries() -> None:
@@ -108,10 +108,8 @@ def _base_model(folder: Path, task: TaskFiles, seed: int) -> Path:
     return folder
 
 
-def _train(folder: Path, model: Path, task: TaskFiles, options: argparse.Namespace) -> None:
+def _train(folder: Path, model: Path, task: TaskFiles, options: Demo) -> None:
     """Run `penstock up` with the demo's recipe and print progress; raise DemoFailed if the run fails."""
-    from penstock.deploy.up import run_up
-
     variables = {
         "RUN_NAME": folder.name,
         "RUN_DIR": str(folder.parent),
@@ -130,9 +128,8 @@ def _train(folder: Path, model: Path, task: TaskFiles, options: argparse.Namespa
         recipe, procfile = deploy / "recipes" / "demo.env", deploy / "Procfile"
         steps = int((dotenv_values(recipe) | os.environ)["LEARNER_MAX_STEPS"] or 0)
         announce(steps, log)
-        arguments = ["--env-file", str(recipe), "--procfile", str(procfile)]
         progress = Progress(run_folder, steps, file)
-        code = run_up(arguments, progress)
+        code = Up(env_file=recipe, procfile=procfile).run(progress)
         progress.show_news()
     if code != 0 or not run_folder.results("train").is_file():
         tail = "\n".join(line[:WIDTH] for line in log.read_text().splitlines()[-30:])

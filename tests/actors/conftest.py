@@ -17,7 +17,7 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.broker.work_stream import WorkStream
-from penstock.common.config.command import ActorCommand
+from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import ActorSettings, RunSettings
 from penstock.common.errors import PenstockError
 from penstock.common.wire.codec import decode, encode

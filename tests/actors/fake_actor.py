@@ -6,7 +6,8 @@ import sys
 import threading
 
 from penstock.actors.loop import run
-from penstock.common.config.command import ActorCommand
+from penstock.common.config.command import execute_command
+from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import ActorSettings
 from penstock.common.role import run_role
 from penstock.common.wire.contract import Contract
@@ -18,9 +19,16 @@ def make_engine(settings: ActorSettings, _contract: Contract) -> FakeEngine:
     return FakeEngine.from_environment(settings.max_num_seqs)
 
 
-def _run(settings: ActorCommand, stopping: threading.Event) -> None:
-    run(settings, stopping, make_engine)
+class FakeActor(ActorCommand):
+    """Generate with the fake engine."""
+
+    def work(self) -> int:
+        """Generate until the run's end and return the exit code."""
+        return run_role(self._generate)
+
+    def _generate(self, stopping: threading.Event) -> None:
+        run(self, stopping, make_engine)
 
 
 if __name__ == "__main__":
-    sys.exit(run_role(ActorCommand, "actor", _run))
+    sys.exit(execute_command(FakeActor, "actor"))

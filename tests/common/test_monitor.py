@@ -7,14 +7,19 @@ import pytest
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.broker.monitor import read_audit, read_dead, read_status
+from penstock.common.config.command import execute_command
 from penstock.common.errors import RunNotReady
-from penstock.common.queues import run as queues
+from penstock.common.queues import Queues
 from penstock.common.wire.codec import encode
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import Version, Weights
 from penstock.common.wire.reward_spec import RewardSpec
 from tests.common.builders import Run
 from tests.common.test_connection import closed_port
+
+
+def queues(arguments: list[str]) -> int:
+    return execute_command(Queues, "queues", arguments)
 
 
 def contract() -> Contract:
@@ -109,6 +114,29 @@ def test_queues_prints_json_for_scripts(
     assert json.loads(capsys.readouterr().out)["faults"] == []
 
 
+def test_dead_tickets_are_printed_as_json_one_per_line(
+    run: Run,
+    run_name: str,
+    queue_server: LocalServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("REDIS_URL", queue_server.url)
+    run.learner.set_state("running")
+    assert queues(["dead", "--run.name", run_name]) == 0
+    assert capsys.readouterr().out == "none\n"
+    assert queues(["dead", "--json", "--run.name", run_name]) == 0
+    assert capsys.readouterr().out == ""
+    run.issue(1, 2)
+    worker = run.actor()
+    for entry in worker.take(2):
+        worker.bury(entry, "train", "killed three engines")
+    assert queues(["dead", "--json", "--run.name", run_name]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {row["ticket"] for row in rows} == {"train:1", "train:2"}
+    assert {row["reason"] for row in rows} == {"killed three engines"}
+
+
 def test_queues_status_takes_the_runs_name_from_the_environment(
     busy: Run, run_name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,4 +172,7 @@ def test_queues_names_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert queues([]) == 0
     assert "audit" in capsys.readouterr().out
     assert queues(["audti"]) == 78
-    assert "expected one of status, audit" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "invalid choice: 'audti'" in said
+    for name in ("status", "audit", "watch", "dead", "discard"):
+        assert name in said

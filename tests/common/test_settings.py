@@ -1,25 +1,26 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from penstock.common.config.command import (
+from penstock.common.config.command import Command, execute_command, load
+from penstock.common.config.role_command import (
     ActorCommand,
-    CommandSettings,
     LearnerCommand,
     RewarderCommand,
+    RoleCommand,
     RunCommand,
-    check_names,
-    load,
-    variables,
 )
+from penstock.common.config.variables import check_names, variables
 from penstock.common.errors import ConfigError
-from penstock.common.role import run_role
 
-ROLES = {"LEARNER": LearnerCommand, "ACTOR": ActorCommand, "REWARDER": RewarderCommand}
+ROLES: dict[str, type[RoleCommand]] = {
+    "LEARNER": LearnerCommand,
+    "ACTOR": ActorCommand,
+    "REWARDER": RewarderCommand,
+}
 
 
 def test_a_variable_sets_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,11 +83,17 @@ def test_names_that_kubernetes_injects_pass() -> None:
     )
 
 
+def test_variables_that_kubernetes_injects_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = load(LearnerCommand, "learner", [])
+    monkeypatch.setenv("LEARNER_PORT", "tcp://10.0.0.1:80")
+    monkeypatch.setenv("RUN", "1")
+    assert load(LearnerCommand, "learner", []) == expected
+
+
 @pytest.mark.parametrize("prefix", ROLES)
 def test_every_variable_is_also_a_flag(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ending:
-        load(ROLES[prefix], prefix.lower(), ["--help"])
-    assert ending.value.code == 0
+    for arguments in (["help", "all"], ["--help"]):
+        assert execute_command(ROLES[prefix], prefix.lower(), arguments) == 0
     flags = set(re.findall(r"--[a-z0-9.-]+", capsys.readouterr().out))
     for name in variables():
         section, _, field = name.partition("_")
@@ -105,11 +112,11 @@ def test_every_variable_is_also_a_flag(prefix: str, capsys: pytest.CaptureFixtur
         (LearnerCommand, ["--learner.loss-type", "ppo"], "LEARNER_LOSS_TYPE"),
         (RunCommand, ["--run.name", "a b"], "RUN_NAME"),
         (RunCommand, ["--run.nam", "a"], "--help"),
-        (RunCommand, ["--env-file"], "needs the name"),
-        (RunCommand, ["--env-file", "/nowhere.env"], "no such file"),
+        (RunCommand, ["--env-file"], "--env-file: expected one argument"),
+        (RunCommand, ["--env-file", "/nowhere.env"], "--env-file: Path does not point to a file"),
     ],
 )
-def test_a_wrong_setting_is_named(kind: type[CommandSettings], arguments: list[str], words: str) -> None:
+def test_a_wrong_setting_is_named(kind: type[Command], arguments: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load(kind, "command", arguments)
 
@@ -117,8 +124,7 @@ def test_a_wrong_setting_is_named(kind: type[CommandSettings], arguments: list[s
 def test_a_dry_run_prints_the_environment_that_gives_the_same_settings(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["learner", "--learner.max-steps", "9", "--dry-run"])
-    assert run_role(LearnerCommand, "learner", pytest.fail) == 0  # type: ignore[arg-type]
+    assert execute_command(LearnerCommand, "learner", ["--learner.max-steps", "9", "--dry-run"]) == 0
     printed = dict(line.split("=", 1) for line in capsys.readouterr().out.splitlines() if "=" in line)
     assert printed["LEARNER_MAX_STEPS"] == "9"
     for name, value in printed.items():
@@ -128,9 +134,6 @@ def test_a_dry_run_prints_the_environment_that_gives_the_same_settings(
     assert again.learner == load(LearnerCommand, "learner", ["--learner.max-steps", "9"]).learner
 
 
-def test_a_mistake_ends_a_role_with_78(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["actor", "--actor.dtype", "int3"])
-    assert run_role(ActorCommand, "actor", pytest.fail) == 78  # type: ignore[arg-type]
+def test_a_mistake_ends_a_role_with_78(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute_command(ActorCommand, "actor", ["--actor.dtype", "int3"]) == 78
     assert "actor: ConfigError: ACTOR_DTYPE" in capsys.readouterr().err

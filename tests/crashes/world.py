@@ -27,8 +27,8 @@ import penstock.learner.start
 import penstock.rewarders.loop
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
-from penstock.common.config.command import ActorCommand, LearnerCommand, RewarderCommand
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.config.role_command import ActorCommand, LearnerCommand, RewarderCommand
 from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings
 from penstock.common.errors import NEVER_RESTARTED, PenstockError
 from penstock.common.failpoint import Armed, arm

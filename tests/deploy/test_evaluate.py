@@ -7,8 +7,10 @@ import os
 
 import pytest
 
+from penstock.common.config.command import load
 from penstock.common.errors import ConfigError
-from penstock.deploy import evaluate
+from penstock.deploy.evaluate import Evaluate
+from penstock.deploy.up import Up
 
 
 @pytest.fixture
@@ -18,19 +20,24 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "evaluate"
 
 
-def asked(folder, monkeypatch, results):
+def evaluate(*arguments):
+    return load(Evaluate, "penstock evaluate", list(arguments)).execute()
+
+
+def asked(folder, monkeypatch, results, *arguments):
     """The exit code, where the run leaves these results, or none."""
 
-    def run_up(_files):
+    def run(_up, _report):
         folder.mkdir()
         if results:
             (folder / "eval_results.json").write_text(json.dumps(results))
         return 0
 
-    monkeypatch.setattr(evaluate, "run_up", run_up)
-    return evaluate.main(
-        ["--model", "m", "--dataset", "held-out.jsonl", "--generations", "4", "--temperature", "1"]
-    )
+    monkeypatch.setattr(Up, "run", run)
+    return evaluate(
+        "--model", "m", "--dataset", "held-out.jsonl", "--generations", "4", "--temperature", "1",
+        *arguments,
+    )  # fmt: skip
 
 
 def test_the_figures_are_printed(folder, monkeypatch, capsys):
@@ -42,6 +49,11 @@ def test_the_figures_are_printed(folder, monkeypatch, capsys):
     assert f"penstock samples {folder} --evaluations" in said
 
 
+def test_the_figures_are_printed_as_json(folder, monkeypatch, capsys):
+    assert asked(folder, monkeypatch, {"step": 0, "eval/pass@1": 0.25}, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"pass@1": 0.25}
+
+
 def test_one_that_was_told_to_stop_has_none_and_says_so(folder, monkeypatch, capsys):
     assert asked(folder, monkeypatch, None) == 1
     assert "Stopped before all answers were there" in capsys.readouterr().out
@@ -49,10 +61,10 @@ def test_one_that_was_told_to_stop_has_none_and_says_so(folder, monkeypatch, cap
 
 def test_a_run_that_is_there_is_not_touched(folder, monkeypatch):
     (folder / "journal").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="is there already: choose another --name"):
+    with pytest.raises(ConfigError, match="exists already: choose another --name"):
         asked(folder, monkeypatch, None)
 
 
 def test_without_questions_nothing_is_started(folder):
     with pytest.raises(ConfigError, match="LEARNER_EVAL_DATASET"):
-        evaluate.main(["--model", "m"])
+        evaluate("--model", "m")

@@ -8,8 +8,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from penstock.common.config.command import load
 from penstock.common.errors import ConfigError
-from penstock.deploy.samples import main, shown
+from penstock.deploy.samples import Samples, shown
 
 ROW = {
     "step": 1, "prompt": "1+1=", "completion": "2", "advantage": 0.5, "accuracy": 1.0, "reward": 1.0,
@@ -40,6 +41,10 @@ def run(tmp_path):
         path = tmp_path / "completions" / f"completions_{step:05d}.parquet"
         parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     return tmp_path
+
+
+def main(arguments):
+    return load(Samples, "penstock samples", arguments).execute()
 
 
 def told(capsys, run, *arguments):
@@ -159,5 +164,5 @@ def test_a_file_that_cannot_be_read_is_named(run, damage):
 
 @pytest.mark.parametrize("arguments", [("--count", "0"), ("--count", "-1"), ("--width", "-5")])
 def test_a_number_that_makes_no_sense_is_refused(run, arguments):
-    with pytest.raises(SystemExit):
+    with pytest.raises(ConfigError, match=arguments[0]):
         main([str(run), *arguments])

@@ -22,7 +22,7 @@ from penstock.deploy.supervisor import (
     Limits,
     Supervisor,
 )
-from penstock.deploy.up import queue_service, role_services, run_up
+from penstock.deploy.up import Up, queue_service, role_services
 from tests.helpers import wait_until, wait_until_written
 
 LIMITS = Limits(
@@ -345,9 +345,7 @@ def test_a_caller_may_read_the_reports_itself(
     monkeypatch.setenv("RUN_DIR", str(tmp_path / "runs"))
     reports: list[Report] = []
     found: list[int] = []
-    thread = threading.Thread(
-        target=lambda: found.append(run_up(["--procfile", str(procfile)], reports.append))
-    )
+    thread = threading.Thread(target=lambda: found.append(Up(procfile=procfile).run(reports.append)))
     thread.start()
     thread.join(timeout=120)
     assert found == [0]

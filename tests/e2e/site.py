@@ -51,7 +51,7 @@ def write_questions(path: Path, count: int) -> Path:
 def replay(run_folder: Path, *arguments: str) -> dict[str, Any]:
     """What `penstock replay` finds, which trains the run again from its journal."""
     result = subprocess.run(
-        [sys.executable, "-m", "penstock.deploy", "replay", str(run_folder), *arguments],
+        [sys.executable, "-m", "penstock.deploy", "replay", "--json", str(run_folder), *arguments],
         cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
         timeout=600, check=False,
     )  # fmt: skip

@@ -11,7 +11,6 @@ from structlog.testing import capture_logs
 
 import penstock.learner.__main__
 import penstock.learner.start
-from penstock.common.config.command import LearnerCommand
 from penstock.common.errors import DiskFull
 from penstock.common.files.disk import Disk
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
@@ -269,7 +268,7 @@ def test_a_disk_that_is_full_where_nobody_waits_ends_the_learner_with_74(monkeyp
 
     monkeypatch.setattr(penstock.learner.start, "run_learner", run)
     with pytest.raises(raised, match="/a/claim"):
-        penstock.learner.__main__._run(LearnerCommand(), threading.Event())
+        penstock.learner.__main__.Learner()._train(threading.Event())
     assert DiskFull.exit_code == 74
 
 

@@ -16,7 +16,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.work_stream import BEGINNING, WorkStream
-from penstock.common.config.command import RewarderCommand
+from penstock.common.config.role_command import RewarderCommand
 from penstock.common.config.settings import RewarderSettings, RunSettings
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract, hash_tokenizer

@@ -1,0 +1,45 @@
+"""A run's status and audit as text, for `queues` and the demo."""
+
+from penstock.common.broker.monitor import Audit, RunStatus, StreamStatus
+
+
+def format_status(found: RunStatus) -> str:
+    """Return a status as text: a line per stream and one per consumer."""
+    credit = "?" if found.credit is None else found.credit
+    ledger = "  ".join(f"{name} {count}" for name, count in found.ledger.items())
+    head = (
+        f"run {found.run} on {found.server}: {found.state}, learner incarnation "
+        f"{found.incarnation}, weights {found.version or 'not announced'}"
+    )
+    table = f"{'stream':<14}{'depth':>7}{'held':>7}{'waiting':>9}{'oldest':>10}"
+    return "\n".join(
+        [head, f"tickets: {found.open} open, {found.outstanding} of them training; credit {credit}"]
+        + [f"ledger: {ledger or 'empty'}; dead letters {found.dead}", "", table]
+        + [line for stream in found.streams for line in _format_stream(stream)]
+    )
+
+
+def _format_stream(stream: StreamStatus) -> list[str]:
+    oldest = "-" if stream.oldest_s is None else f"{stream.oldest_s:.1f} s"
+    return [
+        f"{stream.name:<14}{stream.depth:>7}{stream.pending:>7}{stream.undelivered:>9}{oldest:>10}"
+    ] + [
+        f"    {consumer.name}: holds {consumer.held}, idle {consumer.idle_s:.1f} s"
+        for consumer in stream.consumers
+    ]
+
+
+def format_audit(found: Audit) -> str:
+    """Return an audit as text: counts, a line per ticket in flight, then the faults or the balance."""
+    lines = [f"run {found.run}: {found.issued} tickets issued"]
+    lines += [f"  {state:<10}{count:>8}" for state, count in found.ended.items()]
+    lines += [f"  in flight {len(found.in_flight):>8}"]
+    for ticket in found.in_flight:
+        held = f"held by {ticket.holder}" if ticket.holder else "held by nobody"
+        lines.append(
+            f"    {ticket.ticket} on {ticket.stream} since {ticket.since_s:.1f} s, {held}, "
+            f"attempt {ticket.attempt}"
+        )
+    total = sum(found.ended.values())
+    balance = f"balances: {found.issued} = {total} ended + {len(found.in_flight)} in flight"
+    return "\n".join([*lines, *(found.faults or [balance])])

@@ -1,0 +1,48 @@
+"""Help screens of at most 100 columns, and mistakes in a command line as ConfigError."""
+
+import re
+from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter
+from importlib.metadata import PackageNotFoundError, version
+from inspect import cleandoc
+from typing import Any, NoReturn
+
+from penstock.common.errors import ConfigError
+
+_EMPTY_DEFAULT = re.compile(r" ?\(default: (None|\[\]|\{\}|)\)$")
+
+
+class HelpFormatter(RawDescriptionHelpFormatter):
+    """Layout of every help screen: 100 columns; a default that is empty is left out."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=38, width=100)
+
+    def _get_help_string(self, action: Action) -> str:
+        return _EMPTY_DEFAULT.sub("", action.help or "")
+
+
+class Parser(ArgumentParser):
+    """Parser of every command line; `overview`, if set, is what --help prints."""
+
+    overview = ""
+
+    def __init__(self, **options: Any) -> None:
+        description = cleandoc(options.pop("description", None) or "")
+        fixed = {"formatter_class": HelpFormatter, "allow_abbrev": False}
+        super().__init__(description=description, **options | fixed)
+
+    def format_help(self) -> str:
+        """Return the help screen."""
+        return self.overview or super().format_help()
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ConfigError with the mistake found in the command line."""
+        raise ConfigError(f"{message}; see `{self.prog} --help`")
+
+
+def installed_version() -> str:
+    """Return the version of the installed package, or "unknown" in a bare checkout."""
+    try:
+        return version("penstock")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,148 @@
+"""The commands that read variables, and the settings of the roles."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import BaseModel, Field, FilePath, create_model, model_validator
+from pydantic_settings import CliPositionalArg, CliSubCommand, CliToggleFlag
+
+from penstock.common.config.command import Command, parser_of
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings, Section
+from penstock.common.config.variables import SECTIONS, environment_of
+from penstock.common.errors import ConfigError
+from penstock.common.log import configure_logs
+
+
+class SettingsCommand(Command):
+    """Base of the commands that read variables."""
+
+    env_file: FilePath | None = Field(
+        None, description="file with variables; those of the process environment win"
+    )
+    redis_url: str = Field("", description="queue server; empty: the server that `penstock up` started")
+    dry_run: CliToggleFlag[bool] = Field(
+        False, validation_alias="dry-run", description="print the settings as variables and end"
+    )
+
+
+class RunCommand(SettingsCommand):
+    """Base of the commands that concern one run."""
+
+    role: ClassVar[str] = ""
+    """Name in the log lines."""
+
+    run: RunSettings = Field(RunSettings(), description="Shared by all processes of a run (RUN_*).")
+
+    def execute(self) -> int:
+        """Do the work, or with --dry-run print the settings."""
+        if self.dry_run:
+            variables = [f"{name}={value}" for name, value in environment_of(self).items()]
+            print(
+                *variables, *(f"# {name}: {value}" for name, value in self.describe().items()), sep="\n"
+            )
+            return 0
+        configure_logs(self.role, self.run.log_format)
+        return self.work()
+
+    def describe(self) -> Mapping[str, object]:
+        """Return what --dry-run prints beside the settings: values derived from them."""
+        return {}
+
+    def work(self) -> int:
+        """Do the work and return the exit code. Raise PenstockError if the work fails."""
+        raise NotImplementedError
+
+
+class Help(BaseModel):
+    """Print the flags of one section, or of all."""
+
+    section: CliPositionalArg[str] = Field("", description="name of the section, or `all`")
+
+
+class RoleCommand(RunCommand):
+    """Base of the commands `learner`, `actor` and `rewarder`."""
+
+    help: CliSubCommand[Help] = Field(description="print the flags of a section")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _help_is_optional(cls, values: dict[str, object]) -> dict[str, object]:
+        return {"help": None} | values  # pydantic-settings forbids a default for a subcommand
+
+    def execute(self) -> int:
+        """Run the role until its end, or print the help that was asked for."""
+        if self.help is None:
+            return super().execute()
+        print(self.section_help(self.help.section) if self.help.section else self.overview(self.role))
+        return 0
+
+    @classmethod
+    def sections(cls) -> dict[str, tuple[str, type[Section]]]:
+        """Return the sections of the settings by name, each with the prefix of its flags.
+
+        Example: {"run": ("run", RunSettings), "data": ("learner", DataSettings)}.
+        """
+        section = SECTIONS[cls.role.upper()]
+        parts = section.parts or {cls.role: section}
+        return {"run": ("run", RunSettings)} | {name: (cls.role, part) for name, part in parts.items()}
+
+    @classmethod
+    def overview(cls, prog: str) -> str:
+        """Return the screen of --help: a line for each section."""
+        lines = [
+            f"  {name:<12}{(section.__doc__ or '').partition(chr(10))[0]}"
+            for name, (_, section) in cls.sections().items()
+        ]
+        parser, _ = parser_of(
+            SettingsCommand,
+            prog,
+            usage=f"{prog} [FLAG ...]\n       {prog} help SECTION",
+            description=cls.__doc__ or "",
+            epilog="\n".join(
+                [
+                    f"sections of the settings (`{prog} help SECTION` prints one; SECTION `all`: all):",
+                    *lines,
+                    "",
+                    "Each setting is a flag and a variable: --run.lease-s 60 is RUN_LEASE_S=60.",
+                    "A flag wins over a variable, and a variable over the file of --env-file.",
+                ]
+            ),
+        )
+        return parser.format_help()
+
+    @classmethod
+    def section_help(cls, name: str) -> str:
+        """Return the flags of a section, or of `all`. Raise ConfigError if there is no such section."""
+        sections = cls.sections()
+        if name == "all":
+            return "\n".join(map(cls.section_help, sections))
+        if name not in sections:
+            known = ", ".join(sections)
+            raise ConfigError(f"help {name}: no such section; expected one of {known}, all")
+        prefix, section = sections[name]
+        field = Field(section(), description=section.__doc__)
+        kind = create_model(name, __base__=Command, **{prefix: (section, field)})  # type: ignore[call-overload]
+        text = parser_of(kind, cls.role)[0].format_help()
+        return f"{name}: flags{text.partition(f'{prefix} options')[2]}".rstrip()
+
+
+class LearnerCommand(RoleCommand):
+    """Settings of the learner."""
+
+    role = "learner"
+    learner: LearnerSettings = LearnerSettings()
+
+
+class ActorCommand(RoleCommand):
+    """Settings of an actor."""
+
+    role = "actor"
+    actor: ActorSettings = ActorSettings()
+
+
+class RewarderCommand(RoleCommand):
+    """Settings of a rewarder."""
+
+    role = "rewarder"
+    rewarder: RewarderSettings = RewarderSettings()
