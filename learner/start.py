@@ -1,8 +1,8 @@
-"""How the learner starts: what it claims and in which order; other ranks follow.
+"""The start of the learner: the order in which it claims the run and builds its parts.
 
-folder's lock -> Redis -> plan -> folder's claim -> contract -> policy -> the loop (learner/loop.py)
+folder's lock -> queue server -> plan -> folder's claim -> contract -> policy -> learner/loop.py
 
-Whoever finds another learner at one of these ends at once, naming it.
+A learner that finds another learner at one of these raises RunTaken, which names the other.
 """
 
 import threading
@@ -46,7 +46,7 @@ from penstock.learner.streams.learner_queue import LearnerQueue
 
 @dataclass(frozen=True, slots=True)
 class PolicyArguments:
-    """What every rank needs to build the policy."""
+    """The arguments from which every rank builds the same policy."""
 
     model_folder: Path
     weights: Path | None
@@ -54,12 +54,12 @@ class PolicyArguments:
     steps: int
 
     def make_policy(self) -> TrainablePolicy:
-        """The policy as it is before the checkpoint is loaded."""
+        """Build the policy with the initial weights, before a checkpoint is loaded."""
         return Policy(self.model_folder, self.settings, self.steps, self.weights)
 
 
 def run_learner(command: LearnerCommand, stopping: threading.Event) -> None:
-    """Lead the run, or follow rank 0 in it."""
+    """Train as rank 0; any other rank executes the calls of the policy that rank 0 broadcasts."""
     end_with_launcher()
     if rank() == 0:
         _run_rank_0(command, stopping)
@@ -69,7 +69,7 @@ def run_learner(command: LearnerCommand, stopping: threading.Event) -> None:
 
 
 def _run_rank_0(command: LearnerCommand, stopping: threading.Event) -> None:
-    """Train until the plan's steps are made or `stopping` is set; resumes what is in the folder."""
+    """Lock the run's folder, connect to the queue server and train."""
     folder = command.run.folder
     with lock_run(folder) as before:
         connection = connect(command.redis_url, command.run, stopping)
@@ -82,7 +82,11 @@ def _run_rank_0(command: LearnerCommand, stopping: threading.Event) -> None:
 def _claim_and_train(
     command: LearnerCommand, connection: Connection, gone: list[str], stopping: threading.Event
 ) -> None:
-    """Lead the run as the one learner that Redis lets in; `gone` are learners that have ended."""
+    """Claim the run on the queue server and in its folder, then train to the end of the run.
+
+    `gone` names learners of this host that have surely ended: their leases are not waited for.
+    Raise RunTaken if another learner holds the run.
+    """
     run = command.run
     nonce = read_nonce(run.folder)
     keys = Keys(run.name)

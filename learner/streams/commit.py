@@ -1,7 +1,7 @@
-"""The learner's books: the ledger, the journal it is written to, the acknowledgement that follows.
+"""The order in which the learner commits decisions: ledger, journal, queue server.
 
-The order is the promise: a decision is entered in the ledger, written to the journal and synced, and
-only then acknowledged in Redis. So a kill at any point loses no payload and trains nothing twice.
+A decision is entered in the ledger, written to the journal and synced, and only then acknowledged on
+the queue server. A kill at any point therefore loses no group and trains none twice.
 """
 
 from collections import defaultdict
@@ -17,10 +17,10 @@ from penstock.learner.streams.learner_queue import LearnerQueue
 
 
 class CommitLog:
-    """Writes down what was decided, then acknowledges it.
+    """Writes decisions to the journal, then acknowledges them on the queue server.
 
-    `position` and `recorded` are the journal's end and the ledger as it was written there: what a
-    checkpoint may rely on, unlike the ledger itself, which runs ahead of the journal.
+    `position` is the end of the journal, `recorded` the ledger as of there. A checkpoint stores these
+    two: `ledger` may hold decisions that are not in the journal yet.
     """
 
     def __init__(self, ledger: Ledger, journal: Journal, queue: LearnerQueue) -> None:
@@ -32,12 +32,15 @@ class CommitLog:
         self.recorded = ledger.snapshot()
 
     def saw(self, entry: Entry) -> None:
-        """Remember an outcome's entry, to be deleted when its ticket has ended."""
+        """Remember the stream entry of an outcome; `record` deletes it once its ticket has ended."""
         if entry.id not in self._entries[entry.ticket]:
             self._entries[entry.ticket].append(entry.id)
 
     def record(self, kind: str, **fields: Any) -> None:
-        """Append and sync a record with all that ended since the last one, then acknowledge it."""
+        """Append a record and sync the journal, then acknowledge the tickets that ended since the last.
+
+        Raise DiskFull, RunTaken or ServerUnavailable.
+        """
         ends = self.ledger.take_unrecorded()
         self.recorded = self.ledger.snapshot()
         self.position = self._journal.append(kind, **fields, ends=ends, ledger=self.recorded)

@@ -1,7 +1,7 @@
-"""Held-out questions, asked through the same actors and rewarders, never trained on.
+"""Evaluation of a version on the held-out questions, by the same actors and rewarders.
 
-Eval tickets pin the version they score: actors answer them with exactly that version. The evaluation
-runs while the next batch's groups are generated, and is done before that batch is written down.
+Eval tickets pin a version: actors answer them with exactly those weights. The evaluation runs while
+the groups of the next batch are generated, and ends before the journal records that batch.
 """
 
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ _READ = 64
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of one held-out question: K completions, `answers` what the rewarder found in each.
+    """The K completions of one held-out question, and the answer that the rewarder found in each.
 
-    There is none when its ticket died; `reason` says why. `failures` says per completion why it could
-    not be scored, "" if it was; it is empty if all were.
+    There are no completions when the ticket died of `reason`. `failures` has per completion the reason
+    why it was not scored, "" for a scored one; it is empty if all were scored.
     """
 
     index: int
@@ -36,21 +36,21 @@ class Answer:
     failures: tuple[str, ...] = ()
 
     def scored(self) -> list[int]:
-        """Indices of the completions that could be scored."""
+        """Return the indices of the completions that were scored."""
         failures = self.failures or ("",) * len(self.completions)
         return [index for index, failure in enumerate(failures) if not failure]
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """All answers of a version, in the questions' order."""
+    """All answers of a version, in the order of the questions."""
 
     version: Version
     answers: tuple[Answer, ...]
 
 
 class Evaluator:
-    """Runs at most one evaluation at a time."""
+    """Asks the held-out questions of one version at a time, and collects the answers."""
 
     def __init__(self, commit_log: CommitLog, queue: LearnerQueue, source: TicketSource) -> None:
         self._commit_log = commit_log
@@ -62,22 +62,22 @@ class Evaluator:
 
     @property
     def running(self) -> bool:
-        """Whether answers are still to come."""
+        """Whether an evaluation waits for answers."""
         return self._version is not None
 
     def start(self, version: Version) -> None:
-        """Ask all held-out questions of the announced version."""
+        """Record the evaluation of the announced version and issue a ticket per held-out question."""
         self._version, self._answers = version, {}
         for index in range(len(self._source.eval_questions)):
             self._commit_log.ledger.opened(TicketId.evaluation(version, index), version)
-        # Written down first: after a crash the resumed learner knows which tickets to withdraw.
+        # Recorded before the tickets are issued: a resumed learner knows which tickets to withdraw.
         self._commit_log.record(
             "evaluation", version=str(version), questions=len(self._source.eval_questions)
         )
         self.issue_missing()
 
     def issue_missing(self) -> None:
-        """Put the questions still to be answered on their stream, unless they are on their way."""
+        """Issue the tickets of unanswered questions; the server ignores those that it has."""
         self._position = BEGINNING
         if self._version is None:
             return
@@ -89,7 +89,7 @@ class Evaluator:
         self._queue.issue("eval", [(ticket.id, ticket.version, encode(ticket)) for ticket in tickets])
 
     def poll(self) -> tuple[bool, Evaluated | None]:
-        """Take what came back: whether anything did, and the result once it is whole."""
+        """Read answers. Return whether there were any, and the evaluation once all answers are there."""
         if self._version is None:
             return False, None
         entries = self._queue.outcomes("eval", self._position, _READ)
@@ -103,6 +103,7 @@ class Evaluator:
         return True, self._finish(self._version)
 
     def _take(self, ticket: TicketId, payload: bytes) -> None:
+        """Store the answer that an outcome holds, and end its ticket as evaluated or dead."""
         index = ticket.number
         try:
             outcome = decode_outcome(payload)
@@ -130,11 +131,12 @@ class Evaluator:
         self._commit_log.ledger.close(ticket, "evaluated", str(self._version))
 
     def _is_pinned(self, outcome: ScoredGroup) -> bool:
-        """Whether every token was sampled by the version that is being evaluated."""
+        """Return whether every token was sampled by the version under evaluation."""
         spans = [span for rollout in outcome.group.rollouts for span in rollout.spans]
         return all(span.version == self._version for span in spans)
 
     def _finish(self, version: Version) -> Evaluated:
+        """Record the end of the evaluation and return its answers."""
         answers = tuple(self._answers[index] for index in sorted(self._answers))
         self._version = None
         self._commit_log.record(

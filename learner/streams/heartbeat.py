@@ -1,7 +1,7 @@
-"""The learner's sign of life: a lease in Redis, renewed in a thread beside the main loop.
+"""The learner's heartbeat: a lease on the queue server, renewed by a thread beside the main loop.
 
-A thread that renewed for ever would hide a main loop that hangs. So the main loop names what it does,
-its phase, and the lease is renewed only while the phase lasts no longer than its limit.
+A thread that always renewed would hide a main loop that hangs. The thread therefore watches the
+phases of the main loop, and ends the process when these make no progress for too long.
 """
 
 import contextlib
@@ -19,19 +19,20 @@ from penstock.learner.streams.learner_queue import LearnerQueue
 log = get_logger(__name__)
 
 _JOIN_S = 5.0
-_LONGEST_PAUSE_S = 1.0  # between two signs of life, however long the lease: others go by them
+_LONGEST_PAUSE_S = 1.0  # between two heartbeats, also with a long lease: actors watch them
 
 
 def end_process(reason: str) -> None:
-    """End this process with DeadlineExceeded's exit code, whatever its main thread hangs in."""
+    """Print the reason and exit with DeadlineExceeded's code, also while the main thread hangs."""
     print(f"learner: {DeadlineExceeded.__name__}: {reason}", file=sys.stderr, flush=True)
     os._exit(DeadlineExceeded.exit_code)
 
 
 class Heartbeat:
-    """Renews the learner's lease while it gets on; as a context, lets it go at the end.
+    """Renews the learner's lease while its main loop makes progress; a context that ends the lease.
 
-    After `stall_timeout_s` within one phase `on_stall` is called with a sentence that says which.
+    When `phases` makes no progress for `stall_timeout_s`, the heartbeat calls `on_stall` with a
+    sentence that names the phase, and renews no more.
     """
 
     def __init__(
@@ -58,24 +59,25 @@ class Heartbeat:
         self._left.set()
         self._thread.join(_JOIN_S)
         if kind is not None and issubclass(kind, ServerUnavailable):
-            return  # it was waited for long enough
-        with contextlib.suppress(PenstockError):  # superseded, or the server is away: it runs out
+            return  # the main loop has waited for the server already
+        with contextlib.suppress(PenstockError):  # superseded, or no server: the lease expires by itself
             self._queue.beat(0.0, "leaving")
 
     def _run(self) -> None:
+        """Renew the lease until the context ends or the main loop hangs."""
         superseded = False
         while not self._left.wait(min(self._lease_s / 4, _LONGEST_PAUSE_S)):
             if self._deadline.expired(self._phases.progress):
                 self._on_stall(
                     f"the learner has been {self._phases.name} for {self._deadline.waited_s:.0f} s "
-                    "(LEARNER_STALL_TIMEOUT_S): it hangs there, or needs a larger limit"
+                    "(LEARNER_STALL_TIMEOUT_S): it hangs, or needs a larger limit"
                 )
                 return
             if superseded:
                 continue
             try:
                 self._queue.beat(self._lease_s, self._phases.name)
-            except RunTaken:  # the main loop learns it at its next call, unless it hangs: watch on
+            except RunTaken:  # the main loop gets it at its next call; if it hangs, keep watching
                 superseded = True
-            except PenstockError as error:  # the main loop meets the same server and reports it
-                log.warning("the learner's lease was not renewed", cause=str(error))
+            except PenstockError as error:  # the main loop reports the server's absence
+                log.warning("The learner's lease was not renewed.", cause=str(error))

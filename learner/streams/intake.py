@@ -1,11 +1,12 @@
-"""From the stream of outcomes to a batch: a fold whose verdicts depend on stream order and step alone.
+"""The intake: from the stream of outcomes to the groups of a batch.
 
-    fold(entry)   a verdict ends its ticket at once; a group with signal is held
-    form(step)    what is over max_staleness is dropped; of the rest groups_per_step join, oldest
-                  arrivals first
+    fold(entry)   ends the ticket of a verdict at once; holds a group that can be trained
+    form(step)    drops groups over max_staleness, then takes groups_per_step of the others, in order
+                  of arrival
 
-By default only groups that keep the pace join (learner/streams/pace.py), so that hardly any is dropped;
-with at_max_staleness drop or requeue simply the first do.
+The result depends only on the order of the stream and on the step, so a resumed learner decides the
+same. With at_max_staleness "pace" a batch takes a group only if the pace allows it
+(learner/streams/pace.py), so that hardly any group is dropped; with drop or requeue the first ones.
 """
 
 from collections import Counter
@@ -27,24 +28,27 @@ from penstock.learner.streams.pace import choose_in_pace, keeps_pace
 
 @dataclass(slots=True)
 class Arrivals:
-    """What came back since the last batch, for the metrics."""
+    """Outcomes since the last batch, for the metrics."""
 
     filtered: list[Verdict] = field(default_factory=list)
     dead: int = 0
     stale: int = 0
-    foreign: int = 0  # of these stale, of an older contract: nothing against the questions
+    foreign: int = 0  # of these stale, of an older contract: no sign that the questions are bad
     dropped: list[ScoredGroup] = field(default_factory=list)  # of these stale, over max_staleness
     total_dropped: int = 0  # over the whole run
-    last_dead: str = ""  # a ticket, and who says why it died
+    last_dead: str = ""  # a ticket and the reason why it died
 
     @property
     def without_signal(self) -> int:
-        """Tickets that ended without anything to train on; what came too late had its signal."""
+        """Count of tickets that ended with nothing to train on. Groups dropped as too late had signal.
+
+        Example: 3 filtered, 1 dead, 2 stale of which 1 was dropped: 5.
+        """
         return len(self.filtered) + self.dead + self.stale - self.foreign - len(self.dropped)
 
 
 class Intake:
-    """Holds the groups that may be trained, and decides which form a batch."""
+    """Holds the groups that may be trained, and decides which of them form a batch."""
 
     def __init__(self, ledger: Ledger, source: TicketSource, vocab_size: int) -> None:
         self._arrivals = Arrivals()
@@ -57,11 +61,11 @@ class Intake:
 
     @property
     def held(self) -> Set[TicketId]:
-        """Tickets whose groups wait to be trained."""
+        """Tickets of the groups that wait to be trained."""
         return self._held.keys()
 
     def fold(self, entry: Entry, step: int) -> None:
-        """Take one outcome; one whose ticket has ended, or is held, changes nothing."""
+        """Take one outcome. An outcome whose ticket has ended or is held already changes nothing."""
         if entry.ticket not in self._ledger.open or entry.ticket in self._held:
             return
         try:
@@ -99,9 +103,9 @@ class Intake:
             self._held[ticket] = scored
 
     def _is_as_issued(self, group: Group) -> bool:
-        """Whether the group answers the ticket as it is issued now, in tokens the model knows.
+        """Return whether the group answers the ticket as issued, with tokens that the model knows.
 
-        Past this point it is journalled, and what cannot be trained would end every resume.
+        A group in the journal is retrained by every resume: one that cannot be trained would end all.
         """
         position = self._ledger.position(group.ticket.id)
         asked = self._source.train(group.ticket.id, group.ticket.version, position)
@@ -118,7 +122,7 @@ class Intake:
         )
 
     def form(self, step: int) -> list[ScoredGroup] | None:
-        """The next batch's groups, or None while more are to come; raises NoSignal.
+        """Return the groups of the next batch, or None while the batch waits for more. Raise NoSignal.
 
         The groups leave the intake; their tickets stay open until the caller ends them.
         """
@@ -140,16 +144,17 @@ class Intake:
         return [self._held.pop(ticket) for ticket in chosen]
 
     def take_arrivals(self) -> Arrivals:
-        """What came back since this was last called."""
+        """Return the outcomes since the last call, and begin a new count."""
         arrivals, self._arrivals = self._arrivals, Arrivals()
         arrivals.total_dropped = self._ledger.total_dropped
         return arrivals
 
     def _spent(self, usable: int) -> bool:
-        """Whether all rounds for this batch came back, so that it goes on with what there is.
+        """Return whether all rounds of this batch are back, so that a smaller batch is taken.
 
-        A round is groups_per_step groups. Where there is nothing to go on with, the rounds of the
-        next batches are waited for as well, max_empty_updates in all.
+        A round is groups_per_step groups; a batch has 1 + max_resample_times rounds. With no usable
+        group at all a batch waits for max_empty_updates times as many. Example: 2 groups per step,
+        max_resample_times 1, 1 usable group: spent when 3 others had no signal.
         """
         rounds = 1 + self._settings.max_resample_times
         if not usable:
@@ -157,6 +162,7 @@ class Intake:
         return self._arrivals.without_signal + usable >= rounds * self._settings.groups_per_step
 
     def _drop_over_lag(self, step: int) -> None:
+        """Drop held groups over max_staleness; with "requeue" their questions are asked again."""
         for ticket, scored in list(self._held.items()):
             if is_over_lag(scored, step, self._settings):
                 self._arrivals.dropped.append(self._held.pop(ticket))
@@ -164,10 +170,10 @@ class Intake:
                 self._ledger.drop(ticket, ask_again=self._settings.at_max_staleness == "requeue")
 
     def _choose(self, step: int, size: int) -> tuple[list[TicketId], bool]:
-        """Held tickets for a batch, and whether the pace allows it if they are fewer than `size`.
+        """Return held tickets for a batch, and whether the pace allows a batch smaller than `size`.
 
-        A smaller batch waits for tickets of earlier steps that have to be in it. Not for those of this
-        step: as long as there is no batch, new ones are issued, and it would never be taken.
+        A smaller batch waits for tickets of earlier steps that are due in this batch. It does not wait
+        for tickets of its own step: new ones are issued as long as there is no batch, without end.
         """
         if self._settings.at_max_staleness != "pace":
             return list(self._held)[:size], True
@@ -179,7 +185,10 @@ class Intake:
         return chosen, keeps_pace(due, self._settings.max_staleness, size)
 
     def _due_within(self, ticket: TicketId, step: int) -> int:
-        """How many more batches after this one may still train the ticket; never below 0."""
+        """Return how many batches after this one may still train the ticket, at least 0.
+
+        Example: issued at step 3 with max_staleness 2: 2 at step 3, 0 at step 5.
+        """
         return max(0, self._ledger.open[ticket].step + self._settings.max_staleness - step)
 
     def _end_dead(self, ticket: TicketId, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""The learner's own verbs of the protocol; no other role may write what these write."""
+"""The calls of the queue server that only the learner makes."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from penstock.common.wire.messages import EndState, Weights
 
 
 class LearnerQueue:
-    """What only the learner does; every call is refused once a newer incarnation took over."""
+    """The learner's calls. Each raises RunTaken once a newer incarnation has claimed the run."""
 
     def __init__(self, connection: Connection, keys: Keys, incarnation: int) -> None:
         self.keys = keys
@@ -20,10 +20,11 @@ class LearnerQueue:
         self._incarnation = incarnation
 
     def claim(self, nonce: str, holder: str, lease_s: float = 0.0, gone: Iterable[str] = ()) -> None:
-        """Load the functions, make the streams and fence off older incarnations.
+        """Load the server's functions, make the streams and refuse older incarnations from now on.
 
-        Raises RunTaken while another holder's lease lives, unless it is among those that are `gone` for
-        certain. `lease_s` 0 asks for no lease: a learner that has claimed before claims again.
+        Raise RunTaken while the lease of another holder has not expired, unless that holder is in
+        `gone`: learners that have surely ended. Raise ConfigError for a run of another folder.
+        `lease_s` 0 keeps the lease as it is: the same learner claims again after a server restart.
         """
         self.connection.load_functions()
         lease_ms = int(1000 * lease_s)
@@ -34,11 +35,14 @@ class LearnerQueue:
         )
 
     def beat(self, lease_s: float, phase: str) -> None:
-        """Renew the lease, saying what the learner does; with `lease_s` 0 let it go."""
+        """Renew the lease and store the learner's phase; with `lease_s` 0 end the lease."""
         self._fenced("beat", [], [int(1000 * lease_s), phase])
 
     def issue(self, purpose: Purpose, tickets: list[tuple[TicketId, Version, bytes]]) -> list[Version]:
-        """Put tickets on their stream unless they are alive; returns the versions of first issue."""
+        """Add tickets (id, version, payload) to their stream; return the versions of first issue.
+
+        A ticket that is open on the server is not added again.
+        """
         args = [part for name, version, data in tickets for part in (name, str(version), data)]
         reply = self._fenced(
             "issue", [self.keys.open, self.keys.ledger, self.keys.tickets_for(purpose)], args
@@ -46,14 +50,14 @@ class LearnerQueue:
         return [Version.parse(text(version)) for version in reply]
 
     def outcomes(self, purpose: Purpose, after: str, count: int) -> list[Entry]:
-        """What came back after a position of the stream, in the stream's order."""
+        """Return up to `count` outcomes after a position of the stream, in the stream's order."""
         reply = self._fenced("outcomes", [self.keys.outcomes_for(purpose)], [after, count])
         return [Entry(text(entry), TicketId(text(ticket)), payload) for entry, ticket, payload in reply]
 
     def close(
         self, purpose: Purpose, ends: Mapping[TicketId, EndState], entries: Iterable[str] = ()
     ) -> int:
-        """End tickets, wherever their entries lie, and delete entries; returns how many were open."""
+        """End tickets, whatever stream they are in, and delete entries; return how many were open."""
         flat = [part for ticket, state in ends.items() for part in (ticket, state)]
         return self._fenced(
             "close",
@@ -62,19 +66,19 @@ class LearnerQueue:
         )
 
     def publish_contract(self, contract: bytes) -> None:
-        """Say what must agree across the run's processes."""
+        """Store the contract, which actors and rewarders read when they join."""
         self._fenced("put", [self.keys.contract], [contract])
 
     def announce(self, weights: Weights) -> None:
-        """Name the version that actors are to take."""
+        """Store the version that actors load next."""
         self._fenced("put", [self.keys.weights], [encode(weights)])
 
     def set_state(self, state: str) -> None:
-        """Say whether the run is "running" or "ended"."""
+        """Store the state of the run: "running" or "ended"."""
         self._fenced("put", [self.keys.state], [state])
 
     def set_totals(self, totals: Mapping[str, int]) -> None:
-        """Overwrite the ledger's counters with the learner's own."""
+        """Overwrite the server's counters of tickets with the learner's own."""
         flat = [part for name, count in totals.items() for part in (name, count)]
         self._fenced("set_totals", [self.keys.ledger], flat)
 

@@ -1,8 +1,9 @@
-"""The pace that keeps open tickets within max_staleness: pure arithmetic on when they fall due.
+"""The pace: which groups a batch may take so that no open ticket exceeds max_staleness. Pure.
 
-A group joins a batch only if afterwards, for every k, at most k x size open tickets fall due within k
-more steps. Credit alone does not bound the lag: without this an overtaken ticket is trained later than
-max_staleness allows. A ticket due within 0 can be trained in the batch being formed, and in none later.
+A ticket due within 0 steps can be trained in the batch that is being formed, and in none later. A batch
+takes a group only if afterwards, for every k, at most k x size open tickets are due within k steps.
+Example: batches of 2, and 3 tickets due within 1 step: one of them would be too old in the end, so the
+batch takes one of the 3 first. The credit alone does not bound the staleness.
 """
 
 from collections import Counter
@@ -12,9 +13,9 @@ from penstock.common.wire.ids import TicketId
 
 
 def choose_in_pace(held: Mapping[TicketId, int], due: Counter[int], size: int) -> list[TicketId]:
-    """Up to `size` held tickets for a batch, oldest arrivals first; takes them out of `due`.
+    """Return up to `size` held tickets for a batch, oldest arrivals first; remove them from `due`.
 
-    held maps tickets to the steps they fall due within, due counts the same over all open tickets.
+    `held` maps a ticket to the steps within which it is due. `due` counts all open tickets by these.
 
     Example:
         >>> choose_in_pace({"train:2": 1, "train:0": 0}, Counter({0: 2, 1: 2}), size=2)
@@ -34,7 +35,7 @@ def choose_in_pace(held: Mapping[TicketId, int], due: Counter[int], size: int) -
 
 
 def keeps_pace(due: Counter[int], below: int, size: int, room: int = 0) -> bool:
-    """Whether for every k < below at most k x size tickets, and `room`, fall due within k steps."""
+    """Return whether for every k < below at most k x size + room tickets are due within k steps."""
     waiting = 0
     for within in range(below):
         waiting += due[within]

@@ -1,7 +1,7 @@
-"""The learner's side of the streams: tickets out under the credit rule, groups in, versions out.
+"""The learner's side of the streams: tickets out within the credit, groups in, versions out.
 
-Redis holds only work in flight. Whatever it lost is put back from the books by `join`: at the start,
-and whenever another server process answers than before.
+The queue server holds only work in flight. `join` restores from the ledger what the server lost: at
+the start, and whenever the server was restarted.
 """
 
 import threading
@@ -49,7 +49,7 @@ class TakenGroups:
 
 
 class TicketFlow:
-    """Keeps tickets going out and groups coming in."""
+    """Issues tickets, takes groups and announces versions. `join` comes before all other calls."""
 
     def __init__(
         self,
@@ -80,14 +80,16 @@ class TicketFlow:
         self._deadline = Deadline(run.progress_timeout_s)
 
     def join(self) -> None:
-        """Set the run up on the server and put back what it lacks; may be repeated at any time."""
+        """Set the run up on the server and restore what the server lacks. Idempotent.
+
+        Raise RunTaken if a newer incarnation has claimed the run.
+        """
         self._restarts = self._connection.restarts
         self._queue.claim(self._nonce, holder_name())
         self._queue.publish_contract(encode(self._plan.contract))
         self._queue.set_state("running")
-        if (
-            self._commit_log.ledger.has_unrecorded
-        ):  # what is not in the journal yet must not be withdrawn
+        if self._commit_log.ledger.has_unrecorded:
+            # Closed before its end is in the journal, a ticket would be issued again after a kill.
             self._commit_log.record("rejoin")
         _, places = self._view.audit()
         self._adopt(places)
@@ -100,7 +102,11 @@ class TicketFlow:
             self._queue.announce(self._weights)
 
     def _adopt(self, places: list[Place]) -> None:
-        """Enter tickets that were issued after the journal's last record, and the gaps between."""
+        """Enter tickets in the ledger that were issued after the journal's last record.
+
+        Numbers between them that the server lost are entered too. Example: the ledger ends at train:4,
+        the server has train:7, so 5, 6 and 7 are entered.
+        """
         ledger = self._commit_log.ledger
         ahead = {
             place.ticket.number: Version.parse(place.first_version)
@@ -112,20 +118,21 @@ class TicketFlow:
             ledger.opened(ledger.next_train_ticket(), ahead.get(ledger.next_number - 1, oldest))
 
     def _withdraw(self, places: list[Place]) -> None:
-        """Take from the server what the books know as ended (it lost the acknowledgement)."""
+        """Close tickets on the server that the ledger has as ended: the server lost the first call."""
         ledger = self._commit_log.ledger
         ended = [place.ticket for place in places if place.ticket not in ledger.open]
         self._queue.close("train", {name: "stale" for name in ended if name.purpose == "train"})
         self._queue.close("eval", {name: "stale" for name in ended if name.purpose == "eval"})
 
     def _reissue(self) -> None:
-        """Issue every open ticket again; a no-op for those alive.
+        """Issue all open tickets again; the server ignores those that it has.
 
-        Also those whose group is held: the audit counts them as in flight until they are trained.
+        Includes tickets whose group the intake holds: they count as in flight until they are trained.
         """
         self._issue([ticket for ticket in self._commit_log.ledger.open if ticket.purpose == "train"])
 
     def _issue(self, tickets: list[TicketId]) -> None:
+        """Issue tickets at their version of first issue, new ones at the current version."""
         ledger, source = self._commit_log.ledger, self._plan.source
         version = self._weights.version if self._weights else Version(0, 0)
         batch = [
@@ -140,8 +147,10 @@ class TicketFlow:
     def issue_tickets(self, step: int) -> None:
         """Issue new tickets as far as the credit and the rest of the run allow.
 
-        A question to be asked again is written down first: were it issued first, a crash between would
-        leave a ticket on the server whose question the resumed learner takes for another.
+        Example: credit 4 and 1 step of 2 groups left: at most 2 tickets are open.
+
+        That a question is asked again is journalled before its new ticket is issued. After a kill
+        between the two, a resumed learner would otherwise take that ticket for another question.
         """
         ledger, settings = self._commit_log.ledger, self._plan.source.settings
         if ledger.owes_record:
@@ -170,12 +179,13 @@ class TicketFlow:
         while not self._stopping.is_set():
             self.issue_tickets(step)
             self._advance(step)
-            if self._evaluator.running:  # once a batch is written down, its version is not asked again
+            if self._evaluator.running:  # a resume past this step would not evaluate its version again
                 continue
             try:
                 groups = self.intake.form(step)
             except NoSignal:
-                self._commit_log.record("no signal")  # or the next start would read the same and end too
+                # Without this record the next start would read the same outcomes and end again.
+                self._commit_log.record("no signal")
                 raise
             if groups is not None:
                 return groups
@@ -231,20 +241,24 @@ class TicketFlow:
         return evaluated
 
     def close_rest(self) -> None:
-        """Close what is left over as unused: the run's last record."""
+        """End the tickets that are left as unused, and write the last record of the run."""
         ledger = self._commit_log.ledger
         for ticket in list(ledger.open):
             ledger.close(ticket, "unused", "the run ended")
         self._commit_log.record("end")
 
     def release_workers(self) -> None:
-        """Let actors and rewarders leave; they look for this. A server that lost it is told again."""
+        """Set the run's state to "ended", at which actors and rewarders leave.
+
+        The state is set again while the server was restarted meanwhile and may have lost it.
+        """
         self._queue.set_state("ended")
         while self._connection.restarts != self._restarts:
             self.join()
             self._queue.set_state("ended")
 
     def _check_deadline(self) -> None:
+        """Log the wait every 30 s. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S."""
         waited_s = f"{self._deadline.waited_s:.0f} s"
         if self._deadline.expired():
             raise DeadlineExceeded(
@@ -254,7 +268,7 @@ class TicketFlow:
             log.warning(shorten(f"Waiting for groups since {waited_s}: {self._missing()}."))
 
     def _missing(self) -> str:
-        """Who holds the tickets that are waited for, and whether the last weights were taken."""
+        """Return who holds the open tickets, and whether the newest weights have had results."""
         held = describe_waiting(self._connection, self._queue.keys, self._run.lease_s)
         newest = self.intake.newest_version
         if self._weights is None or newest == self._weights.version:
