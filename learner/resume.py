@@ -1,7 +1,7 @@
-"""Going on from what is on disk: the newest whole checkpoint, then the journal's tail.
+"""How a learner resumes: load the newest whole checkpoint, then retrain the journal's tail.
 
-The tail is retrained by the same functions as a live step, so on one machine with one thread count
-a run that was killed and resumed has the same weights, bit for bit, as one that was not.
+The tail is retrained by the functions of a live step. On one machine with one thread count, a run that
+was killed and resumed has the same weights, bit for bit, as a run that was not.
 """
 
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.messages import ScoredGroup, Verdict
 from penstock.learner.algorithm.batch import build_batch
 from penstock.learner.policy.collective import TrainablePolicy
+from penstock.learner.policy.update import Update
 from penstock.learner.report.completions import completion_rows
 from penstock.learner.report.metrics import update_metrics
 from penstock.learner.report.recorder import Recorder
@@ -26,14 +27,13 @@ from penstock.learner.state.ledger import Ledger
 log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Past:
-    """Where the run stands: Updates made, and of these retrained now."""
+    """The state of a resumed run: Updates made in all, and how many of them were retrained now."""
 
     step: int
-    retrained: int
-    bad_steps: int
-    """Updates at the end that changed nothing, in a row."""
+    retrained: int = 0
+    bad_steps: int = 0  # Updates in a row, up to the newest, that changed no weight
 
 
 def retrain_tail(
@@ -45,52 +45,69 @@ def retrain_tail(
     checkpoint: Checkpoint | None,
     changes: Mapping[str, Any] | None = None,
 ) -> Past:
-    """Bring policy and ledger to where the journal ends; nothing is published meanwhile.
+    """Bring policy and ledger to the end of the journal and return the step reached. Publish nothing.
 
-    Batches are built with the settings they were decided with, but for `changes`; they are trained as
-    the policy's settings say, so a changed loss or learning rate counts from the checkpoint on.
-
-    `policy` began with a bare checkpoint's weights, if it is one.
+    Example: checkpoint of step 40, journal until step 43: the batches of steps 41 to 43 are trained.
+    Batches are built with the settings in their records, except for `changes`. They are trained with the
+    policy's settings, so a changed loss or learning rate has an effect from the checkpoint on. A policy
+    that resumes from a checkpoint without optimizer must have its weights already.
     """
-    step = checkpoint.step if checkpoint else 0
+    past = Past(checkpoint.step if checkpoint else 0)
     if checkpoint:
-        if checkpoint.bare_weights:
-            log.warning("the checkpoint has no optimizer: the run goes on, but not exactly as it was")
-        else:
-            policy.load(checkpoint.trainer)
-        ledger.restore(checkpoint.ledger)
-        log.info("resuming from a checkpoint", step=step, folder=str(checkpoint.folder))
-        warn_of_another_machine(checkpoint.machine)
+        _load(checkpoint, policy, ledger)
     machine = checkpoint.machine if checkpoint else {}
-    recorder.cut_after(step)
-    retrained = bad_steps = 0
+    recorder.cut_after(past.step)
     for _, record in read_chain(run_folder, claim, checkpoint.position if checkpoint else None):
         if record["kind"] == "header" and record["machine"] != machine:
             machine = record["machine"]
             warn_of_another_machine(machine)
-        if record["kind"] == "batch" and record["step"] > step:
-            groups = decode_groups(record["groups"])
-            settings = LearnerSettings(**{**record["settings"], **(changes or {})})
-            batch = build_batch(groups, record["reward_weights"], step, settings)
-            update = policy.update(batch, step)
-            bad_steps = bad_steps + 1 if update.skipped else 0
-            step = record["step"]
-            retrained += 1
-            if settings.log_completions:
-                filtered = [decode(verdict, Verdict) for verdict in record.get("filtered", ())]
-                rows = completion_rows(step, groups, filtered, batch, record["reward_weights"])
-                recorder.completions(step, rows, track=False)
-            recorder.metrics(step, record["metrics"] | update_metrics(update), track=False)
-            log.info("retrained from the journal", step=step)
+        if record["kind"] == "batch" and record["step"] > past.step:
+            update = _retrain(record, past.step, policy, recorder, changes or {})
+            past.bad_steps = past.bad_steps + 1 if update.skipped else 0
+            past.step = record["step"]
+            past.retrained += 1
         ledger.restore(record["ledger"])
-    return Past(step, retrained, bad_steps)
+    return past
+
+
+def _load(checkpoint: Checkpoint, policy: TrainablePolicy, ledger: Ledger) -> None:
+    """Load a checkpoint into policy and ledger. Log a warning if the resume is not exact."""
+    if checkpoint.bare_weights:
+        log.warning("The checkpoint has no optimizer state: the resumed run is not exactly the same.")
+    else:
+        policy.load(checkpoint.trainer)
+    ledger.restore(checkpoint.ledger)
+    log.info("Resuming from a checkpoint.", step=checkpoint.step, folder=str(checkpoint.folder))
+    warn_of_another_machine(checkpoint.machine)
+
+
+def _retrain(
+    record: Mapping[str, Any],
+    step: int,
+    policy: TrainablePolicy,
+    recorder: Recorder,
+    changes: Mapping[str, Any],
+) -> Update:
+    """Train the batch of a record and write its metrics and completions again. Return the Update."""
+    groups, weights = decode_groups(record["groups"]), record["reward_weights"]
+    settings = LearnerSettings(**{**record["settings"], **changes})
+    batch = build_batch(groups, weights, step, settings)
+    update = policy.update(batch, step)
+    step = record["step"]
+    if settings.log_completions:
+        filtered = [decode(verdict, Verdict) for verdict in record.get("filtered", ())]
+        rows = completion_rows(step, groups, filtered, batch, weights)
+        recorder.completions(step, rows, track=False)
+    recorder.metrics(step, record["metrics"] | update_metrics(update), track=False)
+    log.info("Retrained a step from the journal.", step=step)
+    return update
 
 
 def encode_groups(groups: list[ScoredGroup]) -> list[bytes]:
-    """A batch's groups as the journal holds them."""
+    """Return a batch's groups as the journal stores them."""
     return [encode(group) for group in groups]
 
 
 def decode_groups(groups: list[bytes]) -> list[ScoredGroup]:
-    """What `encode_groups` wrote."""
+    """Return the groups that `encode_groups` encoded. Raise MalformedMessage if one is damaged."""
     return [decode(group, ScoredGroup) for group in groups]

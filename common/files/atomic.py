@@ -1,4 +1,4 @@
-"""Files that survive a crash whole or not at all: write aside, sync, rename, sync the folder."""
+"""Writes that a crash cannot leave half done: write aside, sync, rename, sync the folder."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ log = get_logger(__name__)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder of the run with its parents; raises ConfigError."""
+    """Create a folder of the run and its parents. Raise ConfigError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -26,7 +26,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the folder's entries durable."""
+    """Sync the folder itself, so that files created or renamed in it survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -35,7 +35,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write a file aside and rename it into place."""
+    """Replace a file as a whole: write a temporary file beside it, sync, rename. Raise OSError."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
@@ -51,9 +51,9 @@ def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 
 def append_whole(file: FileIO, data: bytes, end: int, sync: bool = True) -> None:
-    """Write to an unbuffered file at its end, `end`; what an earlier attempt left behind it is cut off.
+    """Append `data` at offset `end`, after cutting off what a failed attempt left there. Raise OSError.
 
-    The file is as it was before if this raises, or will be after the next attempt.
+    If the write fails, the file is cut back to `end`, now or by the next attempt. `file` is unbuffered.
     """
     file.truncate(end)
     file.seek(end)
@@ -72,9 +72,10 @@ def append_whole(file: FileIO, data: bytes, end: int, sync: bool = True) -> None
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill aside; when the block ends well it is synced and renamed to `path`.
+    """Yield a temporary folder. When the block ends without an error, sync it and rename it to `path`.
 
-    Raises OSError when the disk is full, also where the block does not say so.
+    If the block raises, the temporary folder is deleted. Raise OSError if the disk is full, even if the
+    block raised an error that does not name a full disk.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
@@ -83,7 +84,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     try:
         yield aside
         _sync_tree(aside, kind)
-    except BaseException as error:  # whatever it is, nothing half written stays
+    except BaseException as error:  # KeyboardInterrupt too: no half-written folder stays
         full = _full_disk(aside) if isinstance(error, Exception) else None
         shutil.rmtree(aside, ignore_errors=True)
         if full is not None:
@@ -97,6 +98,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def _sync_tree(folder: Path, kind: str) -> None:
+    """Sync all files and folders below. `kind` begins the names of the failpoints."""
     for file in sorted(found for found in folder.rglob("*") if found.is_file()):
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
@@ -106,7 +108,7 @@ def _sync_tree(folder: Path, kind: str) -> None:
 
 
 def _full_disk(folder: Path) -> OSError | None:
-    """What a write of 64 KiB raises: torch's own error does not tell that the disk is full."""
+    """Return the OSError of writing 64 KiB, or None: torch's errors do not name a full disk."""
     try:
         (folder / "probe").write_bytes(bytes(1 << 16))
     except OSError as error:
@@ -115,7 +117,10 @@ def _full_disk(folder: Path) -> OSError | None:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole rows of a file that the run appends to, none if it is not there; a kill may tear one."""
+    """Return the rows of a JSON-lines file, [] without a file. Damaged rows are logged and left out.
+
+    A last row without a line end is left out too: a kill interrupted its append.
+    """
     rows = []
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     lines = text.split("\n")[:-1]  # splitlines also splits at U+2028 inside a completion
@@ -123,22 +128,22 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:
-            log.error("a damaged line is left out", file=str(path), line=number)
+            log.error("A damaged line is left out.", file=str(path), line=number)
     return rows
 
 
 def folder_size(folder: Path) -> int:
-    """Bytes of all files below."""
+    """Return the total size of all files below, in bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def remove_asides(parent: Path) -> None:
-    """Remove what a process that was killed was writing aside in this folder."""
+    """Delete the temporary files and folders that a killed process left in this folder."""
     for left in parent.glob(".*"):
         shutil.rmtree(left, ignore_errors=True)
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

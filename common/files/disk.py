@@ -1,4 +1,4 @@
-"""A full disk is waited for: said at once and again every 30 s, with a limit that ends the run."""
+"""The wait while a disk is full: logged at once and every 30 s, with a timeout that ends the run."""
 
 import errno
 import os
@@ -23,14 +23,14 @@ _REPORT_EVERY_S = 30.0
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether this says that the disk, or its quota, is full; safetensors says it by text alone."""
+    """Whether an error means a full disk or quota. Safetensors states that in its text only."""
     if isinstance(error, OSError):
         return error.errno in _FULL
     return any(os.strerror(code) in str(error) for code in _FULL)
 
 
 class Disk:
-    """Writes that wait for room: for RUN_DISK_TIMEOUT_S at most, and not once `stopping` is set.
+    """Retries writes while the disk is full, until `timeout_s` is over or `stopping` is set.
 
     The wait is a phase of `phases`, polled again and again: this process has not hung.
     """
@@ -46,10 +46,10 @@ class Disk:
         self._phases = phases or Phases()
 
     def write(self, what: str, path: Path, action: Callable[[], T], needed: int | None = None) -> T:
-        """What `action` returns, called again while the disk is full; raises DiskFull.
+        """Return what `action` returns, retried while the disk is full. Raise DiskFull.
 
-        `action` must leave nothing half-written behind when it raises. `needed` is about how many
-        bytes it writes, if that is known: it is not called again before there are as many.
+        When `action` raises, it must leave nothing half written. `needed` is about how many bytes it
+        writes: a retry waits until as many are free. `what` and `path` are for log and error.
         """
         wait = None
         while True:
@@ -63,7 +63,7 @@ class Disk:
                 self._wait(wait, time.monotonic() - began, error)
 
     def _wait(self, wait: "_Wait", took_s: float, error: Exception) -> None:
-        """Wait at least as long as the attempt took, and until there may be room."""
+        """Wait as long as the attempt took (1 s or more) and until there may be room. Raise DiskFull."""
         pause_s = max(_POLL_S, took_s)
         while True:
             over = wait.waited_s + pause_s > self._timeout_s
@@ -78,7 +78,7 @@ class Disk:
 
 
 class _Wait:
-    """What is to be written, and since when there has been no room for it."""
+    """A write that found no room: its name, path, size and the time of its first attempt."""
 
     def __init__(self, what: str, path: Path, needed: int | None, began: float) -> None:
         self._what, self._path, self._needed, self._began = what, path, needed, began
@@ -90,23 +90,27 @@ class _Wait:
         return time.monotonic() - self._began
 
     def may_have_room(self) -> bool:
+        """Whether as many bytes are free as the write needs; True if that number is unknown."""
         return self._needed is None or self._free() >= self._needed
 
     def report(self, limit_s: float) -> None:
+        """Log the wait, at most every 30 s."""
         if time.monotonic() < self._report_at:
             return
         self._report_at = time.monotonic() + _REPORT_EVERY_S
         about = {"what": self._what, "path": str(self._path), "waited_s": round(self.waited_s)}
-        log.error("no room on the disk: waiting", **about, limit_s=limit_s, **self._room())
+        log.error("No room on the disk: waiting.", **about, limit_s=limit_s, **self._room())
 
     def explain(self, why: str) -> str:
+        """Return the text of a DiskFull. `why` names the reason to stop waiting."""
         room = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self._room().items())
         return (
             f"no room for {self._what} in {self._path} ({room}) after {self.waited_s:.0f} s ({why}). "
-            "All that was written before is whole: make room, then start again to resume"
+            "Everything written before is whole: make room, then start again to resume"
         )
 
     def _room(self) -> dict[str, int]:
+        """Return the free bytes, and if known the needed and the missing ones, by name for the log."""
         free = self._free()
         if self._needed is None:
             return {"free_bytes": free}

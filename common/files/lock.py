@@ -1,4 +1,4 @@
-"""A lock on a file, held for as long as the process lives: kill -9 frees it at once."""
+"""A lock on a file. The system releases the lock when its process ends, also after kill -9."""
 
 import fcntl
 import os
@@ -17,9 +17,10 @@ _START = uuid.uuid4().hex[:6]
 
 @contextmanager
 def hold_lock(path: Path, what: str) -> Iterator[list[str]]:
-    """Hold the file; raises RunTaken naming the process that does. `what` holds it, for people.
+    """Hold the lock during the block. Raise RunTaken if another process holds it, naming that process.
 
-    Yields the names of those that held it before, the last one first: they have let it go.
+    Yield the names of the processes that held the lock before, newest first: none of them holds it now.
+    `what` names the kind of process in the error, such as "learner".
     """
     make_folder(path.parent)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -34,7 +35,7 @@ def hold_lock(path: Path, what: str) -> Iterator[list[str]]:
         ) from error
     before = _read_names(handle)
     names = "\n".join([holder_name(), *before][:_NAMES_KEPT]).encode()
-    os.pwrite(handle, names, 0)  # before it is cut: a kill in between must not lose the names
+    os.pwrite(handle, names, 0)  # before the truncate: a kill in between must not lose the names
     os.ftruncate(handle, len(names))
     try:
         yield before
@@ -43,16 +44,17 @@ def hold_lock(path: Path, what: str) -> Iterator[list[str]]:
 
 
 def _read_names(handle: int) -> list[str]:
+    """Return the names in the lock's file, newest first."""
     return os.pread(handle, 1 << 16, 0).decode().splitlines()
 
 
 def holder_name() -> str:
-    """This process, for people and for the lease: none in a container of that name is called so."""
+    """Return a name of this process that no other start of a process has, not even in a container."""
     return f"process {os.getpid()} ({_START}){_on_this_host()}"
 
 
 def of_this_host(names: Iterable[str]) -> list[str]:
-    """Those of the names that `holder_name` gave on this host, where a lock decides at once."""
+    """Return the names that `holder_name` returned on this host."""
     return [name for name in names if name.endswith(_on_this_host())]
 
 

@@ -1,4 +1,4 @@
-"""The journal's files: how a record is written, and which of them can still be read."""
+"""The journal's files: the form of a record, and which records can be read."""
 
 import re
 import struct
@@ -18,11 +18,11 @@ log = get_logger(__name__)
 
 _PREFIX = struct.Struct("<QI")
 _MAYBE_PREFIX = re.compile(rb"(?=(?!\0{4})[\s\S]{4}\0{4})")
-"""Where a record below 4 GiB may begin: the upper half of its length is zero, the lower half is not."""
+"""Where a record below 4 GiB may begin: the upper 4 bytes of its length are zero, the lower are not."""
 
 _LEVEL = 1
-"""Of zlib. Token ids, masks and texts shrink to a fifth, log-probabilities hardly; level 6 takes three
-times as long for a tenth less."""
+"""Level of zlib. Token ids, masks and texts shrink to a fifth, log-probabilities hardly. Level 6 takes
+three times as long and saves a tenth."""
 
 
 REMEDY = "Put the file back from a copy, or start a new run with LEARNER_MODEL=CHECKPOINT/model"
@@ -30,40 +30,36 @@ REMEDY = "Put the file back from a copy, or start a new run with LEARNER_MODEL=C
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A file of an incarnation's journal, and the offset at which it begins."""
+    """A file of an incarnation's journal. `start` is the offset of its first byte in that journal."""
 
     path: Path
     start: int
 
     @property
     def end(self) -> int:
-        """The offset at which the file ends, whole records or not."""
+        """The journal offset at which the file ends, after whole records or not."""
         return self.start + self.path.stat().st_size
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What lies after the last record that can be used."""
+    """The bytes after the last usable record of a journal."""
 
     path: Path
-    offset: int
-    """In the file."""
-    length: int
-    """In bytes, later files included."""
-    torn: bool
-    """It is at the very end and may be what a kill left of an append."""
-    complete: bool
-    """It is as long as it says, so a kill alone did not do it: a power cut, or damage."""
+    offset: int  # in the file `path`
+    length: int  # in bytes, later files included
+    torn: bool  # at the end of the journal: a kill may have interrupted an append
+    complete: bool  # as long as its prefix states: a kill alone cannot cause this, a power cut can
 
 
 def encode_record(record: dict[str, Any]) -> bytes:
-    """A record as it lies in the file."""
+    """Return a record as the bytes in the file: length, checksum, compressed body."""
     body = zlib.compress(pack(record), _LEVEL)
     return _PREFIX.pack(len(body), zlib.crc32(body)) + body
 
 
 def list_segments(run_folder: RunFolder, incarnation: int) -> list[Segment]:
-    """The files of an incarnation's journal, in order."""
+    """Return the files of an incarnation's journal, by start."""
     found = run_folder.journal.glob(f"{incarnation:06d}-*.journal")
     starts = {int(path.stem.partition("-")[2]): path for path in found}
     return [Segment(path, start) for start, path in sorted(starts.items())]
@@ -72,9 +68,9 @@ def list_segments(run_folder: RunFolder, incarnation: int) -> list[Segment]:
 def read_journal(
     run_folder: RunFolder, incarnation: int, start: int = 0, end: int | None = None
 ) -> Iterator[tuple[int, Any]]:
-    """The records between two offsets, each with the offset after it.
+    """Yield the records between two offsets, each with the offset after it.
 
-    Stops at a torn or damaged record, and where a segment is missing.
+    Ends early, without an error, at a torn or damaged record and where a segment is missing.
     """
     reached = start
     for segment in list_segments(run_folder, incarnation):
@@ -87,6 +83,7 @@ def read_journal(
 
 
 def _read_segment(segment: Segment, start: int, end: int | None) -> Iterator[tuple[int, Any]]:
+    """Yield a segment's records between two offsets; end at the first one that is not whole."""
     size = segment.end - segment.start
     with segment.path.open("rb") as file:
         file.seek(start - segment.start)
@@ -111,9 +108,9 @@ def _read_segment(segment: Segment, start: int, end: int | None) -> Iterator[tup
 
 
 def valid_length(run_folder: RunFolder, incarnation: int, start: int = 0) -> int:
-    """Offset at which the whole records after `start`, a place between two, end; says what is left out.
+    """Return the offset after the last whole record that follows `start`. Log what is left out.
 
-    Raises ConfigError if the journal begins only after `start`.
+    `start` is an offset between two records. Raise ConfigError if the journal begins after `start`.
     """
     found = list_segments(run_folder, incarnation)
     if found and found[0].start > start:
@@ -123,16 +120,18 @@ def valid_length(run_folder: RunFolder, incarnation: int, start: int = 0) -> int
     if rest is not None:
         about = {"file": str(rest.path), "offset": rest.offset, "bytes_left_out": rest.length}
         if rest.torn and rest.complete:
-            log.error("the journal's last record is damaged and is cut: its step is made anew", **about)
+            log.error(
+                "The last record of the journal is damaged and cut: its step is repeated.", **about
+            )
         elif rest.torn:
-            log.warning("a torn record at the journal's end is cut", **about)
+            log.warning("The last record of the journal was interrupted and is cut.", **about)
         else:
-            log.error("the journal is damaged: nothing from this offset on can be used", **about)
+            log.error("The journal is damaged: no record from this offset on can be used.", **about)
     return end
 
 
 def left_out(run_folder: RunFolder, incarnation: int, end: int) -> LeftOut | None:
-    """What an incarnation's journal holds after the offset at which its whole records end."""
+    """Return what an incarnation's journal holds after `end`, the end of its whole records; or None."""
     rest = [segment for segment in list_segments(run_folder, incarnation) if segment.end > end]
     if not rest:
         return None
@@ -143,41 +142,42 @@ def left_out(run_folder: RunFolder, incarnation: int, end: int) -> LeftOut | Non
 
 
 def _is_complete(segment: Segment, offset: int, length: int) -> bool:
-    """Whether the record there has as many bytes as its prefix says, of which some are wrong."""
+    """Whether the record there has as many bytes as its prefix states, but another checksum."""
     if length < _PREFIX.size:
         return False
     with segment.path.open("rb") as file:
         file.seek(offset)
         stated, checksum = _PREFIX.unpack(file.read(_PREFIX.size))
-        return 0 < stated <= length - _PREFIX.size and zlib.crc32(file.read(stated)) != checksum
+        return bool(0 < stated <= length - _PREFIX.size and zlib.crc32(file.read(stated)) != checksum)
 
 
 def _holds_record_after(segment: Segment, offset: int) -> bool:
-    """Whether a whole record lies somewhere behind a damaged one: a torn append has none behind it."""
+    """Whether a whole record follows a damaged one. After an interrupted append there is none."""
     data = segment.path.read_bytes()[offset - segment.start :]
-    if _is_record(data, 0):  # it was being written when it was read
+    if _is_record(data, 0):  # its append ended since it was read
         return False
     return any(_is_record(data, match.start()) for match in _MAYBE_PREFIX.finditer(data, 1))
 
 
 def _is_record(data: bytes, place: int) -> bool:
+    """Whether a whole record with the right checksum begins at this place."""
     first = place + _PREFIX.size
     if first > len(data):
         return False
     length, checksum = _PREFIX.unpack_from(data, place)
-    return first + length <= len(data) and zlib.crc32(data[first : first + length]) == checksum
+    return bool(first + length <= len(data) and zlib.crc32(data[first : first + length]) == checksum)
 
 
 def explain_gap(run_folder: RunFolder, incarnation: int, offset: int, end: int | None = None) -> str:
-    """Why the records from `offset` (up to `end`) cannot be read, and what to do."""
+    """Return the text of an error: why records from `offset` to `end` cannot be read, what to do."""
     found = list_segments(run_folder, incarnation)
     until = f" to {end}" if end is not None else ""
     needed = f"the journal of incarnation {incarnation} is needed from offset {offset}{until}"
     if not found or found[0].start > offset:
-        there = f"it begins at offset {found[0].start}" if found else "it is not there"
+        there = f"it begins at offset {found[0].start}" if found else "it has no file"
         return (
             f"{run_folder.journal}: {needed}, but {there}. With LEARNER_JOURNAL_RETENTION=resume "
-            "what lies before the checkpoints is deleted: such a run can be resumed, but a replay needs "
+            "records before the checkpoints are deleted: the run can be resumed, but a replay needs "
             f"LEARNER_JOURNAL_RETENTION=all. {REMEDY}"
         )
     damaged = [segment for segment in found if segment.start <= offset][-1]
@@ -185,7 +185,7 @@ def explain_gap(run_folder: RunFolder, incarnation: int, offset: int, end: int |
 
 
 def segments_before(run_folder: RunFolder, incarnation: int, offset: int) -> list[Path]:
-    """Files that end at or before a position, oldest first; of its own incarnation never the newest."""
+    """Return the files that end before or at a position, by age; not the newest of its incarnation."""
     names = [path.name for path in run_folder.journal.glob("*-*.journal")]
     older = sorted({number for name in names if (number := int(name.partition("-")[0])) < incarnation})
     found = [segment for number in older for segment in list_segments(run_folder, number)]

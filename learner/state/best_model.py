@@ -1,4 +1,4 @@
-"""The best model so far by held-out questions, kept beside the checkpoints."""
+"""The best model by the answers to held-out questions, kept beside the checkpoints."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def keep_if_best(
 
 
 def _link(source: str, target: str) -> str:
-    """A second name for the same bytes, which are never changed; a copy where that cannot be."""
+    """Make a hard link, or a copy if the file system has no hard links. Return the target."""
     try:
         os.link(source, target)
     except OSError:

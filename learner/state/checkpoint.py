@@ -1,4 +1,4 @@
-"""Checkpoints: written aside, synced, hashed, renamed; a damaged one is noticed and passed over.
+"""Checkpoints: written aside, hashed, synced, renamed. A damaged checkpoint is found and not used.
 
 checkpoints/{incarnation:06d}-{step:08d}/
     model/          the policy as a Hugging Face folder
@@ -24,6 +24,7 @@ from penstock.common.log import get_logger
 from penstock.learner.policy.collective import TrainablePolicy
 from penstock.learner.policy.processes import world_size
 from penstock.learner.state.fingerprint import this_machine
+from penstock.learner.state.ledger import LedgerTable
 
 log = get_logger(__name__)
 
@@ -32,30 +33,28 @@ _MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A whole checkpoint: where it lies and what a resume goes on from."""
+    """The content of a whole checkpoint, from which a run is resumed."""
 
     folder: Path
     step: int
     position: Position
-    ledger: dict[str, Any]
-    trained_with: dict[str, Any]
-    """What must be the same for `trainer` to be loaded, see `training_kind`."""
-    machine: dict[str, Any]
-    """On which it was trained, see `this_machine`."""
+    ledger: LedgerTable
+    trained_with: dict[str, Any]  # must be the same when `trainer` is loaded, see `training_kind`
+    machine: dict[str, Any]  # that wrote the checkpoint, see `this_machine`
 
     @property
     def model(self) -> Path:
-        """The policy as a Hugging Face folder."""
+        """The folder of the policy in Hugging Face form."""
         return self.folder / "model"
 
     @property
     def trainer(self) -> Path:
-        """Weights and optimizer for an exact resume."""
+        """The folder of weights and optimizer state, for an exact resume."""
         return self.folder / "trainer"
 
     @property
     def bare_weights(self) -> Path | None:
-        """The model, if that is all there is (LEARNER_SAVE_ONLY_MODEL)."""
+        """The model's folder if there is no `trainer` (LEARNER_SAVE_ONLY_MODEL), else None."""
         return None if self.trainer.is_dir() else self.model
 
 
@@ -64,7 +63,7 @@ def save_checkpoint(
     policy: TrainablePolicy,
     step: int,
     position: Position,
-    ledger: dict[str, Any],
+    ledger: LedgerTable,
     settings: LearnerSettings,
 ) -> Checkpoint:
     """Write and return the checkpoint of a step, then delete old ones. Raise RunTaken, DiskFull.
@@ -84,7 +83,8 @@ def save_checkpoint(
         if not settings.save_only_model:
             policy.save(aside / "trainer")
         (aside / "state.json").write_text(json.dumps(state))
-        hashes = {str(path.relative_to(aside)): hash_file(path) for path in _files(aside)}
+        files = sorted(path for path in aside.rglob("*") if path.is_file())
+        hashes = {str(path.relative_to(aside)): hash_file(path) for path in files}
         (aside / _MANIFEST).write_text(json.dumps(hashes, indent=1))
 
     path = folder.checkpoint(position.incarnation, step)
@@ -117,27 +117,29 @@ def _delete_old(folder: LearnerFolder, settings: LearnerSettings) -> None:
 
 
 def _trim_journal(run_folder: RunFolder, kept: list[Path]) -> None:
-    """Delete the segments before the oldest kept checkpoint, once two at least are whole."""
+    """Delete the segments before the oldest kept checkpoint, if two or more are kept and whole."""
     position = _position(kept[-1])
     if position is None or len(kept) < 2:
         return
     doomed = segments_before(run_folder, position.incarnation, position.offset)
     damaged = [folder for folder in kept[1:] if _find_damage(folder)] if doomed else []
     if damaged:
-        log.error("the journal is kept: a checkpoint is damaged", folder=str(damaged[0]))
+        log.error("The journal is not trimmed: a checkpoint is damaged.", folder=str(damaged[0]))
         return
     for path in doomed:
         path.unlink()
 
 
 def newest_position(run_folder: RunFolder) -> Position | None:
-    """The position of the newest checkpoint, so far as it can be read; it may yet be damaged."""
-    positions = filter(None, map(_position, _newest_first(run_folder)))
-    return next(positions, None)
+    """Return the position of the newest checkpoint whose state.json is whole. Check no other file."""
+    return next(filter(None, map(_position, _newest_first(run_folder))), None)
 
 
 def newest_checkpoint(folder: LearnerFolder, claim: Claim) -> Checkpoint | None:
-    """The newest whole checkpoint on the claim's own chain, or None."""
+    """Return the newest whole checkpoint on the claim's chain, None if there is none. Raise RunTaken.
+
+    Newer ones are renamed to unused-..., so that they do not count among those kept.
+    """
     ends = lengths_on_chain(folder, claim)
     for path in _newest_first(folder):
         problem = _find_damage(path)
@@ -148,14 +150,14 @@ def newest_checkpoint(folder: LearnerFolder, claim: Claim) -> Checkpoint | None:
             if position.offset <= end:
                 return checkpoint
             problem = f"written by a learner that was superseded, at {position.offset} of {end} bytes"
-        folder.check_not_superseded()  # or it may be the successor's
-        log.error("a checkpoint is passed over", folder=str(path), problem=problem)
-        path.rename(path.with_name(f"unused-{path.name}"))  # it must not count among those kept
+        folder.check_not_superseded()  # the checkpoint may be the successor's
+        log.error("A checkpoint is not used.", folder=str(path), problem=problem)
+        path.rename(path.with_name(f"unused-{path.name}"))
     return None
 
 
 def training_kind(settings: LearnerSettings) -> dict[str, Any]:
-    """The settings that decide the form of the optimizer's state, by variable."""
+    """Return, by variable, the settings that determine the form of the optimizer's state."""
     return {
         "LEARNER_DTYPE": settings.dtype,
         "LEARNER_ZERO_STAGE": settings.resolved_zero_stage,
@@ -166,7 +168,7 @@ def training_kind(settings: LearnerSettings) -> dict[str, Any]:
 
 
 def check_loadable(checkpoint: Checkpoint, settings: LearnerSettings) -> None:
-    """Whether the trainer's state fits today's settings; raises ConfigError naming what changed."""
+    """Raise ConfigError, naming the changes, if the optimizer's state does not fit the settings."""
     now = training_kind(settings)
     changed = [
         f"{name} was {then} and is {now[name]}"
@@ -181,14 +183,12 @@ def check_loadable(checkpoint: Checkpoint, settings: LearnerSettings) -> None:
 
 
 def _newest_first(run_folder: RunFolder) -> list[Path]:
+    """Return the folders of all checkpoints, by incarnation and step, newest first."""
     return sorted(run_folder.checkpoints.glob("[0-9]*-[0-9]*"), reverse=True)
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
 def _find_damage(folder: Path) -> str:
+    """Return what is wrong with a checkpoint's files, "" if all have their hashes."""
     try:
         hashes = json.loads((folder / _MANIFEST).read_text())
         _read(folder)
@@ -204,19 +204,15 @@ def _find_damage(folder: Path) -> str:
 
 
 def _read(folder: Path) -> Checkpoint:
+    """Read state.json. Raise OSError, ValueError, KeyError or TypeError if it is damaged."""
     state = json.loads((folder / "state.json").read_text())
-    return Checkpoint(
-        folder,
-        state["step"],
-        Position(**state["position"]),
-        state["ledger"],
-        state["trained_with"],
-        state["machine"],
-    )
+    position = Position(**state["position"])
+    named = {name: state[name] for name in ("step", "ledger", "trained_with", "machine")}
+    return Checkpoint(folder=folder, position=position, **named)
 
 
 def _position(folder: Path) -> Position | None:
-    """Where in the journal a checkpoint was made; None if its state is damaged."""
+    """Return the journal position of a checkpoint, None if its state.json is damaged."""
     try:
         hashes = json.loads((folder / _MANIFEST).read_text())
         whole = hashes["state.json"] == hash_file(folder / "state.json")

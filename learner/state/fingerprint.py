@@ -1,4 +1,4 @@
-"""What the last bits of the weights depend on beside the data: the machine, and how many work on it."""
+"""The machine and the number of processes, on which the last bits of the weights depend."""
 
 import platform
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def this_machine() -> dict[str, Any]:
-    """Torch, threads, ranks, platform, CPU, the instructions torch uses of it, the GPU if any."""
+    """Return torch's version, threads, ranks, platform, CPU, instruction set and GPU, by name."""
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
@@ -29,16 +29,19 @@ def this_machine() -> dict[str, Any]:
 
 
 def warn_of_another_machine(then: Mapping[str, Any]) -> None:
-    """Say in one line what differs between this machine and that of a record."""
+    """Log a warning with the differences between this machine and `then`, if there are any."""
     now = this_machine()
     found = [
         f"{name} was {then.get(name)} and is {now[name]}" for name in now if then.get(name) != now[name]
     ]
     if found:
-        log.warning("another machine: the weights may differ in the last bits", differs="; ".join(found))
+        log.warning(
+            "This is another machine: the weights may differ in the last bits.", differs="; ".join(found)
+        )
 
 
 def _cpu_name() -> str:
+    """Return the CPU's name from /proc/cpuinfo, or what the platform names it."""
     lines = _CPUINFO.read_text().splitlines() if _CPUINFO.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()

@@ -1,8 +1,7 @@
-"""One learner at a time, and who came after whom.
+"""The claims that let one learner at a time write a run, and order the learners by incarnation.
 
-A start of the learner takes the lock on the run's folder, then claims the next incarnation with a
-file that says from where it goes on. A resume follows this chain of claims, never the highest step:
-what an old incarnation appends after it was superseded is not part of the run.
+A start of the learner takes the lock on the run's folder, then claims the next incarnation with a file.
+The file names the incarnation before and how much of its journal counts, see common/journal/claims.py.
 """
 
 import json
@@ -21,15 +20,15 @@ from penstock.common.journal.segments import explain_gap, left_out, valid_length
 
 
 def lock_run(run_folder: RunFolder) -> AbstractContextManager[list[str]]:
-    """Hold the run's folder as its learner; raises RunTaken naming the process that does.
+    """Hold the learner's lock on the folder during a block. Raise RunTaken naming another holder.
 
-    Gives the names of the learners that held it before.
+    Yield the names of the learners that held the lock before.
     """
     return hold_lock(run_folder.learner_lock, "learner")
 
 
 def read_nonce(run_folder: RunFolder) -> str:
-    """The number that ties the folder to its run in Redis; made at the first start."""
+    """Return the random text that ties the folder to its run on the queue server, or write a new one."""
     path = run_folder.nonce
     if not path.is_file():
         write_whole(path, uuid.uuid4().hex.encode())
@@ -37,17 +36,18 @@ def read_nonce(run_folder: RunFolder) -> str:
 
 
 def next_incarnation(run_folder: RunFolder, redis_incarnation: int) -> int:
-    """The number after the largest that folder and Redis know."""
+    """Return 1 + the largest incarnation in the folder and on the queue server. Raise ConfigError."""
     return max([redis_incarnation, *read_claims(run_folder)]) + 1
 
 
 def claim_incarnation(folder: LearnerFolder, checkpointed: Position | None = None) -> Claim:
-    """Take the number that Redis gave, on the folder; raises RunTaken, ConfigError.
+    """Claim the folder for its incarnation, which was claimed on the queue server before.
 
-    Redis is claimed first: from there on the learner before can acknowledge nothing, so that whatever
-    it still appends to its journal may count or not. Exactly that number is taken, and none if a later
-    one is there: a learner that was stopped between the two would cut off its successor's journal.
-    `checkpointed` is the newest checkpoint's position: damage of the journal before it does no harm.
+    Raise RunTaken if this or a later incarnation is claimed here: a learner that was stopped between its
+    two claims must not cut off its successor's journal. Raise ConfigError if the journal or a claim is
+    damaged. Damage before `checkpointed`, the newest checkpoint's position, is ignored: a resume reads
+    only the records after it. The server is claimed first, because from then on the learner before can
+    acknowledge nothing: its later records may count or not.
     """
     folder.check_not_superseded()
     claims = read_claims(folder)
@@ -58,15 +58,10 @@ def claim_incarnation(folder: LearnerFolder, checkpointed: Position | None = Non
     rest = left_out(folder, parent, length)
     if rest is not None and not rest.torn:
         raise ConfigError(
-            f"{explain_gap(folder, parent, length)}. To give up what follows, {rest.length} bytes: "
+            f"{explain_gap(folder, parent, length)}. To give up the {rest.length} bytes that follow: "
             f"truncate -s {rest.offset} {rest.path}, and delete the files of that incarnation after it"
         )
-    claim = Claim(
-        incarnation=folder.incarnation,
-        parent=parent,
-        parent_length=length,
-        holder=holder_name(),
-    )
+    claim = Claim(folder.incarnation, parent, length, holder_name())
     path = folder.claim(claim.incarnation)
     make_folder(path.parent)
     aside = path.with_suffix(f".{os.getpid()}")

@@ -1,25 +1,27 @@
-"""The journal: a write-ahead log of everything the learner decided, synced before it acts.
+"""The journal: a write-ahead log of the learner's decisions, synced before any of them has an effect.
 
-An incarnation's journal lies in segments, `journal/{incarnation:06d}-{offset:012d}.journal`, named by
-the offset at which they begin; each begins where the one before ends. A record is the length of its
-body (8 bytes), the body's CRC-32 (4 bytes) and the body: zlib over msgpack, a map with `kind` and, per
-kind,
+An incarnation's journal is stored in segments, `journal/{incarnation:06d}-{offset:012d}.journal`. The
+offset is where the segment begins; each segment begins where the one before ends. A record consists of
+the length of its body (8 bytes), the CRC-32 of its body (4 bytes) and the body: zlib over msgpack, a map
+with `kind` and, by kind,
 
-    header      what this learner was started with: settings, model_folder, steps, machine
+    header      the settings, model_folder, steps and machine that the learner was started with
     batch       step, version, groups (encoded ScoredGroups in order), the settings and reward_weights
-                it was formed with, its metrics so far; ends, ledger
+                that chose it, its metrics so far; ends, ledger
     evaluation  version, questions: the eval tickets that were issued; ledger
-    evaluated   version, results: what came of them; ends, ledger
+    evaluated   version, results: their answers; ends, ledger
     ask again   ends, ledger: dropped tickets whose questions are to be repeated
-    rejoin      ends, ledger: what had ended when another server process answered
+    rejoin      ends, ledger: tickets that had ended when another server process answered
     no signal   ends, ledger: why the run ended with NoSignal
-    end         ends, ledger: tickets left over when the run ended
+    end         ends, ledger: tickets that were open when the run ended
 
 `ends` maps the tickets that ended since the last record to [state, reason]; `ledger` is the learner's
-table after it. A torn last record is cut when the next incarnation claims the run.
+table after it. If a kill interrupts the last record, the next incarnation cuts it.
 """
 
 from functools import partial
+from io import FileIO
+from pathlib import Path
 from typing import Any
 
 from penstock.common.failpoint import failpoint
@@ -32,21 +34,23 @@ SEGMENT_BYTES = 64 << 20
 
 
 class Journal:
-    """What one incarnation appends to. A full disk is waited for as `disk` says."""
+    """Appends one incarnation's records. While the disk is full, an append waits (see Disk)."""
 
     def __init__(self, folder: LearnerFolder, segment_bytes: int = SEGMENT_BYTES) -> None:
         folder.journal.mkdir(parents=True, exist_ok=True)
         self.incarnation = folder.incarnation
         self._folder = folder
         self._segment_bytes = segment_bytes
-        self._begin_segment(0)
+        self._start = self._size = 0  # of the newest segment
+        self._path, self._file = self._open_segment(0)
 
     def append(self, kind: str, **fields: Any) -> Position:
-        """Write one record and sync it; returns the position after it. Raises DiskFull."""
+        """Write one record, sync it and return the position after it. Raise DiskFull."""
         record = encode_record({"kind": kind, **fields})
         if self._size and self._size + len(record) > self._segment_bytes:
             self._file.close()
-            self._begin_segment(self._start + self._size)
+            self._start, self._size = self._start + self._size, 0
+            self._path, self._file = self._open_segment(self._start)
         what = f"the journal's record of {kind!r}"
         failpoint("journal.before")
         write = partial(append_whole, self._file, record, self._size)
@@ -55,21 +59,19 @@ class Journal:
         failpoint("journal.synced")
         return Position(self.incarnation, self._start + self._size)
 
-    def close(self) -> None:
-        """Close the file; every record is on disk already."""
-        self._file.close()
+    def _open_segment(self, start: int) -> tuple[Path, FileIO]:
+        """Create the segment that begins at this offset. Raise DiskFull, or FileExistsError."""
+        path = self._folder.segment(self.incarnation, start)
+        return path, self._folder.disk.write("the journal's next file", path, partial(_create, path))
 
-    def _begin_segment(self, start: int) -> None:
-        self._start, self._size = start, 0
-        self._path = self._folder.segment(self.incarnation, start)
-        self._folder.disk.write("the journal's next file", self._path, self._open)
 
-    def _open(self) -> None:
-        file = self._path.open("xb", buffering=0)
-        try:
-            sync_folder(self._path.parent)
-        except OSError:
-            file.close()
-            self._path.unlink()
-            raise
-        self._file = file
+def _create(path: Path) -> FileIO:
+    """Create and open a file; if its folder cannot be synced, delete the file. Raise OSError."""
+    file = path.open("xb", buffering=0)
+    try:
+        sync_folder(path.parent)
+    except OSError:
+        file.close()
+        path.unlink()
+        raise
+    return file

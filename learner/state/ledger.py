@@ -1,23 +1,39 @@
-"""The learner's own table of tickets: which are open, how many ended how.
+"""The learner's table of tickets: which are open, and how many ended in each way.
 
-Closed are exactly the issued numbers that are not open, so a low-water mark (`next_number`) and the
-open set say everything. Redis' counters are a cache that this table overwrites.
+Tickets are numbered. A number below `next_number` that is not open has ended. Example: next_number 5,
+open 3 and 4: tickets 0, 1 and 2 have ended. The counters on the queue server are a copy of this table.
 
-A ticket asks the question at its number's position in the data set, until a dropped question is asked
-again: that takes a number but no position, so from then on the table also holds the positions of the
-open tickets, and the next new position is the number less the repeats so far.
+A ticket asks the question at the position of its number in the data set, until a dropped question is
+asked again. That question takes a number but no new position. From then on the table stores the
+positions of open tickets, and a new position is the number minus the repeats. Example: question 3 was
+dropped, and ticket 7 asks it again (1 repeat): ticket 8 asks question 7.
 """
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import TypedDict
 
 from penstock.common.wire.ids import TicketId, Version
 from penstock.common.wire.messages import END_STATES, EndState
 
 
+class LedgerTable(TypedDict):
+    """The ledger as plain data, in each record of the journal and in checkpoints."""
+
+    next_number: int
+    open: dict[str, str]  # ticket to version
+    totals: dict[str, int]
+    total_dropped: int
+    positions: dict[str, int]
+    to_repeat: list[int]
+    repeats: int
+
+
 class Ledger:
-    """Open tickets with the version they were first issued at, and counts of the ended ones."""
+    """Open tickets with the version they were first issued at, and the counts of ended tickets.
+
+    With `owes_record` True the journal needs a record before another ticket is issued, see `drop`.
+    """
 
     def __init__(self) -> None:
         self.next_number = 0
@@ -32,17 +48,17 @@ class Ledger:
 
     @property
     def train_open(self) -> int:
-        """Training tickets out: issued minus closed."""
+        """Number of open training tickets."""
         return sum(1 for ticket in self.open if ticket.purpose == "train")
 
     def opened(self, ticket: TicketId, version: Version) -> None:
-        """Enter a ticket that was issued; a ticket known as open keeps its first version."""
+        """Add an issued ticket. If the ticket is open already, its first version stays."""
         if ticket not in self.open:
             self.open[ticket] = version
             self.totals["issued"] += 1
 
     def next_train_ticket(self) -> TicketId:
-        """The next id; it asks what is to be asked again, or else the data set's next question."""
+        """Return the next id, which asks a dropped question again or, if there is none, the next one."""
         number = self.next_number
         self.next_number += 1
         ticket = TicketId.train(number)
@@ -54,25 +70,25 @@ class Ledger:
         return ticket
 
     def position(self, ticket: TicketId) -> int:
-        """Where an open training ticket's question lies in the data set, counted on over the epochs."""
+        """Position of an open training ticket's question in the data set, counted over all epochs."""
         return self._positions.get(ticket, ticket.number)
 
     def was_issued(self, ticket: TicketId) -> bool:
-        """Whether a training ticket's number lies behind the cursor."""
+        """Whether a training ticket is open or has ended."""
         return ticket in self.open or ticket.number < self.next_number
 
     def close(self, ticket: TicketId, state: EndState, reason: str = "") -> None:
-        """End an open ticket; its credit returns now."""
+        """End a ticket, so that another may be issued. Raise KeyError if the ticket is not open."""
         del self.open[ticket]
         self._positions.pop(ticket, None)
         self.totals[state] += 1
         self._unrecorded[ticket] = [state, reason]
 
     def drop(self, ticket: TicketId, ask_again: bool) -> None:
-        """End a ticket whose group came to lie over max_staleness; maybe its question is asked again.
+        """End a ticket as stale, because its group is over max_staleness. Perhaps repeat its question.
 
-        Then a record is owed before the next ticket is issued: what a ticket asks that was issued after
-        the journal's last record has to follow from that record.
+        A repeat sets `owes_record`. After a crash, the questions of tickets that were issued after the
+        last record are derived from that record, so the record must hold the repeat.
         """
         self.total_dropped += 1
         reason = "over max_staleness"
@@ -84,17 +100,17 @@ class Ledger:
 
     @property
     def has_unrecorded(self) -> bool:
-        """Whether anything ended since the journal's last record."""
+        """Whether a ticket has ended since the journal's last record."""
         return bool(self._unrecorded)
 
     def take_unrecorded(self) -> dict[TicketId, list[str]]:
-        """What ended since this was last called: ticket to [state, reason], for the journal."""
+        """Return the tickets that ended since the last call, each with [state, reason]."""
         ends, self._unrecorded = self._unrecorded, {}
         self.owes_record = False
         return ends
 
-    def snapshot(self) -> dict[str, Any]:
-        """The table as plain data; what ended is in the journal's records."""
+    def snapshot(self) -> LedgerTable:
+        """Return the table as plain data, without the reasons of ends."""
         return {
             "next_number": self.next_number,
             "open": {ticket: str(version) for ticket, version in self.open.items()},
@@ -105,8 +121,8 @@ class Ledger:
             "repeats": self._repeats,
         }
 
-    def restore(self, snapshot: dict[str, Any]) -> None:
-        """Become what `snapshot` returned."""
+    def restore(self, snapshot: LedgerTable) -> None:
+        """Replace the whole table by what `snapshot` returned."""
         self.next_number = snapshot["next_number"]
         self.open = {TicketId(name): Version.parse(text) for name, text in snapshot["open"].items()}
         self.totals = Counter(snapshot["totals"])
@@ -118,5 +134,5 @@ class Ledger:
         self.owes_record = False
 
     def eval_open(self) -> Iterable[TicketId]:
-        """Open evaluation tickets."""
+        """Return the open evaluation tickets."""
         return [ticket for ticket in self.open if ticket.purpose == "eval"]

@@ -1,6 +1,6 @@
-"""Publishing a version of the weights: a new folder each time, hashed, renamed, then announced.
+"""Published versions of the weights: each in a new folder, synced, renamed, then announced.
 
-A path is never written twice: an engine that reads it can never see half a version.
+No path is written twice, so an engine that reads a version never reads half of it.
 """
 
 import shutil
@@ -12,7 +12,7 @@ from penstock.common.wire.messages import Weights
 from penstock.learner.policy.collective import TrainablePolicy
 
 KEEP = 4
-"""Version folders kept: an actor may still be reading the one before the announced one."""
+"""Number of version folders kept. An actor may still read the version before the announced one."""
 
 
 def write_version(

@@ -79,7 +79,7 @@ def test_a_run_goes_on_when_there_is_room_again(run, small_disk, place):
     policy = FillingPolicy(small_disk, place)
     with capture_logs() as logs:
         run.start(steps=4, policy=policy, stopping=stopping, save_steps=1)
-    (entry,) = [entry for entry in logs if entry["event"].startswith("no room")]
+    (entry,) = [entry for entry in logs if entry["event"].startswith("No room")]
     assert PLACES[place] in entry["what"]
     assert stopping.waits == 1
     assert policy.updates == 4

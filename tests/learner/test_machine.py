@@ -13,7 +13,7 @@ from tests.learner.whole import Killed
 
 
 def warnings(logs) -> list[str]:
-    return [entry["differs"] for entry in logs if entry["event"].startswith("another machine")]
+    return [entry["differs"] for entry in logs if entry["event"].startswith("This is another machine")]
 
 
 def test_a_machine_is_known_by_what_decides_the_last_bits():
