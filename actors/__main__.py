@@ -1,4 +1,4 @@
-"""The `actor` command. Settings are checked before anything heavy is imported."""
+"""The `actor` command. The settings are checked before vllm is imported."""
 
 import sys
 import threading

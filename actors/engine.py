@@ -1,4 +1,4 @@
-"""What the actor's loop needs of an inference engine; knows no engine in particular."""
+"""The inference engine as the actor's loop sees it; nothing here depends on a particular engine."""
 
 import hashlib
 from pathlib import Path
@@ -12,17 +12,18 @@ WEIGHTS_FILE = "model.safetensors"
 
 
 class WeightsRejected(EngineFailed):
-    """The weights are not those that were announced; the engine still has the version before."""
+    """The weights are not the announced ones, or cannot be read. The engine keeps its version."""
 
 
 class PromptRefused(PenstockError):
-    """The engine cannot serve this one request, for instance because the prompt is too long."""
+    """The engine cannot serve this one request, for example because the prompt is too long."""
 
 
 class Aborted(Exception):
-    """The request was aborted; `partial` are the tokens sampled so far.
+    """A request was aborted; `partial` holds the completions up to that moment.
 
-    A completion cut short has the finish reason "length"; one without any token is left out.
+    A completion that was cut short has the finish reason "length". A completion without any token is
+    left out.
     """
 
     def __init__(self, request_id: str, partial: tuple[Rollout, ...] = ()) -> None:
@@ -31,14 +32,11 @@ class Aborted(Exception):
 
 
 class Engine(Protocol):
-    """Samples completions under versioned weights that can change while requests are in flight."""
+    """Samples completions. Its versioned weights can change while requests are in flight."""
 
     @property
     def version(self) -> Version | None:
-        """The version in use; None before the first was taken."""
-
-    async def start(self, model: Path) -> None:
-        """Load a model folder and get ready; raises EngineFailed."""
+        """The version in use; None before `take_weights` was called for the first time."""
 
     async def stop(self) -> None:
         """End the engine and its processes."""
@@ -46,26 +44,33 @@ class Engine(Protocol):
     async def generate(
         self, request_id: str, prompt_ids: Int32s, sampling: Sampling, num_generations: int
     ) -> tuple[Rollout, ...]:
-        """Sample completions of one prompt; raises Aborted, PromptRefused or EngineFailed."""
+        """Return `num_generations` completions of one prompt.
+
+        Raise Aborted after `abort`, PromptRefused if only this request is at fault, and EngineFailed if
+        the engine is broken.
+        """
 
     async def abort(self, request_id: str) -> None:
-        """End a request early: its `generate` raises Aborted with the tokens so far."""
+        """End a request early: its `generate` raises Aborted with the completions so far."""
 
     async def take_weights(self, weights: Weights) -> None:
-        """Go on with these weights, keeping requests in flight.
+        """Change to these weights. Requests in flight continue with them.
 
-        Raises WeightsRejected before anything has changed, EngineFailed if the engine is broken.
+        Raise WeightsRejected before anything has changed, EngineFailed if the engine is broken.
         """
 
     def room(self) -> int:
-        """Completions that can start right now."""
+        """Return how many more completions can start now."""
 
     def tokens_generated(self) -> int:
-        """Tokens sampled since the start; stands still when the engine hangs."""
+        """Return the number of tokens sampled since the start; constant while the engine hangs."""
 
 
 def verify_weights(weights: Weights) -> Path:
-    """The folder of announced weights, if its bytes are those announced; raises WeightsRejected."""
+    """Return the folder of announced weights.
+
+    Raise WeightsRejected if the file cannot be read or its hash is not the announced one.
+    """
     folder = Path(weights.path)
     try:
         found = hash_weights(folder)
@@ -76,13 +81,13 @@ def verify_weights(weights: Weights) -> Path:
         ) from error
     if found != weights.hash:
         raise WeightsRejected(
-            f"{folder / WEIGHTS_FILE} is not version {weights.version}: its hash is {found[:12]}, "
-            f"{weights.hash[:12]} was announced"
+            f"{folder / WEIGHTS_FILE} is not version {weights.version}: its hash is {found[:12]}, the "
+            f"announced hash is {weights.hash[:12]}; share the run's folder with this actor unchanged"
         )
     return folder
 
 
 def hash_weights(folder: Path) -> str:
-    """SHA-256 of a model folder's weights; raises OSError."""
+    """Return the SHA-256 of a model folder's weights, in hex. Raise OSError if they cannot be read."""
     with (folder / WEIGHTS_FILE).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

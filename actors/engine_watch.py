@@ -1,4 +1,4 @@
-"""Is the engine alive, and how fast: what the leases, the watch and the log lines go by."""
+"""The engine's progress: whether leases are renewed, whether the actor ends, what is logged."""
 
 import time
 
@@ -15,45 +15,47 @@ log = get_logger(__name__)
 
 
 class EngineWatch:
-    """Fails when the engine has work and produces nothing; reports now and then."""
+    """Detects an engine that has tickets and samples nothing; logs the engine's speed."""
 
     def __init__(
         self, engine: Engine, held: HeldTickets, follower: WeightFollower, stall_timeout_s: float
     ) -> None:
-        self.completions = 0
         self._engine = engine
         self._held = held
         self._follower = follower
         self._stall = Deadline(stall_timeout_s)
         self._idle_checks = 0
-        self._reported = (time.monotonic(), 0, engine.tokens_generated())
+        self._reported = (time.monotonic(), engine.tokens_generated())
 
     def progress(self) -> int:
-        """Grows while the engine samples, has nothing to sample, or takes weights in time."""
+        """Return a number that stays the same only while the engine hangs.
+
+        The number is the count of sampled tokens, plus the calls of this method while the engine had no
+        ticket or was loading weights: loading has a timeout of its own.
+        """
         if self._follower.taking or not self._held.running:
             self._idle_checks += 1
         return self._engine.tokens_generated() + self._idle_checks
 
     def check(self) -> None:
-        """Raise EngineFailed when there was no progress for too long."""
+        """Raise EngineFailed if there was no progress for ACTOR_STALL_TIMEOUT_S."""
         if self._stall.expired(self.progress()):
             raise EngineFailed(
                 f"the engine has {len(self._held.running)} tickets and sampled no token for "
-                f"{self._stall.limit_s:g} s (ACTOR_STALL_TIMEOUT_S)"
+                f"{self._stall.limit_s:g} s (ACTOR_STALL_TIMEOUT_S): start the actor again, or raise "
+                "the setting if a token can take that long here"
             )
 
     def report(self) -> None:
-        """Log the rates since the last line, if that is long enough ago."""
+        """Log what the engine does, at most every 10 s."""
         now, tokens = time.monotonic(), self._engine.tokens_generated()
-        then, completions_then, tokens_then = self._reported
+        then, tokens_then = self._reported
         if now - then < _REPORT_S:
             return
+        completions = sum(job.ticket.num_generations for job in self._held.running)
+        speed = (tokens - tokens_then) / (now - then)
         log.info(
-            "generating",
-            version=str(self._engine.version),
-            completions_per_s=round((self.completions - completions_then) / (now - then), 1),
-            tokens_per_s=round((tokens - tokens_then) / (now - then)),
-            running=len(self._held.running),
-            waiting=len(self._held.waiting),
+            f"Generating {completions} completions, {speed:.0f} tokens/s "
+            f"(weights {self._engine.version}; {len(self._held.waiting)} tickets wait)."
         )
-        self._reported = (now, self.completions, tokens)
+        self._reported = (now, tokens)

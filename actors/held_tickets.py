@@ -1,6 +1,6 @@
-"""The tickets an actor holds: which may start now, and how many more to take. No I/O.
+"""The tickets that an actor holds: which of them may start, and how many more to take. No I/O.
 
-taken -> waiting (for its version, for its turn) -> running -> gone
+taken -> waiting (for its version, for its turn) -> running -> removed
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,11 @@ from penstock.common.wire.messages import Ticket
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A ticket in hand. `alone`: its last attempt, without company; `lost`: its lease is gone."""
+    """One held ticket.
+
+    `alone` marks a ticket's last attempt, during which nothing else may run. `lost` is set when the
+    lease has passed to another actor.
+    """
 
     stream: WorkStream
     entry: Entry
@@ -23,11 +27,15 @@ class Job:
 
     @property
     def request_id(self) -> str:
-        """A name for the engine; another attempt at the ticket has another."""
+        """The engine's name for this attempt; another attempt at the same ticket has another name."""
         return _request_id(self.entry)
 
     def is_ready(self, version: Version | None, steady: bool) -> bool:
-        """Whether the engine's version suits; an eval ticket also needs it to stay (`steady`)."""
+        """Return whether the job may start with the engine at `version`.
+
+        A training ticket needs at least its min_step: with min_step 3, versions 1.3 and 1.4 do. An eval
+        ticket needs exactly its version, and an engine that is not loading weights (`steady`).
+        """
         if version is None:
             return False
         if self.ticket.purpose == "eval":
@@ -36,7 +44,7 @@ class Job:
 
 
 class HeldTickets:
-    """The jobs of an actor, in the order in which they were taken."""
+    """The jobs of an actor, in the order in which they were taken; at most `credit` train."""
 
     def __init__(self, credit: int) -> None:
         self._credit = credit
@@ -51,12 +59,12 @@ class HeldTickets:
 
     @property
     def running(self) -> list[Job]:
-        """Jobs that the engine has."""
+        """Jobs that the engine is sampling."""
         return [job for job in self._jobs.values() if job.running]
 
     @property
     def waiting(self) -> list[Job]:
-        """Jobs that the engine does not have yet."""
+        """Jobs that have not started."""
         return [job for job in self._jobs.values() if not job.running]
 
     def add(self, job: Job) -> None:
@@ -65,18 +73,18 @@ class HeldTickets:
         self._last_size[job.ticket.purpose] = job.ticket.num_generations
 
     def remove(self, job: Job) -> None:
-        """Hold a job no more."""
+        """Stop holding a job; do nothing if it is not held."""
         self._jobs.pop(job.request_id, None)
 
     def pins_version(self) -> bool:
-        """Whether an eval ticket is being sampled, so that the weights must stay."""
+        """Return whether an eval ticket is running, during which the weights must not change."""
         return any(job.ticket.purpose == "eval" for job in self.running)
 
     def startable(self, version: Version | None, steady: bool) -> list[Job]:
-        """What may start now, eval tickets first.
+        """Return the jobs that may start now, eval tickets first.
 
-        While a job runs alone nothing starts, and one that is to run alone starts when all the
-        others are done: should the engine die, the culprit is known.
+        A job marked `alone` starts only when no other job is running, and nothing starts beside it: if
+        the engine dies then, that ticket is known to be the cause.
         """
         running = self.running
         if any(job.alone for job in running):
@@ -88,10 +96,12 @@ class HeldTickets:
         return sorted(ready, key=lambda job: job.ticket.purpose != "eval")
 
     def places(self, purpose: Purpose, room: int, version: Version | None) -> int:
-        """How many more tickets to take while the engine has room for so many completions.
+        """Return how many more tickets to take while the engine has room for `room` completions.
 
-        Groups are taken to be as large as the last one. When everything in hand waits, one more is
-        taken all the same: the learner may need it before it publishes what the others wait for.
+        Every group is assumed to be as large as the last one. Example: with room for 20 completions, 4
+        of them promised to waiting tickets, and 8 completions in the last group, the result is 2. While
+        no job runs, the result is at least 1 within the credit: the learner may need that ticket's group
+        before it publishes the version for which the others wait.
         """
         if version is None or any(
             job.alone and (job.running or job.is_ready(version, steady=True))
@@ -110,5 +120,5 @@ class HeldTickets:
 
 
 def _request_id(entry: Entry) -> str:
-    """By the entry alone: what its payload says may be wrong."""
+    """Return a name made of the entry alone: the ticket id in its payload may be wrong."""
     return f"{entry.ticket}/{entry.id}"

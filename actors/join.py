@@ -1,4 +1,4 @@
-"""Joining a run, and noticing that it is no longer the one that was joined."""
+"""Joining a run, and checking that the run is still the one that was joined."""
 
 import asyncio
 import threading
@@ -9,13 +9,19 @@ from penstock.common.wire.contract import Contract, describe_difference, read_co
 
 
 async def join(view: RunView, timeout_s: float, stopping: threading.Event) -> Contract | None:
-    """Wait for the run's contract; None if told to stop first. Raises DeadlineExceeded."""
+    """Wait for the run's contract and return it; None if `stopping` was set first.
+
+    Raise DeadlineExceeded if no learner published one in time.
+    """
     data = await asyncio.to_thread(wait_for_contract, view, timeout_s, stopping)
     return None if data is None else read_contract(data)
 
 
 def has_ended(view: RunView, joined: Contract) -> bool:
-    """Whether the run is over; raises RunNotReady when it is not the run that was joined."""
+    """Return whether the run is over.
+
+    Raise RunNotReady if the run is no longer on the server, or has another contract than `joined`.
+    """
     data = view.contract()
     if data is None:
         raise RunNotReady("the run is gone from the queue server")
@@ -24,7 +30,7 @@ def has_ended(view: RunView, joined: Contract) -> bool:
 
 
 def check_same(joined: Contract, published: Contract) -> None:
-    """Raise RunNotReady, with the difference, when the learner published another contract."""
+    """Raise RunNotReady, with the differences, unless the two contracts are the same."""
     if published.hash != joined.hash:
         raise RunNotReady(
             "the learner published another contract, start the actor again:\n"

@@ -1,16 +1,22 @@
 """The actor: join the run, start the engine, turn tickets into groups.
 
-    contract = join(...)            waits for the learner, with a deadline
-    engine.start(model folder)      before any weights are announced: both take long
-    worker.run()                     tickets -> rollouts, until the run ends
+    contract = join(...)                waits for the learner, up to RUN_JOIN_TIMEOUT_S
+    engine = make_engine(...)           before any weights are announced: both take long
+    TicketWorker(...).run()             tickets -> groups, until the run ends
 
-When the queue server was emptied the actor keeps its engine and waits for the run's contract again.
+Waits for: the learner's contract, then for the TicketWorker to end.
+Unblocked by: a learner that publishes a contract; the run's end; an emptied queue server.
+Produces: groups of sampled completions on `rollouts`, through the TicketWorker.
+Ends when: the run has ended, a signal came, or the engine failed.
+
+When the queue server was emptied, the actor keeps its engine and waits for the run's contract again.
 """
 
 import asyncio
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from penstock.actors.engine import Engine
 from penstock.actors.join import check_same, join
@@ -26,27 +32,25 @@ from penstock.common.wire.contract import Contract, check_tokenizer
 
 log = get_logger(__name__)
 
-MakeEngine = Callable[[ActorSettings, Contract], Engine]
+MakeEngine = Callable[[ActorSettings, Contract, Path], Engine]
+"""Starts an engine on a model folder; raises EngineFailed."""
 
 
 def run(settings: ActorCommand, stopping: threading.Event, make_engine: MakeEngine) -> None:
-    """Be an actor until the run ends or `stopping` is set."""
+    """Work as an actor until the run ends or `stopping` is set."""
     asyncio.run(_run(settings, stopping, make_engine))
 
 
 async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: MakeEngine) -> None:
     connection = await asyncio.to_thread(connect, settings.redis_url, settings.run, stopping)
     view = RunView(connection, Keys(settings.run.name))
-    consumer = consumer_name("actor")
     contract = await join(view, settings.run.join_timeout_s, stopping)
     if contract is None:
         return
-    engine = make_engine(settings.actor, contract)
-    began = time.monotonic()
+    engine = _start_engine(settings, contract, make_engine)
+    consumer = consumer_name("actor")
+    log.info(f"{consumer} joined run {settings.run.name}.")
     try:
-        await engine.start(check_tokenizer(contract))
-        started_s = round(time.monotonic() - began, 1)
-        log.info("actor is ready", run=settings.run.name, consumer=consumer, started_s=started_s)
         while not stopping.is_set():
             try:
                 return await TicketWorker(
@@ -54,11 +58,21 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
                     connection=connection, consumer=consumer, stopping=stopping,
                 ).run()  # fmt: skip
             except RunNotReady as error:
-                log.warning("joining the run again", cause=str(error))
+                log.warning("Joining the run again.", cause=str(error))
             again = await join(view, settings.run.join_timeout_s, stopping)
             if again is not None:
                 check_same(contract, again)
     finally:
         await engine.stop()
         connection.close()
-        log.info("left the run", run=settings.run.name)
+        log.info(f"{consumer} left run {settings.run.name}.")
+
+
+def _start_engine(settings: ActorCommand, contract: Contract, make_engine: MakeEngine) -> Engine:
+    """Return an engine on the contract's model; raise EngineFailed, or ContractMismatch."""
+    model = check_tokenizer(contract)
+    log.info(f"Starting the inference engine on {model}.")
+    began = time.monotonic()
+    engine = make_engine(settings.actor, contract, model)
+    log.info(f"The inference engine is ready after {time.monotonic() - began:.1f} s.")
+    return engine

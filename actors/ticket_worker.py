@@ -1,18 +1,17 @@
-"""One stretch of an actor's work, from joining a run until it ends, is lost or the actor stops.
+"""An actor's work on one run: from joining the run until it ends, is lost, or the actor stops.
 
-Side by side, in one event loop (calls to the queue server go through threads):
+Four loops run side by side in one event loop. Calls to the queue server run in threads.
 
-    take tickets   waits for room and for tickets; adds each to the held tickets
-    follow         waits for an announcement; changes the engine's weights
-    serve          one per running ticket: generate, hand off
-    watch          ends the worker; fails it when the engine produces nothing any more
+    _take_tickets      takes as many tickets as the engine has room for
+    _follow_weights    keeps the engine at the announced version
+    _serve             one per running ticket: samples a group and hands it off
+    _watch_run         notices the run's end, a hung engine, a lost learner, a signal
 """
 
 import asyncio
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
 
 from penstock.actors.engine import Aborted, Engine, PromptRefused
 from penstock.actors.engine_watch import EngineWatch
@@ -39,14 +38,14 @@ _WATCH_S = 1.0
 _DRAIN_S = 10.0
 _ABORT_S = 5.0
 _MOST_AT_ONCE = 32
-"""Groups in one round trip: all are kept until the last is answered."""
+"""Groups in one round trip: all of them stay in memory until the last one is confirmed."""
 _PURPOSES: tuple[Purpose, ...] = ("eval", "train")
 
 log = get_logger(__name__)
 
 
 class TicketWorker:
-    """Turns tickets into groups with one engine under one contract."""
+    """Turns tickets into groups with one engine under one contract. Made inside of an event loop."""
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class TicketWorker:
         self._engine = engine
         self._consumer = consumer
         self._stopping = stopping
-        self._over = False
+        self._ending = False
         self._reclaim_every_s = run.lease_s / 2
         self._streams: dict[Purpose, WorkStream] = {
             purpose: WorkStream(
@@ -82,30 +81,31 @@ class TicketWorker:
         )
         self._engine_watch = EngineWatch(engine, self._held, self._follower, actor.stall_timeout_s)
         self._leases = LeaseKeeper(run.lease_s, self._engine_watch.progress, actor.stall_timeout_s)
+        self._loop = asyncio.get_running_loop()
+        self._tasks = asyncio.TaskGroup()
         self._serving: set[asyncio.Task[None]] = set()
         self._finished: defaultdict[WorkStream, list[tuple[Entry, Group]]] = defaultdict(list)
         self._handing_off = asyncio.Lock()
 
     async def run(self) -> None:
-        """Work until the run ends or `stopping` is set.
+        """Work until the run ends or `stopping` is set. Call this once.
 
-        Raises RunNotReady when the run is gone from the server or has another contract, and what
-        ends an actor: EngineFailed, ServerUnavailable, DeadlineExceeded when the learner is gone.
+        Raise RunNotReady if the run is gone from the server or has another contract. Raise what ends the
+        actor: EngineFailed, ServerUnavailable, or DeadlineExceeded if the learner is gone.
         """
-        self._loop = asyncio.get_running_loop()
         self._leases.start()
         try:
-            async with asyncio.TaskGroup() as self._tasks:
+            async with self._tasks:
                 taking = self._tasks.create_task(self._take_tickets())
                 self._tasks.create_task(self._follow_weights())
                 await self._watch_run()
-                self._over = True
-                await taking  # or it would take again what is given back
+                self._ending = True
+                await taking  # otherwise that loop would take the tickets again that are given back
                 await self._finish()
         except BaseExceptionGroup as group:
             raise _first(group) from group
         finally:
-            self._over = True
+            self._ending = True
             await asyncio.to_thread(self._leases.stop)
         for stream in self._streams.values():
             await asyncio.to_thread(stream.leave)
@@ -113,12 +113,20 @@ class TicketWorker:
     # Taking tickets
 
     async def _take_tickets(self) -> None:
-        while not self._over:
+        """Take tickets of both purposes and start those that are ready.
+
+        Waits for: room in the engine, credit, and tickets.
+        Unblocked by: the learner issuing tickets, tickets that end, expired leases of other actors.
+        Produces: held tickets, whose leases are renewed.
+        Ends when: the worker is ending.
+        """
+        while not self._ending:
             taken = [await self._take(purpose) for purpose in _PURPOSES]
             if not any(taken):
                 await asyncio.sleep(_IDLE_S)
 
     async def _take(self, purpose: Purpose) -> bool:
+        """Take as many tickets of a purpose as there are places; return whether there were any."""
         count = self._held.places(purpose, self._engine.room(), self._engine.version)
         if count == 0:
             return False
@@ -129,7 +137,7 @@ class TicketWorker:
         return bool(entries)
 
     def _claim(self, purpose: Purpose, count: int) -> list[Entry]:
-        """Work whose lease ran out, looked for now and then, else new work."""
+        """Return up to `count` entries; twice per lease time, those with expired leases come first."""
         stream = self._streams[purpose]
         if time.monotonic() >= self._reclaim_at[purpose]:
             late = stream.reclaim(count)
@@ -139,12 +147,13 @@ class TicketWorker:
         return stream.take(count, _BLOCK_MS if purpose == "train" else 0)
 
     async def _admit(self, purpose: Purpose, entry: Entry) -> None:
+        """Hold a ticket; bury it if its last attempt ended an actor; fail it if it cannot be decoded."""
         stream = self._streams[purpose]
-        if entry in self._held:  # reclaimed from ourselves after a hiccup: it is still at work
+        if entry in self._held:  # reclaimed from ourselves after a pause: the job is still running
             return
         if entry.doomed:
             reason = "lost its lease while running alone"
-            log.error("ticket buried", ticket=entry.ticket, reason=reason)
+            log.error(f"Ticket {entry.ticket} is dead: it {reason}.")
             await asyncio.to_thread(stream.bury, entry, purpose, reason)
             return
         try:
@@ -154,19 +163,16 @@ class TicketWorker:
             return
         job = Job(stream, entry, ticket, stream.runs_alone(entry))
         self._held.add(job)
-        self._leases.hold(stream, entry, self._when_lost(job))
 
-    def _when_lost(self, job: Job) -> Callable[[], None]:
-        """What the lease thread is to call."""
-
-        def lose() -> None:
+        def on_lost() -> None:  # runs in the lease thread
             self._loop.call_soon_threadsafe(self._lose, job)
 
-        return lose
+        self._leases.hold(stream, entry, on_lost)
 
     def _lose(self, job: Job) -> None:
+        """Abort a job whose lease is lost, or remove it if it waits: another actor has the ticket."""
         job.lost = True
-        if self._over:
+        if self._ending:
             return
         if job.running:
             self._tasks.create_task(self._engine.abort(job.request_id))
@@ -176,8 +182,9 @@ class TicketWorker:
     # Serving them
 
     def _start_jobs(self) -> None:
+        """Start a `_serve` task for each job that may start now."""
         for job in self._held.startable(self._engine.version, steady=not self._follower.taking):
-            if self._over:
+            if self._ending:
                 return
             job.running = True
             task = self._tasks.create_task(self._serve(job))
@@ -185,16 +192,22 @@ class TicketWorker:
             task.add_done_callback(self._serving.discard)
 
     async def _serve(self, job: Job) -> None:
+        """Sample one ticket's group and hand it off, then start the jobs that have room now.
+
+        Waits for: the engine's completions, then the queue server's confirmation.
+        Unblocked by: the engine, or an abort when the lease is lost or the worker ends.
+        Produces: a group on `rollouts`, or the ticket back on its stream, or a failed attempt.
+        Ends when: the ticket is no longer held. Raise EngineFailed if the engine broke.
+        """
         ticket = job.ticket
         try:
             if job.alone and not await asyncio.to_thread(job.stream.mark_alone, job.entry):
-                raise Aborted(job.request_id)  # somebody else has it by now
+                raise Aborted(job.request_id)  # another actor has the ticket by now
             rollouts = await self._engine.generate(
                 job.request_id, ticket.prompt_ids, ticket.sampling, ticket.num_generations
             )
             self._leases.release(job.stream, job.entry)
             await self._hand_off(job, rollouts)
-            self._engine_watch.completions += len(rollouts)
         except Aborted:
             await self._give_back(job)
         except EngineFailed:
@@ -202,7 +215,7 @@ class TicketWorker:
                 raise
             await self._give_back(job)
         except (PromptRefused, MalformedMessage) as error:
-            log.warning("a ticket failed", ticket=ticket.id, reason=str(error))
+            log.warning(f"Ticket {ticket.id} failed an attempt.", reason=str(error))
             self._leases.release(job.stream, job.entry)
             await asyncio.to_thread(job.stream.fail, job.entry, ticket.purpose, str(error))
         finally:
@@ -211,48 +224,61 @@ class TicketWorker:
         self._start_jobs()
 
     async def _hand_off(self, job: Job, rollouts: tuple[Rollout, ...]) -> None:
-        """Groups that end together, or while others are being handed off, go in one call."""
+        """Hand off a job's group, together with the groups that ended during the last hand-off."""
         group = Group(job.ticket, rollouts, self._consumer)
         self._finished[job.stream].append((job.entry, group))
         async with self._handing_off:
-            await asyncio.sleep(0)  # for what ends in this instant
+            await asyncio.sleep(0)  # lets jobs that end in this instant add their groups
             waiting = self._finished[job.stream]
             finished, self._finished[job.stream] = waiting[:_MOST_AT_ONCE], waiting[_MOST_AT_ONCE:]
-            if (
-                finished
-            ):  # else it went with an earlier one's; had that failed, the worker would have ended
+            if finished:  # otherwise an earlier call sent this group too, or its failure ends the worker
                 await asyncio.to_thread(self._hand_off_all, job.stream, finished)
 
     def _hand_off_all(self, stream: WorkStream, finished: list[tuple[Entry, Group]]) -> None:
+        """Send groups in one round trip; log those whose ticket another actor handed off before."""
         encoded = [(entry, encode(group)) for entry, group in finished]
         first = stream.handoff_all(encoded, self._keys.rollouts)
         for (entry, _), was_first in zip(finished, first, strict=True):
             if not was_first:
-                log.info("somebody else was first", ticket=entry.ticket)
+                log.info(f"Dropped a group: another actor handed off ticket {entry.ticket} first.")
 
     async def _give_back(self, job: Job) -> None:
-        """Put an unfinished ticket back, without counting an attempt, unless others have it."""
+        """Put a ticket back without counting an attempt, unless another actor has it by now."""
         self._leases.release(job.stream, job.entry)
         self._held.remove(job)
         if not job.lost:
             await asyncio.to_thread(job.stream.give_back, job.entry)
 
-    # Beside them
+    # Beside the tickets
 
     async def _follow_weights(self) -> None:
-        while not self._over:
+        """Keep the engine at the announced version.
+
+        Waits for: an announcement, and the end of running eval tickets.
+        Unblocked by: the learner publishing a version.
+        Produces: new weights in the engine, and the start of jobs that waited for them.
+        Ends when: the worker is ending. Raise what WeightFollower.poll raises.
+        """
+        while not self._ending:
             if await self._follower.poll():
                 self._start_jobs()
             await asyncio.sleep(_IDLE_S)
 
     async def _watch_run(self) -> None:
-        """Return when the run is over or the actor is to stop."""
+        """Check the run, the engine and the learner once a second.
+
+        Waits for: the run's end, or `stopping`.
+        Unblocked by: the learner ending the run, or a signal.
+        Produces: the log line with the engine's speed.
+        Ends when: the run is over or `stopping` is set. Raise RunNotReady if the run is lost,
+        EngineFailed if the engine hangs, and DeadlineExceeded if the learner is gone.
+        """
         check_at = 0.0
         while not self._stopping.is_set():
             if time.monotonic() >= check_at:
                 check_at = time.monotonic() + _WATCH_S
                 if await asyncio.to_thread(has_ended, self._view, self._contract):
-                    log.info("the run has ended")
+                    log.info("The run has ended.")
                     return
                 self._engine_watch.check()
                 self._engine_watch.report()
@@ -260,7 +286,7 @@ class TicketWorker:
             await asyncio.sleep(_IDLE_S)
 
     async def _finish(self) -> None:
-        """Give back what has not begun, let the rest finish for a while, give back what is left."""
+        """Give back waiting tickets, let running ones finish for 10 s, abort and give back the rest."""
         for job in self._held.waiting:
             await self._give_back(job)
         if self._serving:
@@ -274,7 +300,7 @@ class TicketWorker:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error that ended a group of tasks."""
+    """Return the first error of a task group, without the groups around it."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -1,14 +1,14 @@
-"""The only module that imports vllm: the engine of `actors.engine` made of an AsyncLLM.
+"""The only module that imports vllm: an Engine made of vLLM's AsyncLLM.
 
-What vLLM must be told so that its numbers are what the learner takes them for:
+Settings of vLLM that make its numbers the ones that the learner expects:
 
-- logprobs_mode="processed_logprobs": of the distribution sampled from, after the temperature;
-- generation_config="vllm": sampling comes from the ticket alone, not from the model folder;
-- a cache salt per taking of weights: blocks computed under older weights are never found again,
-  not even when the same weights come back (requests in flight left mixed blocks behind);
-- no chunked prefill on the CPU: when a prompt with a seed is split over two steps, vLLM 0.32 rewinds
-  its generator, which CPU generators refuse ("CPU Generator does not use offset"): a dead engine;
-- VLLM_WORKER_MULTIPROC_METHOD=spawn: a forked worker hangs if its parent had used OpenMP threads.
+- logprobs_mode="processed_logprobs": log-probabilities of the sampled distribution, after temperature.
+- generation_config="vllm": sampling parameters come from the ticket alone, not from the model folder.
+- A cache salt that changes with the weights. Blocks computed under older weights are never found, not
+  even after the same weights return: requests that were in flight left blocks of two versions.
+- No chunked prefill on the CPU. When a prompt with a seed is split over two steps, vLLM 0.32 rewinds the
+  generator; CPU generators refuse ("CPU Generator does not use offset") and the engine dies.
+- VLLM_WORKER_MULTIPROC_METHOD=spawn. A forked worker hangs if its parent had used OpenMP threads.
 """
 
 import asyncio
@@ -28,88 +28,60 @@ from penstock.common.wire.messages import Int32s, Rollout, Sampling, Span, Weigh
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # the model is a folder
-    "VLLM_LOGGING_LEVEL": "ERROR",  # at WARNING every taking of weights warns of tied weights
+    "VLLM_LOGGING_LEVEL": "ERROR",  # at WARNING each change of weights warns about tied weights
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 
 _CPU_BATCH_TOKENS = 4096
-"""Prompt tokens per step on a CPU; a longer max_model_len raises it."""
+"""Prompt tokens per step on a CPU; the model length, if that is longer."""
 
 
 class VllmEngine:
-    """An Engine on vLLM 0.32, on a GPU or on the CPU."""
+    """An Engine on vLLM 0.32, on a GPU or on the CPU. Make it inside of an event loop.
 
-    def __init__(self, settings: ActorSettings, contract: Contract) -> None:
-        self._settings = settings
-        self._contract = contract
-        self._llm: Any = None
-        self._version: Version | None = None
-        self._hash = ""
-        self._takes = 0
-        self._stop_ids: list[int] = []
-        self._tokens = [0]
+    __init__ loads the model folder and blocks until vLLM is ready. Raise EngineFailed if vLLM does not
+    start within ACTOR_START_TIMEOUT_S.
+    """
 
-    @property
-    def version(self) -> Version | None:
-        """The version in use; None before the first was taken."""
-        return self._version
-
-    async def start(self, model: Path) -> None:
-        """Load a model folder; blocks the event loop until vLLM is ready or out of time."""
-        timeout_s = str(int(self._settings.start_timeout_s))
+    def __init__(self, settings: ActorSettings, contract: Contract, model: Path) -> None:
+        timeout_s = str(int(settings.start_timeout_s))
         for name, value in (_ENVIRONMENT | {"VLLM_ENGINE_READY_TIMEOUT_S": timeout_s}).items():
             os.environ.setdefault(name, value)
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        self._max_num_seqs = settings.max_num_seqs
         self._stop_ids = read_stop_ids(model)
-        arguments = AsyncEngineArgs(**self._arguments(model))
+        self._version: Version | None = None
+        self._hash = ""
+        self._changes = 0
+        self._tokens = [0]
+        arguments = AsyncEngineArgs(**engine_arguments(settings, contract, model))
         try:
-            self._llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[_token_counter(self._tokens)])
+            self._llm: Any = AsyncLLM.from_engine_args(
+                arguments, stat_loggers=[_token_counter(self._tokens)]
+            )
         except Exception as error:  # vLLM's start raises whatever its parts raise
             raise EngineFailed(f"vLLM did not start on {model}: {error}") from error
 
-    def _arguments(self, model: Path) -> dict[str, Any]:
-        from vllm.platforms import current_platform
-
-        settings = self._settings
-        max_model_len = settings.max_model_len or self._contract.tokens_per_sequence
-        if current_platform.is_cpu():
-            device: dict[str, Any] = {
-                "kv_cache_memory_bytes": int(settings.kv_cache_gib * 2**30),
-                "enable_chunked_prefill": False,
-                "max_num_batched_tokens": max(_CPU_BATCH_TOKENS, max_model_len),
-            }
-        else:
-            device = {"gpu_memory_utilization": settings.gpu_memory_utilization}
-        return device | {
-            "model": str(model),
-            "dtype": settings.dtype or self._contract.dtype,
-            "max_model_len": max_model_len,
-            "max_num_seqs": settings.max_num_seqs,
-            "enforce_eager": settings.enforce_eager,
-            "tensor_parallel_size": settings.tensor_parallel_size,
-            "enable_prefix_caching": settings.enable_prefix_caching,
-            "logprobs_mode": "processed_logprobs",
-            "generation_config": "vllm",
-            "worker_extension_cls": "penstock.actors.worker_extension.WorkerExtension",
-            "use_tqdm_on_load": False,
-        }
+    @property
+    def version(self) -> Version | None:
+        """The version in use; None before `take_weights` was called for the first time."""
+        return self._version
 
     async def stop(self) -> None:
         """End the engine and its processes."""
-        if self._llm is not None:
-            self._llm.shutdown()
-            self._llm = None
+        self._llm.shutdown()
 
     async def generate(
         self, request_id: str, prompt_ids: Int32s, sampling: Sampling, num_generations: int
     ) -> tuple[Rollout, ...]:
-        """Sample completions of one prompt; raises Aborted, PromptRefused or EngineFailed.
+        """Return `num_generations` completions of one prompt.
 
-        At temperature 0 all completions are the same one, sampled once.
+        At temperature 0 one completion is sampled and repeated. Raise Aborted after `abort`,
+        PromptRefused if vLLM refuses the request, EngineFailed if vLLM fails or has no weights yet.
         """
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
@@ -117,7 +89,7 @@ class VllmEngine:
         if self._version is None:
             raise EngineFailed(f"request {request_id} came before the first weights")
         distinct = 1 if sampling.temperature == 0.0 else num_generations
-        prompt = tokens_input(prompt_ids.tolist(), cache_salt=f"take-{self._takes}")
+        prompt = tokens_input(prompt_ids.tolist(), cache_salt=f"weights-{self._changes}")
         parameters = self._sampling(sampling, distinct)
         output: Any = None
         try:
@@ -125,7 +97,7 @@ class VllmEngine:
                 output = latest
         except (VLLMClientError, ValueError) as error:
             raise PromptRefused(f"the engine refused {request_id}: {error}") from error
-        except Exception as error:  # a dead engine shows as whatever was under way
+        except Exception as error:  # a dead engine raises whatever it was doing
             raise EngineFailed(f"vLLM failed at {request_id}: {error!r}") from error
         completions = sorted(output.outputs, key=lambda completion: completion.index)
         rollouts = tuple(_rollout(item) for item in completions if item.token_ids)
@@ -134,6 +106,7 @@ class VllmEngine:
         return rollouts * (num_generations // distinct)
 
     def _sampling(self, sampling: Sampling, count: int) -> Any:
+        """Return vLLM's SamplingParams for `count` completions."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -153,34 +126,70 @@ class VllmEngine:
         )
 
     async def abort(self, request_id: str) -> None:
-        """End a request early: its `generate` raises Aborted with the tokens so far."""
+        """End a request early: its `generate` raises Aborted with the completions so far."""
         await self._llm.abort(request_id)
 
     async def take_weights(self, weights: Weights) -> None:
-        """Verify, pause with requests kept, load, label, resume; resumes only if all went well."""
+        """Verify the weights, pause the requests in flight, load, label the tokens to come, resume.
+
+        Raise WeightsRejected before anything has changed. Raise EngineFailed if a later step fails: then
+        the engine stays paused, because half-loaded weights must not sample.
+        """
         folder = await asyncio.to_thread(verify_weights, weights)
         try:
             await self._llm.pause_generation(mode="keep", clear_cache=False)
             if weights.hash != self._hash:
                 await self._llm.collective_rpc("take_weights", args=(str(folder),))
-                self._takes += 1
+                self._changes += 1
             await self._llm.update_weight_version(str(weights.version))
             self._hash, self._version = weights.hash, weights.version
             await self._llm.resume_generation()
-        except Exception as error:  # half-loaded weights must not sample: the process ends
+        except Exception as error:  # vLLM raises whatever its parts raise
             raise EngineFailed(f"vLLM could not take {weights.version}: {error!r}") from error
 
     def room(self) -> int:
-        """Completions that can start right now."""
-        return self._settings.max_num_seqs - self._llm.output_processor.get_num_unfinished_requests()
+        """Return how many more completions can start now."""
+        unfinished: int = self._llm.output_processor.get_num_unfinished_requests()
+        return self._max_num_seqs - unfinished
 
     def tokens_generated(self) -> int:
-        """Tokens sampled since the start."""
+        """Return the number of tokens sampled since the start."""
         return self._tokens[0]
 
 
+def engine_arguments(settings: ActorSettings, contract: Contract, model: Path) -> dict[str, Any]:
+    """Return the arguments of vLLM's AsyncEngineArgs."""
+    from vllm.platforms import current_platform
+
+    max_model_len = settings.max_model_len or contract.tokens_per_sequence
+    if current_platform.is_cpu():
+        device: dict[str, Any] = {
+            "kv_cache_memory_bytes": int(settings.kv_cache_gib * 2**30),
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(_CPU_BATCH_TOKENS, max_model_len),
+        }
+    else:
+        device = {"gpu_memory_utilization": settings.gpu_memory_utilization}
+    return device | {
+        "model": str(model),
+        "dtype": settings.dtype or contract.dtype,
+        "max_model_len": max_model_len,
+        "max_num_seqs": settings.max_num_seqs,
+        "enforce_eager": settings.enforce_eager,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "enable_prefix_caching": settings.enable_prefix_caching,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "worker_extension_cls": "penstock.actors.worker_extension.WorkerExtension",
+        "use_tqdm_on_load": False,
+    }
+
+
 def read_stop_ids(model: Path) -> list[int]:
-    """The end-of-sequence tokens that a model folder names; vLLM adds the tokenizer's own."""
+    """Return the end-of-sequence tokens in a model folder's configuration, sorted.
+
+    vLLM adds the tokenizer's own end token.
+    """
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         path = model / name
@@ -191,7 +200,7 @@ def read_stop_ids(model: Path) -> list[int]:
 
 
 def _rollout(completion: Any) -> Rollout:
-    """A vLLM completion as a Rollout; with logprobs=0 its flat lists have one entry per token."""
+    """Return a vLLM completion as a Rollout; with logprobs=0 its flat lists have one entry per token."""
     length = len(completion.token_ids)
     return Rollout(
         token_ids=np.array(completion.token_ids, dtype="<i4"),
@@ -206,7 +215,7 @@ def _rollout(completion: Any) -> Rollout:
 
 
 def _token_counter(total: list[int]) -> Any:
-    """A vLLM stat logger that adds every step's tokens to `total[0]`."""
+    """Return a vLLM stat logger class that adds each step's tokens to `total[0]`."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class TokenCounter(StatLoggerBase):

@@ -1,4 +1,4 @@
-"""Keeping the engine on the announced version."""
+"""Keeping the engine at the version that the learner announced last."""
 
 import asyncio
 import time
@@ -15,8 +15,9 @@ log = get_logger(__name__)
 
 
 class WeightFollower:
-    """Takes what the learner announces: never a maximum, and not while an eval ticket is sampled.
+    """Changes the engine's weights to the announced version, except while an eval ticket is running.
 
+    The announced version counts, not the highest: after 2.7, a restarted learner may announce 3.5.
     `taking` is True while the engine changes its weights.
     """
 
@@ -37,15 +38,15 @@ class WeightFollower:
         self._reported = ""
 
     async def poll(self) -> bool:
-        """Take the announced version if it is another one; True if it was taken.
+        """Take the announced version if the engine has another one. Return whether it was taken.
 
-        Raises DeadlineExceeded when the learner announced nothing and sent no heartbeat for
-        `learner_timeout_s`, WeightsRejected when no announced weights were usable for that long, and
-        EngineFailed when the engine broke.
+        Raise DeadlineExceeded if for `learner_timeout_s` the learner announced nothing and sent no
+        heartbeat, WeightsRejected if no announced weights were usable for that long, and EngineFailed if
+        the engine broke.
         """
         weights = await asyncio.to_thread(self._view.weights)
         if weights is None:
-            await self._wait_for_learner()
+            await self._check_learner()
             return False
         if weights.version == self._engine.version or self._held.pins_version():
             self._deadline.restart()
@@ -53,12 +54,13 @@ class WeightFollower:
         try:
             await self._take(weights)
         except WeightsRejected as error:
-            self._refuse(error)
+            self._refuse(weights, error)
             return False
         self._deadline.restart()
         return True
 
     async def _take(self, weights: Weights) -> None:
+        """Load weights into the engine; raise WeightsRejected, or EngineFailed after the timeout."""
         began = time.monotonic()
         self.taking = True
         try:
@@ -66,26 +68,33 @@ class WeightFollower:
                 await self._engine.take_weights(weights)
         except TimeoutError as error:
             raise EngineFailed(
-                f"the engine did not take version {weights.version} within {self._take_timeout_s:g} s"
+                f"the engine did not take version {weights.version} within {self._take_timeout_s:g} s "
+                "(ACTOR_START_TIMEOUT_S): start the actor again, or raise the setting"
             ) from error
         finally:
             self.taking = False
-        took_s = round(time.monotonic() - began, 3)
-        log.debug("weights taken", version=str(weights.version), took_s=took_s)
+        log.debug(f"Took weights {weights.version} in {time.monotonic() - began:.3f} s.")
 
-    async def _wait_for_learner(self) -> None:
-        """Nothing was announced: it may be long in coming, as long as the learner gets on."""
+    async def _check_learner(self) -> None:
+        """Raise DeadlineExceeded if the learner's heartbeat has not changed for too long.
+
+        The first announcement may take long (a large model, a checkpoint), so only the heartbeat counts.
+        """
         sign = await asyncio.to_thread(self._view.learner)
         if self._deadline.expired(progress=sign):
             raise DeadlineExceeded(
-                f"the actor waited for the first weights in vain: {sign}, and gave no sign of "
-                f"life for {self._deadline.limit_s:g} s (RUN_JOIN_TIMEOUT_S)"
+                f"no first weights were announced: {sign}, and sent no heartbeat for "
+                f"{self._deadline.limit_s:g} s (RUN_JOIN_TIMEOUT_S); see what that process does, or "
+                "start the learner again"
             )
 
-    def _refuse(self, reason: WeightsRejected) -> None:
-        """Raise the reason when it has lasted too long; a new announcement may mend it."""
+    def _refuse(self, weights: Weights, reason: WeightsRejected) -> None:
+        """Log why weights are not used; raise the reason once no usable ones came for too long."""
         if self._deadline.expired():
             raise reason
         if str(reason) != self._reported:
             self._reported = str(reason)
-            log.warning("weights refused", cause=str(reason), stays_at=str(self._engine.version))
+            log.warning(
+                f"Refused weights {weights.version}; the engine stays at {self._engine.version}.",
+                cause=str(reason),
+            )

@@ -1,20 +1,20 @@
-"""What runs inside vLLM's worker processes, which load it by name."""
+"""Code that runs inside vLLM's worker processes. vLLM loads this module by its name."""
 
 from typing import Any
 
 
 class WorkerExtension:
-    """Methods added to vLLM's worker; called through `collective_rpc`."""
+    """Methods that vLLM adds to its worker class; the engine calls them through `collective_rpc`."""
 
     model_runner: Any
 
     def take_weights(self, folder: str) -> None:
-        """Load a model folder in place of the present weights.
+        """Replace the present weights by those of a model folder.
 
-        On the CPU vLLM multiplies with packed copies of the weights. When the output head is tied to
-        the embedding, `reload_weights` (0.32) renews the embedding and leaves the head's packed copy
-        as it was: new body, old head, log-probabilities off by 0.03 to 0.08 and not a word in the
-        logs but "ParallelLMHead: Failed to load weights". So a tied head is packed again.
+        On the CPU vLLM multiplies with packed copies of the weights. When the output head is tied to the
+        embedding, `reload_weights` (vLLM 0.32) renews the embedding and keeps the head's old packed
+        copy: log-probabilities are off by 0.03 to 0.08, and the only log line is "ParallelLMHead: Failed
+        to load weights". Therefore a tied head is packed again here.
         """
         self.model_runner.reload_weights(weights_path=folder)
         model = self.model_runner.get_model()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -57,9 +56,6 @@ class FakeEngine:
     @property
     def version(self) -> Version | None:
         return self.taken[-1] if self.taken else None
-
-    async def start(self, model: Path) -> None:
-        pass
 
     async def stop(self) -> None:
         pass

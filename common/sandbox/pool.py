@@ -117,7 +117,7 @@ class SandboxPool:
         """Kill all processes. Closing twice does no harm."""
         processes = [self._idle.get() for _ in range(self._idle.qsize())]
         for process in processes:
-            process.stop()
+            _stop(process)
         for process in processes:
             process.join()
         self._end_strays()
@@ -171,7 +171,7 @@ class SandboxPool:
             return outcome
         except TimeoutError:
             if not future.done():  # the task was lost on its way: this pool is not to be used again
-                process.stop()
+                _stop(process)
             self._end_strays()
             return Mistake(f"took more than {timeout_s:g} s")
         except (pebble.ProcessExpired, RuntimeError) as error:  # pebble's errors for a dead process
@@ -216,5 +216,10 @@ def _is_alive(pid: int) -> bool:
 
 
 def _kill(process: pebble.ProcessPool) -> None:
-    process.stop()
+    _stop(process)
     process.join()
+
+
+def _stop(process: pebble.ProcessPool) -> None:
+    """Begin to kill a process; its call in progress ends as an error."""
+    process.stop()  # type: ignore[no-untyped-call]

@@ -137,12 +137,13 @@ def _by_verdict(
 def _read(text: str) -> list[Any]:
     """What math_verify makes of a text; nothing where it cannot read it."""
     try:
-        return parse(
+        parsed: list[Any] = parse(
             _delimited(_plain(text)),
             fallback_mode="no_fallback",
             parsing_timeout=None,
             raise_on_error=True,
         )
+        return parsed
     except (MemoryError, RecursionError):
         raise  # these depend on the machine, not on the answer
     except Exception:  # sympy raises whatever it likes on untrusted text, such as "-0733"

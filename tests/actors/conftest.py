@@ -131,7 +131,7 @@ class ActorThread:
 
     def _run(self) -> None:
         try:
-            run(self._settings, self.stopping, lambda _settings, _contract: self.engine)
+            run(self._settings, self.stopping, lambda *_: self.engine)
         except PenstockError as error:
             self.error = error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from pathlib import Path
 
 from penstock.actors.loop import run
 from penstock.common.config.command import execute_command
@@ -14,7 +15,7 @@ from penstock.common.wire.contract import Contract
 from tests.fake_engine import FakeEngine
 
 
-def make_engine(settings: ActorSettings, _contract: Contract) -> FakeEngine:
+def make_engine(settings: ActorSettings, _contract: Contract, _model: Path) -> FakeEngine:
     """A FakeEngine as the environment describes it."""
     return FakeEngine.from_environment(settings.max_num_seqs)
 

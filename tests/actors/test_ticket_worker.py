@@ -334,8 +334,8 @@ def test_an_actor_leaves_a_learner_that_gives_no_sign_of_life(
     actor.wait()
     assert isinstance(actor.error, DeadlineExceeded)
     told = str(actor.error)
-    assert "the learner is test (incarnation 1), version 1.0 is announced" in told
-    assert "(train:0 for" in told
+    assert "the learner is test (incarnation 1), weights 1.0 are announced; actor-" in told
+    assert " holds 1 ticket since " in told
 
 
 def test_the_first_weights_may_be_long_in_coming_while_the_learner_lives(
@@ -353,7 +353,7 @@ def test_the_first_weights_may_be_long_in_coming_while_the_learner_lives(
         clock.now += 4.0
         assert not asyncio.run(follower.poll())
     clock.now += 4.0
-    with pytest.raises(DeadlineExceeded, match="first weights in vain: the learner is test"):
+    with pytest.raises(DeadlineExceeded, match="no first weights were announced: the learner is test"):
         asyncio.run(follower.poll())
 
 

@@ -19,7 +19,7 @@ from penstock.common.wire.messages import Int32s, Rollout, Sampling, Version, We
 from penstock.common.wire.reward_spec import RewardSpec
 
 pytest.importorskip("vllm")
-from penstock.actors.vllm_engine import VllmEngine
+from penstock.actors.vllm_engine import VllmEngine, engine_arguments
 from tests.actors.tiny_llama import EOS, greedy, load, teacher_forced, train_pair
 
 pytestmark = pytest.mark.engine
@@ -40,11 +40,13 @@ class Live:
         self.dtype = dtype
         self.a, self.b = train_pair(folder, dtype)
         contract = Contract(str(self.a), "", dtype, 384, (RewardSpec("accuracy"),), True, 4, 8)
-        self.engine = VllmEngine(ActorSettings(max_num_seqs=128, kv_cache_gib=0.5), contract)
         self.loop = asyncio.new_event_loop()
         self._steps = 0
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        self.call(self.engine.start(self.a))
+        self.engine = self.call(self._start(contract))
+
+    async def _start(self, contract: Contract) -> VllmEngine:
+        return VllmEngine(ActorSettings(max_num_seqs=128, kv_cache_gib=0.5), contract, self.a)
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=600)
@@ -245,7 +247,7 @@ def test_the_engine_is_started_with_the_settings() -> None:
         "tensor_parallel_size": 2, "dtype": "bfloat16",
     }  # fmt: skip
     contract = Contract("model", "", "float32", 384, (RewardSpec("accuracy"),), True, 4, 8)
-    given = VllmEngine(ActorSettings(**asked), contract)._arguments(Path("model"))
+    given = engine_arguments(ActorSettings(**asked), contract, Path("model"))
     assert given.items() >= asked.items()
-    by_contract = VllmEngine(ActorSettings(), contract)._arguments(Path("model"))
+    by_contract = engine_arguments(ActorSettings(), contract, Path("model"))
     assert (by_contract["max_model_len"], by_contract["dtype"]) == (384, "float32")

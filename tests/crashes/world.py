@@ -268,7 +268,7 @@ class World:
         command = ActorCommand(
             _cli_parse_args=[], redis_url=self.server.url, run=self._run_settings, actor=ActorSettings()
         )
-        penstock.actors.loop.run(command, stop_on_signals(), lambda _settings, _contract: engine)
+        penstock.actors.loop.run(command, stop_on_signals(), lambda *_: engine)
 
     def _be_rewarder(self) -> None:
         penstock.rewarders.loop.ScoringPool = InlinePool  # type: ignore[misc,assignment]

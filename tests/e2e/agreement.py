@@ -36,8 +36,7 @@ async def sample(
     """One completion per prompt and temperature, by the engine that actors run."""
     contract = Contract(str(folder), "", dtype, 0, (RewardSpec("accuracy"),), True, 1, 1)
     length = max(map(len, prompts)) + NEW_TOKENS
-    engine = VllmEngine(ActorSettings(max_model_len=length, kv_cache_gib=0.5), contract)
-    await engine.start(folder)
+    engine = VllmEngine(ActorSettings(max_model_len=length, kv_cache_gib=0.5), contract, folder)
     await engine.take_weights(Weights(Version(1, 1), str(folder), hash_weights(folder), ""))
     found = {}
     for temperature in temperatures:
