@@ -27,6 +27,10 @@ pytestmark = pytest.mark.engine
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-3}
 """Largest mean difference of log-probabilities between engine and trainer."""
 
+LONG_TOLERANCE = TOLERANCE | {"bfloat16": 1e-2}
+"""The same for prompts of about 300 tokens, which add up more roundings in bf16: 0.0051 to 0.0066 were
+measured on an AMD EPYC, and other weights differ by 0.47."""
+
 PROMPTS = [np.array([1, *(3 + (i * k) % 10 for k in (1, 3, 7)), 3 + i % 10], "<i4") for i in range(50)]
 SAMPLING = Sampling(1.0, 1.0, 0, 0.0, 40, 11)
 
@@ -121,10 +125,10 @@ def test_they_agree_after_new_weights_also_for_a_prompt_that_was_cached(live: Li
     live.take(live.a)
     live.sample(long)
     live.take(live.b)
-    for prompts in (long, PROMPTS[:16]):
+    for prompts, tolerance in ((long, LONG_TOLERANCE), (PROMPTS[:16], TOLERANCE)):
         groups = live.sample(prompts)
-        assert mean_difference(live.b, prompts, groups) <= TOLERANCE[live.dtype]
-        assert mean_difference(live.a, prompts, groups) > 2 * TOLERANCE[live.dtype]
+        assert mean_difference(live.b, prompts, groups) <= tolerance[live.dtype]
+        assert mean_difference(live.a, prompts, groups) > 2 * tolerance[live.dtype]
 
 
 def test_more_prompt_tokens_than_fit_one_step_keep_the_engine_alive(live: Live) -> None:
