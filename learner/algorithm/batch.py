@@ -20,14 +20,10 @@ class TrainSequence:
     """A prompt with one completion of T tokens."""
 
     prompt_ids: np.ndarray
-    token_ids: np.ndarray
-    """(T,)."""
-    behaviour: np.ndarray
-    """(T,): log-probabilities under the policy that sampled the tokens."""
-    mask: np.ndarray
-    """(T,): whether the token is trained."""
-    staleness: np.ndarray
-    """(T,): how many versions ago the token was sampled."""
+    token_ids: np.ndarray  # (T,)
+    behaviour: np.ndarray  # (T,): log-probabilities under the policy that sampled the tokens
+    mask: np.ndarray  # (T,): whether the token is trained
+    staleness: np.ndarray  # (T,): how many versions ago the token was sampled
     advantage: float
     temperature: float
 
@@ -55,11 +51,9 @@ class Batch:
 
 
 def build_batch(
-    groups: Sequence[ScoredGroup],
-    reward_weights: Mapping[str, float],
-    step: int,
+    groups: Sequence[ScoredGroup], reward_weights: Mapping[str, float], step: int,
     settings: LearnerSettings,
-) -> Batch:
+) -> Batch:  # fmt: skip
     """Return the Batch of the Update after `step` Updates.
 
     A token is trained if `trainable_tokens` allows it, its rollout has a reward, and its staleness is at
@@ -73,17 +67,11 @@ def build_batch(
         for rollout, total, advantage in zip(scored.group.rollouts, totals_G, advantages_G, strict=True):
             staleness = token_staleness(rollout, step)
             fresh = staleness <= settings.max_staleness
-            sequences.append(
-                TrainSequence(
-                    prompt_ids=ticket.prompt_ids,
-                    token_ids=rollout.token_ids,
-                    behaviour=rollout.logprobs,
-                    mask=trainable_tokens(rollout, settings) & fresh & (not np.isnan(total)),
-                    staleness=staleness,
-                    advantage=float(advantage),
-                    temperature=ticket.sampling.temperature,
-                )
-            )
+            mask = trainable_tokens(rollout, settings) & fresh & (not np.isnan(total))
+            sequences.append(TrainSequence(
+                ticket.prompt_ids, rollout.token_ids, rollout.logprobs, mask, staleness,
+                advantage=float(advantage), temperature=ticket.sampling.temperature,
+            ))  # fmt: skip
     return Batch(tuple(sequences))
 
 

@@ -18,24 +18,14 @@ _MAX_EXPONENT = 80.0
 class Correction:
     """Per-token correction. Entries of untrained tokens are undefined."""
 
-    factor_N: Tensor
-    """Factor of the token's objective in the loss, without gradient."""
-    bounded_N: Tensor
-    """bool: whether the ratio was outside the bounds, and so was changed."""
+    factor_N: Tensor  # factor of the token's objective in the loss, without gradient
+    bounded_N: Tensor  # bool: whether the ratio was outside the bounds, and so was changed
 
 
 def correct(
-    log_ratio_N: Tensor,
-    sequence_N: Tensor,
-    mask_N: Tensor,
-    sequences: int,
-    *,
-    level: CorrectionLevel,
-    mode: CorrectionMode,
-    lower: float,
-    upper: float,
-    weight: bool,
-) -> Correction:
+    log_ratio_N: Tensor, sequence_N: Tensor, mask_N: Tensor, sequences: int, *,
+    level: CorrectionLevel, mode: CorrectionMode, lower: float, upper: float, weight: bool,
+) -> Correction:  # fmt: skip
     """Return the correction for R, a token's ratio to the behaviour policy that sampled the token.
 
     `log_ratio_N` is log R. `sequence_N` (int64) is the index of each token's sequence, from 0 to

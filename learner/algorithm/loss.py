@@ -108,23 +108,15 @@ def policy_loss(tokens: LossTokens, options: LossOptions) -> LossTerms:
     if options.entropy_coef:
         loss = loss - options.entropy_coef * (tokens.weight_N * tokens.entropy_N).sum()
     return LossTerms(
-        loss,
-        surrogate.ratio_N.detach(),
-        surrogate.clipped_low_N,
-        surrogate.clipped_high_N,
-        kl_N.detach(),
-        correction.bounded_N,
-    )
+        loss, surrogate.ratio_N.detach(), surrogate.clipped_low_N, surrogate.clipped_high_N,
+        kl_N.detach(), correction.bounded_N,
+    )  # fmt: skip
 
 
 def aggregation_weights(
-    lengths_S: np.ndarray,
-    *,
-    loss_type: LossType,
-    batch_tokens: int,
-    mini_batches: int,
+    lengths_S: np.ndarray, *, loss_type: LossType, batch_tokens: int, mini_batches: int,
     max_completion_length: int,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """Return the weight of each token of a sequence in the loss of one mini-batch, (S,).
 
     `lengths_S` counts the trained tokens of each sequence of the mini-batch, over all ranks and rows, so

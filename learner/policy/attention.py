@@ -32,6 +32,8 @@ _UNSUPPORTED_ARGUMENTS = {
 }
 """Arguments of an attention call that packed attention does not implement, with a text for the error."""
 
+_REFUSAL = "{}, which packed rows do not compute. Set LEARNER_PACKING=false, or choose another model."
+
 _SHORT_TOKENS, _PADDING_STEP = 128, 16
 """Sequences of up to 128 tokens are padded to a multiple of 16 and computed in one call per length.
 
@@ -53,10 +55,7 @@ def use_packed_attention(model: PreTrainedModel) -> None:
     """
     reason = _unsupported_feature(model)
     if reason:
-        raise ConfigError(
-            f"{type(model).__name__} {reason}, which packed rows do not compute. "
-            "Set LEARNER_PACKING=false, or choose another model."
-        )
+        raise ConfigError(_REFUSAL.format(f"{type(model).__name__} {reason}"))
     model.set_attn_implementation(NAME)
 
 
@@ -77,19 +76,19 @@ def _unsupported_feature(model: PreTrainedModel) -> str:
     return ""
 
 
+class _Options(NamedTuple):
+    """The options of an attention call, named as by torch's scaled_dot_product_attention."""
+
+    dropout: float
+    scale: float | None
+    window: int | None
+
+
 def packed_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    cu_seq_lens_q: Tensor | None = None,
-    max_length_q: int | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    dropout: float = 0.0, scaling: float | None = None, sliding_window: int | None = None,
+    cu_seq_lens_q: Tensor | None = None, max_length_q: int | None = None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """Return the attention output (1, L, heads, width) of a row's query (1, heads, L, width), and None.
 
     `cu_seq_lens_q` (S + 1,) holds the start of each of the S sequences, then L: [0, 3, 8] are sequences
@@ -98,15 +97,13 @@ def packed_attention(
     and for a packed row without boundaries.
     """
     _refuse_unsupported_call(module, kwargs)
+    options = _Options(dropout, scaling, sliding_window)
     if cu_seq_lens_q is None:
-        return _unpacked_attention(
-            module, query, key, value, attention_mask, dropout, scaling, sliding_window, kwargs
-        )
+        return _unpacked_attention(module, (query, key, value), attention_mask, options, kwargs)
     if _can_use_flash(query, value, dropout):
         longest = max_length_q or int(cu_seq_lens_q.diff().max())
-        return _flash_attention(query, key, value, cu_seq_lens_q, longest, scaling, sliding_window), None
-    bounds = cu_seq_lens_q.tolist()
-    return _attend_per_sequence(query, key, value, bounds, dropout, scaling, sliding_window), None
+        return _flash_attention(query, key, value, cu_seq_lens_q, longest, options), None
+    return _attend_per_sequence((query, key, value), cu_seq_lens_q.tolist(), options), None
 
 
 def _refuse_unsupported_call(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
@@ -116,23 +113,13 @@ def _refuse_unsupported_call(module: torch.nn.Module, kwargs: dict[str, Any]) ->
     if not (getattr(module, "is_causal", True) if causal is None else causal):
         found.append("attends to later tokens")
     if found:
-        raise ConfigError(
-            f"the model {found[0]} ({type(module).__name__}), which packed rows do not compute. "
-            "Set LEARNER_PACKING=false, or choose another model."
-        )
+        raise ConfigError(_REFUSAL.format(f"the model {found[0]} ({type(module).__name__})"))
 
 
 def _unpacked_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    scaling: float | None,
-    window: int | None,
-    kwargs: dict[str, Any],
-) -> tuple[Tensor, None]:
+    module: torch.nn.Module, qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None,
+    options: _Options, kwargs: dict[str, Any],
+) -> tuple[Tensor, None]:  # fmt: skip
     """Return the attention of a batch in which each row is one sequence, as `packed_attention` does.
 
     With a mask or a key cache transformers' own sdpa computes it. Raise ConfigError for a packed row.
@@ -143,57 +130,42 @@ def _unpacked_attention(
             "cu_seq_lens_q. Pass Row.model_inputs; if they were passed, the model drops them: "
             "set LEARNER_PACKING=false."
         )
+    query, key, _ = qkv
     if mask is None and query.shape[2] == key.shape[2]:
-        return _causal_attention(query, key, value, dropout, scaling, window).transpose(
-            1, 2
-        ).contiguous(), None
-    return sdpa_attention_forward(
-        module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs
-    )
+        return _causal_attention(*qkv, options).transpose(1, 2).contiguous(), None
+    dropout, scale, _ = options
+    return sdpa_attention_forward(module, *qkv, mask, dropout=dropout, scaling=scale, **kwargs)
 
 
 def _attend_per_sequence(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bounds: list[int],
-    dropout: float,
-    scaling: float | None,
-    window: int | None,
+    qkv: tuple[Tensor, Tensor, Tensor], bounds: list[int], options: _Options
 ) -> Tensor:
-    """Return the row's attention (1, L, heads, width): in one call per long sequence or short length."""
-    tokens = [part[0].transpose(0, 1) for part in (query, key, value)]
+    """Return the row's attention (1, L, heads, width), by one call per long sequence or short length."""
+    tokens = [part[0].transpose(0, 1) for part in qkv]
     outputs = []
-    groups = _group_by_length(tuple(bounds), query.device)
+    groups = _group_by_length(tuple(bounds), tokens[0].device)
     for sequences, width, index, valid in groups.parts:
         queries, keys, values = (
             part.index_select(0, index).unflatten(0, (sequences, width)).transpose(1, 2)
             for part in tokens
         )
-        output = _causal_attention(queries, keys, values, dropout, scaling, window)
+        output = _causal_attention(queries, keys, values, options)
         outputs.append(output.transpose(1, 2).flatten(0, 1).index_select(0, valid))
     return torch.cat(outputs).index_select(0, groups.order).unsqueeze(0)
 
 
-def _causal_attention(
-    query: Tensor, key: Tensor, value: Tensor, dropout: float, scaling: float | None, window: int | None
-) -> Tensor:
+def _causal_attention(query: Tensor, key: Tensor, value: Tensor, options: _Options) -> Tensor:
     """Return causal attention (B, heads, width, head size) of B sequences of the same padded width.
 
     Padding behind a sequence changes no output of the sequence, because attention is causal.
     """
+    dropout, scale, window = options
     width = query.shape[2]
     mask = _window_mask(width, window, query.device) if window is not None and width > window else None
     return scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        dropout_p=dropout,
-        is_causal=mask is None,
-        scale=scaling,
+        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
-    )
+    )  # fmt: skip
 
 
 class _SequencesByLength(NamedTuple):
@@ -237,24 +209,12 @@ def _can_use_flash(query: Tensor, value: Tensor, dropout: float) -> bool:
     """Return whether torch's variable-length flash attention supports the call: fp16 or bf16 on CUDA,
     no dropout, a head size divisible by 8."""
     width = query.shape[-1]
-    return (
-        query.is_cuda
-        and query.dtype in (torch.bfloat16, torch.float16)
-        and dropout == 0.0
-        and width == value.shape[-1]
-        and width <= 256
-        and width % 8 == 0
-    )
+    fits = width == value.shape[-1] and width <= 256 and width % 8 == 0
+    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and not dropout and fits
 
 
 def _flash_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bounds: Tensor,
-    longest: int,
-    scaling: float | None,
-    window: int | None,
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, options: _Options
 ) -> Tensor:
     """Return the row's attention (1, L, heads, width), computed in one CUDA call."""
     from torch.nn.attention.varlen import varlen_attn  # needs torch 2.10
@@ -263,32 +223,19 @@ def _flash_attention(
         part.squeeze(0).transpose(0, 1).contiguous() for part in (query, key, value)
     )
     # The kernel's window does not count the token itself, `window` does.
-    left = -1 if window is None else window - 1
+    left = -1 if options.window is None else options.window - 1
     output = varlen_attn(
-        queries,
-        keys,
-        values,
-        bounds,
-        bounds,
-        longest,
-        longest,
-        scale=scaling,
-        window_size=(left, 0),
-        enable_gqa=queries.shape[1] != keys.shape[1],
-    )
+        queries, keys, values, bounds, bounds, longest, longest,
+        scale=options.scale, window_size=(left, 0), enable_gqa=query.shape[1] != key.shape[1],
+    )  # fmt: skip
     assert isinstance(output, Tensor)  # no auxiliary output was asked for
     return output.unsqueeze(0)
 
 
 def _make_mask(
-    *,
-    q_length: int,
-    kv_length: int,
-    attention_mask: Tensor | None = None,
-    allow_is_causal_skip: bool = True,
-    use_vmap: bool = False,
-    **kwargs: Any,
-) -> Tensor | None:
+    *, q_length: int, kv_length: int, attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True, use_vmap: bool = False, **kwargs: Any,
+) -> Tensor | None:  # fmt: skip
     """Return the mask that transformers passes to `packed_attention`: None for whole sequences.
 
     For padding or a key cache it is the mask of "sdpa". Raise ConfigError if the model adds a mask
@@ -296,18 +243,11 @@ def _make_mask(
     """
     if attention_mask is not None or q_length != kv_length:
         return sdpa_mask(
-            q_length=q_length,
-            kv_length=kv_length,
-            attention_mask=attention_mask,
-            allow_is_causal_skip=allow_is_causal_skip,
-            use_vmap=use_vmap,
-            **kwargs,
-        )
+            q_length=q_length, kv_length=kv_length, attention_mask=attention_mask,
+            allow_is_causal_skip=allow_is_causal_skip, use_vmap=use_vmap, **kwargs,
+        )  # fmt: skip
     if use_vmap:
-        raise ConfigError(
-            "the model has an attention mask of its own, which packed rows do not compute. "
-            "Set LEARNER_PACKING=false, or choose another model."
-        )
+        raise ConfigError(_REFUSAL.format("the model has an attention mask of its own"))
     return None if allow_is_causal_skip else _BOUNDARIES_NEEDED
 
 

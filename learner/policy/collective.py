@@ -1,8 +1,7 @@
-"""The policy as the learner uses it, and calls of its methods on all ranks at once.
+"""The policy as the learner calls it, and execution of these calls on all ranks together.
 
-Rank 0 alone reads the data, writes the run's folder and talks to Redis. A method of the policy (an
-Update, a save, an export) must be executed by all ranks together: rank 0 broadcasts the call, then every
-rank executes the same method with the same arguments.
+Rank 0 alone reads the data, writes the run's folder and talks to Redis. To call a method of the policy
+rank 0 broadcasts the call, then every rank executes the method with the same arguments.
 """
 
 from collections.abc import Iterator
@@ -57,27 +56,27 @@ class AllRanksPolicy:
             yield
 
     def update(self, batch: Batch, step: int) -> Update:
-        """See TrainablePolicy."""
+        """Make an Update on all ranks, see TrainablePolicy."""
         with self._on_all_ranks(UPDATE, "update", batch, step):
             return self._policy.update(batch, step)
 
     def save(self, folder: Path) -> None:
-        """See TrainablePolicy."""
+        """Write the state of the training on all ranks, see TrainablePolicy."""
         with self._on_all_ranks("writing a checkpoint", "save", folder):
             self._policy.save(folder)
 
     def load(self, folder: Path) -> None:
-        """See TrainablePolicy."""
+        """Restore the state of the training on all ranks, see TrainablePolicy."""
         with self._on_all_ranks("reading a checkpoint", "load", folder):
             self._policy.load(folder)
 
     def export(self, folder: Path) -> None:
-        """See TrainablePolicy."""
+        """Write the weights as a Hugging Face model, see TrainablePolicy."""
         with self._on_all_ranks("writing weights", "export", folder):
             self._policy.export(folder)
 
     def close(self) -> None:
-        """See TrainablePolicy."""
+        """Release the process group on all ranks; the other ranks end."""
         with self._on_all_ranks("closing the policy", "close"):
             self._policy.close()
 

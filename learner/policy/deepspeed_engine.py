@@ -21,7 +21,7 @@ from penstock.learner.policy.model import PolicyModel
 from penstock.learner.policy.optimizer import make_optimizer
 from penstock.learner.policy.packing import Row
 from penstock.learner.policy.processes import (
-    drop_message_group,
+    message_group,
     set_single_process_environment,
     world_size,
 )
@@ -48,10 +48,9 @@ class DeepSpeedEngine:
         join_process_group()
         self.stage = settings.resolved_zero_stage
         optimizer = make_optimizer(module.parameters(), settings)
+        config = _config(settings, self.stage)
         self._engine, self._optimizer, *_ = deepspeed.initialize(
-            model=module,
-            optimizer=optimizer,
-            config=_config(settings, self.stage),
+            model=module, optimizer=optimizer, config=config
         )
         if self.stage:  # DeepSpeed leaves the check out in fp32, and NaN would reach the weights
             self._optimizer.check_grad_overflow = True
@@ -86,7 +85,8 @@ class DeepSpeedEngine:
     def step(self) -> OptimizerStep:
         """Clip the accumulated gradients, step the optimizer, clear the gradients; return the result."""
         if self.stage == 0:
-            norm = self._gradient_norm()
+            gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients)
             if torch.isfinite(norm):
                 self._engine.step()
             else:  # ZeRO's optimizers (stage 1 to 3) skip such a step by themselves
@@ -96,11 +96,6 @@ class DeepSpeedEngine:
         if self._optimizer.overflow:
             return OptimizerStep(float("nan"), skipped=True)
         return OptimizerStep(float(self._engine.get_global_grad_norm()), skipped=False)
-
-    def _gradient_norm(self) -> torch.Tensor:
-        """Return the norm of all gradients together, before clipping. For stage 0."""
-        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
-        return torch.nn.utils.get_total_norm(gradients)
 
     def set_optimizer_options(self, options: Mapping[str, Any]) -> None:
         """Set learning rate, betas, epsilon and weight decay of the next optimizer steps."""
@@ -144,7 +139,7 @@ def join_process_group() -> None:
 
 def leave_process_group() -> None:
     """Destroy the process group. A process that ends without this call ends in SIGABRT."""
-    drop_message_group()
+    message_group.cache_clear()
     torch.distributed.destroy_process_group()
 
 

@@ -42,13 +42,9 @@ def whole_state(engine: DeepSpeedEngine) -> dict[str, Tensor]:
 
 
 def write_model(
-    folder: Path,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    state: dict[str, Tensor],
-    adapter: PeftModel | None,
-    settings: LearnerSettings,
-) -> None:
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, state: dict[str, Tensor],
+    adapter: PeftModel | None, settings: LearnerSettings,
+) -> None:  # fmt: skip
     """Write config, tokenizer and one model.safetensors with the weights of `state` into the folder.
 
     With an adapter the weights are the merged ones, and folder/adapter holds the adapter alone.

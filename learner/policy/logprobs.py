@@ -30,15 +30,9 @@ _LOGIT_CHANGING_SETTINGS = (
 
 
 def token_logprobs(
-    hidden_ND: Tensor,
-    weight_VD: Tensor,
-    token_ids_N: Tensor,
-    temperature_N: Tensor,
-    *,
-    bias_V: Tensor | None = None,
-    chunk: int,
-    fp32: bool,
-) -> tuple[Tensor, Tensor]:
+    hidden_ND: Tensor, weight_VD: Tensor, token_ids_N: Tensor, temperature_N: Tensor, *,
+    bias_V: Tensor | None = None, chunk: int, fp32: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return log-probabilities of the tokens at their temperatures, and entropies; both (N,), in nats.
 
     logits = (hidden @ weight.T + bias) / temperature, computed in the hidden states' dtype, or in fp32
@@ -76,14 +70,9 @@ class LogprobHead(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies of the tokens, both (N,); see `token_logprobs`."""
         return token_logprobs(
-            hidden_ND,
-            self.weight,
-            token_ids_N,
-            temperature_N,
-            bias_V=self.bias,
-            chunk=self.chunk,
-            fp32=self.fp32,
-        )
+            hidden_ND, self.weight, token_ids_N, temperature_N,
+            bias_V=self.bias, chunk=self.chunk, fp32=self.fp32,
+        )  # fmt: skip
 
 
 def make_logprob_head(model: PreTrainedModel, chunk: int, fp32: bool) -> LogprobHead:
@@ -108,9 +97,7 @@ def make_logprob_head(model: PreTrainedModel, chunk: int, fp32: bool) -> Logprob
     between = [
         child
         for child, module in model.named_children()
-        if module is not head
-        and module is not model.base_model
-        and any(True for _ in module.parameters())
+        if module not in (head, model.base_model) and any(True for _ in module.parameters())
     ]
     if between:
         raise ConfigError(
@@ -135,15 +122,9 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden_ND: Tensor,
-        weight_VD: Tensor,
-        bias_V: Tensor | None,
-        token_ids_N: Tensor,
-        temperature_N: Tensor,
-        chunk: int,
-        fp32: bool,
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, token_ids_N: Tensor,
+        temperature_N: Tensor, chunk: int, fp32: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Return log-probabilities and entropies, (N,) each, from `chunk` tokens' logits at a time."""
         count, dtype = len(hidden_ND), _reduction_dtype(hidden_ND)
         logprobs, entropy, lse = (hidden_ND.new_empty(count, dtype=dtype) for _ in range(3))
@@ -153,8 +134,7 @@ class _TokenLogprobs(torch.autograd.Function):
             logits.div_(temperature_N[part, None])
             logprobs[part], entropy[part], lse[part] = _reduce_logits_(logits, token_ids_N[part])
             del logits  # or two chunks' logits would exist while the next chunk is computed
-        # The Parameter itself, not a view: ZeRO-3 frees its data until the backward pass, and a view
-        # would keep the freed memory.
+        # The Parameter itself: ZeRO-3 frees its data until the backward pass, which a view would keep.
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, token_ids_N, temperature_N, lse, entropy)
         ctx.chunk, ctx.fp32 = chunk, fp32
         ctx.set_materialize_grads(False)
@@ -250,15 +230,9 @@ def _reduce_logits_(logits_NV: Tensor, token_ids_N: Tensor) -> tuple[Tensor, Ten
 
 
 def _logit_grad_(
-    logits_NW: Tensor,
-    start: int,
-    token_ids_N: Tensor,
-    temperature_N: Tensor,
-    lse_N: Tensor,
-    entropy_N: Tensor,
-    grad_logprobs_N: Tensor | None,
-    grad_entropy_N: Tensor | None,
-) -> Tensor:
+    logits_NW: Tensor, start: int, token_ids_N: Tensor, temperature_N: Tensor, lse_N: Tensor,
+    entropy_N: Tensor, grad_logprobs_N: Tensor | None, grad_entropy_N: Tensor | None,
+) -> Tensor:  # fmt: skip
     """Return the gradient (N, W) of the logits of words start to start + W - 1. Overwrites the logits.
 
     `lse_N` and `entropy_N` are those of the whole vocabulary.

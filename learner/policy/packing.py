@@ -25,29 +25,18 @@ class Row:
     cu_seqlens [0, 3, 8] and predict_N [1, 5, 6].
     """
 
-    input_ids: Tensor
-    """(1, L), int64."""
-    position_ids: Tensor
-    """(1, L), int64; restarts at 0 with each sequence."""
-    cu_seqlens: Tensor
-    """(S + 1,), int32: the start of each sequence, then L."""
+    input_ids: Tensor  # (1, L), int64
+    position_ids: Tensor  # (1, L), int64; restarts at 0 with each sequence
+    cu_seqlens: Tensor  # (S + 1,), int32: the start of each sequence, then L
     max_seqlen: int
-    predict_N: Tensor
-    """int64: the position before each completion token, whose hidden state predicts it."""
-    token_ids_N: Tensor
-    """int64."""
-    temperature_N: Tensor
-    """fp32."""
-    behaviour_N: Tensor
-    """fp32: log-probabilities under the policy that sampled the tokens."""
-    mask_N: Tensor
-    """bool: whether the token is trained."""
-    staleness_N: Tensor
-    """int64: how many versions ago the token was sampled."""
-    advantages_N: Tensor
-    """fp32."""
-    sequence_N: Tensor
-    """int64: index of the token's sequence in the row."""
+    predict_N: Tensor  # int64: the position before each completion token, whose hidden state predicts it
+    token_ids_N: Tensor  # int64
+    temperature_N: Tensor  # fp32
+    behaviour_N: Tensor  # fp32: log-probabilities under the policy that sampled the tokens
+    mask_N: Tensor  # bool: whether the token is trained
+    staleness_N: Tensor  # int64: how many versions ago the token was sampled
+    advantages_N: Tensor  # fp32
+    sequence_N: Tensor  # int64: index of the token's sequence in the row
     sequences: int
 
     @property
@@ -111,22 +100,20 @@ def pack_for_ranks(lengths: Sequence[int], budget: int, ranks: int) -> list[list
         rank = loads.index(min(loads))
         owned[rank].append(index)
         loads[rank] += lengths[index]
-    shares = [
+    rows_of_ranks = [
         [[mine[index] for index in row] for row in pack_rows([lengths[index] for index in mine], budget)]
         for mine in owned
     ]
-    count = max(len(rows) for rows in shares)
-    for rows in shares:
+    count = max(len(rows) for rows in rows_of_ranks)
+    for rows in rows_of_ranks:
         while len(rows) < count:
-            everyones = [row for mine in shares for row in mine]
-            rows.append(_split_off_shortest(rows, lengths) or _split_off_shortest(everyones, lengths))
-    return [
-        sorted(
-            [sorted(row) for row in rows],
-            key=lambda row: (-sum(lengths[index] for index in row), row),
-        )
-        for rows in shares
-    ]
+            all_rows = [row for mine in rows_of_ranks for row in mine]
+            rows.append(_split_off_shortest(rows, lengths) or _split_off_shortest(all_rows, lengths))
+
+    def longest_first(row: list[int]) -> tuple[int, list[int]]:
+        return -sum(lengths[index] for index in row), row
+
+    return [sorted([sorted(row) for row in rows], key=longest_first) for rows in rows_of_ranks]
 
 
 def _split_off_shortest(rows: list[list[int]], lengths: Sequence[int]) -> list[int]:

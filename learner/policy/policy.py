@@ -33,22 +33,17 @@ from penstock.learner.policy.update import TokenRecord, Update
 class FixedLogprobs:
     """Log-probabilities that are constant in an Update: a (T,) array per sequence, None if unused."""
 
-    proximal: list[np.ndarray] | None
-    """Under the policy before the Update; for the decoupled loss."""
-    reference: list[np.ndarray] | None
-    """Under the reference policy; for the KL term."""
+    proximal: list[np.ndarray] | None  # under the policy before the Update; for the decoupled loss
+    reference: list[np.ndarray] | None  # under the reference policy; for the KL term
 
 
 @dataclass(frozen=True, slots=True)
 class MiniBatch:
     """The sequences of one optimizer step."""
 
-    sequences: np.ndarray
-    """(S,): indices in the batch."""
-    weights: np.ndarray
-    """(S,): the weight of each token of a sequence, see `aggregation_weights`."""
-    first: bool
-    """Whether it is the first optimizer step of its Update."""
+    sequences: np.ndarray  # (S,): indices in the batch
+    weights: np.ndarray  # (S,): the weight of each token of a sequence, see `aggregation_weights`
+    first: bool  # whether it is the first optimizer step of its Update
 
 
 class Policy:
@@ -101,12 +96,9 @@ class Policy:
         return Update(
             loss=float(np.mean([losses[number] for number in made])) if made else None,
             grad_norm=float(np.mean([steps[number].grad_norm for number in made])) if made else None,
-            learning_rate=rate,
-            optimizer_steps=len(steps),
-            skipped=len(steps) - len(made),
-            flops=flops,
+            learning_rate=rate, optimizer_steps=len(steps), skipped=len(steps) - len(made), flops=flops,
             tokens=TokenRecord.join(records),
-        )
+        )  # fmt: skip
 
     def _apply_schedules(self, step: int) -> None:
         """Update the reference and reset the optimizer if the settings ask for it at this step.
@@ -126,14 +118,12 @@ class Policy:
 
     def _score_fixed(self, batch: Batch) -> FixedLogprobs:
         """Return the log-probabilities that the loss compares with, computed before any step."""
-        settings = self._settings
+        sequences, settings, reference = batch.sequences, self._settings, self._reference
+        # With a single optimizer step the proximal policy is the current one.
         several = settings.num_iterations * settings.num_mini_batches > 1
         return FixedLogprobs(
-            # With a single optimizer step the proximal policy is the current one.
-            proximal=self.logprobs(batch.sequences) if settings.decoupled_loss and several else None,
-            reference=self._score(batch.sequences, self._reference.logprobs)
-            if self._reference
-            else None,
+            proximal=self.logprobs(sequences) if settings.decoupled_loss and several else None,
+            reference=self._score(sequences, reference.logprobs) if reference else None,
         )
 
     def _mini_batches(self, batch: Batch, step: int) -> list[MiniBatch]:
@@ -152,12 +142,10 @@ class Policy:
                 order = np.random.default_rng([settings.seed, step, iteration]).permutation(order)
             for chosen in np.array_split(order, count):
                 weights = aggregation_weights(
-                    lengths[chosen],
-                    loss_type=settings.loss_type,
+                    lengths[chosen], loss_type=settings.loss_type, mini_batches=count,
                     batch_tokens=max(1, batch.trained_tokens),
-                    mini_batches=count,
                     max_completion_length=settings.max_completion_length,
-                )
+                )  # fmt: skip
                 minis.append(MiniBatch(chosen, weights, first=not minis))
         return minis
 
@@ -190,6 +178,7 @@ class Policy:
     def _loss_tokens(
         self, row: Row, weights: np.ndarray, indices: np.ndarray, fixed: FixedLogprobs
     ) -> LossTokens:
+        """Return the row's tokens with the model's log-probabilities, `weights` one per sequence."""
         logprobs_N, entropy_N = self._engine(row)
         per_sequence = torch.as_tensor(weights, dtype=torch.float32, device=row.sequence_N.device)
         if not self._settings.decoupled_loss:
@@ -199,26 +188,16 @@ class Policy:
         else:
             old_N = _values_of_row(fixed.proximal, indices, row)
         return LossTokens(
-            logprobs_N=logprobs_N,
-            entropy_N=entropy_N,
-            old_N=old_N,
-            behaviour_N=row.behaviour_N,
+            logprobs_N=logprobs_N, entropy_N=entropy_N, old_N=old_N, behaviour_N=row.behaviour_N,
             reference_N=_values_of_row(fixed.reference, indices, row) if fixed.reference else None,
-            advantages_N=row.advantages_N,
-            weight_N=per_sequence[row.sequence_N],
-            mask_N=row.mask_N,
-            sequence_N=row.sequence_N,
-            sequences=row.sequences,
-        )
+            advantages_N=row.advantages_N, weight_N=per_sequence[row.sequence_N],
+            mask_N=row.mask_N, sequence_N=row.sequence_N, sequences=row.sequences,
+        )  # fmt: skip
 
     def logprobs(self, sequences: Sequence[TrainSequence]) -> list[np.ndarray]:
         """Return the log-probabilities of each sequence's completion, (T,) each, without training."""
-
-        def score(row: Row) -> Tensor:
-            with torch.no_grad():
-                return self._engine(row)[0]
-
-        return self._score(sequences, score)
+        with torch.no_grad():
+            return self._score(sequences, lambda row: self._engine(row)[0])
 
     def _score(
         self, sequences: Sequence[TrainSequence], score: Callable[[Row], Tensor]

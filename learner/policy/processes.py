@@ -7,9 +7,9 @@ is the only process.
 import datetime
 import os
 import signal
-import socket
 import threading
 import time
+from functools import lru_cache
 from typing import Any
 
 import torch.distributed as dist
@@ -39,21 +39,13 @@ def world_size() -> int:
 def set_single_process_environment() -> None:
     """Set the environment variables of a launcher, for a process group of one on loopback.
 
-    Do nothing under a launcher. The port is a new free one: the inherited environment may hold the port
-    of a parent that is a group of one itself.
+    Do nothing under a launcher. Port 0 lets the process take a free port: the inherited environment may
+    hold the port of a parent that is a group of one itself.
     """
     if world_size() > 1 or _LAUNCHED in os.environ:
         return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ |= {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
 def end_with_launcher() -> None:
@@ -77,7 +69,7 @@ def broadcast(value: Any) -> Any:
     if world_size() == 1:
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0, group=_message_group())
+    dist.broadcast_object_list(box, src=0, group=message_group())
     return box[0]
 
 
@@ -86,27 +78,17 @@ def gather(value: Any) -> list[Any]:
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
-    dist.all_gather_object(values, value, group=_message_group())
+    dist.all_gather_object(values, value, group=message_group())
     return values
 
 
-_group: dist.ProcessGroup | None = None
-
-
-def _message_group() -> dist.ProcessGroup:
+@lru_cache(maxsize=1)
+def message_group() -> dist.ProcessGroup:
     """Return the process group that carries Python objects, made at the first call.
 
-    The backend is gloo also on GPUs, whose gradients go by nccl: a message may take a day to arrive
-    (`_MESSAGE_TIMEOUT`), a gradient may not.
+    The backend is gloo also on GPUs, where nccl carries the gradients: a message may take a day, a
+    gradient may not. `cache_clear` forgets the group, when the processes leave their default group.
     """
-    global _group  # noqa: PLW0603 - process groups are per process
-    if _group is None:
-        _group = dist.new_group(backend="gloo", timeout=_MESSAGE_TIMEOUT)
-    assert _group is not None
-    return _group
-
-
-def drop_message_group() -> None:
-    """Forget the messages' process group, before the default process group is destroyed."""
-    global _group  # noqa: PLW0603
-    _group = None
+    group = dist.new_group(backend="gloo", timeout=_MESSAGE_TIMEOUT)
+    assert isinstance(group, dist.ProcessGroup)
+    return group

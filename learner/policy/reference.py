@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -20,17 +20,16 @@ from penstock.learner.policy.packing import Row
 _FILE = "reference.safetensors"
 
 
-class Reference(Protocol):
-    """A policy that scores rows like the one in training, and is not trained."""
+class Reference:
+    """A policy that scores rows and is not trained. By default its weights never change."""
 
     def logprobs(self, row: Row) -> Tensor:
         """Return the log-probabilities of the row's completion tokens, (N,), without gradient."""
+        raise NotImplementedError
 
     def soft_update(self, parameters: Iterator[tuple[str, torch.nn.Parameter]], alpha: float) -> None:
-        """Set the reference's weights to alpha x `parameters` + (1 - alpha) x the reference's.
-
-        Example: alpha 0.6, a policy's weight 1.0 and a reference's 0.0 give 0.6.
-        """
+        """Set weights to alpha x parameters + (1 - alpha) x weights: alpha 0.6, 1.0 and 0.0 make 0.6."""
+        raise NotImplementedError
 
     def save(self, folder: Path) -> None:
         """Write the reference's weights into the folder, if `soft_update` ever changed them."""
@@ -39,29 +38,19 @@ class Reference(Protocol):
         """Restore the weights that `save` wrote, if it wrote any."""
 
 
-class BaseModelReference:
+class BaseModelReference(Reference):
     """LoRA's base model: the policy with its adapter switched off. No extra memory, never changes."""
 
     def __init__(self, engine: DeepSpeedEngine, adapter: PeftModel) -> None:
         self._engine, self._adapter = engine, adapter
 
     def logprobs(self, row: Row) -> Tensor:
-        """See Reference."""
+        """Return the base model's log-probabilities of the row's completion tokens, (N,)."""
         with self._adapter.disable_adapter(), torch.no_grad():
             return self._engine(row)[0]
 
-    def soft_update(self, parameters: Iterator[tuple[str, torch.nn.Parameter]], alpha: float) -> None:
-        """Raise NotImplementedError: LearnerSettings refuses sync_ref_model with LoRA."""
-        raise NotImplementedError
 
-    def save(self, folder: Path) -> None:
-        """Write nothing: the base weights never change."""
-
-    def load(self, folder: Path) -> None:
-        """Read nothing."""
-
-
-class FrozenCopyReference:
+class FrozenCopyReference(Reference):
     """A second model, not trained, whole on every rank, on the policy's device or LEARNER_REF_DEVICE."""
 
     def __init__(self, folder: Path, settings: LearnerSettings, device: torch.device) -> None:
@@ -71,26 +60,26 @@ class FrozenCopyReference:
         self._changed = False
 
     def logprobs(self, row: Row) -> Tensor:
-        """See Reference."""
+        """Return the copy's log-probabilities of the row's completion tokens, (N,)."""
         with torch.no_grad():
             logprobs_N: Tensor = self._model(_row_on(row, self._device))[0]
             return logprobs_N.to(row.input_ids.device)
 
     def soft_update(self, parameters: Iterator[tuple[str, torch.nn.Parameter]], alpha: float) -> None:
-        """See Reference. The soft update of TR-DPO, arXiv:2404.09656, eq. 3."""
+        """Set weights to alpha x parameters + (1 - alpha) x weights: TR-DPO, arXiv:2404.09656, eq. 3."""
         self._changed = True
         own = dict(self._model.named_parameters())
         for name, parameter in parameters:
             own[name].lerp_(parameter.detach().to(self._device), alpha)
 
     def save(self, folder: Path) -> None:
-        """See Reference."""
+        """Write the weights into the folder, if `soft_update` ever changed them."""
         if self._changed:
             folder.mkdir(parents=True, exist_ok=True)
             save_weights(self._model, str(folder / _FILE))
 
     def load(self, folder: Path) -> None:
-        """See Reference."""
+        """Restore the weights that `save` wrote, if it wrote any."""
         if (folder / _FILE).is_file():
             load_weights(self._model, str(folder / _FILE))
             self._changed = True

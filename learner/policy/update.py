@@ -19,10 +19,8 @@ class TokenRecord:
     clipped_high: np.ndarray
     bounded: np.ndarray
     staleness: np.ndarray
-    oldest: np.ndarray
-    """Largest staleness of a token in the same completion."""
-    first: np.ndarray
-    """Whether the values were computed before the Update's first optimizer step."""
+    oldest: np.ndarray  # largest staleness of a token in the same completion
+    first: np.ndarray  # whether the values were computed before the Update's first optimizer step
 
     @classmethod
     def join(cls, records: Sequence["TokenRecord"]) -> "TokenRecord":
