@@ -315,8 +315,8 @@ def test_offloaded_optimizer_and_parameters_train_the_same(model_folder):
     for policy in (plain, away):
         policy.update(make_batch(), 0)
     expected = whole_state(plain._engine)
-    # Sums in another order differ in their last bits, and Adam's first step divides a gradient by its own
-    # size: up to 1.1e-6 was measured (AMD EPYC). The optimizer step itself is 1e-2, so a step that was
+    # Sums in another order differ in their last bits, and Adam's first step divides gradients by their
+    # own size: up to 1.1e-6 was measured (AMD EPYC). The optimizer step is 1e-2, so a step that was
     # lost, made twice or made with another gradient still fails.
     for name, value in whole_state(away._engine).items():
         assert torch.allclose(value, expected[name], atol=1e-5)
