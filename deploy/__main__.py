@@ -18,7 +18,7 @@ from penstock.deploy.up import Up
 class Penstock(CommandGroup):
     """Post-train language models by reinforcement learning over Redis streams.
 
-    The roles are commands too: `learner`, `actor`, `rewarder`. The command `queues` reads a run's state.
+    The roles are commands too: `learner`, `actor`, `rewarder`. `queues` reads a run's state.
     """
 
     up: CliSubCommand[Up] = Field(description="run a learner, actors, rewarders and a queue server")

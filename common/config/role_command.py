@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from pydantic import BaseModel, Field, FilePath, create_model, model_validator
-from pydantic_settings import CliPositionalArg, CliSubCommand, CliToggleFlag
+from pydantic import Field, FilePath, create_model, field_validator
+from pydantic_settings import CliPositionalArg, CliToggleFlag
 
 from penstock.common.config.command import Command, parser_of
 from penstock.common.config.learner_settings import LearnerSettings
@@ -54,27 +54,24 @@ class RunCommand(SettingsCommand):
         raise NotImplementedError
 
 
-class Help(BaseModel):
-    """Print the flags of one section, or of all."""
-
-    section: CliPositionalArg[str] = Field("", description="name of the section, or `all`")
-
-
 class RoleCommand(RunCommand):
     """Base of the commands `learner`, `actor` and `rewarder`."""
 
-    help: CliSubCommand[Help] = Field(description="print the flags of a section")
+    words: CliPositionalArg[list[str]] = Field([], description="`help SECTION` prints its flags")
 
-    @model_validator(mode="before")
+    @field_validator("words")
     @classmethod
-    def _help_is_optional(cls, values: dict[str, object]) -> dict[str, object]:
-        return {"help": None} | values  # pydantic-settings forbids a default for a subcommand
+    def _only_help(cls, words: list[str]) -> list[str]:
+        if words[:1] not in ([], ["help"]) or len(words) > 2:
+            raise ValueError(f"unexpected argument: {' '.join(words)}; see `{cls.role} --help`")
+        return words
 
     def execute(self) -> int:
         """Run the role until its end, or print the help that was asked for."""
-        if self.help is None:
+        if not self.words:
             return super().execute()
-        print(self.section_help(self.help.section) if self.help.section else self.overview(self.role))
+        text = self.section_help(self.words[1]) if self.words[1:] else self.overview(self.role)
+        print(text.rstrip())
         return 0
 
     @classmethod
@@ -91,7 +88,7 @@ class RoleCommand(RunCommand):
     def overview(cls, prog: str) -> str:
         """Return the screen of --help: a line for each section."""
         lines = [
-            f"  {name:<12}{(section.__doc__ or '').partition(chr(10))[0]}"
+            f"  {name:<16}{(section.__doc__ or '').partition(chr(10))[0]}"
             for name, (_, section) in cls.sections().items()
         ]
         parser, _ = parser_of(
