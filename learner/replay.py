@@ -1,9 +1,8 @@
-"""`penstock replay RUN_FOLDER`: train a run again from its journal alone.
+"""`penstock replay RUN_FOLDER`: train a run again from its journal alone, without a queue server.
 
-No queue server, no actors, no rewarders: the groups lie in the journal, in the order in which they
-were trained, so the same functions make the same Updates. On the CPU the weights are those of the run
-bit for bit, those of a run on several ranks to rounding. With other settings it is an A/B on the same
-data.
+The journal holds the groups in the order in which they were trained, so the same functions make the same
+Updates. On the CPU the weights equal the run's weights bit for bit; after a run on several ranks they
+differ by rounding. With other settings a replay is an A/B test on the same data.
 """
 
 import json
@@ -23,8 +22,7 @@ from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError, PenstockError
 from penstock.common.files.atomic import read_json_lines
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
-from penstock.common.journal.claims import Claim, read_chain, read_claims
-from penstock.common.journal.segments import explain_gap, left_out, valid_length
+from penstock.common.journal.claims import next_claim, read_chain
 from penstock.common.log import configure_logs, get_logger
 from penstock.learner.policy.deepspeed_engine import join_process_group
 from penstock.learner.policy.policy import Policy
@@ -38,33 +36,32 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """How a replay compares with its run."""
+    """The comparison of a replay with its run."""
 
     steps: int
-    weights_difference: float | None
-    """Largest absolute difference to a weight of the last checkpoint; None if it is of another step."""
-    steps_with_other_metrics: list[int]
-    """Steps of which a metric differs, times and rates left aside."""
+    weights_difference: float | None  # largest absolute one; None without a checkpoint of the last step
+    steps_with_other_metrics: list[int]  # without regard to times and rates
 
 
 def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
-    """Retrain the run in `folder` from its first record; model and metrics go to `out`.
+    """Train the run in `folder` from its first record and compare. Write model and metrics to `out`.
 
-    `changes` are settings to change, by name without prefix. Raises ConfigError without a journal.
+    `changes` are settings to change, by name without prefix. Raise ConfigError if the journal is
+    missing, damaged or trimmed, if a setting is wrong, or if `out` is a run's folder.
     """
     if world_size() > 1:
         raise ConfigError("a replay is one process: start it without torchrun")
     run_folder, out_folder = RunFolder(folder), LearnerFolder(out.resolve(), 0)
     if out_folder.claims.exists() or out_folder.journal.exists():
         raise ConfigError(f"--out {out}: a run's own files would be overwritten; name another folder")
-    claim = _after(run_folder)
+    claim = next_claim(run_folder, run_folder.newest_incarnation() + 1, "replay")
     headers = [record for _, record in read_chain(run_folder, claim) if record["kind"] == "header"]
     if not headers:
         raise ConfigError(f"{folder}: no journal of a run there; expected journal/*.journal and claims/")
     header = headers[0]
     settings = _settings(header["settings"], changes)
     if any(later["settings"] != header["settings"] for later in headers):
-        log.warning("the run's settings changed when it was resumed; it is replayed with the first ones")
+        log.warning("The run's settings changed at a resume: the replay uses the first settings.")
     torch.set_num_threads(header["machine"]["threads"])  # the order of sums depends on it
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -87,6 +84,7 @@ def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
 
 
 def _settings(recorded: Mapping[str, Any], changes: Mapping[str, str]) -> LearnerSettings:
+    """Return a run's settings with the changes. Raise ConfigError if they are not valid."""
     try:
         return LearnerSettings(**{**recorded, **changes})
     except ValidationError as error:
@@ -94,17 +92,8 @@ def _settings(recorded: Mapping[str, Any], changes: Mapping[str, str]) -> Learne
         raise ConfigError(f"these settings cannot be replayed: {mistakes}") from error
 
 
-def _after(run_folder: RunFolder) -> Claim:
-    """The claim of a learner that would go on where the run stands; raises ConfigError."""
-    newest = max(read_claims(run_folder), default=0)
-    length = valid_length(run_folder, newest)
-    rest = left_out(run_folder, newest, length)
-    if rest is not None and not rest.torn:
-        raise ConfigError(explain_gap(run_folder, newest, length, length + rest.length))
-    return Claim(newest + 1, newest, length, "replay")
-
-
 def _difference(one: Path, other: Path) -> float:
+    """Return the largest absolute difference of two models' weights. Raise ConfigError."""
     ours, theirs = _weights(one), _weights(other)
     if ours.keys() != theirs.keys():
         raise ConfigError(f"{one} and {other} hold different tensors")
@@ -112,23 +101,25 @@ def _difference(one: Path, other: Path) -> float:
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
+    """Read a model's weights in float32, by name. Raise ConfigError if that fails."""
     path = folder / "model.safetensors"
     try:
         with safe_open(path, "pt") as file:
             return {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise ConfigError(
-            f"{path}: cannot be read ({error}); the replay is whole, but has nothing to compare with"
+            f"{path}: cannot be read ({error}); the replay was made, but cannot be compared"
         ) from error
 
 
 def _other_metrics(one: Path, other: Path) -> list[int]:
+    """Return the steps whose metrics differ between two files, or are in one file only."""
     ours, theirs = dict(_metrics(one)), dict(_metrics(other))
     return sorted(step for step in ours.keys() | theirs.keys() if ours.get(step) != theirs.get(step))
 
 
 def _metrics(path: Path) -> Iterator[tuple[int, str]]:
-    """Step and metrics, as text: NaN differs from itself."""
+    """Yield each step with its metrics as text, because NaN differs from itself as a number."""
     for found in read_json_lines(path):
         row = {name: value for name, value in found.items() if not name.startswith("perf/")}
         yield row["step"], json.dumps(row, sort_keys=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.common.errors import ConfigError
 from penstock.common.files.run_folder import RunFolder
-from penstock.common.journal.segments import REMEDY, explain_gap, read_journal
+from penstock.common.journal.segments import REMEDY, explain_gap, left_out, read_journal, valid_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,29 @@ def ancestors(run_folder: RunFolder, claims: dict[int, Claim], newest: int) -> l
         found.append(claims[newest])
         newest = found[-1].parent
     return found
+
+
+def next_claim(
+    run_folder: RunFolder, incarnation: int, holder: str, checkpointed: Position | None = None
+) -> Claim:
+    """Return the claim of an incarnation that continues at the end of the run's journal. Write nothing.
+
+    A record that a kill interrupted is logged and not counted. Raise ConfigError if the journal or a
+    claim is damaged or missing. Damage before `checkpointed` is ignored.
+    """
+    claims = read_claims(run_folder)
+    parent = max(claims, default=0)
+    ancestors(run_folder, claims, parent)
+    start = checkpointed.offset if checkpointed and checkpointed.incarnation == parent else 0
+    length = valid_length(run_folder, parent, start)
+    rest = left_out(run_folder, parent, length)
+    if rest is not None and not rest.torn:
+        raise ConfigError(
+            f"{explain_gap(run_folder, parent, length)}. To give up the {rest.length} bytes that "
+            f"follow: truncate -s {rest.offset} {rest.path}, and delete the later files of that "
+            "incarnation"
+        )
+    return Claim(incarnation, parent, length, holder)
 
 
 def read_chain(

@@ -10,13 +10,12 @@ import uuid
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 
-from penstock.common.errors import ConfigError, RunTaken
+from penstock.common.errors import RunTaken
 from penstock.common.failpoint import failpoint
 from penstock.common.files.atomic import make_folder, sync_folder, write_whole
 from penstock.common.files.lock import hold_lock, holder_name
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
-from penstock.common.journal.claims import Claim, Position, ancestors, read_claims
-from penstock.common.journal.segments import explain_gap, left_out, valid_length
+from penstock.common.journal.claims import Claim, Position, next_claim, read_claims
 
 
 def lock_run(run_folder: RunFolder) -> AbstractContextManager[list[str]]:
@@ -50,18 +49,7 @@ def claim_incarnation(folder: LearnerFolder, checkpointed: Position | None = Non
     acknowledge nothing: its later records may count or not.
     """
     folder.check_not_superseded()
-    claims = read_claims(folder)
-    parent = max(claims, default=0)
-    ancestors(folder, claims, parent)
-    start = checkpointed.offset if checkpointed and checkpointed.incarnation == parent else 0
-    length = valid_length(folder, parent, start)
-    rest = left_out(folder, parent, length)
-    if rest is not None and not rest.torn:
-        raise ConfigError(
-            f"{explain_gap(folder, parent, length)}. To give up the {rest.length} bytes that follow: "
-            f"truncate -s {rest.offset} {rest.path}, and delete the files of that incarnation after it"
-        )
-    claim = Claim(folder.incarnation, parent, length, holder_name())
+    claim = next_claim(folder, folder.incarnation, holder_name(), checkpointed)
     path = folder.claim(claim.incarnation)
     make_folder(path.parent)
     aside = path.with_suffix(f".{os.getpid()}")
