@@ -1,12 +1,13 @@
-"""Named places where a test makes a process die as by kill -9; without effect in normal runs.
+"""Named places where a test kills the process, as by kill -9. Without effect in normal runs.
 
-    PENSTOCK_FAILPOINT=handoff.after:3 actor      dies at the third hand-off, done and not yet noticed
+    PENSTOCK_FAILPOINT=handoff.after:3 actor      kills the actor after its third handoff
 
-A process that is started again with the same environment dies again, unless PENSTOCK_FAILPOINT_FIRED
-names a file: it is made at the death, and where it exists the place is harmless.
+A process that is started again with the same environment is killed again, unless
+PENSTOCK_FAILPOINT_FIRED names a file. The file is created at the kill, and a process that finds the file
+is not killed.
 
-Every command to the queue server has two places, before and after it (common/broker/connection.py); the
-journal, files that are written aside and the learner's Update have some of their own.
+Every command to the queue server has two places, before and after (common/broker/connection.py). The
+journal, atomic files and the learner's Update have places of their own.
 """
 
 import os
@@ -21,9 +22,9 @@ from penstock.common.errors import ConfigError
 
 @dataclass(slots=True)
 class Armed:
-    """Where to die: at the passage with this number, counted from 1; once, if `fired` is a file.
+    """A place at which the process gets a signal, at the passage with this number, counted from 1.
 
-    Or to stop, with SIGSTOP as the signal.
+    With a file `fired`, the signal is sent only once: the file is created, and prevents the next one.
     """
 
     name: str
@@ -34,7 +35,7 @@ class Armed:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def pass_by(self, name: str) -> None:
-        """Count a passage, or die."""
+        """Count a passage of the named place. Send this process the signal if the passage is armed."""
         if name != self.name:
             return
         with self.lock:
@@ -50,19 +51,22 @@ _armed: Armed | None = None
 
 
 def failpoint(name: str) -> None:
-    """A place to die."""
+    """Mark a place with this name. The process is killed here if a test armed the place."""
     if _armed is not None:
         _armed.pass_by(name)
 
 
 def arm(armed: Armed | None) -> None:
-    """Make one place of this process deadly, in place of any other."""
+    """Arm one place of this process instead of the place armed before. None disarms."""
     global _armed  # noqa: PLW0603 - a place is anywhere in the process
     _armed = armed
 
 
 def _from_environment() -> Armed | None:
-    """Read at import, before there is anybody to catch an error: a bad value ends the process here."""
+    """Return the place that PENSTOCK_FAILPOINT names. Exit with code 78 for a malformed value.
+
+    This runs at import, where no caller can catch an error.
+    """
     text = os.environ.get("PENSTOCK_FAILPOINT", "")
     name, colon, passage = text.partition(":")
     if text and not (name and (not colon or (passage.isdecimal() and int(passage) > 0))):

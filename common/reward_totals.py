@@ -1,4 +1,4 @@
-"""Rewards by name to one total per rollout: the same for the rewarder's filter and the learner.
+"""The total reward of each rollout, for the rewarder's filter and for the learner.
 
 Dimensions: G rollouts of a group.
 """
@@ -11,13 +11,13 @@ Rewards = Mapping[str, Sequence[float | None]]
 
 
 def first_scored(rewards: Rewards) -> int:
-    """Index of the first rollout that has a reward; 0 if none has."""
+    """Return the index of the first rollout that has a reward, 0 if none has."""
     rows = zip(*rewards.values(), strict=True)
     return next((index for index, row in enumerate(rows) if any(v is not None for v in row)), 0)
 
 
 def total_rewards(rewards: Rewards, weights: Mapping[str, float]) -> np.ndarray:
-    """Weighted sum over the rewards that apply, (G,) float64; NaN where none applies.
+    """Return the weighted sum of each rollout's rewards, (G,) float64. NaN if a rollout has no reward.
 
     Example:
         >>> rewards = {"accuracy": [1.0, None], "format": [1.0, None]}

@@ -1,19 +1,19 @@
-"""Texts of unknown origin: a column as text, and anything as what a terminal may be shown."""
+"""Conversions of texts of unknown origin, such as a data set's columns and a model's completions."""
 
 import json
 from typing import Any
 
 SHOWN = 2000
-"""Letters of a question and a completion that ride along with a verdict, to be shown."""
+"""Most letters of a question and of a completion that a verdict carries, for people to read."""
 
 
 def as_text(value: Any) -> str:
-    """A text as it is, anything else as JSON."""
+    """Return a text unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def encodable(text: str) -> str:
-    """The text with each lone surrogate, which UTF-8 cannot hold, written out.
+    """Return the text with each lone surrogate, which UTF-8 cannot encode, replaced by its escape.
 
     Example:
         >>> encodable("a\\ud800")
@@ -23,7 +23,7 @@ def encodable(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with all written out that a terminal would obey; line ends stay.
+    """Return the text with unprintable letters, such as terminal commands, escaped. Line ends stay.
 
     Example:
         >>> printable("a\\x1b[2J")

@@ -1,7 +1,8 @@
-"""Keeping the leases of the work in hand, in a thread of its own.
+"""Renewal of the leases of held entries, in a thread beside the main loop.
 
-A thread that renews for ever beside a hung engine would keep the work from everybody else. So leases
-are renewed only while `progress` grows; after `stall_timeout_s` without growth they are let go.
+A thread that renewed for ever beside a hung engine would withhold the work from other processes. So
+leases are renewed only while `progress` grows. After `stall_timeout_s` without growth they are left to
+expire.
 """
 
 import threading
@@ -10,13 +11,16 @@ from collections.abc import Callable
 from penstock.common.broker.work_stream import Entry, WorkStream
 from penstock.common.deadline import Deadline
 from penstock.common.errors import PenstockError
-from penstock.common.log import get_logger
+from penstock.common.log import get_logger, shorten
 
 log = get_logger(__name__)
 
 
 class LeaseKeeper:
-    """Renews the leases of held entries; calls `on_lost` for an entry that went to somebody else."""
+    """Renews the leases of held entries every quarter of a lease, while the counter `progress` changes.
+
+    An entry's `on_lost` is called, in the thread, when another consumer took the entry over.
+    """
 
     def __init__(self, lease_s: float, progress: Callable[[], int], stall_timeout_s: float) -> None:
         self._interval_s = lease_s / 4
@@ -28,23 +32,23 @@ class LeaseKeeper:
         self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
 
     def start(self) -> None:
-        """Begin renewing."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End renewing; what is held runs out by itself."""
+        """Stop the thread. The leases of held entries expire."""
         self._stop.set()
         self._thread.join(timeout=5)
 
     def hold(self, stream: WorkStream, entry: Entry, on_lost: Callable[[], None]) -> None:
-        """Renew this entry from now on."""
+        """Renew this entry's lease from now on."""
         with self._lock:
             if not self._held:
                 self._stall.restart()
             self._held[stream, entry.id] = on_lost
 
     def release(self, stream: WorkStream, entry: Entry) -> None:
-        """Renew this entry no more."""
+        """Stop renewing this entry's lease."""
         with self._lock:
             self._held.pop((stream, entry.id), None)
 
@@ -53,9 +57,10 @@ class LeaseKeeper:
             try:
                 self._renew()
             except PenstockError as error:  # the loop meets the same server and reports it
-                log.warning("leases were not renewed", cause=str(error))
+                log.warning(shorten(f"Leases were not renewed: {error}"))
 
     def _renew(self) -> None:
+        """Renew all held leases, unless progress has stalled. Report those that were lost."""
         if self._stalled():
             return
         with self._lock:
@@ -67,13 +72,15 @@ class LeaseKeeper:
                     self._lose(stream, entry)
 
     def _lose(self, stream: WorkStream, entry: str) -> None:
+        """Stop renewing an entry that another consumer took over, and call its `on_lost`."""
         with self._lock:
             on_lost = self._held.pop((stream, entry), None)
         if on_lost is not None:
-            log.warning("a lease was lost", stream=stream.stream, entry=entry)
+            log.warning("A lease expired and another process took the work.", entry=entry)
             on_lost()
 
     def _stalled(self) -> bool:
+        """Return whether entries are held and progress has not changed for the stall timeout."""
         progress = self._progress()
         with self._lock:
             if not self._held:
@@ -81,5 +88,5 @@ class LeaseKeeper:
             if not self._stall.expired(progress):
                 return False
             stalled_s, entries = round(self._stall.waited_s), len(self._held)
-        log.error("no progress: leases are let go", stalled_s=stalled_s, entries=entries)
+        log.error(f"No progress for {stalled_s} s: {entries} leases are left to expire.")
         return True

@@ -1,9 +1,9 @@
-"""Snapshots of a run on its queue server, as plain frozen data; printing is elsewhere."""
+"""Snapshots of a run on its queue server, as frozen data. common/queues.py prints them."""
 
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.common.broker.connection import Connection
+from penstock.common.broker.connection import Connection, text
 from penstock.common.broker.keys import GROUP, Keys
 from penstock.common.broker.run_view import Place, RunView
 from penstock.common.errors import RunNotReady
@@ -14,7 +14,7 @@ from penstock.common.wire.messages import END_STATES
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStatus:
-    """One process that reads a stream: entries it holds, seconds since it last asked."""
+    """A process that reads a stream: entries held, and seconds since the process last asked for work."""
 
     name: str
     held: int
@@ -23,7 +23,10 @@ class ConsumerStatus:
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """One stream: entries in it, of these held by a consumer and not yet taken by any."""
+    """A stream: its number of entries (depth), held by consumers (pending) or not taken (undelivered).
+
+    `oldest_s` is the age of the oldest entry, None if the stream is empty.
+    """
 
     name: str
     depth: int
@@ -35,10 +38,10 @@ class StreamStatus:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """A run at a glance.
+    """The state of a run, as `queues status` prints it.
 
-    `outstanding` are the open train tickets. It may pass `credit` for a while: credit returns when the
-    learner reads a verdict, the ticket closes here when the journal has it.
+    `outstanding` counts the open training tickets. It may exceed `credit` for a while: the learner gets
+    credit back when it reads a result, and closes the ticket when the result is in the journal.
     """
 
     run: str
@@ -56,9 +59,10 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """An open ticket: its stream, who holds it ("" for nobody), since when, at which attempt.
+    """An open ticket: its stream and entry, the holder ("" if none), and the attempt, counted from 1.
 
     `since_s` counts from the entry's arrival on the stream, `lease_idle_s` from the last renewal.
+    `exists` is False if the server lost the entry.
     """
 
     ticket: TicketId
@@ -73,7 +77,7 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The run's books at one instant."""
+    """The tickets of a run at one instant: issued, ended by end state, and open (in flight)."""
 
     run: str
     issued: int
@@ -82,7 +86,10 @@ class Audit:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """What is off, a sentence each; empty when the books balance."""
+        """The faults found, one sentence each: lost entries, and issued != ended + in flight.
+
+        For example, 5 issued, 2 ended and 2 in flight: 1 missing.
+        """
         ended, flying = sum(self.ended.values()), len(self.in_flight)
         found = [
             f"ticket {ticket.ticket} is open, but its entry {ticket.entry} is gone from "
@@ -101,7 +108,7 @@ class Audit:
 
 
 def read_status(connection: Connection, run: str) -> RunStatus:
-    """The run's present state; raises RunNotReady when there is no such run on the server."""
+    """Return the run's present state. Raise RunNotReady if the server holds no such run."""
     keys, view = _view(connection, run)
     totals, places = view.audit()
     contract, weights = view.contract(), view.weights()
@@ -109,7 +116,7 @@ def read_status(connection: Connection, run: str) -> RunStatus:
     return RunStatus(
         run=run,
         server=connection.address,
-        state=_text(connection.execute("GET", keys.state) or b"starting"),
+        state=text(connection.execute("GET", keys.state) or b"starting"),
         incarnation=view.incarnation(),
         version=str(weights.version) if weights else None,
         credit=read_contract(contract).credit if contract else None,
@@ -124,7 +131,7 @@ def read_status(connection: Connection, run: str) -> RunStatus:
 
 
 def read_audit(connection: Connection, run: str) -> Audit:
-    """The run's books in one snapshot; raises RunNotReady when there is no such run."""
+    """Return the run's tickets at one instant. Raise RunNotReady if the server holds no such run."""
     _, view = _view(connection, run)
     totals, places = view.audit()
     now_ms = _now_ms(connection)
@@ -137,35 +144,36 @@ def read_audit(connection: Connection, run: str) -> Audit:
 
 
 def read_in_flight(connection: Connection, view: RunView) -> tuple[InFlight, ...]:
-    """The open tickets at one instant, the oldest entry first; raises RunNotReady."""
+    """Return the open tickets at one instant, the oldest entry first. Raise RunNotReady."""
     _, places = view.audit()
     return _in_flight(places, _now_ms(connection))
 
 
 def read_consumers(connection: Connection, key: str) -> tuple[ConsumerStatus, ...]:
-    """The processes that read a work stream, also those that died; none before the stream is made."""
+    """Return the processes that read a work stream, dead ones included. Empty if there is no stream."""
     if not (connection.execute("EXISTS", key) and connection.execute("XINFO", "GROUPS", key)):
         return ()
     found = map(_pairs, connection.execute("XINFO", "CONSUMERS", key, GROUP))
     return tuple(
-        ConsumerStatus(_text(one["name"]), int(one["pending"]), int(one["idle"]) / 1000) for one in found
+        ConsumerStatus(text(one["name"]), int(one["pending"]), int(one["idle"]) / 1000) for one in found
     )
 
 
 def read_dead(connection: Connection, run: str, count: int) -> list[tuple[str, str]]:
-    """The newest dead tickets and why they died, newest first."""
+    """Return the `count` newest dead tickets with the reasons, newest first. Raise RunNotReady."""
     keys, _ = _view(connection, run)
     entries = connection.execute("XREVRANGE", keys.dead, "+", "-", "COUNT", count)
     fields = [_pairs(entry[1]) for entry in entries]
-    return [(_text(found["t"]), _text(found["reason"])) for found in fields]
+    return [(text(found["t"]), text(found["reason"])) for found in fields]
 
 
 def discard_run(connection: Connection, run: str) -> int:
-    """Delete all keys of the run from the server; returns how many there were."""
+    """Delete all keys of the run from the server. Return how many were deleted."""
     return int(connection.execute("DEL", *Keys(run).all))
 
 
 def _view(connection: Connection, run: str) -> tuple[Keys, RunView]:
+    """Return the run's keys and view. Raise RunNotReady if no learner has claimed the run."""
     keys = Keys(run)
     view = RunView(connection, keys)
     if view.incarnation() == 0:
@@ -186,12 +194,13 @@ def _read_stream(connection: Connection, key: str, now_ms: int) -> StreamStatus:
         depth=depth,
         pending=pending,
         undelivered=max(0, depth - pending),
-        oldest_s=_age_s(_text(first[0][0]), now_ms) if first else None,
+        oldest_s=_age_s(text(first[0][0]), now_ms) if first else None,
         consumers=consumers,
     )
 
 
 def _in_flight(places: list[Place], now_ms: int) -> tuple[InFlight, ...]:
+    """Return the open tickets, the oldest entry first."""
     return tuple(sorted((_read_place(place, now_ms) for place in places), key=lambda one: one.entry))
 
 
@@ -209,22 +218,22 @@ def _read_place(place: Place, now_ms: int) -> InFlight:
 
 
 def _now_ms(connection: Connection) -> int:
+    """Return the server's time in ms since 1970, by which the ids of entries count."""
     seconds, microseconds = connection.execute("TIME")
     return int(seconds) * 1000 + int(microseconds) // 1000
 
 
 def _age_s(entry: str, now_ms: int) -> float:
+    """Return the age of an entry in seconds. Its id begins with the time in ms: 1700000000000-0."""
     return max(0, now_ms - int(entry.partition("-")[0])) / 1000
 
 
 def _short(key: str) -> str:
+    """Return a key without the run's prefix: "tickets" for "penstock:{demo}:tickets"."""
     return key.rpartition(":")[2]
 
 
 def _pairs(reply: Any) -> dict[str, Any]:
+    """Return a reply of names and values, flat or as a dict, as a dict."""
     pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
-    return {_text(name): value for name, value in pairs}
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    return {text(name): value for name, value in pairs}
