@@ -8,10 +8,10 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,8 +19,6 @@ from penstock.common.errors import DataError
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-T = TypeVar("T")
 
 _HUB = re.compile(r"(?P<name>[^:@#]+)(:(?P<config>[^:@#]+))?(@(?P<revision>[^:@#]+))?")
 _SHUFFLE_BUFFER = 10_000
@@ -66,23 +64,21 @@ def load_rows(source: Source, split: str, seed: int) -> "Dataset":
     import datasets
 
     datasets.disable_progress_bars()
-    rows = _load(source, split, datasets)
+    with _as_data_error(source, split):
+        rows = _load(source, split)
     if source.count and source.count < len(rows):
         chosen = np.random.default_rng([seed, len(rows)]).permutation(len(rows))[: source.count]
         return rows.select(sorted(chosen.tolist()))
     return rows
 
 
-def _load(source: Source, split: str, datasets: ModuleType) -> "Dataset":
-    """Return all rows of a data set; raise DataError if they cannot be read.
+def _load(source: Source, split: str) -> "Dataset":
+    """Return all rows of a data set; raise DataError, ValueError or an error of the libraries."""
+    import datasets
 
-    `datasets` is the module of this name, which is imported late because its import takes seconds.
-    """
     path = source.path
     if path is None:
-        return _as_data_error(source, split, lambda: datasets.load_dataset(
-            source.name, source.config, revision=source.revision, split=split
-        ))  # fmt: skip
+        return datasets.load_dataset(source.name, source.config, revision=source.revision, split=split)
     if not path.exists():
         raise DataError(f"{source.name}: no such file. Correct LEARNER_DATASET or LEARNER_EVAL_DATASET.")
     if path.is_file() and path.suffix not in _READERS:
@@ -90,38 +86,31 @@ def _load(source: Source, split: str, datasets: ModuleType) -> "Dataset":
             f"{source.name}: expected a file that ends in {', '.join(_READERS)}: rename or convert it"
         )
     if path.is_file():
-        return _as_data_error(source, split, lambda: _READERS[path.suffix](path, datasets))
-    if (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
-        return _as_data_error(source, split, lambda: _load_saved(path, split, datasets))
-    return _as_data_error(source, split, lambda: datasets.load_dataset(str(path), split=split))
+        return _READERS[path.suffix](path)
+    if not any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
+        return datasets.load_dataset(str(path), split=split)
+    saved = datasets.load_from_disk(str(path))  # a data set, or a dictionary of splits
+    if isinstance(saved, dict) and split not in saved:
+        raise ValueError(f"it has the splits {', '.join(saved)}")
+    return saved[split] if isinstance(saved, dict) else saved
 
 
-def _load_saved(path: Path, split: str, datasets: ModuleType) -> "Dataset":
-    """Return the rows that `save_to_disk` wrote: a data set, or one split of a dictionary of splits.
-
-    Raise ValueError if the dictionary has no such split.
-    """
-    found: Dataset | dict[str, Dataset] = datasets.load_from_disk(str(path))
-    if not isinstance(found, dict):
-        return found
-    if split not in found:
-        raise ValueError(f"it has the splits {', '.join(found)}")
-    return found[split]
-
-
-def _as_data_error(source: Source, split: str, load: Callable[[], T]) -> T:
-    """Return what `load` returns; raise DataError, naming the source, for an error of its libraries."""
+@contextmanager
+def _as_data_error(source: Source, split: str) -> Iterator[None]:
+    """Raise DataError, naming source and split, for errors of the block's libraries and files."""
     import datasets
     import pyarrow
 
     try:
-        return load()
+        yield
     except (datasets.exceptions.DatasetsError, pyarrow.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{source.name} (split {split}): cannot be loaded: {error}") from error
 
 
-def _read_json(path: Path, datasets: ModuleType) -> "Dataset":
+def _read_json(path: Path) -> "Dataset":
     """Return the rows of a file of JSON lines, or of one JSON list; raise DataError if unreadable."""
+    import datasets
+
     # Dataset.from_json would convert texts that look like dates to dates.
     rows = read_lines(path)
     try:
@@ -132,12 +121,23 @@ def _read_json(path: Path, datasets: ModuleType) -> "Dataset":
         raise DataError(f"{path}: a column mixes kinds of values: {error}") from error
 
 
-_READERS: dict[str, Callable[[Path, ModuleType], "Dataset"]] = {
-    ".jsonl": _read_json,
-    ".json": _read_json,
-    ".parquet": lambda path, datasets: datasets.Dataset.from_parquet(str(path)),
-    ".csv": lambda path, datasets: datasets.Dataset.from_list(read_table(path)),
-}
+def _read_parquet(path: Path) -> "Dataset":
+    """Return the rows of a Parquet file."""
+    import datasets
+
+    return datasets.Dataset.from_parquet(str(path))
+
+
+def _read_csv(path: Path) -> "Dataset":
+    """Return the rows of a CSV file, every value as text; raise DataError if unreadable."""
+    import datasets
+
+    return datasets.Dataset.from_list(read_table(path))
+
+
+_READERS: dict[str, Callable[[Path], "Dataset"]] = {
+    ".jsonl": _read_json, ".json": _read_json, ".parquet": _read_parquet, ".csv": _read_csv
+}  # fmt: skip
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
@@ -222,24 +222,20 @@ def stream_rows(source: Source, split: str, seed: int | None) -> Iterator[dict[s
     With a seed, the rows are shuffled in a buffer of 10,000. Raise DataError if they cannot be read.
     """
     import datasets
-    from datasets import IterableDataset
 
     kinds = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
     path = source.path
     if path is not None and (not path.exists() or path.suffix not in kinds):
         raise DataError(f"{source.name}: expected a JSONL, Parquet or CSV file, or a hub id, to stream")
 
-    def load() -> IterableDataset:
+    with _as_data_error(source, split):
         if path is not None:
             kind = kinds[path.suffix]
-            return datasets.load_dataset(kind, data_files=str(path), split="train", streaming=True)
-        return datasets.load_dataset(
-            source.name, source.config, revision=source.revision, split=split, streaming=True
-        )
-
-    rows = _as_data_error(source, split, load)
-    if seed is not None:
-        rows = rows.shuffle(seed=seed, buffer_size=_SHUFFLE_BUFFER)
-    remaining = iter(rows.take(source.count) if source.count else rows)
-    while (row := _as_data_error(source, split, lambda: next(remaining, None))) is not None:
-        yield row
+            rows = datasets.load_dataset(kind, data_files=str(path), split="train", streaming=True)
+        else:
+            rows = datasets.load_dataset(
+                source.name, source.config, revision=source.revision, split=split, streaming=True
+            )
+        if seed is not None:
+            rows = rows.shuffle(seed=seed, buffer_size=_SHUFFLE_BUFFER)
+        yield from rows.take(source.count) if source.count else rows
