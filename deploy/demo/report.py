@@ -46,10 +46,12 @@ def right_by_step(answers: Sequence[Row]) -> dict[int, list[bool]]:
 
 
 def _is_right(row: Row) -> bool:
+    """Return whether a held-out question was answered right."""
     return any((rewards.get("accuracy") or 0.0) > 0 for rewards in row["rewards"])
 
 
 def _share(right: Sequence[bool]) -> float:
+    """Return the share of True."""
     return sum(right) / len(right)
 
 
