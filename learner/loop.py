@@ -142,12 +142,13 @@ class Learner:
         step = self._step + 1
         for group in taken.groups:
             self._commit_log.ledger.close(group.group.ticket.id, "trained", f"step {step}")
+        filtered = taken.arrivals.filtered if self._settings.log_completions else []
         self._commit_log.record(
             "batch",
             step=step,
             version=f"{self._folder.incarnation}.{self._step}",
             groups=encode_groups(taken.groups),
-            filtered=[encode(verdict) for verdict in self._shown(taken.arrivals.filtered)],
+            filtered=[encode(verdict) for verdict in filtered],
             reward_weights=self._plan.reward_weights,
             settings=self._settings.model_dump(mode="json"),
             metrics=metrics,
@@ -163,16 +164,11 @@ class Learner:
         self._check_finite(update, groups)
         return update
 
-    def _shown(self, filtered: Sequence[Verdict]) -> Sequence[Verdict]:
-        """Return the filtered groups that the completions table shows: none without log_completions."""
-        return filtered if self._settings.log_completions else ()
-
     def _record_completions(
         self, step: int, groups: list[ScoredGroup], filtered: Sequence[Verdict], batch: Batch
     ) -> None:
         """Write the completions table of a step, unless LEARNER_LOG_COMPLETIONS is off."""
-        weights = self._plan.reward_weights
-        rows = completion_rows(step, groups, self._shown(filtered), batch, weights)
+        rows = completion_rows(step, groups, filtered, batch, self._plan.reward_weights)
         if rows and self._settings.log_completions:
             self._recorder.completions(step, rows)
 
@@ -200,8 +196,7 @@ class Learner:
         version = Version(self._folder.incarnation, self._step)
         weights = write_version(self._folder, self._policy, version, self._parent)
         self._parent = weights.hash
-        ended = self._flow.publish(weights, self._step, self._evaluation_due())
-        self._record_evaluations(ended)
+        self._record_evaluations(self._flow.publish(weights, self._step, self._evaluation_due()))
 
     def _evaluation_due(self) -> bool:
         """Return whether the current version is to be evaluated.
@@ -223,21 +218,18 @@ class Learner:
             self._keep_if_best(result.version, metrics)
             # Last: a version whose answers are on disk is not evaluated again after a crash.
             self._recorder.evaluation(result, columns, metrics)
-            log.info(_describe_evaluation(result.version.step, metrics, self._main_metric))
-
-    @property
-    def _main_metric(self) -> str:
-        """Name of the evaluation's metric that decides which model is best."""
-        return f"eval/rewards/{self._settings.main_reward}/mean"
+            figures = [f"{name[5:]} {value:.3f}" for name, value in metrics.items() if "@" in name]
+            missing = f"{metrics['eval/unanswered']:.0f} of {metrics['eval/questions']:.0f} unanswered"
+            log.info(f"Evaluated step {result.version.step}: {', '.join([*figures, missing])}.")
 
     def _keep_if_best(self, version: Version, metrics: dict[str, float]) -> None:
         """Copy the version's model to best/ if its main reward is the largest so far."""
-        if not self._settings.save_best_model or self._main_metric not in metrics:
+        name = f"eval/rewards/{self._settings.main_reward}/mean"
+        if not self._settings.save_best_model or name not in metrics:
             return
         answered = int(metrics["eval/questions"] - metrics["eval/unanswered"])
-        value, name = metrics[self._main_metric], self._main_metric
-        if keep_if_best(self._folder, version, name, value, answered):
-            log.info(f"Step {version.step} has the best model so far: {name} {value:.3f}.")
+        if keep_if_best(self._folder, version, name, metrics[name], answered):
+            log.info(f"Step {version.step} has the best model so far: {name} {metrics[name]:.3f}.")
 
     def _record(self, taken: TakenGroups, batch: Batch, update: Update, metrics: dict[str, Any]) -> None:
         """Write the step's metrics and completions, and log the step."""
@@ -301,16 +293,3 @@ class Learner:
         self._recorder.close()
         ending = "The run is complete" if complete else "Stopped; start again to resume"
         log.info(f"{ending}: {self._step} of {self._plan.steps} steps made.")
-
-
-def _describe_evaluation(step: int, metrics: dict[str, float], main: str) -> str:
-    """Return an evaluation's log line: the main reward's mean, avg@k, pass@k and maj@k.
-
-    Example: "Evaluated step 20: accuracy 0.533, pass@1 0.533; 2 of 600 unanswered."
-    """
-    shown = {main.split("/")[2]: metrics[main]} if main in metrics else {}
-    shown |= {name.removeprefix("eval/"): value for name, value in metrics.items() if "@" in name}
-    shown.pop("avg@1", None)  # equals pass@1
-    figures = ", ".join(f"{name} {value:.3f}" for name, value in shown.items()) or "no answer scored"
-    unanswered, questions = metrics["eval/unanswered"], metrics["eval/questions"]
-    return f"Evaluated step {step}: {figures}; {unanswered:.0f} of {questions:.0f} unanswered."

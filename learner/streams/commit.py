@@ -47,6 +47,7 @@ class CommitLog:
         self._acknowledge(ends)
 
     def _acknowledge(self, ends: dict[TicketId, list[str]]) -> None:
+        """Close ended tickets on the server, and delete the entries of tickets that are not open."""
         purposes: tuple[Purpose, ...] = ("train", "eval")
         for purpose in purposes:
             states: dict[TicketId, EndState] = {

@@ -94,7 +94,8 @@ class TicketFlow:
         _, places = self._view.audit()
         self._adopt(places)
         self._withdraw(places)
-        self._reissue()
+        # Also tickets whose group the intake holds: these count as in flight until they are trained.
+        self._issue([ticket for ticket in self._commit_log.ledger.open if ticket.purpose == "train"])
         self._evaluator.issue_missing()
         self._queue.set_totals(self._commit_log.ledger.snapshot()["totals"])
         self._position = BEGINNING
@@ -124,15 +125,11 @@ class TicketFlow:
         self._queue.close("train", {name: "stale" for name in ended if name.purpose == "train"})
         self._queue.close("eval", {name: "stale" for name in ended if name.purpose == "eval"})
 
-    def _reissue(self) -> None:
-        """Issue all open tickets again; the server ignores those that it has.
-
-        Includes tickets whose group the intake holds: they count as in flight until they are trained.
-        """
-        self._issue([ticket for ticket in self._commit_log.ledger.open if ticket.purpose == "train"])
-
     def _issue(self, tickets: list[TicketId]) -> None:
-        """Issue tickets at their version of first issue, new ones at the current version."""
+        """Issue tickets at their version of first issue, new ones at the current version.
+
+        The server ignores tickets that it has.
+        """
         ledger, source = self._commit_log.ledger, self._plan.source
         version = self._weights.version if self._weights else Version(0, 0)
         batch = [
