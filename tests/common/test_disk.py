@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 from structlog.testing import capture_logs
 
-import penstock.common.files.disk
+import penstock.common.deadline
 from penstock.common.errors import DiskFull
 from penstock.common.files.atomic import append_whole, whole_folder, write_whole
 from penstock.common.files.disk import Disk
@@ -86,7 +86,7 @@ def test_each_round_of_the_wait_is_a_sign_of_life(tmp_path):
 
 
 def test_the_wait_is_said_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(penstock.common.files.disk, "_REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr(penstock.common.deadline, "REPORT_EVERY_S", 0.0)
     with capture_logs() as logs:
         waiting(Failing(*[full()] * 5), path=tmp_path / "x")[1]()
     assert len(logs) == 5
