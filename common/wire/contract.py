@@ -1,4 +1,4 @@
-"""The run's contract: what must agree across its processes, decided once by the learner."""
+"""The run's contract: the settings that all its processes must share, published by the learner."""
 
 import hashlib
 from dataclasses import asdict, dataclass
@@ -13,9 +13,9 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What an actor or rewarder must share with the learner.
+    """The settings that actors and rewarders must share with the learner.
 
-    `model` is the folder of the initial weights; tokens_per_sequence bounds prompt plus completion.
+    `model` is the folder of the initial weights. `tokens_per_sequence` limits prompt plus completion.
     """
 
     model: str
@@ -34,17 +34,17 @@ class Contract:
 
     @property
     def hash(self) -> str:
-        """Identity of the contract; rides on every ticket."""
+        """The first 16 hex digits of the contract's SHA-256. Every ticket carries this hash."""
         return hashlib.sha256(encode(self)).hexdigest()[:16]
 
 
 def read_contract(data: bytes) -> Contract:
-    """Decode a published contract; raises MalformedMessage."""
+    """Return the contract in the bytes. Raise MalformedMessage."""
     return decode(data, Contract)
 
 
 def hash_tokenizer(folder: Path) -> str:
-    """SHA-256 over a model folder's tokenizer and chat template files; raises ConfigError."""
+    """Return the SHA-256 of a folder's tokenizer and chat template. Raise ConfigError if missing."""
     digest = hashlib.sha256()
     if not (folder / TOKENIZER_FILES[0]).is_file():
         raise ConfigError(f"{folder} has no {TOKENIZER_FILES[0]}: expected a Hugging Face model folder")
@@ -55,11 +55,15 @@ def hash_tokenizer(folder: Path) -> str:
 
 
 def check_tokenizer(contract: Contract) -> Path:
-    """The model folder as this process sees it; raises ContractMismatch if the tokenizer differs."""
+    """Return the model folder of the contract.
+
+    Raise ContractMismatch if the folder is missing here or its tokenizer differs from the learner's.
+    """
     folder = Path(contract.model)
     if not folder.is_dir():
         raise ContractMismatch(
-            f"the contract names the model folder {folder}, which is not here: share it or copy it"
+            f"the contract names the model folder {folder}, which does not exist on this host: share or "
+            "copy the folder"
         )
     found = hash_tokenizer(folder)
     if found != contract.tokenizer_hash:
@@ -71,7 +75,7 @@ def check_tokenizer(contract: Contract) -> Path:
 
 
 def describe_difference(old: Contract, new: Contract) -> str:
-    """The fields in which two contracts differ, one per line."""
+    """Return the fields in which two contracts differ, one per line: "  credit: 8 -> 16"."""
     before, after = asdict(old), asdict(new)
     return "\n".join(
         f"  {name}: {before[name]!r} -> {after[name]!r}"

@@ -1,10 +1,10 @@
-"""What travels between the roles: frozen, typed, checked when built and when decoded.
+"""The messages between the roles: frozen dataclasses, checked when built and when decoded.
 
     Ticket       learner  -> actors      one prompt to sample num_generations completions from
     Group        actor    -> rewarders   the rollouts of one ticket
     ScoredGroup  rewarder -> learner     a group with its rewards
     Verdict      anyone   -> learner     the end of a ticket that brings no group (filtered, dead)
-    Weights      learner  -> actors      a version of the policy: where it lies and its hash
+    Weights      learner  -> actors      a version of the policy: its folder and its hash
 
 Dimensions in names: G rollouts of a group, T tokens of a completion, P tokens of a prompt.
 """
@@ -18,14 +18,14 @@ from penstock.common.errors import MalformedMessage
 from penstock.common.wire.ids import Purpose, TicketId, Version
 
 SCHEMA = 2
-"""Version of the wire; part of the contract, and of every message."""
+"""Version of the wire format. Every message carries this number."""
 
 Int32s = Annotated[np.ndarray, "<i4"]
 Float32s = Annotated[np.ndarray, "<f4"]
 Bools = Annotated[np.ndarray, "|b1"]
 
 ANSWER = "answer"
-"""Name of the extra column in which an eval group's answers lie, as the rewarder found them."""
+"""Name of the extra column with the answers that the rewarder extracted from an evaluation group."""
 
 FinishReason = Literal["stop", "length"]
 EndState = Literal["trained", "filtered", "stale", "dead", "evaluated", "unused"]
@@ -33,13 +33,17 @@ END_STATES: tuple[EndState, ...] = ("trained", "filtered", "stale", "dead", "eva
 
 
 def _require(condition: bool, message: str) -> None:
+    """Raise MalformedMessage with this message unless the condition holds."""
     if not condition:
         raise MalformedMessage(message)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample; temperature 0 is greedy. `seed` gives rollout i the seed `seed + i`."""
+    """The settings of sampling. Temperature 0 is greedy; rollout i of a group gets the seed `seed + i`.
+
+    Raise MalformedMessage for a value out of range.
+    """
 
     temperature: float
     top_p: float
@@ -58,7 +62,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One prompt to sample from, with all an actor and a rewarder need to know about it.
+    """One prompt to sample from, with all data that actors and rewarders need.
 
     An actor starts a training ticket when the step of its weights is at least `min_step`, and an
     evaluation ticket when its weights are exactly `version`.
@@ -83,7 +87,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens [start, end) were sampled under `version`."""
+    """A range [start, end) of a completion's tokens, sampled by `version`."""
 
     version: Version
     start: int
@@ -94,8 +98,9 @@ class Span:
 class Rollout:
     """One sampled completion.
 
-    token_ids (T,), logprobs (T,) of the policy that sampled them after temperature, mask (T,) True
-    where the policy wrote the token itself, spans covering [0, T) in order.
+    token_ids (T,); logprobs (T,) of the policy that sampled them, after temperature; mask (T,) is True
+    for tokens that the policy sampled; spans cover [0, T) in order: 5 tokens may have [0, 3) and [3, 5).
+    Raise MalformedMessage if lengths or spans do not fit, or a log-probability is not finite.
     """
 
     token_ids: Int32s
@@ -122,7 +127,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The rollouts of one ticket, by one actor."""
+    """The rollouts of one ticket, by one actor. Raise MalformedMessage if their number is wrong."""
 
     ticket: Ticket
     rollouts: tuple[Rollout, ...]
@@ -135,11 +140,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """A group with its rewards: by reward name G numbers, None where the reward does not apply.
+    """A group with its rewards: G numbers per reward name, None where the reward does not apply.
 
-    `texts` are the decoded completions, for the logs. `failures` is empty, or says per rollout why it
-    could not be scored ("" if it was); such a rollout has no reward at all and is not trained.
-    `extra` are columns that rewards logged, G values each; `metrics` numbers that they logged.
+    `texts` are the decoded completions. `failures` is empty, or has for each rollout the reason why it
+    could not be scored, "" if it was scored. A failed rollout has no reward and is not trained. `extra`
+    holds columns that rewards logged, G values each, and `metrics` numbers that rewards logged. Raise
+    MalformedMessage if sizes differ, a number is not finite, or a failed rollout has a reward.
     """
 
     group: Group
@@ -170,10 +176,10 @@ class ScoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The end of a ticket without a group; what is small enough to count or to show rides along.
+    """The end of a ticket that brings no group, with the figures that metrics count.
 
-    `prompt` and `completion` are the beginnings of the question and of the first completion that has
-    a reward.
+    `prompt` and `completion` are the first letters of the question and of the first completion that has
+    a reward. Raise MalformedMessage for another state, rewards of different sizes, or infinite numbers.
     """
 
     ticket_id: TicketId
@@ -198,7 +204,7 @@ class Verdict:
 class Weights:
     """A published version: a folder with config, tokenizer and model.safetensors.
 
-    `hash` is the SHA-256 of model.safetensors; `parent` the hash of the version before.
+    `hash` is the SHA-256 of model.safetensors, and `parent` is the hash of the version before.
     """
 
     version: Version
@@ -208,4 +214,4 @@ class Weights:
 
 
 Outcome = ScoredGroup | Verdict
-"""What comes back for a ticket."""
+"""The result of a ticket."""

@@ -1,4 +1,4 @@
-"""Which rewards there are, and what a run's contract says of each of its own."""
+"""The built-in rewards, and the description of a run's rewards in its contract."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "repetition": ("repetition_n_grams", "repetition_max_penalty"),
     "language_consistency": ("target_language",),
 }
-"""The rewards that come with Penstock, and the settings each one takes as keyword arguments."""
+"""The built-in rewards, each with the settings that it takes as keyword arguments."""
 
 NEED_GOLD = frozenset({"accuracy", "acc", "base_acc", "correctness", "cosine", "length"})
 """The built-in rewards that need a gold answer."""
@@ -34,7 +34,7 @@ COLUMNS = (
     "completion_length", "finish_reason", "staleness_mean", "staleness_max", "versions", "solution",
     "extra",
 )  # fmt: skip
-"""Columns of the table of completions; each reward gets one more, of its name."""
+"""Columns of the table of completions. Each reward adds a column of its name."""
 
 LANGUAGES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("en", "de", "es", "fr", "id", "it", "nl", "pl", "pt", "tr", "vi"), ("LATIN",)),
@@ -48,12 +48,12 @@ LANGUAGES: Mapping[str, tuple[str, ...]] = {
     "hi": ("DEVANAGARI",),
     "th": ("THAI",),
 }
-"""Languages that language_consistency knows, by the scripts they are written in (Unicode's names)."""
+"""The languages of language_consistency, each with the Unicode names of its scripts."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardSpec:
-    """One reward of a run, as the contract carries it.
+    """One reward of a run, as part of the contract.
 
     `source` is empty for a built-in reward, else the absolute path of a Python file or the dotted name
     of a module; `digest` is the SHA-256 of that code. `options` are keyword arguments.
