@@ -54,6 +54,7 @@ class Samples(ResultCommand):
 
     @model_validator(mode="after")
     def _one_choice(self) -> "Samples":
+        """Raise ValueError if two flags choose different rows, such as --best and --worst."""
         given = [
             name for name in (*_CHOICES, "compare", "difficulty", "evaluations") if getattr(self, name)
         ]
@@ -132,7 +133,10 @@ class Samples(ResultCommand):
 
 
 def read_rows(run: Path, step: int | None = None) -> list[Row]:
-    """All completions of a run, or of one step, newest step first; raises ConfigError."""
+    """Return all completions of a run, or of one step, newest step first.
+
+    Raise ConfigError if there are none, or if a file cannot be read.
+    """
     run_folder = RunFolder(run)
     folder = run_folder.completions
     files = {
@@ -155,6 +159,7 @@ def read_rows(run: Path, step: int | None = None) -> list[Row]:
 
 
 def _read_file(path: Path) -> list[Row]:
+    """Return the rows of a Parquet file. Raise ConfigError if the learner did not write the file."""
     import pyarrow
     from pyarrow import parquet
 
@@ -162,7 +167,7 @@ def _read_file(path: Path) -> list[Row]:
         rows: list[Row] = parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         raise ConfigError(
-            f"{path} is no whole Parquet file ({error}): remove it, or choose others by --step"
+            f"{path} is damaged or no Parquet file ({error}): remove it, or choose another --step"
         ) from error
     missing = set(COLUMNS) - set(rows[0] if rows else COLUMNS)
     if missing:
@@ -197,7 +202,7 @@ def as_lines(row: Row, width: int) -> str:
 
 
 def heading(row: Row) -> str:
-    """Where a completion comes from and what it is worth, in one line."""
+    """Return a line with a completion's step, ticket, state, rewards and length."""
     rewards = ", ".join(
         f"{name} {value:g}" for name, value in rewards_of(row).items() if value is not None
     )
@@ -213,12 +218,12 @@ def heading(row: Row) -> str:
 
 
 def rewards_of(row: Row) -> dict[str, float | None]:
-    """The rewards of a row, by name."""
+    """Return the rewards of a row by name."""
     return {name: value for name, value in row.items() if name not in COLUMNS}
 
 
 def shown(text: str, width: int) -> str:
-    """A text for a terminal: cut, and with nothing in it that a terminal would obey.
+    """Return a text for a terminal: cut to `width` letters, control characters written out.
 
     Example:
         >>> shown("a\\x1b[2J\\n" + "b" * 10, 12)
@@ -259,7 +264,7 @@ def answers_as_lines(row: Row, width: int) -> str:
 
 
 def _worth(row: Row, index: int) -> str:
-    """What an answer to a held-out question is worth, how long it is, and why it has no reward."""
+    """Return an answer's rewards and length, and why it has no reward."""
     parts = [f"{name} {value}" for name, value in row["rewards"][index].items()]
     parts.append(f"{row['lengths'][index]} tokens")
     if row["finish_reasons"][index] == "length":

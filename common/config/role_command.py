@@ -62,6 +62,7 @@ class RoleCommand(RunCommand):
     @field_validator("words")
     @classmethod
     def _only_help(cls, words: list[str]) -> list[str]:
+        """Raise ValueError unless the words are none, `help`, or `help SECTION`."""
         if words[:1] not in ([], ["help"]) or len(words) > 2:
             raise ValueError(f"unexpected argument: {' '.join(words)}; see `{cls.role} --help`")
         return words

@@ -209,7 +209,7 @@ def test_code_that_is_not_there_is_told_by_the_learner(variable: str, words: str
     ("variable", "words"),
     [
         ("acuracy", "there is no reward 'acuracy': did you mean accuracy"),
-        ("a.py:f,b.py:f", "two rewards have one name"),
+        ("a.py:f,b.py:f", "two rewards have the same name"),
         ("own.py:", "names no function"),
         ("own.py", "names no function"),
         ("own.py:state", "a reward cannot be called state"),
