@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.common.text import encodable
 from penstock.common.wire.reward_spec import RewardSpec
+from penstock.rewarders.adapt import Reward
 from penstock.rewarders.load import load_reward
 
 Arguments = Mapping[str, Sequence[Any]]
@@ -42,9 +43,16 @@ def call_reward(spec: RewardSpec, arguments: Arguments) -> Scores:
 
     Raise ValueError for wrong values, and whatever the reward or its loading raises.
     """
+    return apply_reward(load_reward(spec), arguments, is_own=bool(spec.source))
+
+
+def apply_reward(reward: Reward, arguments: Arguments, is_own: bool) -> Scores:
+    """Call a loaded reward and check what it returns and logs. Only a user's own reward may log.
+
+    Raise ValueError for wrong values, and whatever the reward raises.
+    """
     log = Log(len(arguments["completions"]))
-    reward = load_reward(spec)
-    own = {"log_extra": log.log_extra, "log_metric": log.log_metric} if spec.source else {}
+    own = {"log_extra": log.log_extra, "log_metric": log.log_metric} if is_own else {}
     values = checked_values(reward(**arguments, **own), log.size)
     return Scores(values, log.extra, log.metrics)
 

@@ -1,0 +1,212 @@
+"""Runs from Python: execute, watch, read and replay them."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.local_server import started_server
+from penstock.common.broker.monitor import Audit, RunStatus, read_audit, read_status
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings, Section
+from penstock.common.errors import ConfigError
+from penstock.common.journal import segments
+from penstock.common.journal.claims import Position, read_chain, read_claims
+from penstock.common.wire.codec import decode
+from penstock.common.wire.messages import ScoredGroup, Verdict
+
+if TYPE_CHECKING:
+    from penstock.learner.replay import Replayed
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run ended: the exit code (docs/configuration.md has a table), and the run's folder."""
+
+    exit_code: int
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRecord:
+    """One record of a journal: its kind, its fields, and the position after it.
+
+    The kinds and their fields are listed in learner/state/journal.py. The fields `groups` and `filtered`
+    of a batch hold decoded messages.
+    """
+
+    kind: str
+    position: Position
+    fields: Mapping[str, Any]
+
+    @property
+    def groups(self) -> tuple[ScoredGroup, ...]:
+        """The groups of a batch in the order in which they were trained; empty for other kinds."""
+        return tuple(self.fields.get("groups", ()))
+
+
+def run(
+    run: RunSettings,
+    learner: LearnerSettings,
+    actor: ActorSettings | None = None,
+    rewarder: RewarderSettings | None = None,
+    *,
+    redis_url: str = "",
+    actors: int = 1,
+    rewarders: int = 1,
+    procfile: Path | None = None,
+    output: Path | None = None,
+) -> RunResult:
+    """Execute a run with `penstock up` in a child process, and return when the run has ended.
+
+    A section that is None comes from the environment, and so does REDIS_URL if `redis_url` is "";
+    without a REDIS_URL the run starts a queue server of its own. `procfile` None is ./Procfile, or the
+    one that comes with Penstock. `output` is the file that takes the log lines; None prints them.
+
+    Ctrl-C is passed on: the run ends in order, a second Ctrl-C ends the run at once, and then
+    KeyboardInterrupt is raised. A run that fails raises nothing: see the result's exit code.
+    """
+    sections: dict[str, Section | None] = {
+        "RUN": run, "LEARNER": learner, "ACTOR": actor, "REWARDER": rewarder,
+    }  # fmt: skip
+    environment = {**os.environ, **_variables(sections)}
+    if redis_url:
+        environment["REDIS_URL"] = redis_url
+    command = [sys.executable, "-P", "-m", "penstock.deploy", "up"]
+    command += ["--actors", str(actors), "--rewarders", str(rewarders)]
+    command += ["--procfile", str(procfile)] if procfile else []
+    with _opened(output) as file:
+        # A session of its own: a terminal's Ctrl-C reaches the run once, from here, and not twice.
+        child = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT if file else None,
+            start_new_session=True,
+        )
+        return RunResult(_wait(child), run.folder)
+
+
+def _variables(sections: Mapping[str, Section | None]) -> dict[str, str]:
+    """Return the environment variables that give the roles these settings, unset fields included."""
+    return {
+        f"{prefix}_{name.upper()}": ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        for prefix, section in sections.items()
+        if section is not None
+        for name, value in section.model_dump(mode="json").items()
+    }
+
+
+@contextmanager
+def _opened(path: Path | None) -> Iterator[int | None]:
+    """Give the descriptor of a file that is opened for appending; None without a path."""
+    if path is None:
+        yield None
+        return
+    with path.open("ab") as file:
+        yield file.fileno()
+
+
+def _wait(child: subprocess.Popen[bytes]) -> int:
+    """Wait for the child and return its exit code, as a shell reports it.
+
+    An exception, KeyboardInterrupt above all, ends the child in order and is then raised again.
+    """
+    try:
+        code = child.wait()
+    except BaseException:
+        _end(child)
+        raise
+    return code if code >= 0 else 128 - code
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Send SIGINT and wait until the child has ended; each Ctrl-C meanwhile sends SIGINT again."""
+    while child.poll() is None:
+        child.send_signal(signal.SIGINT)
+        try:
+            child.wait()
+        except KeyboardInterrupt:
+            continue
+
+
+def status(run: RunSettings | str, redis_url: str = "") -> RunStatus:
+    """Return what a run does now: streams, consumers, credit, totals.
+
+    A text is the name of a run below runs/. Without `redis_url` the queue server is the one that
+    `penstock up` started for the run. Raise ConfigError if no server is known, ServerUnavailable if the
+    server does not answer, RunNotReady if there is no such run on the server.
+    """
+    return _ask(run, redis_url, read_status)
+
+
+def audit(run: RunSettings | str, redis_url: str = "") -> Audit:
+    """Return what became of every ticket of a run; `faults` is empty if every ticket is accounted for.
+
+    Arguments and errors are those of `status`.
+    """
+    return _ask(run, redis_url, read_audit)
+
+
+def _ask(run: RunSettings | str, redis_url: str, read: Callable[[Connection, str], Found]) -> Found:
+    """Return what `read` returns for a run on its queue server."""
+    settings = RunSettings(name=run) if isinstance(run, str) else run
+    limit_s = settings.connect_timeout_s
+    connection = Connection(redis_url or started_server(settings.folder), limit_s, limit_s)
+    try:
+        return read(connection, settings.name)
+    finally:
+        connection.close()
+
+
+def read_journal(run_folder: Path | str) -> Iterator[JournalRecord]:
+    """Yield the records of a run in order, over all starts of the learner.
+
+    A run may be read while it goes on: the last record, if half written, is left out. Raise ConfigError
+    if there is no journal, or if records are missing or damaged.
+    """
+    folder = Path(run_folder)
+    claims = read_claims(folder)
+    if not claims:
+        raise ConfigError(f"{folder}: no journal of a run there; expected journal/*.journal and claims/")
+    newest = max(claims)
+    for position, record in read_chain(folder, claims[newest]):
+        yield _decoded(position, record)
+    end = 0
+    for end, record in segments.read_journal(folder, newest):
+        yield _decoded(Position(newest, end), record)
+    rest = segments.left_out(folder, newest, end)
+    if rest is not None and not rest.torn:
+        raise ConfigError(segments.explain_gap(folder, newest, end, end + rest.length))
+
+
+def _decoded(position: Position, record: Mapping[str, Any]) -> JournalRecord:
+    """Return a record with its messages decoded."""
+    fields = {name: value for name, value in record.items() if name != "kind"}
+    for name, kind in (("groups", ScoredGroup), ("filtered", Verdict)):
+        if name in fields:
+            fields[name] = [decode(message, kind) for message in fields[name]]
+    return JournalRecord(record["kind"], position, fields)
+
+
+def replay(run_folder: Path | str, out: Path | str | None = None, **changes: object) -> "Replayed":
+    """Train a run again from its journal alone, in this process, and return how the two compare.
+
+    Model and metrics go to `out`, by default RUN_FOLDER/replay. `changes` are learner settings to
+    change: `loss_type="gspo"`. The number of torch's threads becomes that of the run. Raise ConfigError
+    if there is no journal or a setting is wrong.
+    """
+    from penstock.learner import replay as module
+
+    folder = Path(run_folder)
+    texts = {name: str(value) for name, value in changes.items()}
+    return module.replay(folder, Path(out) if out is not None else folder / "replay", texts)
