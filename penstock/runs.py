@@ -1,5 +1,6 @@
 """Runs from Python: execute, watch, read and replay them."""
 
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,8 @@ from penstock.common.broker.local_server import started_server
 from penstock.common.broker.monitor import Audit, RunStatus, read_audit, read_status
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings, Section
-from penstock.common.errors import ConfigError
+from penstock.common.errors import ConfigError, PenstockError
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.journal import segments
 from penstock.common.journal.claims import Position, read_chain, read_claims
 from penstock.common.wire.codec import decode
@@ -93,17 +95,22 @@ def run(
             stderr=subprocess.STDOUT if file else None,
             start_new_session=True,
         )
-        return RunResult(_wait(child), run.folder)
+        return RunResult(_wait(child), run.folder.path)
 
 
 def _variables(sections: Mapping[str, Section | None]) -> dict[str, str]:
     """Return the environment variables that give the roles these settings, unset fields included."""
     return {
-        f"{prefix}_{name.upper()}": ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        f"{prefix}_{name.upper()}": _text(value)
         for prefix, section in sections.items()
         if section is not None
         for name, value in section.model_dump(mode="json").items()
     }
+
+
+def _text(value: object) -> str:
+    """Return a setting's value as its variable holds it: lists with commas."""
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 @contextmanager
@@ -174,10 +181,10 @@ def read_journal(run_folder: Path | str) -> Iterator[JournalRecord]:
     A run may be read while it goes on: the last record, if half written, is left out. Raise ConfigError
     if there is no journal, or if records are missing or damaged.
     """
-    folder = Path(run_folder)
+    folder = RunFolder(Path(run_folder))
     claims = read_claims(folder)
     if not claims:
-        raise ConfigError(f"{folder}: no journal of a run there; expected journal/*.journal and claims/")
+        raise ConfigError(f"{run_folder}: no journal of a run there; expected journal/ and claims/")
     newest = max(claims)
     for position, record in read_chain(folder, claims[newest]):
         yield _decoded(position, record)
@@ -199,14 +206,20 @@ def _decoded(position: Position, record: Mapping[str, Any]) -> JournalRecord:
 
 
 def replay(run_folder: Path | str, out: Path | str | None = None, **changes: object) -> "Replayed":
-    """Train a run again from its journal alone, in this process, and return how the two compare.
+    """Train a run again from its journal alone, in a child process, and return how the two compare.
 
     Model and metrics go to `out`, by default RUN_FOLDER/replay. `changes` are learner settings to
-    change: `loss_type="gspo"`. The number of torch's threads becomes that of the run. Raise ConfigError
-    if there is no journal or a setting is wrong.
+    change: `loss_type="gspo"`. Raise the error that ended the child: ConfigError if there is no journal
+    or a setting is wrong.
     """
-    from penstock.learner import replay as module
+    from penstock.learner.replay import Replayed
 
-    folder = Path(run_folder)
-    texts = {name: str(value) for name, value in changes.items()}
-    return module.replay(folder, Path(out) if out is not None else folder / "replay", texts)
+    command = [sys.executable, "-P", "-m", "penstock.deploy", "replay", "--json", str(run_folder)]
+    command += [f"LEARNER_{name.upper()}={_text(value)}" for name, value in changes.items()]
+    command += ["--out", str(out)] if out is not None else []
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    if answer.returncode:
+        kinds = (kind for kind in PenstockError.__subclasses__() if kind.exit_code == answer.returncode)
+        kind = next(kinds, PenstockError)
+        raise kind(answer.stderr.rpartition(f": {kind.__name__}: ")[2].strip())
+    return Replayed(**json.loads(answer.stdout.splitlines()[-1]))

@@ -67,7 +67,10 @@ def moved(start: Path, run_folder: Path) -> float:
 
 
 class Site:
-    """A folder in which runs are made. `variables` may be changed before `start`."""
+    """A folder in which runs are made.
+
+    `variables`, `command` and `cwd` may be changed before `start`.
+    """
 
     def __init__(self, folder: Path, procfile: str, **variables: str) -> None:
         self.folder = folder
@@ -90,14 +93,16 @@ class Site:
             "LEARNER_ENTROPY_COEF": "0.01",  # moves the weights though no answer is ever right
             "REWARDER_WORKERS": "1",
         } | variables
+        self.command = [sys.executable, "-m", "penstock.deploy"]
+        self.cwd = ROOT
         self.lines: list[str] = []
         self.process: subprocess.Popen[str] | None = None
 
     def start(self, *arguments: str) -> None:
         """Start `penstock up`; its lines are collected."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.deploy", "up", "--procfile", self.folder / "Procfile",
-             *arguments], cwd=ROOT, env=os.environ | self.variables, stdout=subprocess.PIPE,
+            [*self.command, "up", "--procfile", self.folder / "Procfile",
+             *arguments], cwd=self.cwd, env=os.environ | self.variables, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
         threading.Thread(target=self._collect, daemon=True).start()
