@@ -182,7 +182,7 @@ class Learner:
             return
         self._bad_steps += 1
         path = self._folder.not_finite / f"{self._step:08d}.msgpack"
-        self._folder.write_file("a batch that was not finite", path, pack(encode_groups(groups)))
+        self._folder.write_file(path, pack(encode_groups(groups)))
         log.error(f"Step {self._step} changed nothing: gradients are not finite.", groups=str(path))
         if self._bad_steps >= self._settings.max_nonfinite_steps:
             raise NotFinite(

@@ -112,10 +112,10 @@ class LearnerFolder(RunFolder):
         disk = self.disk if waits else Disk()
         return disk.write(what, path, attempt, needed)
 
-    def write_file(self, what: str, path: Path, data: bytes) -> None:
+    def write_file(self, path: Path, data: bytes) -> None:
         """Replace a file of the run as a whole. Raise RunTaken, DiskFull."""
         path.parent.mkdir(exist_ok=True)
-        self.write(what, path, lambda: write_whole(path, data), len(data))
+        self.write(path.name, path, lambda: write_whole(path, data), len(data))
 
     def write_folder(
         self, what: str, path: Path, fill: Callable[[Path], None], waits: bool = True

@@ -36,8 +36,7 @@ class Recorder:
 
     def _rewrite(self, path: Path, rows: Sequence[Row]) -> None:
         """Replace a file's rows."""
-        data = _to_lines(rows)
-        self._folder.write_file(path.name, path, data)
+        self._folder.write_file(path, _to_lines(rows))
 
     def evaluated_steps(self) -> set[int]:
         """Return the steps whose evaluation is on disk with all its answers."""
@@ -58,7 +57,7 @@ class Recorder:
     def completions(self, step: int, rows: Sequence[Row], track: bool = True) -> None:
         """Write a step's completions as a file; `track` as for metrics."""
         path = self._folder.completion_table(step)
-        self._folder.write_file("completions", path, to_parquet(rows))
+        self._folder.write_file(path, to_parquet(rows))
         for tracker in self._trackers if track else ():
             tracker.log_completions(rows, step)
 
@@ -76,9 +75,8 @@ class Recorder:
 
     def results(self, name: Literal["train", "eval"], metrics: Row) -> None:
         """Write the newest figures as train_results.json or eval_results.json."""
-        path = self._folder.results(name)
         data = json.dumps(metrics, indent=2, default=str).encode()
-        self._folder.write_file(path.name, path, data)
+        self._folder.write_file(self._folder.results(name), data)
 
     def close(self) -> None:
         """Close the trackers."""

@@ -76,10 +76,10 @@ def claim(folder: RunFolder, incarnation: int) -> None:
 def test_a_superseded_learner_writes_nothing(tmp_path: Path) -> None:
     folder = LearnerFolder(tmp_path, 2)
     claim(folder, 2)
-    folder.write_file("the record", folder.metrics, b"mine")
+    folder.write_file(folder.metrics, b"mine")
     claim(folder, 3)
     writes: tuple[Callable[[], None], ...] = (
-        lambda: folder.write_file("the record", folder.metrics, b"late"),
+        lambda: folder.write_file(folder.metrics, b"late"),
         lambda: folder.write_folder("a checkpoint", folder.checkpoint(2, 1), lambda _aside: None),
         folder.remove_asides,
     )
