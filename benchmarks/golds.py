@@ -1,9 +1,9 @@
-"""Is `accuracy` right on GSM8K's gold answers, however an answer is wrapped, and only on its own?
+"""Check that `accuracy` accepts GSM8K's gold answers in five wrappings, and no other answers.
 
     python -m benchmarks.golds gsm8k/test.jsonl
 
-Each row's gold, in five wrappings, is scored against that row (must be right) and against another row
-whose gold differs (must be wrong).
+Each row's gold answer is wrapped in five ways and scored against that row (must be right), and against
+another row with a different gold answer (must be wrong).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ RIGHT_AT_LEAST, WRONG_AT_MOST = 0.995, 0.001
 
 
 def read_golds(path: Path) -> list[str]:
-    """The `answer` column: reasoning, then the gold after ####."""
+    """Return the `answer` column: reasoning, then the gold answer after ####."""
     return [json.loads(line)["answer"] for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def others(golds: list[str]) -> list[str]:
-    """For each row the answer of the next row whose value differs."""
+def different_answers(golds: list[str]) -> list[str]:
+    """Return for each row the answer of the next row with a different answer."""
     values = [after_marker(gold).strip() for gold in golds]
     found = []
     for row, value in enumerate(values):
@@ -41,8 +41,8 @@ def others(golds: list[str]) -> list[str]:
     return found
 
 
-def share(golds: list[str], answers: list[str], wrapping: str) -> float:
-    """Share of the answers that are scored as right."""
+def share_right(golds: list[str], answers: list[str], wrapping: str) -> float:
+    """Return the share of the wrapped answers that `accuracy` scores as right."""
     right = [
         accuracy([""], [wrapping.format(answer)], [gold]) == [1.0]
         for gold, answer in zip(golds, answers, strict=True)
@@ -51,7 +51,7 @@ def share(golds: list[str], answers: list[str], wrapping: str) -> float:
 
 
 def main() -> int:
-    """Print the shares; exit code 1 if one misses its bound."""
+    """Print the shares. Return 1 if a share misses its bound, else 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("golds", type=Path, help="JSON lines with `answer`")
     golds = read_golds(parser.parse_args().golds)
@@ -59,7 +59,10 @@ def main() -> int:
     holds = True
     print(f"{len(golds)} golds{'':<22}{'own':>10}{'another':>10}")
     for name, wrapping in WRAPPINGS.items():
-        right, wrong = share(golds, own, wrapping), share(golds, others(golds), wrapping)
+        right, wrong = (
+            share_right(golds, own, wrapping),
+            share_right(golds, different_answers(golds), wrapping),
+        )
         holds &= right >= RIGHT_AT_LEAST and wrong <= WRONG_AT_MOST
         print(f"{name:<33}{right:>10.2%}{wrong:>10.2%}", flush=True)
     return 0 if holds else 1

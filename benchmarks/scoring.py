@@ -1,9 +1,10 @@
-"""Does a hung scoring process slow the other one down?
+"""Measure whether a hung scoring process slows down the other scoring process.
 
     python -m benchmarks.scoring
 
-Two scoring processes; rounds with both free and rounds in which one hangs alternate, and one thread
-scores as fast as it can. The figure is the rate beside a hang over the rate without: goal 0.9.
+There are two scoring processes, and one thread scores as fast as possible. Rounds in which the other
+process hangs alternate with rounds without a hang. The result is the rate with a hang divided by the
+rate without; the goal is 0.9.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 
 GOAL = 0.9
 _WARM_UP = 100
-"""Groups scored before the clock starts."""
+"""Number of groups scored before the measurement starts."""
 _HANG = "import time\ndef hang(completions):\n    time.sleep(3600)\n"
 _ACCURACY = RewardSpec("accuracy")
 _GROUP: dict[str, list[Any]] = {
@@ -37,8 +38,9 @@ _GROUP: dict[str, list[Any]] = {
 
 
 def rate(pool: ScoringPool, seconds: float) -> float:
-    """Groups per second that one thread scores, once the process that it gets is warm: the one that
-    took the place of a killed one starts with empty caches.
+    """Return the groups per second that one thread scores after a warm-up.
+
+    The warm-up fills the caches of a scoring process that replaced a killed one.
     """
     for _ in range(_WARM_UP):
         pool.score(_ACCURACY, _GROUP)
@@ -50,14 +52,14 @@ def rate(pool: ScoringPool, seconds: float) -> float:
 
 
 def rate_beside_a_hang(pool: ScoringPool, hang: RewardSpec, seconds: float) -> float:
-    """The same while another thread's scoring hangs, in the other process, for longer than that."""
+    """Return `rate` while another thread's scoring hangs in the other process for the whole time."""
 
     def wait() -> None:
         try:
             pool.score(hang, _GROUP)
         except ScoringFailed:
             return
-        raise AssertionError("it did not hang")
+        raise AssertionError("the scoring ended, expected it to hang")
 
     thread = threading.Thread(target=wait)
     thread.start()
@@ -69,7 +71,7 @@ def rate_beside_a_hang(pool: ScoringPool, hang: RewardSpec, seconds: float) -> f
 
 
 def main() -> int:
-    """Print the ratio, median and range of the rounds."""
+    """Print the ratio: median and range of the rounds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=1.0, help="of a round")

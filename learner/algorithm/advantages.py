@@ -38,6 +38,7 @@ def compute_advantages(
     of_batch = estimator == "reinforce_plus_plus" and scale != "group"
 
     def advantages(totals_G: np.ndarray) -> np.ndarray:
+        """Return the advantages of one group, (G,)."""
         group_K = _without_missing(totals_G)
         if len(batch_K if of_batch else group_K) < 2:
             return np.zeros_like(totals_G)

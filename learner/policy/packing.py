@@ -111,6 +111,7 @@ def pack_for_ranks(lengths: Sequence[int], budget: int, ranks: int) -> list[list
             rows.append(_split_off_shortest(rows, lengths) or _split_off_shortest(all_rows, lengths))
 
     def longest_first(row: list[int]) -> tuple[int, list[int]]:
+        """Return a sort key: more tokens first, then by indices."""
         return -sum(lengths[index] for index in row), row
 
     return [sorted([sorted(row) for row in rows], key=longest_first) for rows in rows_of_ranks]
@@ -133,9 +134,11 @@ def build_row(sequences: Sequence[TrainSequence], device: torch.device) -> Row:
     ends = np.cumsum(lengths)
 
     def joined(arrays: Sequence[np.ndarray], dtype: type) -> Tensor:
+        """Return the concatenated arrays on the device."""
         return torch.from_numpy(np.concatenate(arrays).astype(dtype)).to(device)
 
     def repeated(values: Sequence[float], dtype: type) -> Tensor:
+        """Return one value per completion token, (N,), from one per sequence."""
         return torch.from_numpy(np.repeat(np.array(values, dtype=dtype), completions)).to(device)
 
     tokens = [part for item in sequences for part in (item.prompt_ids, item.token_ids)]

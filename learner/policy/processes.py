@@ -56,6 +56,7 @@ def end_with_launcher() -> None:
     launcher = os.getppid()
 
     def watch() -> None:
+        """Kill this process once its parent is another process, because the launcher has ended."""
         while os.getppid() == launcher:
             time.sleep(_LAUNCHER_CHECK_S)
         os.kill(os.getpid(), signal.SIGKILL)
