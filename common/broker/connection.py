@@ -30,7 +30,8 @@ _RETRY_EVERY_S = 0.2
 _REPORT_EVERY_S = 10.0
 _OLDEST = (7, 0)
 
-Command = tuple[Any, ...]
+Argument = bytes | str | int | float
+Command = tuple[Argument, ...]
 """A command's name and arguments."""
 
 log = get_logger(__name__)
@@ -81,7 +82,7 @@ class Connection:
         connection.on_connect()
         self._new_socket.set()
 
-    def execute(self, *command: Any) -> Any:
+    def execute(self, *command: Argument) -> Any:
         """Send an idempotent command and return the reply. Send it again while the server is away.
 
         Raise ServerUnavailable after the server's timeout, and RunTaken, RunNotReady or ConfigError by
@@ -92,11 +93,13 @@ class Connection:
         failpoint(f"{_name(command)}.after")
         return reply
 
-    def call(self, function: str, keys: list[str], args: list[Any]) -> Any:
+    def call(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Call one of the protocol's functions and return the reply, as `execute` does."""
         return self.execute(*_function_call(function, keys, args))
 
-    def call_each(self, function: str, keys: list[str], calls: Sequence[list[Any]]) -> list[Any]:
+    def call_each(
+        self, function: str, keys: Sequence[str], calls: Sequence[Sequence[Argument]]
+    ) -> list[Any]:
         """Call a function once per list of arguments, in one round trip. Return the replies in order.
 
         The whole pipeline is sent again when the connection is lost or the server refuses a call for
@@ -221,14 +224,15 @@ def text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _function_call(function: str, keys: list[str], args: list[Any]) -> Command:
+def _function_call(function: str, keys: Sequence[str], args: Sequence[Argument]) -> Command:
     """Return the command that calls one of the protocol's functions."""
     return ("FCALL", f"{LIBRARY}_{function}", len(keys), *keys, *args)
 
 
 def _name(command: Command) -> str:
     """Return the name of the command, or of the protocol's function that the command calls."""
-    return command[1].removeprefix(f"{LIBRARY}_") if command[0] == "FCALL" else command[0]
+    name = command[1] if command[0] == "FCALL" else command[0]
+    return str(name).removeprefix(f"{LIBRARY}_")
 
 
 def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> None:

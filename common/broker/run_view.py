@@ -61,7 +61,8 @@ class RunView:
 
     def contract(self) -> bytes | None:
         """Return the encoded contract, or None before the learner has set the run up."""
-        return self._connection.execute("GET", self.keys.contract)
+        contract: bytes | None = self._connection.execute("GET", self.keys.contract)
+        return contract
 
     def weights(self) -> Weights | None:
         """Return the announced weights, or None before the first announcement."""

@@ -130,11 +130,12 @@ class WorkStream:
 
     def _put_back(self, entry: Entry, failures: int) -> int:
         """Put the entry back. Return its failed attempts, or -1 if another consumer holds the entry."""
-        return self._connection.call(
+        attempts = self._connection.call(
             "put_back",
             [self._keys.fence, self._keys.open, self.stream],
             [self.consumer, entry.id, entry.ticket, failures, self.max_attempts],
         )
+        return int(attempts)
 
     def bury(self, entry: Entry, purpose: Purpose, reason: str) -> bool:
         """End the ticket as dead: payload and reason go to the stream `dead`, a verdict to the learner.
