@@ -11,10 +11,10 @@ from penstock.learner.policy.update import TokenRecord, Update
 from penstock.learner.streams.intake import Arrivals
 
 
-def update_metrics(update: Update) -> dict[str, float]:
+def update_metrics(update: Update) -> dict[str, float | None]:
     """Return the metrics of an Update over its trained tokens. Without any, only loss and counts."""
     tokens = update.tokens
-    metrics: dict[str, float] = {
+    metrics: dict[str, float | None] = {
         "loss": update.loss,
         "grad_norm": update.grad_norm,
         "learning_rate": update.learning_rate,
