@@ -59,11 +59,8 @@ class LearnerQueue:
     ) -> int:
         """End tickets, whatever stream they are in, and delete entries; return how many were open."""
         flat = [part for ticket, state in ends.items() for part in (ticket, state)]
-        return self._fenced(
-            "close",
-            [self.keys.open, self.keys.ledger, self.keys.outcomes_for(purpose)],
-            [len(ends), *flat, *entries],
-        )
+        keys = [self.keys.open, self.keys.ledger, self.keys.outcomes_for(purpose)]
+        return int(self._fenced("close", keys, [len(ends), *flat, *entries]))
 
     def publish_contract(self, contract: bytes) -> None:
         """Store the contract, which actors and rewarders read when they join."""
@@ -83,4 +80,5 @@ class LearnerQueue:
         self._fenced("set_totals", [self.keys.ledger], flat)
 
     def _fenced(self, function: str, keys: list[str], args: list[Any]) -> Any:
+        """Call a function of the server, which raises RunTaken for an older incarnation."""
         return self.connection.call(function, [self.keys.fence, *keys], [self._incarnation, *args])
