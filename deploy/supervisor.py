@@ -198,6 +198,7 @@ class Supervisor:
         return [child for child in self.children if child.service.stage != SERVER_STAGE]
 
     def _say(self, child: Child, text: str, kind: Literal["started", "ended", "run"] = "ended") -> None:
+        """Report an event of a child."""
         self._report(Report(child.name, kind, text))
 
 

@@ -56,6 +56,7 @@ class _Examples:
     labels: Tensor
 
     def __len__(self) -> int:
+        """Return the number N of examples."""
         return len(self.input_ids)
 
     def __getitem__(self, rows: Tensor) -> "_Examples":
