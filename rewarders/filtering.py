@@ -1,7 +1,7 @@
-"""Which groups carry no signal. Pure functions over rewards by name.
+"""The filter of groups without a training signal. Pure.
 
 Dynamic sampling of DAPO (arXiv:2503.14476, section 3.2): a group whose rollouts all have the same
-total has only zero advantages, so training on it costs a forward pass and teaches nothing.
+total reward has only zero advantages, so training on the group changes nothing.
 """
 
 import numpy as np
@@ -10,11 +10,15 @@ NO_SPREAD = "no spread"
 NO_REWARD = "no reward applies"
 
 _SMALLEST_SPREAD = 1e-6
-"""Totals that differ by less are equal: sums of weighted rewards carry rounding."""
+"""Totals that differ by less count as equal, because weighted sums have rounding errors."""
 
 
 def why_filtered(totals_G: np.ndarray, filter_zero_std: bool) -> str | None:
-    """Why a group with these totals (NaN: no reward applies) cannot be trained on; None if it can."""
+    """Return the reason why a group is not trained on; None if it is.
+
+    `totals_G` has one total reward per rollout, NaN where no reward applies. Example: totals of 1.0, 1.0
+    and NaN are filtered with "no spread"; 1.0, NaN and NaN with "no reward applies".
+    """
     present = totals_G[~np.isnan(totals_G)]
     if len(present) < 2:
         return NO_REWARD

@@ -1,9 +1,9 @@
 """The rewarder's loop: take groups from `rollouts`, score them, hand their outcomes to the learner.
 
 Waits for: the learner's contract (RUN_JOIN_TIMEOUT_S), then a free scoring process and a group.
-Unblocked by: actors handing groups in, leases of lost rewarders running out.
+Unblocked by: actors handing off groups, and expired leases of lost rewarders.
 Produces: a ScoredGroup or a Verdict per group on `scored` (training) or `evaluated` (evaluation).
-Ends when the run has ended or a signal came, after finishing what it holds.
+Ends when: the run has ended or a signal came, after the groups in progress are scored.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ log = get_logger(__name__)
 
 
 def run(settings: RewarderCommand, stopping: threading.Event) -> None:
-    """Serve a run until it ends or `stopping` is set."""
+    """Work as a rewarder until the run ends or `stopping` is set."""
     connection = connect(settings.redis_url, settings.run, stopping)
     view = RunView(connection, Keys(settings.run.name))
     contract = wait_for_contract(view, settings.run.join_timeout_s, stopping)
@@ -48,9 +48,11 @@ def run(settings: RewarderCommand, stopping: threading.Event) -> None:
 
 
 class Rewarder:
-    """Takes as many groups as it has free scoring processes, and serves each in a thread.
+    """Takes as many groups as there are free scoring processes, and scores each group in a thread.
 
-    As a context: at the end finishes what it holds, stops its processes and leaves.
+    Use the rewarder as a context: at its end the groups in progress are scored, the scoring processes
+    are killed, and the rewarder leaves the stream's consumers. Raise ContractMismatch if this process
+    cannot serve the contract.
     """
 
     def __init__(
@@ -78,28 +80,29 @@ class Rewarder:
 
     def __enter__(self) -> "Rewarder":
         self._keeper.start()
-        log.info("joined the run", run=self._settings.run.name, rewarder=self._stream.consumer)
+        log.info(f"{self._stream.consumer} joined run {self._settings.run.name}.")
         return self
 
     def __exit__(self, *_: object) -> None:
-        """1. finish what is held, 2. let no lease be renewed, 3. kill the processes, 4. leave."""
+        """1. Finish the groups in progress. 2. Stop renewing leases. 3. Kill the processes. 4. Leave."""
         self._threads.shutdown()
         self._keeper.stop()
         self._pool.close()
-        with contextlib.suppress(RunNotReady, ServerUnavailable):  # the run's server may be gone too
+        with contextlib.suppress(RunNotReady, ServerUnavailable):  # the server may be gone too
             self._stream.leave()
-        log.info("left the run", **self._counts)
+        log.info(f"{self._stream.consumer} left run {self._settings.run.name}: {self._progress()}.")
 
     def serve(self, stopping: threading.Event) -> None:
-        """Score groups until the run has ended or `stopping` is set.
+        """Score groups until the run has ended or `stopping` is set; then finish those in progress.
 
-        Raises DeadlineExceeded when the learner is gone.
+        Raise DeadlineExceeded if the learner is gone, ContractMismatch if the contract changed to one
+        that this process cannot serve, and ServerUnavailable.
         """
         while not stopping.is_set() and not self._view.ended():
             try:
                 self._start_work()
             except RunNotReady as error:  # the server came back empty: the learner sets it up again
-                log.warning("waiting for the learner", cause=str(error))
+                log.warning("Waiting for the learner to set up the run again.", cause=str(error))
                 stopping.wait(1.0)
                 self._scorer.rejoin(self._settings.run.join_timeout_s, stopping)
             self._settle()
@@ -108,19 +111,22 @@ class Rewarder:
         self._settle(wait_for_all=True)
 
     def _start_work(self) -> None:
-        """Give every free process an entry; waits a moment if none is free or nothing is there."""
+        """Start scoring one group per free process. Wait up to 1 s if there is nothing to do."""
         free = self._settings.rewarder.workers - len(self._busy)
         if not free:
             wait(self._busy, BLOCK_MS / 1000, FIRST_COMPLETED)
             return
         entries = self._next_entries(free)
         for entry in entries:
-            self._keeper.hold(self._stream, entry, on_lost=lambda: None)  # the first to finish wins
+            self._keeper.hold(self._stream, entry, on_lost=lambda: None)  # the first outcome counts
         for entry in entries:
             self._start(entry)
 
     def _next_entries(self, count: int) -> list[Entry]:
-        """What others lost comes first: at each half lease, and whenever nothing new was there."""
+        """Return up to `count` groups to score.
+
+        Groups with expired leases come first, twice per lease time and after each empty read.
+        """
         now = time.monotonic()
         if now >= self._reclaim_at:
             self._reclaim_at = now + self._settings.run.lease_s / 2
@@ -132,7 +138,10 @@ class Rewarder:
         return entries
 
     def _start(self, entry: Entry) -> None:
-        """A last attempt is made alone: if the rewarder dies of it, nothing else is blamed."""
+        """Score a group in a thread. A last attempt runs alone, and this method waits for its end.
+
+        If the rewarder dies then, that group is known to be the cause.
+        """
         alone = self._stream.runs_alone(entry) and not entry.doomed
         if alone:
             self._settle(wait_for_all=True)
@@ -144,7 +153,7 @@ class Rewarder:
             self._settle(wait_for_all=True)
 
     def _settle(self, wait_for_all: bool = False) -> None:
-        """Forget finished work; raises what went wrong beyond a single group."""
+        """Remove ended threads from `_busy`; raise an error that concerns more than one group."""
         if wait_for_all:
             wait(self._busy)
         done = {future for future in self._busy if future.done()}
@@ -153,14 +162,16 @@ class Rewarder:
             future.result()
 
     def _serve_entry(self, entry: Entry) -> None:
+        """Score one group and release its lease. A group that the server lost is issued again."""
         try:
             self._score_entry(entry)
         except RunNotReady:
-            log.warning("a group was lost with the server", ticket=entry.ticket)  # issued again
+            log.warning(f"Ticket {entry.ticket} was lost with the queue server and is issued again.")
         finally:
             self._keeper.release(self._stream, entry)
 
     def _score_entry(self, entry: Entry) -> None:
+        """Hand off one group's outcome, or count a failed attempt; bury it after the last attempt."""
         purpose = entry.ticket.purpose
         if entry.doomed:
             self._count("failed")
@@ -170,14 +181,16 @@ class Rewarder:
             outcome = self._outcome_of(entry)
         except (ScoringFailed, MalformedMessage) as error:
             self._count("failed")
-            reason = f"{error}, says {self._stream.consumer}"
+            reason = f"{error} (reported by {self._stream.consumer})"
             buried = self._stream.fail(entry, purpose, reason)
-            log.warning("not scored", ticket=entry.ticket, reason=str(error), dead=buried)
+            fate = "dead" if buried else "retried"
+            log.warning(f"Ticket {entry.ticket} was not scored and is {fate}.", reason=str(error))
             return
         if self._stream.handoff(entry, self._keys.outcomes_for(purpose), encode(outcome)):
             self._count("scored" if isinstance(outcome, ScoredGroup) else "filtered")
 
     def _outcome_of(self, entry: Entry) -> Outcome:
+        """Decode and score one group; raise ScoringFailed, or MalformedMessage."""
         group = decode(entry.payload, Group)
         if group.ticket.id != entry.ticket:
             raise MalformedMessage(f"the entry of {entry.ticket} holds {group.ticket.id}")
@@ -187,9 +200,15 @@ class Rewarder:
         with self._counting:
             self._counts[what] += 1
 
+    def _progress(self) -> str:
+        names = ("scored", "filtered", "failed")
+        return ", ".join(f"{self._counts[name]} groups {name}" for name in names)
+
     def _report(self) -> None:
+        """Log the counts, at most every 10 s and only if they have changed."""
         total, since = self._reported
         now = time.monotonic()
         if now - since >= _REPORT_EVERY_S and self._counts.total() != total:
             self._reported = (self._counts.total(), now)
-            log.info("scoring", **self._counts)
+            speed = (self._counts.total() - total) / (now - since)
+            log.info(f"Scoring {speed:.1f} groups/s: {self._progress()} so far.")

@@ -1,4 +1,4 @@
-"""One group to its outcome under the run's contract."""
+"""From one group to its outcome, under the run's contract."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,12 +18,12 @@ from penstock.rewarders.rewards.answers import final_answer
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 
 _SIGNATURE = ("prompts", "completions", "completion_ids", "log_extra", "log_metric")
-"""Columns of these names would collide with a reward's own arguments."""
+"""Arguments of every reward. Columns of the data set with these names are not passed on."""
 
 
 @dataclass(slots=True)
 class GroupScores:
-    """What the rewards say of one group; `failures` says per rollout why it has none, or ""."""
+    """The rewards of one group so far. `failures` has, per rollout, why it has no reward, or ""."""
 
     failures: list[str]
     rewards: dict[str, list[float | None]] = field(default_factory=dict)
@@ -32,13 +32,13 @@ class GroupScores:
 
     @property
     def healthy(self) -> list[int]:
-        """Indices of the rollouts that could be scored so far."""
+        """Indices of the rollouts without a failure."""
         return [index for index, failure in enumerate(self.failures) if not failure]
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """What a contract needs for scoring: its tokenizer, and a pool that loads its rewards."""
+    """Scores groups under one contract, with its tokenizer and a pool that loads its rewards."""
 
     contract: Contract
     tokenizer: Tokenizer
@@ -46,9 +46,10 @@ class Scorer:
     name: str
 
     def score_group(self, group: Group) -> Outcome:
-        """The group with its rewards, or the verdict that it carries no signal.
+        """Return the group with its rewards, or a Verdict if the group is filtered.
 
-        Eval groups are never filtered. Raises ScoringFailed, and MalformedMessage for bad tokens.
+        Eval groups are never filtered. Raise ScoringFailed if too few rollouts could be scored, and
+        MalformedMessage if a token id is negative.
         """
         texts = self._decode([rollout.token_ids for rollout in group.rollouts])
         scores = self.score_texts(group, texts)
@@ -70,10 +71,10 @@ class Scorer:
         )  # fmt: skip
 
     def score_texts(self, group: Group, texts: list[str]) -> GroupScores:
-        """All rewards of one group.
+        """Return all rewards of one group. A rollout that cannot be scored has None for every reward.
 
-        Rollouts that cannot be scored are left out and named. Raises ScoringFailed when fewer than two
-        are left, or of one none: there is nothing to compare.
+        Raise ScoringFailed if fewer than two rollouts are left: there is nothing to compare. Of a group
+        with a single rollout, that one must be left.
         """
         arguments = self._arguments(group, texts)
         size = len(texts)
@@ -91,9 +92,11 @@ class Scorer:
         return scores
 
     def _score(self, spec: RewardSpec, arguments: dict[str, list[Any]], scores: GroupScores) -> None:
-        """Add one reward. If it fails for the group, find out for which completions, and leave them out.
+        """Add one reward to `scores`. If the call fails, find the completions at fault by single calls.
 
-        Those that are left are scored together again: a reward may compare the completions of a group.
+        The completions at fault get a failure. The others are scored together again, because a reward
+        may compare the completions of a group. Raise ScoringFailed if no completion is at fault, or if
+        the second call fails.
         """
         try:
             found = self.pool.score(spec, _only(arguments, scores.healthy))
@@ -116,9 +119,9 @@ class Scorer:
     def _check_without_completion(
         self, spec: RewardSpec, arguments: dict[str, list[Any]], found: ScoringFailed
     ) -> None:
-        """Raises ScoringFailed if it is the question or the reward itself: no completion is to blame.
+        """Raise ScoringFailed if the reward also fails for the completion `0`.
 
-        `found` is what the group failed with.
+        Then the question or the reward is at fault, not a completion. `found` is the group's failure.
         """
         harmless = _only(arguments, [0]) | {"completions": ["0"], "completion_ids": [[0]]}
         try:
@@ -129,7 +132,7 @@ class Scorer:
             raise ScoringFailed(f"{found}; and for the completion `0` alone: {error}") from error
 
     def _arguments(self, group: Group, texts: list[str]) -> dict[str, list[Any]]:
-        """What rewards are called with; without a column `prompt` the prompt is that of the tokens."""
+        """Return a reward's arguments. Without a column `prompt`, the prompt's tokens are decoded."""
         size = len(texts)
         columns = group.ticket.columns
         prompt = columns.get("prompt")
@@ -145,6 +148,7 @@ class Scorer:
         }
 
     def _decode(self, sequences: list[np.ndarray]) -> list[str]:
+        """Return the texts of token ids, without special tokens; raise MalformedMessage."""
         try:
             return self.tokenizer.decode_batch(
                 [ids.tolist() for ids in sequences], skip_special_tokens=True
@@ -154,11 +158,12 @@ class Scorer:
 
 
 def _only(arguments: dict[str, list[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:
+    """Return the arguments for the completions at `indices` alone."""
     return {name: [values[index] for index in indices] for name, values in arguments.items()}
 
 
 def _spread(values: Sequence[Any], indices: Sequence[int], size: int) -> list[Any]:
-    """Values of some of `size` rollouts, None for the others."""
+    """Return a row of `size` values: `values` at `indices`, None elsewhere."""
     row: list[Any] = [None] * size
     for index, value in zip(indices, values, strict=True):
         row[index] = value
@@ -166,7 +171,7 @@ def _spread(values: Sequence[Any], indices: Sequence[int], size: int) -> list[An
 
 
 def make_scorer(contract: Contract, pool: ScoringPool, name: str) -> Scorer:
-    """Check that this process can serve the contract; raises ContractMismatch."""
+    """Return a contract's scorer. Raise ContractMismatch if a reward or the tokenizer does not fit."""
     for spec in contract.rewards:
         if mistake := pool.check(spec):
             raise ContractMismatch(f"LEARNER_REWARDS: {spec.name} cannot be used here: {mistake}")

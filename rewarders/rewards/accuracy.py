@@ -1,8 +1,8 @@
-"""The rewards that ask whether an answer is right, and the only module that imports math_verify.
+"""The rewards for right answers. This is the only module that imports math_verify.
 
-math_verify's own time limits are off: they return "wrong" when they strike. The pool kills instead.
-Where the gold answer cannot be read, every one of them is None for the whole group: it is set aside,
-counted, and the other rewards still train it.
+math_verify's own time limits are off, because they return "wrong" when they expire. The sandbox's time
+limit applies instead. If the gold answer cannot be read, each of these rewards is None for the whole
+group; the other rewards still train the group.
 """
 
 import logging
@@ -23,18 +23,18 @@ _SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d+)?e[-+]?\d\d?", flags=re.IGNORECASE)
 _THOUSANDS = re.compile(r"(?<=\d)\\[,!;: ]\s?(?=\d{3}(?!\d))")
 _BOXED_SCIENTIFIC = re.compile(r"\\boxed\{\s*(" + _SCIENTIFIC.pattern + r")\s*\}", re.IGNORECASE)
 _EMPHASIS = '*`"\u201c\u201d'
-"""What may stand around an answer and says nothing: markdown's stars and backticks, quotes."""
+"""Removed around an answer: markdown's stars and backticks, and quotes."""
 
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 
-# It warns in every process that its time limits are off.
+# math_verify logs a warning in every process that its time limits are off.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 def accuracy(
     prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
 ) -> list[float | None]:
-    """1.0 where the answer equals the gold solution, else 0.0.
+    """Return 1.0 where the answer equals the gold solution, else 0.0; all None without a gold answer.
 
     Example:
         >>> accuracy(["", ""], ["It is <answer>72</answer>", "71"], ["#### 72", "#### 72"])
@@ -46,7 +46,7 @@ def accuracy(
 def acc(
     prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
 ) -> list[float | None]:
-    """1.0 where the last box holds the gold solution, -0.5 where another, -1.0 without a box.
+    """Return 1.0 where the last box holds the gold answer, -0.5 for another box, -1.0 without a box.
 
     Example:
         >>> acc([""] * 3, [r"\boxed{72}", r"\boxed{71}", "72"], ["72"] * 3)
@@ -62,7 +62,7 @@ def acc(
 def base_acc(
     prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
 ) -> list[float | None]:
-    """1.0 where the answer is right and the structure <think>..</think><answer>..</answer>, else 0.0.
+    """Return 1.0 where the answer is right and in <think>..</think><answer>..</answer>, else 0.0.
 
     Example:
         >>> base_acc(["", ""], ["<think>.</think><answer>72</answer>", "72"], ["72", "72"])
@@ -85,7 +85,11 @@ def cosine(
     cosine_max_len_value_correct: float = 0.5,
     **columns: Any,
 ) -> list[float | None]:
-    """Right answers are worth the less the longer they are, wrong ones the more (in tokens)."""
+    """Return a value by correctness and length: right answers lose with length, wrong ones gain.
+
+    The four values are those at length 0 and at `cosine_max_len` tokens, joined by half a cosine. With
+    the defaults and cosine_max_len 100, a right answer of 50 tokens gets 0.75, a wrong one -0.25.
+    """
 
     def value(index: int, right: bool) -> float:
         ends = (
@@ -105,7 +109,10 @@ def length(
     solution: list[Any],
     **columns: Any,
 ) -> list[float | None]:
-    """0.5 for the group's shortest to -0.5 for its longest, in tokens; wrong answers get at most 0."""
+    """Return 0.5 for the group's shortest completion to -0.5 for its longest, by number of tokens.
+
+    Wrong answers get at most 0; all are None without a gold answer.
+    """
     gold = read_gold(solution[0])
     if not gold:
         return [None] * len(completions)
@@ -114,12 +121,12 @@ def length(
 
 
 def read_gold(solution: Any) -> list[Any]:
-    """What math_verify makes of a gold solution; nothing where it cannot read it."""
+    """Return the expressions that math_verify reads from a gold solution; [] if it cannot read it."""
     return _read(final_answer(str(solution)))
 
 
 def is_right(gold: list[Any], answer: str) -> bool:
-    """Whether an answer equals the gold."""
+    """Return whether a text's answer equals the gold answer. Raise what math_verify's verify raises."""
     # The order matters: verify(gold, answer).
     return bool(verify(gold, _read(answer), timeout_seconds=None, raise_on_error=True))
 
@@ -127,7 +134,7 @@ def is_right(gold: list[Any], answer: str) -> bool:
 def _by_verdict(
     completions: list[str], solution: list[Any], value: Callable[[int, bool], float]
 ) -> list[float | None]:
-    """A value per completion from its index and whether its answer is right; None without a gold."""
+    """Return `value(index, is right)` per completion; all None if the gold answer cannot be read."""
     gold = read_gold(solution[0])
     if not gold:
         return [None] * len(completions)
@@ -135,7 +142,10 @@ def _by_verdict(
 
 
 def _read(text: str) -> list[Any]:
-    """What math_verify makes of a text; nothing where it cannot read it."""
+    """Return the expressions that math_verify reads from a text; [] if it cannot read the text.
+
+    Raise MemoryError or RecursionError: these depend on the machine, not on the answer.
+    """
     try:
         parsed: list[Any] = parse(
             _delimited(_plain(text)),
@@ -145,14 +155,16 @@ def _read(text: str) -> list[Any]:
         )
         return parsed
     except (MemoryError, RecursionError):
-        raise  # these depend on the machine, not on the answer
-    except Exception:  # sympy raises whatever it likes on untrusted text, such as "-0733"
+        raise
+    except Exception:  # sympy raises many errors on model text, for example on "-0733"
         return []
 
 
 def _plain(text: str) -> str:
-    """Without what math_verify stumbles over: dollar signs, spaces between thousands, +4, 1.5e3 as a
-    whole, markdown and quotes around it, the minus sign of typographers.
+    r"""Return a text without forms that math_verify misreads.
+
+    Dollar signs, separators of thousands, a leading plus, markdown and quotes are removed, and the
+    typographic minus and scientific notation are rewritten. Example: "**1.5e3**" becomes "1500".
     """
     text = text.replace("\u2212", "-").strip().strip(_EMPHASIS).strip()
     text = _THOUSANDS.sub("", text.replace(r"\$", ""))
@@ -163,7 +175,10 @@ def _plain(text: str) -> str:
 
 
 def _delimited(text: str) -> str:
-    """Bare mathematics between dollars; without them math_verify reads 2 from `2x+1`."""
+    """Return bare mathematics between dollars, other texts unchanged.
+
+    Without dollars math_verify reads 2 from `2x+1`.
+    """
     if any(mark in text for mark in _DELIMITERS):
         return text
     is_words = _WORD.search(text) and r"\begin{" not in text

@@ -1,7 +1,7 @@
-"""Where the answer is in a text. Pure string work.
+"""Finding the answer in a text. Pure string functions.
 
-By convention it is in the last <answer> block, else after the last ####, else in the last \\boxed{},
-else somewhere in the text, the last that can be read as mathematics.
+The answer is in the last <answer> block, else after the last ####, else in the last \\boxed{}, else
+it is the last part of the text that math_verify can read.
 """
 
 import re
@@ -11,10 +11,10 @@ _BOX = re.compile(r"\\boxed\s*\{")
 
 
 def final_answer(text: str) -> str:
-    """The part of a text that holds its answer; the whole text if nothing marks it.
+    """Return the part of a text that holds its answer; the whole text if nothing marks the answer.
 
-    The tags go because math_verify finds no number that touches them, and all boxes but the last because
-    it would make a set of them.
+    Tags are removed, because math_verify finds no number that touches a tag. All boxes but the last are
+    removed, because math_verify would read several boxes as a set.
     """
     blocks = _ANSWER.findall(text)
     inside = blocks[-1] if blocks else after_marker(text)
@@ -23,12 +23,12 @@ def final_answer(text: str) -> str:
 
 
 def after_marker(text: str) -> str:
-    """What follows the last ####, as GSM8K marks its answers; everything if there is none."""
+    """Return the text after the last ####, GSM8K's mark of an answer; the whole text without a mark."""
     return text.rpartition("####")[2]
 
 
 def last_box(text: str) -> str | None:
-    """The inside of the last \\boxed{} whose braces are closed; None if there is none.
+    """Return the inside of the last \\boxed{} whose braces are closed; None if there is none.
 
     Example:
         >>> last_box(r"\boxed{1}, so \boxed{\frac{1}{2}}")
@@ -42,6 +42,7 @@ def last_box(text: str) -> str | None:
 
 
 def _closing_brace(text: str, start: int) -> int | None:
+    """Return the position of the brace that closes the one before `start`; None if there is none."""
     depth = 1
     for position in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[position], 0)

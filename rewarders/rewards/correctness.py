@@ -1,4 +1,4 @@
-"""The reward `correctness`: of "GRPO from scratch", for answers that are one number or word."""
+"""The reward `correctness` of "GRPO from scratch", for answers that are one number or word."""
 
 import re
 from typing import Any
@@ -11,10 +11,10 @@ _LAST_NUMBER = re.compile(r"(?:^|\s|=)(-?\d*\.?\d+)$")
 def correctness(
     prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
 ) -> list[float | None]:
-    """2.0 for the gold answer to the letter, 1.5 for an equal number, else 0.0.
+    """Return 2.0 where the answer is exactly the gold answer, 1.5 for an equal number, else 0.0.
 
-    The answer is the last <answer> block, unless it is "..."; a number has to end it. The gold follows
-    ####, if it has one; None for all if nothing follows.
+    The answer is the last <answer> block, unless that is "...". Its number must be at its end. The gold
+    answer is the text after ####, or the whole text without ####; all are None if it is empty.
 
     Example:
         >>> correctness([""] * 2, ["<answer>72</answer>", "<answer>= 72.0</answer>"], ["#### 72"] * 2)
@@ -27,7 +27,7 @@ def correctness(
 
 
 def tagged_answer(completion: str) -> str | None:
-    """The inside of the last <answer> tag; None if it is not closed, missing, or just "..."."""
+    """Return the inside of the last <answer> block; None if it is missing, not closed, or "..."."""
     _, opened, rest = completion.rpartition("<answer>")
     inside, closed, _ = rest.partition("</answer>")
     answer = inside.strip()
@@ -35,6 +35,7 @@ def tagged_answer(completion: str) -> str | None:
 
 
 def _value(answer: str | None, gold: str) -> float:
+    """Return the reward of one answer: 2.0 if equal, 1.5 if equal as numbers, else 0.0."""
     if answer is None:
         return 0.0
     if answer == gold:
@@ -44,5 +45,6 @@ def _value(answer: str | None, gold: str) -> float:
 
 
 def _last_number(text: str) -> float | None:
+    """Return the number at the end of a text, dollar and percent signs ignored; None without one."""
     found = _LAST_NUMBER.search(text.replace("$", "").replace("%", "").strip())
     return float(found.group(1)) if found else None

@@ -1,8 +1,8 @@
 """The reward `language_consistency`: the share of words in the target language.
 
 DeepSeek-R1 (arXiv:2501.12948, section 2.3.2) rewards the proportion of target language words in the
-chain of thought. Here a word counts by the script it is written in, which tells Chinese from English but
-not English from French.
+chain of thought. Here the script of a word decides: this separates Chinese from English, but not French
+from English.
 """
 
 import re
@@ -19,10 +19,10 @@ _LETTERS = re.compile(r"[^\W\d_]+")
 def language_consistency(
     prompts: list[Any], completions: list[str], target_language: str = "en", **columns: Any
 ) -> list[float]:
-    """Share of the words, 0.0 to 1.0, that are in the target language's script; 0.0 without words.
+    """Return the share of words, 0.0 to 1.0, in the target language's script; 0.0 without words.
 
-    Formulas, LaTeX commands, tags and numbers are no words. Of scripts without spaces each character is
-    one.
+    Formulas, LaTeX commands, tags and numbers are not words. In scripts without spaces each character is
+    a word.
 
     Example:
         >>> language_consistency([""], ["Four is the answer, \u56db"], "en")
@@ -33,7 +33,7 @@ def language_consistency(
 
 
 def words(text: str) -> list[str]:
-    """The script of each word of a text, by Unicode's names of its letters."""
+    """Return the script of each word of a text, such as "LATIN", by the Unicode names of letters."""
     found = []
     for run in _LETTERS.findall(_FORMULAS.sub(" ", text)):
         scripts = [_script(letter) for letter in run]
@@ -49,8 +49,10 @@ _ONE_EACH = ("CJK", "HIRAGANA", "KATAKANA", "THAI")
 
 @cache
 def _script(letter: str) -> str:
+    """Return the first word of a letter's Unicode name: "LATIN" for "a"."""
     return unicodedata.name(letter, "UNKNOWN").split()[0].split("-")[0]
 
 
 def _share(found: list[str], scripts: tuple[str, ...]) -> float:
+    """Return the share of `found` that is among `scripts`; 0.0 for an empty list."""
     return sum(script in scripts for script in found) / len(found) if found else 0.0

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 
 def half_cosine(length: int, max_len: int, at_zero: float, at_max: float) -> float:
-    """From `at_zero` at length 0 along half a cosine to `at_max` at `max_len` tokens, and on.
+    """Return `at_zero` at length 0, moving along half a cosine to `at_max` at `max_len` tokens.
+
+    Longer completions get `at_max`.
 
     Source: "Demystifying Long Chain-of-Thought Reasoning in LLMs" (arXiv:2502.03373), cosine reward.
 
@@ -18,9 +20,9 @@ def half_cosine(length: int, max_len: int, at_zero: float, at_max: float) -> flo
 
 
 def relative_lengths(lengths: Sequence[int], right: Sequence[bool]) -> list[float]:
-    """0.5 for the shortest of a group to -0.5 for the longest; wrong ones get no more than 0.
+    """Return 0.5 for the shortest of a group to -0.5 for the longest; wrong ones get at most 0.
 
-    All are 0 where all lengths are the same. Source: Kimi k1.5 (arXiv:2501.12599), length penalty.
+    All are 0 if all lengths are equal. Source: Kimi k1.5 (arXiv:2501.12599), length penalty.
 
     Example:
         >>> relative_lengths([10, 20, 30], [True, True, False])
@@ -36,7 +38,7 @@ def relative_lengths(lengths: Sequence[int], right: Sequence[bool]) -> list[floa
 
 
 def overlong_punishment(length: int, max_length: int, cache_length: int) -> float:
-    """0 up to max_length - cache_length tokens, from there linear to -1 at max_length, then -1.
+    """Return 0 up to max_length - cache_length tokens, then linearly down to -1 at max_length, then -1.
 
     Source: DAPO (arXiv:2503.14476), equation 13.
 

@@ -1,4 +1,4 @@
-"""The reward `soft_overlong`: DAPO's soft punishment of long completions."""
+"""The reward `soft_overlong`: DAPO's gradual penalty for long completions."""
 
 from typing import Any
 
@@ -13,5 +13,8 @@ def soft_overlong(
     soft_cache_length: int,
     **columns: Any,
 ) -> list[float]:
-    """0 for what is short enough, falling to -1 at soft_max_length tokens."""
+    """Return 0 for short completions, falling to -1 over the last soft_cache_length tokens.
+
+    -1 is reached at soft_max_length tokens: see `overlong_punishment`.
+    """
     return [overlong_punishment(len(ids), soft_max_length, soft_cache_length) for ids in completion_ids]

@@ -1,4 +1,4 @@
-"""The reward `repetition`: a punishment for saying the same again."""
+"""The reward `repetition`: a penalty for repeated words."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ def repetition(
     repetition_max_penalty: float = -1.0,
     **columns: Any,
 ) -> list[float]:
-    """(1 - distinct / all n-grams of words) * repetition_max_penalty; 0 for less than n words.
+    """Return (1 - distinct / all word n-grams) * repetition_max_penalty; 0 for fewer than n words.
 
-    Words are what white space separates, in lower case. Source: arXiv:2502.03373, repetition penalty.
+    Words are separated by white space and compared in lower case. Source: arXiv:2502.03373.
 
     Example:
         >>> repetition(["", ""], ["a b c d", "a a a a a"])
@@ -23,7 +23,7 @@ def repetition(
 
 
 def share_repeated(text: str, n: int) -> float:
-    """Share of a text's word n-grams that occurred before; 0.0 for less than n words."""
+    """Return the share of a text's word n-grams that occurred before; 0.0 for fewer than n words."""
     words = text.lower().split()
     ngrams = [tuple(words[start : start + n]) for start in range(len(words) - n + 1)]
     return 1.0 - len(set(ngrams)) / len(ngrams) if ngrams else 0.0

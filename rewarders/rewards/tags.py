@@ -11,12 +11,12 @@ _XML_TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
 
 def has_structure(completion: str) -> bool:
-    """Whether it is <think>..</think><answer>..</answer> and nothing else but white space."""
+    """Return whether a text is <think>..</think><answer>..</answer>, with white space at most."""
     return _FORMAT.fullmatch(completion) is not None
 
 
 def think_answer(prompts: list[Any], completions: list[str], **columns: Any) -> list[float]:
-    """1.0 for <think>..</think><answer>..</answer> and nothing else but white space, else 0.0.
+    """Return 1.0 for <think>..</think><answer>..</answer> and only white space beside, else 0.0.
 
     Source: DeepSeek-R1 (arXiv:2501.12948).
 
@@ -28,7 +28,7 @@ def think_answer(prompts: list[Any], completions: list[str], **columns: Any) -> 
 
 
 def strict_think_answer(prompts: list[Any], completions: list[str], **columns: Any) -> list[float]:
-    """The same without white space before, between and after the two blocks.
+    """Return 1.0 for <think>..</think><answer>..</answer> and nothing beside, else 0.0.
 
     Example:
         >>> strict_think_answer([""], ["<think>2 + 2</think> <answer>4</answer>"])
@@ -38,7 +38,7 @@ def strict_think_answer(prompts: list[Any], completions: list[str], **columns: A
 
 
 def xml_tags(prompts: list[Any], completions: list[str], **columns: Any) -> list[float]:
-    """0.2 for each of <reasoning>, </reasoning>, <answer>, </answer> that occurs, wherever.
+    """Return 0.2 for each of <reasoning>, </reasoning>, <answer>, </answer> that occurs anywhere.
 
     Example:
         >>> xml_tags(["", ""], ["<answer>4</answer>", "4"])

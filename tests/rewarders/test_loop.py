@@ -148,7 +148,8 @@ def test_a_reward_that_keeps_failing_ends_as_dead_and_never_as_zero(
     with rewarder():
         (verdict,) = run.outcomes("train", 1)
         (name,) = read_consumer_names(connection, keys)
-    reason = f"reward leave: killed its process (exit code 3), for the completion `0` too, says {name}"
+    cause = "reward leave: killed its process (exit code 3), for the completion `0` too"
+    reason = f"{cause} (reported by {name})"
     assert verdict == Verdict("train:0", "dead", reason)
     assert dead_reasons(connection, keys) == [reason]
 
@@ -186,7 +187,7 @@ def test_a_group_under_another_tickets_name_ends_as_dead(
         outcomes = run.outcomes("train", 2)
     assert isinstance(outcomes[0], ScoredGroup)
     assert isinstance(outcomes[1], Verdict)
-    assert outcomes[1].reason.startswith("the entry of train:1 holds train:0, says rewarder-")
+    assert outcomes[1].reason.startswith("the entry of train:1 holds train:0 (reported by rewarder-")
 
 
 def test_work_of_a_lost_rewarder_is_taken_over(run: RunUnderTest, rewarder: StartRewarder) -> None:
