@@ -101,16 +101,11 @@ def run(
 def _variables(sections: Mapping[str, Section | None]) -> dict[str, str]:
     """Return the environment variables that give the roles these settings, unset fields included."""
     return {
-        f"{prefix}_{name.upper()}": _text(value)
+        f"{prefix}_{name.upper()}": ",".join(map(str, value)) if isinstance(value, list) else str(value)
         for prefix, section in sections.items()
         if section is not None
         for name, value in section.model_dump(mode="json").items()
     }
-
-
-def _text(value: object) -> str:
-    """Return a setting's value as its variable holds it: lists with commas."""
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 @contextmanager
@@ -214,9 +209,8 @@ def replay(run_folder: Path | str, out: Path | str | None = None, **changes: obj
     """
     from penstock.learner.replay import Replayed
 
-    command = [sys.executable, "-P", "-m", "penstock.deploy", "replay", "--json", str(run_folder)]
-    command += [f"LEARNER_{name.upper()}={_text(value)}" for name, value in changes.items()]
-    command += ["--out", str(out)] if out is not None else []
+    where = [str(run_folder), str(out or RunFolder(Path(run_folder)).replay)]
+    command = [sys.executable, "-P", "-m", "penstock.learner.replay", *where, json.dumps(changes)]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if answer.returncode:
         kinds = (kind for kind in PenstockError.__subclasses__() if kind.exit_code == answer.returncode)
