@@ -66,7 +66,7 @@ class Disk:
         while True:
             over = pause_s > wait.deadline.remaining_s
             if over or self._stopping.is_set():
-                why = f"RUN_DISK_TIMEOUT_S={self._timeout_s:g}" if over else "told to stop"
+                why = f"RUN_DISK_TIMEOUT_S={self._timeout_s:g}" if over else "stopped by a signal"
                 raise DiskFull(wait.explain(why)) from error
             wait.report()
             with self._phases.enter("waiting for room on the disk"):

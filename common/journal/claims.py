@@ -45,6 +45,7 @@ def read_claims(run_folder: RunFolder) -> dict[int, Claim]:
 
 
 def _read_claim(path: Path) -> Claim:
+    """Return the claim in a file. Raise ConfigError if it is damaged or has another file's number."""
     try:
         claim = Claim(**json.loads(path.read_text()))
         if not int(path.stem) == claim.incarnation > claim.parent >= 0:

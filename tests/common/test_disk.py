@@ -111,7 +111,7 @@ def test_a_disk_that_stays_full_ends_with_what_is_missing_and_what_to_do(tmp_pat
 def test_a_write_for_which_there_is_no_room_is_not_tried_meanwhile(tmp_path):
     action = Failing(*[full()] * 5)
     stopping = Meanwhile(lambda: stopping.waits == 3 and stopping.set())
-    with pytest.raises(DiskFull, match="told to stop"):
+    with pytest.raises(DiskFull, match="stopped by a signal"):
         Disk(600, stopping).write("a record", tmp_path / "x", action, 10**18)
     assert (action.calls, stopping.waits) == (1, 3)
 
