@@ -20,11 +20,7 @@ from penstock.common.config.learner_settings import LearnerSettings
 from penstock.learner.policy.model import PolicyModel
 from penstock.learner.policy.optimizer import make_optimizer
 from penstock.learner.policy.packing import Row
-from penstock.learner.policy.processes import (
-    message_group,
-    set_single_process_environment,
-    world_size,
-)
+from penstock.learner.policy.processes import message_group, set_single_process_environment, world_size
 
 _TAG = "trainer"
 

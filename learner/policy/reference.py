@@ -99,9 +99,7 @@ def _find_device(name: str) -> torch.device:
 def _row_on(row: Row, device: torch.device) -> Row:
     """Return the row with its tensors on the device."""
     values = ((field.name, getattr(row, field.name)) for field in fields(row))
-    moved: dict[str, Any] = {
-        name: value.to(device) for name, value in values if isinstance(value, Tensor)
-    }
+    moved: dict[str, Any] = {name: v.to(device) for name, v in values if isinstance(v, Tensor)}
     return replace(row, **moved)
 
 
@@ -111,8 +109,6 @@ def make_reference(
     """Return the reference of the KL term, or None if LEARNER_BETA is 0. Raise ConfigError."""
     if not settings.beta:
         return None
-    return (
-        FrozenCopyReference(folder, settings, engine.device)
-        if adapter is None
-        else BaseModelReference(engine, adapter)
-    )
+    if adapter is not None:
+        return BaseModelReference(engine, adapter)
+    return FrozenCopyReference(folder, settings, engine.device)
