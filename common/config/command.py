@@ -48,9 +48,9 @@ class Command(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources of values: flags, then variables, then the file of --env-file.
 
-        Variables give values only to a command that has --env-file.
+        Variables give values only to a command with --env-file, and none to `learner help SECTION`.
         """
-        if "env_file" not in cls.model_fields:
+        if "env_file" not in cls.model_fields or init_settings().get("words"):
             return (init_settings,)
         environment = read_environment(init_settings().get("env_file"))
         return init_settings, InitSettingsSource(cls, values_of(cls, environment))

@@ -37,10 +37,9 @@ class RunCommand(SettingsCommand):
     def execute(self) -> int:
         """Do the work, or with --dry-run print the settings."""
         if self.dry_run:
-            variables = [f"{name}={value}" for name, value in environment_of(self).items()]
-            print(
-                *variables, *(f"# {name}: {value}" for name, value in self.describe().items()), sep="\n"
-            )
+            lines = [f"{name}={value}" for name, value in environment_of(self).items()]
+            lines += [f"# {name}: {value}" for name, value in self.describe().items()]
+            print(*lines, sep="\n")
             return 0
         configure_logs(self.role, self.run.log_format)
         return self.work()

@@ -88,6 +88,14 @@ def test_help_without_a_section_is_the_overview(capsys: pytest.CaptureFixture[st
     assert printed(capsys, "learner", "help") == printed(capsys, "learner", "--help")
 
 
+def test_help_is_printed_though_a_variable_is_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEARNER_MAX_STEPS", "many")
+    assert printed(capsys, "learner", "help", "training")
+    assert "LEARNER_MAX_STEPS" in refused(capsys, "learner", "--dry-run")
+
+
 def test_an_unknown_section_is_refused_with_the_names_of_all(capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, "learner", "help", "dat")
     assert "help dat: no such section; expected one of run, training, data, sampling" in said
