@@ -127,14 +127,9 @@ def wait_for_contract(view: RunView, timeout_s: float, stopping: threading.Event
 
 
 def _read_place(place: list[Any]) -> Place:
+    """Return a row of the function `audit` as a Place. Raise MalformedMessage for a wrong ticket id."""
     ticket, stream, entry, version, attempts, consumer, idle_ms, exists = place
+    names = text(stream), text(entry), text(version)
     return Place(
-        TicketId(text(ticket)),
-        text(stream),
-        text(entry),
-        text(version),
-        int(attempts),
-        text(consumer),
-        int(idle_ms),
-        bool(exists),
+        TicketId(text(ticket)), *names, int(attempts), text(consumer), int(idle_ms), bool(exists)
     )
