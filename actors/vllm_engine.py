@@ -74,6 +74,7 @@ class VllmEngine:
     async def stop(self) -> None:
         """End the engine and its processes."""
         self._llm.shutdown()
+        del self._llm  # freed now: at the interpreter's end its __del__ would print an error
 
     async def generate(
         self, request_id: str, prompt_ids: Int32s, sampling: Sampling, num_generations: int

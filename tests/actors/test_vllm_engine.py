@@ -189,7 +189,7 @@ def test_wrong_weights_are_refused_and_the_engine_goes_on_with_the_old(live: Liv
     version = live.take(live.a)
     (before,) = live.sample(PROMPTS[:1])
     wrong = replace(live.next_weights(live.b), hash=hash_weights(live.a)[::-1])
-    with pytest.raises(WeightsRejected, match="was announced"):
+    with pytest.raises(WeightsRejected, match="the announced hash is"):
         live.call(live.engine.take_weights(wrong))
     with pytest.raises(WeightsRejected, match="cannot be read"):
         live.call(live.engine.take_weights(replace(wrong, path="/nowhere")))
