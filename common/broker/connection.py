@@ -157,11 +157,9 @@ class Connection:
                 raise ConfigError(
                     f"queue server {self.address}: {error}. Set the user and password in REDIS_URL"
                 ) from error
-            except redis.exceptions.BusyLoadingError as error:
-                cause: Exception = error
             except redis.exceptions.ResponseError as error:
                 _raise_translated(error, self.address)
-                cause = error
+                cause: Exception = error
             except (
                 redis.exceptions.ConnectionError,
                 redis.exceptions.TimeoutError,
