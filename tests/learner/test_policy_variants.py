@@ -233,7 +233,7 @@ def test_weights_that_are_not_finite_are_not_written(model_folder, tmp_path):
         ({"lora_rank": 4, "beta": 0.1, "sync_ref_model": True}, "the reference is the base model"),
         ({"sync_ref_model": True}, "no reference model"),
         ({"ref_device": "cpu"}, "no reference model"),
-        ({"delta": 3.0, "loss_type": "dppo"}, "LEARNER_DELTA does nothing"),
+        ({"delta": 3.0, "loss_type": "dppo"}, "LEARNER_DELTA has no effect"),
         ({"epsilon": 1.5}, "LEARNER_EPSILON"),
     ],
     ids=str,
