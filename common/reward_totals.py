@@ -31,6 +31,6 @@ def total_rewards(rewards: Rewards, weights: Mapping[str, float]) -> np.ndarray:
         ],
         dtype=np.float64,
     )
-    totals = np.nansum(table, axis=0)
+    totals: np.ndarray = np.nansum(table, axis=0)
     totals[np.isnan(table).all(axis=0)] = np.nan
     return totals

@@ -9,6 +9,7 @@ their lease expires.
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -79,7 +80,7 @@ class Connection:
 
     def _on_connect(self, connection: redis.Connection) -> None:
         """Log in on a new socket, and note that the server may have been restarted."""
-        connection.on_connect()
+        connection.on_connect()  # type: ignore[no-untyped-call]
         self._new_socket.set()
 
     def execute(self, *command: Argument) -> Any:
@@ -89,7 +90,8 @@ class Connection:
         what the server replied.
         """
         failpoint(f"{_name(command)}.before")
-        reply = self._retrying(lambda: self._client.execute_command(*command), self._server_timeout_s)
+        send = partial(self._client.execute_command, *command)
+        reply = self._retrying(send, self._server_timeout_s)
         failpoint(f"{_name(command)}.after")
         return reply
 
@@ -107,7 +109,7 @@ class Connection:
         """
         commands = [_function_call(function, keys, args) for args in calls]
         failpoint(f"{function}.before")
-        replies = self._retrying(lambda: self._send_all(commands), self._server_timeout_s)
+        replies: list[Any] = self._retrying(lambda: self._send_all(commands), self._server_timeout_s)
         failpoint(f"{function}.after")
         return replies
 
@@ -115,7 +117,7 @@ class Connection:
         """Send the commands as one pipeline and return their replies. Raise the first error."""
         pipeline = self._client.pipeline(transaction=False)
         for command in commands:
-            pipeline.execute_command(*command)
+            pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
         # With raise_on_error redis-py puts the command before the error's text, which is read here.
         replies = pipeline.execute(raise_on_error=False)
         for reply in replies:
@@ -141,8 +143,7 @@ class Connection:
     def _retrying(self, send: Callable[[], Any], timeout_s: float, first: bool = False) -> Any:
         """Return what `send` returns. Call `send` again while the server is away or out of memory.
 
-        Raise ServerUnavailable after `timeout_s`, or when the process is to stop. `first` is for the
-        first connection: without log lines, and without a check for a restart.
+        Raise ServerUnavailable after `timeout_s` or on a stop. `first`: no log lines, no restart check.
         """
         lost: Deadline | None = None
         while True:

@@ -71,7 +71,7 @@ class RunView:
 
     def ended(self) -> bool:
         """Return whether the run has ended, so that actors and rewarders may leave."""
-        return self._connection.execute("GET", self.keys.state) == b"ended"
+        return bool(self._connection.execute("GET", self.keys.state) == b"ended")
 
     def incarnation(self) -> int:
         """Return the learner's present incarnation on this server, 0 before the first claim."""

@@ -54,19 +54,20 @@ def decode(data: bytes, *expected: type[Message]) -> Message:
         )
     for kind in expected:
         if kind.__name__ == name:
-            return _from_wire(kind, body, name)
+            return cast(Message, _from_wire(kind, body, name))
     names = " or ".join(kind.__name__ for kind in expected)
     raise MalformedMessage(f"expected a {names}, found {_brief(name)}")
 
 
 def decode_outcome(data: bytes) -> Outcome:
     """Return the scored group or verdict in the bytes. Raise MalformedMessage."""
-    return cast(Outcome, decode(data, ScoredGroup, Verdict))  # type: ignore[type-var]
+    return cast(Outcome, decode(data, ScoredGroup, Verdict))
 
 
 def pack(value: PlainData) -> bytes:
     """Return plain data (numbers, strings, lists, maps, ...) as msgpack. Escape lone surrogates."""
-    return msgpack.packb(value, use_bin_type=True, unicode_errors="backslashreplace")
+    packed: bytes = msgpack.packb(value, use_bin_type=True, unicode_errors="backslashreplace")
+    return packed
 
 
 def unpack(data: bytes) -> PlainData:
