@@ -116,7 +116,7 @@ class Ledger:
             "open": {ticket: str(version) for ticket, version in self.open.items()},
             "totals": {name: self.totals[name] for name in ("issued", *END_STATES)},
             "total_dropped": self.total_dropped,
-            "positions": dict(self._positions),
+            "positions": {str(ticket): at for ticket, at in self._positions.items()},
             "to_repeat": list(self._to_repeat),
             "repeats": self._repeats,
         }
