@@ -54,10 +54,7 @@ def convert(source: Path, folder: Path) -> int:
     where, name = source.parent, source.name
     tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
     model = AutoModelForCausalLM.from_pretrained(
-        where,
-        gguf_file=name,
-        dtype=torch.bfloat16,
-        quantization_config=GgufConfig(dequantize=True),
+        where, gguf_file=name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
     )
     if hasattr(model.config, "quantization_config"):  # some releases keep it after dequantising
         del model.config.quantization_config

@@ -34,12 +34,7 @@ from penstock.learner.state.checkpoint import (
     newest_checkpoint,
     newest_position,
 )
-from penstock.learner.state.incarnations import (
-    claim_incarnation,
-    lock_run,
-    next_incarnation,
-    read_nonce,
-)
+from penstock.learner.state.incarnations import claim_incarnation, lock_run, next_incarnation, read_nonce
 from penstock.learner.streams.heartbeat import Heartbeat
 from penstock.learner.streams.learner_queue import LearnerQueue
 

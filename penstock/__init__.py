@@ -8,13 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.common.broker.monitor import (
-        Audit,
-        ConsumerStatus,
-        InFlight,
-        RunStatus,
-        StreamStatus,
-    )
+    from penstock.common.broker.monitor import Audit, ConsumerStatus, InFlight, RunStatus, StreamStatus
     from penstock.common.config.learner_settings import LearnerSettings
     from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings
     from penstock.common.errors import (

@@ -161,11 +161,7 @@ class Connection:
             except redis.exceptions.ResponseError as error:
                 _raise_translated(error, self.address)
                 cause: Exception = error
-            except (
-                redis.exceptions.ConnectionError,
-                redis.exceptions.TimeoutError,
-                OSError,
-            ) as error:
+            except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
                 cause = error
             report = lost is None or lost.report_due(_REPORT_EVERY_S)
             lost = lost or Deadline(timeout_s, longest_gap_s=2 * _SOCKET_TIMEOUT_S)

@@ -88,9 +88,7 @@ class RunView:
     def audit(self) -> tuple[dict[str, int], list[Place]]:
         """Return the ledger's totals and the open tickets, at one instant. Raise RunNotReady."""
         totals, places = self._connection.call(
-            "audit",
-            [self.keys.open, self.keys.ledger, *self.keys.work_streams],
-            [],
+            "audit", [self.keys.open, self.keys.ledger, *self.keys.work_streams], []
         )
         counts = dict(zip(totals[::2], totals[1::2], strict=True))
         return (

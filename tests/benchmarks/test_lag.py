@@ -40,11 +40,7 @@ def world(tmp_path_factory) -> dict[str, str]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         save_checkpoint(make_model(tokenizer), tokenizer, folder / "base")
-    return {
-        "model": str(folder / "base"),
-        "dataset": str(task.train),
-        "eval_dataset": str(task.heldout),
-    }
+    return {"model": str(folder / "base"), "dataset": str(task.train), "eval_dataset": str(task.heldout)}
 
 
 def tiny_settings(world: dict[str, str], **changes):

@@ -11,16 +11,7 @@ import random
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from tests.chaos.victims import (
-    ACTOR,
-    FORK_SERVER,
-    GUARD,
-    LEARNER,
-    REWARDER,
-    SCORER,
-    SERVER,
-    TRACKER,
-)
+from tests.chaos.victims import ACTOR, FORK_SERVER, GUARD, LEARNER, REWARDER, SCORER, SERVER, TRACKER
 
 WHOLE_S = 600.0
 _WHOLE_STEPS = 90

@@ -21,10 +21,7 @@ from tests.chaos.victims import KINDS, LEARNER, SERVER
 from tests.chaos.world import World
 from tests.judge import judge, read_records
 
-BLAMED = (
-    "lost its lease while running alone",
-    "the rewarder was lost while it scored only this",
-)
+BLAMED = ("lost its lease while running alone", "the rewarder was lost while it scored only this")
 """The only reasons to die that a kill may give: on its last attempt a ticket runs alone."""
 
 

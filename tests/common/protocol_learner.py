@@ -52,12 +52,7 @@ class Learner:
         self.journal = MemoryJournal(incarnation, ledgers)
         self.commit_log = CommitLog(self.ledger, self.journal, self.queue)  # type: ignore[arg-type]
         self.flow = TicketFlow(
-            self.queue,
-            self.commit_log,
-            PLAN,
-            RunSettings(name="x"),
-            "nonce",
-            threading.Event(),
+            self.queue, self.commit_log, PLAN, RunSettings(name="x"), "nonce", threading.Event()
         )
         self.position = dict.fromkeys(OUTCOMES, BEGINNING)
 

@@ -369,8 +369,7 @@ class ProtocolWorld(RuleBasedStateMachine):
     def _bury(self, hand: Hand) -> None:
         reason, purpose = f"reason {next(self.payloads)}", purpose_of(hand.entry.ticket)
         self._agree(
-            lambda: hand.worker.bury(hand.entry, purpose, reason),
-            lambda: self._bury_model(hand, reason),
+            lambda: hand.worker.bury(hand.entry, purpose, reason), lambda: self._bury_model(hand, reason)
         )
 
     def _work(self, at: tuple[str, WorkStream], count: int, filtered: bool = False) -> None:

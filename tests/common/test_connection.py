@@ -55,9 +55,7 @@ def test_a_server_that_is_too_old_is_refused(
         Connection(queue_server.url, 10, 10)
 
 
-def test_a_killed_server_is_waited_for_and_its_restart_is_noticed(
-    private_server: LocalServer,
-) -> None:
+def test_a_killed_server_is_waited_for_and_its_restart_is_noticed(private_server: LocalServer) -> None:
     connection = Connection(private_server.url, 10, server_timeout_s=20)
     connection.execute("SET", "key", "value")
     wait_until_written(connection)
@@ -99,18 +97,14 @@ def test_each_restart_is_counted(private_server: LocalServer) -> None:
         assert connection.restarts == count
 
 
-def test_a_server_lost_for_longer_than_the_deadline_is_given_up(
-    private_server: LocalServer,
-) -> None:
+def test_a_server_lost_for_longer_than_the_deadline_is_given_up(private_server: LocalServer) -> None:
     connection = Connection(private_server.url, 10, server_timeout_s=0.3)
     private_server.kill()
     with pytest.raises(ServerUnavailable, match=r"did not answer for 0\.3 s"):
         connection.execute("PING")
 
 
-def test_a_call_without_the_functions_says_the_run_is_not_set_up(
-    private_server: LocalServer,
-) -> None:
+def test_a_call_without_the_functions_says_the_run_is_not_set_up(private_server: LocalServer) -> None:
     connection = Connection(private_server.url, 10, 10)
     with pytest.raises(RunNotReady, match="not set the run up"):
         connection.call("renew", ["a", "b"], ["consumer"])

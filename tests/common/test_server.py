@@ -8,12 +8,7 @@ import pytest
 
 from penstock.common.broker import local_server as server_module
 from penstock.common.broker.connection import Connection
-from penstock.common.broker.local_server import (
-    LocalServer,
-    find_binary,
-    prepare,
-    started_server,
-)
+from penstock.common.broker.local_server import LocalServer, find_binary, prepare, started_server
 from penstock.common.errors import ConfigError
 from penstock.common.files.run_folder import RunFolder
 from tests.helpers import wait_until_written

@@ -15,13 +15,7 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import LocalServer, started_server
 from penstock.common.files.run_folder import RunFolder
 from penstock.deploy.child import Report, Service
-from penstock.deploy.supervisor import (
-    LEARNER_STAGE,
-    SERVER_STAGE,
-    WORKER_STAGE,
-    Limits,
-    Supervisor,
-)
+from penstock.deploy.supervisor import LEARNER_STAGE, SERVER_STAGE, WORKER_STAGE, Limits, Supervisor
 from penstock.deploy.up import Up, queue_service, role_services
 from tests.helpers import wait_until, wait_until_written
 
@@ -42,10 +36,7 @@ class Shift:
     """A supervisor at work in a thread of its own, and what it reported."""
 
     def __init__(
-        self,
-        services: list[Service],
-        counts: Mapping[str, int] | None = None,
-        limits: Limits = LIMITS,
+        self, services: list[Service], counts: Mapping[str, int] | None = None, limits: Limits = LIMITS
     ) -> None:
         self.reports: list[Report] = []
         self.supervisor = Supervisor(services, dict(os.environ), self.reports.append, counts, limits)
@@ -148,9 +139,7 @@ def test_an_exit_code_that_a_restart_cannot_mend_ends_the_run_with_it(
     shift.wait_for("rewarder.1", "Ended with exit code 0")
 
 
-def test_a_learner_that_fails_again_and_again_ends_the_run_with_its_code(
-    shifts: list[Shift],
-) -> None:
+def test_a_learner_that_fails_again_and_again_ends_the_run_with_its_code(shifts: list[Shift]) -> None:
     shift = begin(shifts, {"learner": "sh -c 'exit 70'", "actor": STAYS})
     assert shift.end() == 70
     assert len(shift.said("learner.1", "Started")) == LIMITS.failures + 1

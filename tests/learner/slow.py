@@ -63,23 +63,13 @@ def weights(
 
 
 def factor(
-    ratios: Sequence[float],
-    place: int,
-    level: str,
-    mode: str,
-    lower: float,
-    upper: float,
-    weight: bool,
+    ratios: Sequence[float], place: int, level: str, mode: str, lower: float, upper: float, weight: bool
 ) -> tuple[float, bool]:
     """Of the token at `place` among its sequence's trained tokens, and whether it was bounded."""
     if level == "off":
         return 1.0, False
     product = math.prod(ratios)
-    levels = {
-        "token": ratios[place],
-        "sequence": product,
-        "geometric": product ** (1 / len(ratios)),
-    }
+    levels = {"token": ratios[place], "sequence": product, "geometric": product ** (1 / len(ratios))}
     ratio = corrected = levels[level]
     if ratio > upper:
         corrected = {"truncate": upper, "clip": upper, "mask": 0.0}[mode]

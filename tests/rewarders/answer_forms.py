@@ -46,16 +46,8 @@ FORMS: list[tuple[str, str, bool]] = [
     ("(3,-4)", "(3, -4)", True),
     ("(1,2)", "(2,1)", False),
     # matrices
-    (
-        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
-        r"\begin{bmatrix}1&2\\3&4\end{bmatrix}",
-        True,
-    ),
-    (
-        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
-        r"\begin{pmatrix}1&2\\3&5\end{pmatrix}",
-        False,
-    ),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix}1&2\\3&4\end{bmatrix}", True),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&5\end{pmatrix}", False),
     # thousands separators
     ("1,000", "1000", True),
     ("12,345", "12345", True),
