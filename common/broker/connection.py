@@ -1,16 +1,14 @@
 """The connection to the queue server, which retries each command while the server is away.
 
-This is the only module that imports redis. redis-py's own retries are off, because they would also
-repeat commands that are not idempotent. Every command sent through this module is idempotent: a function
-of the protocol changes nothing the second time, and entries whose delivery was lost are reclaimed when
-their lease expires.
+This is the only module that imports redis. redis-py's own retries are off, because they would also repeat
+commands that are not idempotent. Every command sent through this module is idempotent: a function of the
+protocol changes nothing the second time, and lost deliveries are reclaimed when the lease expires.
 """
 
-import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib.resources import files
+from threading import Event
 from typing import Any
 
 import redis
@@ -22,18 +20,16 @@ from penstock.common.errors import ConfigError, RunNotReady, RunTaken, ServerUna
 from penstock.common.failpoint import failpoint
 from penstock.common.log import get_logger, shorten
 
-LIBRARY = "penstock_2"
 BLOCK_MS = 1000
 """The longest blocking read. It is far below the socket's timeout, which would end the read."""
 
 _SOCKET_TIMEOUT_S = 10.0
 _RETRY_EVERY_S = 0.2
 _REPORT_EVERY_S = 10.0
-_OLDEST = (7, 0)
+OLDEST = (7, 0)
+"""The oldest version, major and minor, of a server that has all that the protocol needs."""
 
 Argument = bytes | str | int | float
-Command = tuple[Argument, ...]
-"""A command's name and arguments."""
 
 log = get_logger(__name__)
 
@@ -45,22 +41,19 @@ class Connection:
     acknowledged writes, so a caller that relies on such writes checks them after each restart.
 
     Raise ConfigError for a URL, password, version or eviction policy that cannot work, and
-    ServerUnavailable if no server answers within `connect_timeout_s`. Later a lost server is waited for,
-    for `server_timeout_s` or until `stopping` is set.
+    ServerUnavailable if no server answers within `connect_timeout_s`. Later each command waits for a lost
+    server, for `server_timeout_s` or until `stopping` is set.
     """
 
     def __init__(
-        self,
-        url: str,
-        connect_timeout_s: float,
-        server_timeout_s: float,
-        stopping: threading.Event | None = None,
+        self, url: str, connect_timeout_s: float, server_timeout_s: float, stopping: Event | None = None
     ) -> None:
-        self.address = _without_password(url)
+        scheme, _, rest = url.partition("://")
+        self.address = f"{scheme}://{rest.rpartition('@')[2]}" if rest else url  # no password
         self.restarts = 0
         self._server_timeout_s = server_timeout_s
-        self._new_socket = threading.Event()
-        self._stopping = stopping or threading.Event()
+        self._new_socket = Event()
+        self._stopping = stopping or Event()
         try:
             self._client = redis.Redis.from_url(
                 url,
@@ -89,15 +82,14 @@ class Connection:
         Raise ServerUnavailable after the server's timeout, and RunTaken, RunNotReady or ConfigError by
         what the server replied.
         """
-        failpoint(f"{_name(command)}.before")
-        send = partial(self._client.execute_command, *command)
-        reply = self._retrying(send, self._server_timeout_s)
-        failpoint(f"{_name(command)}.after")
+        failpoint(f"{command[0]}.before")
+        reply = self._retrying(lambda: self._client.execute_command(*command), self._server_timeout_s)
+        failpoint(f"{command[0]}.after")
         return reply
 
     def call(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Call one of the protocol's functions and return the reply, as `execute` does."""
-        return self.execute(*_function_call(function, keys, args))
+        return self.call_each(function, keys, [args])[0]
 
     def call_each(
         self, function: str, keys: Sequence[str], calls: Sequence[Sequence[Argument]]
@@ -107,13 +99,15 @@ class Connection:
         The whole pipeline is sent again when the connection is lost or the server refuses a call for
         lack of memory, so the function must be idempotent. The failpoints are those of one call.
         """
-        commands = [_function_call(function, keys, args) for args in calls]
+        head = ("FCALL", f"penstock_2_{function}", len(keys), *keys)
         failpoint(f"{function}.before")
-        replies: list[Any] = self._retrying(lambda: self._send_all(commands), self._server_timeout_s)
+        replies: list[Any] = self._retrying(
+            lambda: self._send_all([(*head, *args) for args in calls]), self._server_timeout_s
+        )
         failpoint(f"{function}.after")
         return replies
 
-    def _send_all(self, commands: list[Command]) -> list[Any]:
+    def _send_all(self, commands: list[tuple[Argument, ...]]) -> list[Any]:
         """Send the commands as one pipeline and return their replies. Raise the first error."""
         pipeline = self._client.pipeline(transaction=False)
         for command in commands:
@@ -133,8 +127,8 @@ class Connection:
     def uptime(self) -> tuple[str, int]:
         """Return the run_id of the server's process, and for how many ms it has run at least."""
         info = self._retrying(lambda: self._client.info("server"), self._server_timeout_s)
-        seconds = int(info["uptime_in_seconds"])  # a second that has only begun counts as a whole one
-        return info["run_id"], 1000 * max(0, seconds - 1)
+        # The server counts a second that has only begun as a whole one.
+        return info["run_id"], 1000 * max(0, int(info["uptime_in_seconds"]) - 1)
 
     def close(self) -> None:
         """Close all sockets to the server."""
@@ -175,10 +169,10 @@ class Connection:
                     f"stopped while waiting for the queue server at {self.address}"
                 ) from cause
             if report and not first:
+                left_s = lost.remaining_s
                 log.warning(
                     shorten(
-                        f"Waiting for the queue server at {self.address} for {lost.remaining_s:.0f} s "
-                        f"more: {cause}"
+                        f"Waiting for the queue server at {self.address} for {left_s:.0f} s more: {cause}"
                     )
                 )
             time.sleep(_RETRY_EVERY_S)
@@ -196,17 +190,16 @@ class Connection:
     def _check_version(self, info: dict[str, Any]) -> None:
         """Raise ConfigError if the server is older than 7.0."""
         found = str(info["redis_version"])
-        version = tuple(int(part) for part in found.split(".")[:2])
-        if version < _OLDEST:
+        if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
             raise ConfigError(
                 f"the queue server at {self.address} is version {found}; penstock needs Redis or Valkey "
-                f"{_OLDEST[0]}.{_OLDEST[1]} or newer"
+                f"{OLDEST[0]}.{OLDEST[1]} or newer"
             )
 
     def _check_eviction(self, timeout_s: float) -> None:
         """Raise ConfigError if the server may delete keys when its memory is full."""
-        memory = self._retrying(lambda: self._client.info("memory"), timeout_s)
-        policy = memory.get("maxmemory_policy", "noeviction")
+        info = self._retrying(lambda: self._client.info("memory"), timeout_s)
+        policy = info.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":
             raise ConfigError(
                 f"the queue server at {self.address} may evict keys (maxmemory-policy {policy}) and so "
@@ -219,51 +212,31 @@ def text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _function_call(function: str, keys: Sequence[str], args: Sequence[Argument]) -> Command:
-    """Return the command that calls one of the protocol's functions."""
-    return ("FCALL", f"{LIBRARY}_{function}", len(keys), *keys, *args)
-
-
-def _name(command: Command) -> str:
-    """Return the name of the command, or of the protocol's function that the command calls."""
-    name = command[1] if command[0] == "FCALL" else command[0]
-    return str(name).removeprefix(f"{LIBRARY}_")
-
-
 def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> None:
     """Raise the error of ours that the server's error means.
 
     Raise the server's error itself if unknown. Return only if waiting can help: the server is out of
     memory or cannot write to its disk.
     """
-    text = str(error)
-    if text.startswith("FENCED"):
-        raise RunTaken(
-            f"{text.removeprefix('FENCED ')}: this learner was superseded and stops"
-        ) from error
-    if text.startswith("TAKEN"):
-        raise RunTaken(f"{text.removeprefix('TAKEN ')} ({address})") from error
-    if text.startswith("FOREIGN"):
+    code, _, message = str(error).partition(" ")
+    if code == "FENCED":
+        raise RunTaken(f"{message}: this learner was superseded and stops") from error
+    if code == "TAKEN":
+        raise RunTaken(f"{message} ({address})") from error
+    if code == "FOREIGN":
         raise ConfigError(
-            f"{text.removeprefix('FOREIGN ')} ({address}): choose another RUN_NAME or another server, "
-            "or delete that run with `queues discard`"
+            f"{message} ({address}): choose another RUN_NAME or another server, or delete that run with "
+            "`queues discard`"
         ) from error
-    if text.startswith("NOTREADY"):
-        raise RunNotReady(f"{address}: {text.removeprefix('NOTREADY ')}") from error
-    if text.startswith("NOGROUP") or "Function not found" in text:
+    if code == "NOTREADY":
+        raise RunNotReady(f"{address}: {message}") from error
+    if code == "NOGROUP" or "Function not found" in str(error):
         raise RunNotReady(
             f"the learner has not set the run up on {address} yet: start `learner`"
         ) from error
-    if isinstance(error, redis.exceptions.NoPermissionError) or text.startswith("NOPERM"):
+    if isinstance(error, redis.exceptions.NoPermissionError):
         raise ConfigError(
             f"the queue server {address} refuses this user: {error}. Give the user these rights"
         ) from error
-    if isinstance(error, redis.exceptions.OutOfMemoryError) or text.startswith(("OOM", "MISCONF")):
-        return
-    raise error
-
-
-def _without_password(url: str) -> str:
-    """Return the URL without user and password, for log lines and errors."""
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else url
+    if not (isinstance(error, redis.exceptions.OutOfMemoryError) or code in ("OOM", "MISCONF")):
+        raise error
