@@ -20,17 +20,9 @@ local function field_of(entry, name)
   return false
 end
 
-local function split_place(place)
-  return string.match(place, '^(.*)|(.*)|(.*)$')
-end
-
-local function place_of(stream, entry, version)
-  return stream .. '|' .. entry .. '|' .. version
-end
-
-local function find(stream, entry)
-  return redis.call('XRANGE', stream, entry, entry)[1]
-end
+local function split_place(place) return string.match(place, '^(.*)|(.*)|(.*)$') end
+local function place_of(stream, entry, version) return stream .. '|' .. entry .. '|' .. version end
+local function find(stream, entry) return redis.call('XRANGE', stream, entry, entry)[1] end
 
 -- Returns the version of first issue if this entry is the ticket's present one, else false.
 local function version_at(open, ticket, stream, entry)
@@ -38,18 +30,11 @@ local function version_at(open, ticket, stream, entry)
   return place and string.sub(place, 1, #here) == here and string.sub(place, #here + 1)
 end
 
-local function failed_before(found)
-  return tonumber(field_of(found, 'a') or 0)
-end
+local function failed_before(found) return tonumber(field_of(found, 'a') or 0) end
 
--- A row of XPENDING: entry, consumer, idle time, delivery count.
-local function lost_leases(pending)
-  return (pending[4] - 1) % ALONE
-end
-
-local function runs_alone(pending)
-  return pending[4] > ALONE
-end
+-- `pending` is a row of XPENDING: entry, consumer, idle time, delivery count.
+local function lost_leases(pending) return (pending[4] - 1) % ALONE end
+local function runs_alone(pending) return pending[4] > ALONE end
 
 -- Returns the entry's row of XPENDING if this consumer holds the entry, else false or nil.
 local function held_by(consumer, stream, entry)
@@ -123,9 +108,7 @@ local function claim(keys, args)
   if refused then return refused end
   redis.call('HSET', keys[1], 'nonce', args[1], 'incarnation', args[2], 'holder', args[3])
   if lease > 0 then redis.call('HSET', keys[1], 'seen', now_ms(), 'lease', lease, 'phase', '') end
-  for i = 2, #keys do
-    redis.pcall('XGROUP', 'CREATE', keys[i], GROUP, '0', 'MKSTREAM')
-  end
+  for i = 2, #keys do redis.pcall('XGROUP', 'CREATE', keys[i], GROUP, '0', 'MKSTREAM') end
   return 'OK'
 end
 
@@ -295,9 +278,7 @@ local function close(keys, args)
       closed = closed + 1
     end
   end
-  for i = last + 1, #args do
-    redis.call('XDEL', keys[4], args[i])
-  end
+  for i = last + 1, #args do redis.call('XDEL', keys[4], args[i]) end
   return closed
 end
 
@@ -310,9 +291,7 @@ end
 -- keys: fence, ledger; args: incarnation, then (name, count) each
 local function set_totals(keys, args)
   redis.call('DEL', keys[2])
-  for i = 2, #args, 2 do
-    redis.call('HSET', keys[2], args[i], args[i + 1])
-  end
+  for i = 2, #args, 2 do redis.call('HSET', keys[2], args[i], args[i + 1]) end
   return 1
 end
 
