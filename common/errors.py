@@ -1,7 +1,7 @@
 """The errors that a user may see. The class of an error names the exit code of a process that it ends.
 
-The codes are those of sysexits.h, 79, 80 and 81. A process that was told to stop exits with 0, or with 69
-if it could not acknowledge its work because the queue server was away.
+The codes are those of sysexits.h, 79, 80 and 81. A process that was told to stop exits with 0, or with
+69 if it could not acknowledge its work because the queue server was away.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """The connection to the queue server, which retries each command while the server is away.
 
-This is the only module that imports redis. redis-py's own retries are off, because they would also repeat
-commands that are not idempotent. Every command sent through this module is idempotent: a function of the
-protocol changes nothing the second time, and lost deliveries are reclaimed when the lease expires.
+This is the only module that imports redis. redis-py's own retries are off: they would also repeat
+commands that are not idempotent. Every command sent here is idempotent: a repeated function call changes
+nothing, and entries whose delivery was lost are reclaimed when their lease expires.
 """
 
 import time
@@ -41,8 +41,8 @@ class Connection:
     acknowledged writes, so a caller that relies on such writes checks them after each restart.
 
     Raise ConfigError for a URL, password, version or eviction policy that cannot work, and
-    ServerUnavailable if no server answers within `connect_timeout_s`. Later each command waits for a lost
-    server, for `server_timeout_s` or until `stopping` is set.
+    ServerUnavailable if no server answers within `connect_timeout_s`. Later each command waits for
+    a lost server, for `server_timeout_s` or until `stopping` is set.
     """
 
     def __init__(
@@ -169,12 +169,10 @@ class Connection:
                     f"stopped while waiting for the queue server at {self.address}"
                 ) from cause
             if report and not first:
-                left_s = lost.remaining_s
-                log.warning(
-                    shorten(
-                        f"Waiting for the queue server at {self.address} for {left_s:.0f} s more: {cause}"
-                    )
+                wait = (
+                    f"Waiting for the queue server at {self.address} for {lost.remaining_s:.0f} s more"
                 )
+                log.warning(shorten(f"{wait}: {cause}"))
             time.sleep(_RETRY_EVERY_S)
 
     def _notice_restart(self) -> None:

