@@ -1,15 +1,11 @@
 """One stream of work, as a worker of the run uses it; the server's part is in functions.lua.
 
-The life of an entry:
-
-    take or reclaim -> renew while working -> handoff, give_back, fail (try again) or bury (give up)
-
-Calls that only the learner makes are in learner/streams/learner_queue.py.
+The life of an entry: take or reclaim -> renew while working -> handoff, give_back, fail (try again) or
+bury (give up). Calls that only the learner makes are in learner/streams/learner_queue.py.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from penstock.common.broker.connection import BLOCK_MS, Connection, text
 from penstock.common.broker.keys import GROUP, Keys
@@ -23,7 +19,7 @@ BEGINNING = "0-0"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry taken from a stream, for one ticket. So many attempts failed before.
+    """An entry taken from a stream, for one ticket. `attempts` counts the attempts that failed before.
 
     A doomed entry lost its lease while its ticket ran alone: the consumer must bury the ticket.
     """
@@ -55,25 +51,31 @@ class WorkStream:
         self.max_attempts = max_attempts
         self._connection = connection
         self._keys = keys
+        self._lease_keys = (keys.fence, stream)
+        self._ticket_keys = (keys.fence, keys.open, stream)
         self._lease_ms = int(lease_s * 1000)
 
     def take(self, count: int, block_ms: int = 0) -> list[Entry]:
-        """Take up to `count` new entries for this consumer. Wait up to `block_ms` for the first."""
+        """Take up to `count` new entries for this consumer. Wait up to `block_ms` for the first.
+
+        Raise MalformedMessage for a wrong ticket id.
+        """
         block = ("BLOCK", min(block_ms, BLOCK_MS)) if block_ms > 0 else ()
         reply = self._connection.execute(
             "XREADGROUP", "GROUP", GROUP, self.consumer, "COUNT", count, *block,
             "STREAMS", self.stream, ">",
         )  # fmt: skip
-        return _read_entries(reply)
+        return [
+            Entry(text(entry), TicketId(text(fields[b"t"])), fields[b"d"], int(fields.get(b"a", 0)))
+            for _, items in reply
+            for entry, fields in items
+        ]
 
     def reclaim(self, count: int) -> list[Entry]:
         """Take over up to `count` entries whose lease expired, and count a failed attempt for each."""
         server, up_ms = self._connection.uptime()
-        reply = self._connection.call(
-            "reclaim",
-            [self._keys.fence, self.stream],
-            [self.consumer, self._lease_ms, count, self.max_attempts, server, up_ms],
-        )
+        args = (self.consumer, self._lease_ms, count, self.max_attempts, server, up_ms)
+        reply = self._connection.call("reclaim", self._lease_keys, args)
         return [
             Entry(text(entry), TicketId(text(ticket)), payload, int(attempts), bool(doomed))
             for entry, ticket, payload, attempts, doomed in reply
@@ -91,16 +93,11 @@ class WorkStream:
 
         Return False if the lease was lost before: another consumer may hold the ticket.
         """
-        reply = self._connection.call(
-            "mark_alone", [self._keys.fence, self.stream], [self.consumer, entry.id]
-        )
-        return bool(reply)
+        return bool(self._connection.call("mark_alone", self._lease_keys, [self.consumer, entry.id]))
 
     def renew(self, entries: Iterable[str]) -> list[bool]:
         """Renew the leases of entry ids. Return for each whether this consumer holds the entry."""
-        reply = self._connection.call(
-            "renew", [self._keys.fence, self.stream], [self.consumer, *entries]
-        )
+        reply = self._connection.call("renew", self._lease_keys, [self.consumer, *entries])
         return [bool(owned) for owned in reply]
 
     def handoff(self, entry: Entry, destination: str, payload: bytes) -> bool:
@@ -111,7 +108,7 @@ class WorkStream:
         """Hand off several entries in one round trip. Return for each what `handoff` returns."""
         replies = self._connection.call_each(
             "handoff",
-            [self._keys.fence, self._keys.open, self.stream, destination],
+            [*self._ticket_keys, destination],
             [[entry.id, entry.ticket, payload] for entry, payload in finished],
         )
         return [bool(reply) for reply in replies]
@@ -130,12 +127,8 @@ class WorkStream:
 
     def _put_back(self, entry: Entry, failures: int) -> int:
         """Put the entry back. Return its failed attempts, or -1 if another consumer holds the entry."""
-        attempts = self._connection.call(
-            "put_back",
-            [self._keys.fence, self._keys.open, self.stream],
-            [self.consumer, entry.id, entry.ticket, failures, self.max_attempts],
-        )
-        return int(attempts)
+        args = (self.consumer, entry.id, entry.ticket, failures, self.max_attempts)
+        return int(self._connection.call("put_back", self._ticket_keys, args))
 
     def bury(self, entry: Entry, purpose: Purpose, reason: str) -> bool:
         """End the ticket as dead: payload and reason go to the stream `dead`, a verdict to the learner.
@@ -143,32 +136,10 @@ class WorkStream:
         Return False if another consumer holds the entry.
         """
         verdict = encode(Verdict(entry.ticket, "dead", reason))
-        reply = self._connection.call(
-            "bury",
-            [
-                self._keys.fence, self._keys.open, self.stream, self._keys.outcomes_for(purpose),
-                self._keys.dead,
-            ],
-            [self.consumer, entry.id, entry.ticket, entry.payload, verdict, reason],
-        )  # fmt: skip
-        return bool(reply)
+        keys = (*self._ticket_keys, self._keys.outcomes_for(purpose), self._keys.dead)
+        args = (self.consumer, entry.id, entry.ticket, entry.payload, verdict, reason)
+        return bool(self._connection.call("bury", keys, args))
 
     def leave(self) -> None:
         """Remove this consumer from the stream, unless the consumer still holds entries."""
         self._connection.call("remove_consumer", [self.stream], [self.consumer])
-
-
-def _read_entries(reply: Any) -> list[Entry]:
-    """Return the entries of a reply to XREADGROUP. Raise MalformedMessage for a wrong ticket id."""
-    streams = reply.items() if isinstance(reply, dict) else (reply or [])
-    entries = []
-    for _, items in streams:
-        for entry, fields in items:
-            if fields is None:  # deleted between delivery and reading
-                continue
-            pairs = (
-                fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
-            )
-            attempts = int(pairs.get(b"a", 0))
-            entries.append(Entry(text(entry), TicketId(text(pairs[b"t"])), pairs[b"d"], attempts))
-    return entries
