@@ -5,7 +5,8 @@ import threading
 
 from penstock.common.broker.run_view import RunView, wait_for_contract
 from penstock.common.errors import RunNotReady
-from penstock.common.wire.contract import Contract, describe_difference, read_contract
+from penstock.common.wire.codec import decode
+from penstock.common.wire.contract import Contract, describe_difference
 
 
 async def join(view: RunView, timeout_s: float, stopping: threading.Event) -> Contract | None:
@@ -14,7 +15,7 @@ async def join(view: RunView, timeout_s: float, stopping: threading.Event) -> Co
     Raise DeadlineExceeded if no learner published one in time.
     """
     data = await asyncio.to_thread(wait_for_contract, view, timeout_s, stopping)
-    return None if data is None else read_contract(data)
+    return None if data is None else decode(data, Contract)
 
 
 def has_ended(view: RunView, joined: Contract) -> bool:
@@ -25,7 +26,7 @@ def has_ended(view: RunView, joined: Contract) -> bool:
     data = view.contract()
     if data is None:
         raise RunNotReady("the run is gone from the queue server")
-    check_same(joined, read_contract(data))
+    check_same(joined(data))
     return view.ended()
 
 

@@ -5,8 +5,8 @@ import threading
 from penstock.common.broker.run_view import RunView, wait_for_contract
 from penstock.common.errors import ContractMismatch, MalformedMessage
 from penstock.common.log import get_logger
-from penstock.common.wire.codec import encode
-from penstock.common.wire.contract import describe_difference, read_contract
+from penstock.common.wire.codec import decode, encode
+from penstock.common.wire.contract import Contract, describe_difference
 from penstock.common.wire.messages import Group
 from penstock.rewarders.scoring import Scorer, make_scorer
 from penstock.rewarders.scoring_pool import ScoringPool
@@ -60,6 +60,6 @@ class CurrentScorer:
     def _make(self, data: bytes) -> Scorer:
         """Return a scorer of an encoded contract; raise ContractMismatch."""
         try:
-            return make_scorer(read_contract(data), self._pool, self._name)
+            return make_scorer(decode(data, Contract), self._pool, self._name)
         except MalformedMessage as error:
             raise ContractMismatch(f"the contract cannot be read: {error}") from error

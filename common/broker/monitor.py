@@ -1,13 +1,13 @@
 """Snapshots of a run on its queue server, as frozen data. common/queues.py prints them."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from penstock.common.broker.connection import Connection, text
 from penstock.common.broker.keys import GROUP, Keys
-from penstock.common.broker.run_view import Place, RunView
+from penstock.common.broker.run_view import RunView
 from penstock.common.errors import RunNotReady
-from penstock.common.wire.contract import read_contract
+from penstock.common.wire.codec import decode
+from penstock.common.wire.contract import Contract
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import END_STATES
 
@@ -97,13 +97,10 @@ class Audit:
             for ticket in self.in_flight
             if not ticket.exists
         ]
-        if self.issued != ended + flying:
-            off = self.issued - ended - flying
+        if off := self.issued - ended - flying:
             verdict = f"{off} missing" if off > 0 else f"{-off} too many"
-            found.append(
-                f"{self.issued} tickets were issued, but {ended} ended and {flying} are in flight: "
-                f"{verdict}"
-            )
+            counts = f"{self.issued} tickets were issued, but {ended} ended and {flying} are in flight"
+            found.append(f"{counts}: {verdict}")
         return tuple(found)
 
 
@@ -111,15 +108,14 @@ def read_status(connection: Connection, run: str) -> RunStatus:
     """Return the run's present state. Raise RunNotReady if the server holds no such run."""
     keys, view = _view(connection, run)
     totals, places = view.audit()
-    contract, weights = view.contract(), view.weights()
-    now_ms = _now_ms(connection)
+    contract, weights, now_ms = view.contract(), view.weights(), _now_ms(connection)
     return RunStatus(
         run=run,
         server=connection.address,
         state=text(connection.execute("GET", keys.state) or b"starting"),
         incarnation=view.incarnation(),
         version=str(weights.version) if weights else None,
-        credit=read_contract(contract).credit if contract else None,
+        credit=decode(contract, Contract).credit if contract else None,
         outstanding=sum(place.ticket.purpose == "train" for place in places),
         open=len(places),
         dead=int(connection.execute("XLEN", keys.dead)),
@@ -133,29 +129,41 @@ def read_status(connection: Connection, run: str) -> RunStatus:
 def read_audit(connection: Connection, run: str) -> Audit:
     """Return the run's tickets at one instant. Raise RunNotReady if the server holds no such run."""
     _, view = _view(connection, run)
+    totals, in_flight = read_in_flight(connection, view)
+    ended = {state: totals.get(state, 0) for state in END_STATES}
+    return Audit(run, totals.get("issued", 0), ended, in_flight)
+
+
+def read_in_flight(connection: Connection, view: RunView) -> tuple[dict[str, int], tuple[InFlight, ...]]:
+    """Return the ledger's totals and the open tickets, oldest entry first, at one instant.
+
+    Raise RunNotReady if no learner has set the run up.
+    """
     totals, places = view.audit()
     now_ms = _now_ms(connection)
-    return Audit(
-        run=run,
-        issued=totals.get("issued", 0),
-        ended={state: totals.get(state, 0) for state in END_STATES},
-        in_flight=_in_flight(places, now_ms),
-    )
-
-
-def read_in_flight(connection: Connection, view: RunView) -> tuple[InFlight, ...]:
-    """Return the open tickets at one instant, the oldest entry first. Raise RunNotReady."""
-    _, places = view.audit()
-    return _in_flight(places, _now_ms(connection))
+    found = [
+        InFlight(
+            ticket=place.ticket,
+            stream=_short(place.stream),
+            entry=place.entry,
+            holder=place.consumer,
+            since_s=_age_s(place.entry, now_ms),
+            lease_idle_s=place.idle_ms / 1000,
+            attempt=place.attempts + 1,
+            exists=place.exists,
+        )
+        for place in places
+    ]
+    return totals, tuple(sorted(found, key=lambda one: one.entry))
 
 
 def read_consumers(connection: Connection, key: str) -> tuple[ConsumerStatus, ...]:
     """Return the processes that read a work stream, dead ones included. Empty if there is no stream."""
     if not (connection.execute("EXISTS", key) and connection.execute("XINFO", "GROUPS", key)):
         return ()
-    found = map(_pairs, connection.execute("XINFO", "CONSUMERS", key, GROUP))
     return tuple(
-        ConsumerStatus(text(one["name"]), int(one["pending"]), int(one["idle"]) / 1000) for one in found
+        ConsumerStatus(text(found["name"]), int(found["pending"]), int(found["idle"]) / 1000)
+        for found in connection.execute("XINFO CONSUMERS", key, GROUP)
     )
 
 
@@ -163,8 +171,7 @@ def read_dead(connection: Connection, run: str, count: int) -> list[tuple[str, s
     """Return the `count` newest dead tickets with the reasons, newest first. Raise RunNotReady."""
     keys, _ = _view(connection, run)
     entries = connection.execute("XREVRANGE", keys.dead, "+", "-", "COUNT", count)
-    fields = [_pairs(entry[1]) for entry in entries]
-    return [(text(found["t"]), text(found["reason"])) for found in fields]
+    return [(text(fields[b"t"]), text(fields[b"reason"])) for _, fields in entries]
 
 
 def discard_run(connection: Connection, run: str) -> int:
@@ -185,36 +192,13 @@ def _view(connection: Connection, run: str) -> tuple[Keys, RunView]:
 
 
 def _read_stream(connection: Connection, key: str, now_ms: int) -> StreamStatus:
+    """Return the status of the stream with this key."""
     depth = int(connection.execute("XLEN", key))
     first = connection.execute("XRANGE", key, "-", "+", "COUNT", 1)
     consumers = read_consumers(connection, key)
     pending = sum(consumer.held for consumer in consumers)
-    return StreamStatus(
-        name=_short(key),
-        depth=depth,
-        pending=pending,
-        undelivered=max(0, depth - pending),
-        oldest_s=_age_s(text(first[0][0]), now_ms) if first else None,
-        consumers=consumers,
-    )
-
-
-def _in_flight(places: list[Place], now_ms: int) -> tuple[InFlight, ...]:
-    """Return the open tickets, the oldest entry first."""
-    return tuple(sorted((_read_place(place, now_ms) for place in places), key=lambda one: one.entry))
-
-
-def _read_place(place: Place, now_ms: int) -> InFlight:
-    return InFlight(
-        ticket=place.ticket,
-        stream=_short(place.stream),
-        entry=place.entry,
-        holder=place.consumer,
-        since_s=_age_s(place.entry, now_ms),
-        lease_idle_s=place.idle_ms / 1000,
-        attempt=place.attempts + 1,
-        exists=place.exists,
-    )
+    oldest_s = _age_s(text(first[0][0]), now_ms) if first else None
+    return StreamStatus(_short(key), depth, pending, max(0, depth - pending), oldest_s, consumers)
 
 
 def _now_ms(connection: Connection) -> int:
@@ -231,9 +215,3 @@ def _age_s(entry: str, now_ms: int) -> float:
 def _short(key: str) -> str:
     """Return a key without the run's prefix: "tickets" for "penstock:{demo}:tickets"."""
     return key.rpartition(":")[2]
-
-
-def _pairs(reply: Any) -> dict[str, Any]:
-    """Return a reply of names and values, flat or as a dict, as a dict."""
-    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
-    return {text(name): value for name, value in pairs}

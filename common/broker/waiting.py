@@ -28,7 +28,8 @@ def describe_waiting(connection: Connection, keys: Keys, lease_s: float) -> str:
     rewarder-host-71-0c31fa holds 2 groups since 31 s"
     """
     found: dict[tuple[str, str], list[InFlight]] = defaultdict(list)
-    for ticket in read_in_flight(connection, RunView(connection, keys)):
+    _, open_tickets = read_in_flight(connection, RunView(connection, keys))
+    for ticket in open_tickets:
         log.debug("an open ticket", **asdict(ticket))
         found[ticket.stream, ticket.holder].append(ticket)
     roles = sorted({_FILLED_BY[stream] for stream, _ in found if stream in _FILLED_BY})

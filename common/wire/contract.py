@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from penstock.common.errors import ConfigError, ContractMismatch
-from penstock.common.wire.codec import decode, encode
+from penstock.common.wire.codec import encode
 from penstock.common.wire.reward_spec import RewardSpec
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -36,11 +36,6 @@ class Contract:
     def hash(self) -> str:
         """The first 16 hex digits of the contract's SHA-256. Every ticket carries this hash."""
         return hashlib.sha256(encode(self)).hexdigest()[:16]
-
-
-def read_contract(data: bytes) -> Contract:
-    """Return the contract in the bytes. Raise MalformedMessage."""
-    return decode(data, Contract)
 
 
 def hash_tokenizer(folder: Path) -> str:
