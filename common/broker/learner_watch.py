@@ -1,4 +1,4 @@
-"""Actors and rewarders notice when their learner has stopped, hangs, or is gone."""
+"""A check of the learner's heartbeat, by which actors and rewarders notice that the learner is gone."""
 
 import time
 
@@ -47,10 +47,8 @@ class LearnerWatch:
                 "start the learner again"
             )
         if self._deadline.report_due():
-            waited_s = self._deadline.waited_s
-            log.warning(
-                shorten(f"No heartbeat from the learner for {waited_s:.0f} s: {self._describe(sign)}")
-            )
+            missing = f"No heartbeat from the learner for {self._deadline.waited_s:.0f} s"
+            log.warning(shorten(f"{missing}: {self._describe(sign)}"))
 
     def _describe(self, sign: LearnerSign) -> str:
         """Return who the learner is, the announced weights, and what the run waits for."""

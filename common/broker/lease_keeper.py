@@ -1,8 +1,7 @@
 """Renewal of the leases of held entries, in a thread beside the main loop.
 
 A thread that renewed for ever beside a hung engine would withhold the work from other processes. So
-leases are renewed only while `progress` grows. After `stall_timeout_s` without growth they are left to
-expire.
+leases are renewed only while `progress` grows. After `stall_timeout_s` without growth they expire.
 """
 
 import threading
@@ -60,7 +59,7 @@ class LeaseKeeper:
                 log.warning(shorten(f"Leases were not renewed: {error}"))
 
     def _renew(self) -> None:
-        """Renew all held leases, unless progress has stalled. Report those that were lost."""
+        """Renew all held leases, unless progress has stalled. Call `on_lost` of each lost one."""
         if self._stalled():
             return
         with self._lock:
@@ -68,16 +67,11 @@ class LeaseKeeper:
         for stream in {stream for (stream, _), _ in held}:
             entries = {entry: lost for (owner, entry), lost in held if owner is stream}
             for entry, owned in zip(entries, stream.renew(entries), strict=True):
-                if not owned:
-                    self._lose(stream, entry)
-
-    def _lose(self, stream: WorkStream, entry: str) -> None:
-        """Stop renewing an entry that another consumer took over, and call its `on_lost`."""
-        with self._lock:
-            on_lost = self._held.pop((stream, entry), None)
-        if on_lost is not None:
-            log.warning("A lease expired and another process took the work.", entry=entry)
-            on_lost()
+                with self._lock:
+                    on_lost = None if owned else self._held.pop((stream, entry), None)
+                if on_lost is not None:
+                    log.warning("A lease expired and another process took the work.", entry=entry)
+                    on_lost()
 
     def _stalled(self) -> bool:
         """Return whether entries are held and progress has not changed for the stall timeout."""

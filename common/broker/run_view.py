@@ -2,7 +2,7 @@
 
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 from penstock.common.broker.connection import Connection, text
 from penstock.common.broker.keys import Keys
@@ -61,8 +61,7 @@ class RunView:
 
     def contract(self) -> bytes | None:
         """Return the encoded contract, or None before the learner has set the run up."""
-        contract: bytes | None = self._connection.execute("GET", self.keys.contract)
-        return contract
+        return cast(bytes | None, self._connection.execute("GET", self.keys.contract))
 
     def weights(self) -> Weights | None:
         """Return the announced weights, or None before the first announcement."""
@@ -79,9 +78,8 @@ class RunView:
 
     def learner(self) -> LearnerSign:
         """Return the learner's last heartbeat, with an empty holder before the first claim."""
-        found = self._connection.execute(
-            "HMGET", self.keys.fence, "holder", "incarnation", "seen", "phase"
-        )
+        names = ("holder", "incarnation", "seen", "phase")
+        found = self._connection.execute("HMGET", self.keys.fence, *names)
         holder, incarnation, seen, phase = (text(value or b"") for value in found)
         return LearnerSign(holder, int(incarnation or 0), seen, phase)
 
@@ -91,10 +89,13 @@ class RunView:
             "audit", [self.keys.open, self.keys.ledger, *self.keys.work_streams], []
         )
         counts = dict(zip(totals[::2], totals[1::2], strict=True))
-        return (
-            {text(name): int(count) for name, count in counts.items()},
-            [_read_place(place) for place in places],
-        )
+        return {text(name): int(count) for name, count in counts.items()}, [
+            Place(
+                TicketId(text(ticket)), text(stream), text(entry), text(version), int(attempts),
+                text(consumer), int(idle_ms), bool(exists),
+            )
+            for ticket, stream, entry, version, attempts, consumer, idle_ms, exists in places
+        ]  # fmt: skip
 
 
 def wait_for_contract(view: RunView, timeout_s: float, stopping: threading.Event) -> bytes | None:
@@ -114,20 +115,7 @@ def wait_for_contract(view: RunView, timeout_s: float, stopping: threading.Event
                 "same RUN_NAME and REDIS_URL, or raise RUN_JOIN_TIMEOUT_S"
             )
         if deadline.report_due():
-            waited_s = deadline.waited_s
-            log.warning(
-                shorten(
-                    f"Waiting for the run to be set up for {waited_s:.0f} s: {sign}. Start `learner`."
-                )
-            )
+            wait = f"Waiting for the run to be set up for {deadline.waited_s:.0f} s"
+            log.warning(shorten(f"{wait}: {sign}. Start `learner`."))
         stopping.wait(_POLL_S)
     return None
-
-
-def _read_place(place: list[Any]) -> Place:
-    """Return a row of the function `audit` as a Place. Raise MalformedMessage for a wrong ticket id."""
-    ticket, stream, entry, version, attempts, consumer, idle_ms, exists = place
-    names = text(stream), text(entry), text(version)
-    return Place(
-        TicketId(text(ticket)), *names, int(attempts), text(consumer), int(idle_ms), bool(exists)
-    )
