@@ -1,11 +1,9 @@
 """The policy as the learner calls it, and execution of these calls on all ranks together.
 
-Rank 0 alone reads the data, writes the run's folder and talks to Redis. To call a method of the policy
-rank 0 broadcasts the call, then every rank executes the method with the same arguments.
+Rank 0 alone reads the data, writes the run's folder and talks to Redis. Rank 0 broadcasts each call of a
+method of the policy, then every rank executes the method with the same arguments.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,46 +37,37 @@ class TrainablePolicy(Protocol):
 
 
 class AllRanksPolicy:
-    """Rank 0's policy whose every method is executed on all ranks.
-
-    Each call is a phase of the learner, such as "making an Update".
-    """
+    """Rank 0's policy. All ranks execute its methods; a call is a phase such as "making an Update"."""
 
     def __init__(self, policy: TrainablePolicy, phases: Phases) -> None:
-        self._policy = policy
-        self._phases = phases
+        self._policy, self._phases = policy, phases
 
-    @contextmanager
-    def _on_all_ranks(self, phase: str, method: str, *arguments: Any) -> Iterator[None]:
-        """Broadcast the call to the other ranks; the block executes the same call on rank 0."""
+    def _on_all_ranks(self, phase: str, method: str, *arguments: Any) -> Any:
+        """Broadcast the call to the other ranks, execute it here (on rank 0) and return its result."""
         with self._phases.enter(phase):
             broadcast((method, arguments))
-            yield
+            return getattr(self._policy, method)(*arguments)
 
     def update(self, batch: Batch, step: int) -> Update:
         """Make an Update on all ranks, see TrainablePolicy."""
-        with self._on_all_ranks(UPDATE, "update", batch, step):
-            return self._policy.update(batch, step)
+        made: Update = self._on_all_ranks(UPDATE, "update", batch, step)
+        return made
 
     def save(self, folder: Path) -> None:
         """Write the state of the training on all ranks, see TrainablePolicy."""
-        with self._on_all_ranks("writing a checkpoint", "save", folder):
-            self._policy.save(folder)
+        self._on_all_ranks("writing a checkpoint", "save", folder)
 
     def load(self, folder: Path) -> None:
         """Restore the state of the training on all ranks, see TrainablePolicy."""
-        with self._on_all_ranks("reading a checkpoint", "load", folder):
-            self._policy.load(folder)
+        self._on_all_ranks("reading a checkpoint", "load", folder)
 
     def export(self, folder: Path) -> None:
         """Write the weights as a Hugging Face model, see TrainablePolicy."""
-        with self._on_all_ranks("writing weights", "export", folder):
-            self._policy.export(folder)
+        self._on_all_ranks("writing weights", "export", folder)
 
     def close(self) -> None:
         """Release the process group on all ranks; the other ranks end."""
-        with self._on_all_ranks("closing the policy", "close"):
-            self._policy.close()
+        self._on_all_ranks("closing the policy", "close")
 
 
 def execute_calls(policy: TrainablePolicy) -> None:
