@@ -25,7 +25,7 @@ from penstock.learner.policy.model import load_policy
 from penstock.learner.policy.optimizer import adamw_options, learning_rate
 from penstock.learner.policy.packing import Row, build_row, pack_for_ranks
 from penstock.learner.policy.processes import gather, rank, world_size
-from penstock.learner.policy.reference import make_reference
+from penstock.learner.policy.reference import FrozenCopyReference, make_reference
 from penstock.learner.policy.update import TokenRecord, Update
 
 
@@ -47,10 +47,7 @@ class MiniBatch:
 
 
 class Policy:
-    """A TrainablePolicy: a Hugging Face model under DeepSpeed, with its reference policy.
-
-    With several ranks each rank holds a Policy, and all ranks call its methods together.
-    """
+    """A TrainablePolicy: a model under DeepSpeed and its reference. All ranks call a method together."""
 
     def __init__(
         self, model_folder: Path, settings: LearnerSettings, steps: int, start: Path | None = None
@@ -59,12 +56,11 @@ class Policy:
 
         `steps` is the number of Updates of the run, over which the learning rate falls.
         """
-        self._settings = settings
+        self._settings, self._steps = settings, steps
         self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model_folder)
         module, self._adapter = load_policy(start or model_folder, settings)
         self._flops = FlopCounter(module.model)
         self._engine = DeepSpeedEngine(module, settings)
-        self._steps = steps
         self._reference = make_reference(model_folder, settings, self._engine, self._adapter)
         self._options = LossOptions.from_settings(settings)
 
@@ -103,17 +99,15 @@ class Policy:
     def _apply_schedules(self, step: int) -> None:
         """Update the reference and reset the optimizer if the settings ask for it at this step.
 
-        Example: with sync_ref_model and ref_model_sync_steps 10 the reference changes before the Updates
-        after steps 10, 20, 30.
+        Example: sync_ref_model and ref_model_sync_steps 10 change the reference at steps 10, 20, 30.
         """
-        settings = self._settings
-        if not step:
-            return
-        if settings.sync_ref_model and step % settings.ref_model_sync_steps == 0 and self._reference:
-            self._reference.soft_update(self._engine.full_parameters(), settings.ref_model_mixup_alpha)
-        if settings.outer_iteration_steps and step % settings.outer_iteration_steps == 0:
-            if self._reference:
-                self._reference.soft_update(self._engine.full_parameters(), 1.0)
+        settings, reference = self._settings, self._reference
+        mixes = step and settings.sync_ref_model and step % settings.ref_model_sync_steps == 0
+        restarts = step and settings.outer_iteration_steps and step % settings.outer_iteration_steps == 0
+        if isinstance(reference, FrozenCopyReference) and (mixes or restarts):
+            alpha = 1.0 if restarts else settings.ref_model_mixup_alpha
+            reference.soft_update(self._engine.full_parameters(), alpha)
+        if restarts:
             self._engine.reset_optimizer()
 
     def _score_fixed(self, batch: Batch) -> FixedLogprobs:
@@ -135,16 +129,15 @@ class Policy:
         settings = self._settings
         minis: list[MiniBatch] = []
         lengths = np.array([int(sequence.mask.sum()) for sequence in batch.sequences])
-        count = min(settings.num_mini_batches, len(lengths))
+        count, tokens = min(settings.num_mini_batches, len(lengths)), max(1, batch.trained_tokens)
         for iteration in range(settings.num_iterations):
             order = np.arange(len(lengths))
             if count > 1 and settings.shuffle_mini_batch:
                 order = np.random.default_rng([settings.seed, step, iteration]).permutation(order)
             for chosen in np.array_split(order, count):
                 weights = aggregation_weights(
-                    lengths[chosen], loss_type=settings.loss_type, mini_batches=count,
-                    batch_tokens=max(1, batch.trained_tokens),
-                    max_completion_length=settings.max_completion_length,
+                    lengths[chosen], loss_type=settings.loss_type, batch_tokens=tokens,
+                    mini_batches=count, max_completion_length=settings.max_completion_length,
                 )  # fmt: skip
                 minis.append(MiniBatch(chosen, weights, first=not minis))
         return minis
@@ -216,14 +209,14 @@ class Policy:
     def save(self, folder: Path) -> None:
         """Write weights, optimizer state, and the reference if it changed, for `load`."""
         self._engine.save(folder)
-        if self._reference and rank() == 0:
+        if isinstance(self._reference, FrozenCopyReference) and rank() == 0:
             self._reference.save(folder)
         gather(None)  # return on rank 0 only after every rank has written its part
 
     def load(self, folder: Path) -> None:
         """Restore exactly what `save` wrote."""
         self._engine.load(folder)
-        if self._reference:
+        if isinstance(self._reference, FrozenCopyReference):
             self._reference.load(folder)
 
     def export(self, folder: Path) -> None:
@@ -250,15 +243,11 @@ def _values_of_row(per_sequence: list[np.ndarray], indices: np.ndarray, row: Row
 
 def _token_record(row: Row, tokens: LossTokens, terms: LossTerms, first: bool) -> TokenRecord:
     """Return the values of the row's trained tokens that the metrics need."""
+    oldest_S = row.staleness_N.new_zeros(row.sequences)
+    oldest_S = oldest_S.scatter_reduce(0, row.sequence_N, row.staleness_N, "amax")
     values = (
         tokens.logprobs_N.detach(), tokens.behaviour_N, terms.ratio_N, tokens.entropy_N.detach(),
         terms.kl_N, terms.clipped_low_N, terms.clipped_high_N, terms.bounded_N, row.staleness_N,
-        _oldest_staleness_N(row), torch.full_like(row.mask_N, first),
+        oldest_S[row.sequence_N], torch.full_like(row.mask_N, first),
     )  # fmt: skip
     return TokenRecord(*(value[row.mask_N].cpu().numpy() for value in values))
-
-
-def _oldest_staleness_N(row: Row) -> Tensor:
-    """Return for each token the largest staleness of a token in its completion, (N,)."""
-    oldest_S = row.staleness_N.new_zeros(row.sequences)
-    return oldest_S.scatter_reduce(0, row.sequence_N, row.staleness_N, "amax")[row.sequence_N]

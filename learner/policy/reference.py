@@ -20,62 +20,46 @@ from penstock.learner.policy.packing import Row
 _FILE = "reference.safetensors"
 
 
-class Reference:
-    """A policy that scores rows and is not trained. By default its weights never change."""
-
-    def logprobs(self, row: Row) -> Tensor:
-        """Return the log-probabilities of the row's completion tokens, (N,), without gradient."""
-        raise NotImplementedError
-
-    def soft_update(self, parameters: Iterator[tuple[str, torch.nn.Parameter]], alpha: float) -> None:
-        """Set weights to alpha x parameters + (1 - alpha) x weights: alpha 0.6, 1.0 and 0.0 make 0.6."""
-        raise NotImplementedError
-
-    def save(self, folder: Path) -> None:
-        """Write the reference's weights into the folder, if `soft_update` ever changed them."""
-
-    def load(self, folder: Path) -> None:
-        """Restore the weights that `save` wrote, if it wrote any."""
-
-
-class BaseModelReference(Reference):
+class BaseModelReference:
     """LoRA's base model: the policy with its adapter switched off. No extra memory, never changes."""
 
     def __init__(self, engine: DeepSpeedEngine, adapter: PeftModel) -> None:
         self._engine, self._adapter = engine, adapter
 
     def logprobs(self, row: Row) -> Tensor:
-        """Return the base model's log-probabilities of the row's completion tokens, (N,)."""
+        """Return the row's log-probabilities under the base model, (N,), without gradient."""
         with self._adapter.disable_adapter(), torch.no_grad():
             return self._engine(row)[0]
 
 
-class FrozenCopyReference(Reference):
+class FrozenCopyReference:
     """A second model, not trained, whole on every rank, on the policy's device or LEARNER_REF_DEVICE."""
 
     def __init__(self, folder: Path, settings: LearnerSettings, device: torch.device) -> None:
         self._device = _find_device(settings.ref_device) if settings.ref_device else device
-        model = load_model(folder, settings)
-        self._model = PolicyModel(model, settings).to(self._device).requires_grad_(False)
+        self._model = PolicyModel(load_model(folder, settings), settings).to(self._device)
+        self._model.requires_grad_(False)
         self._changed = False
 
     def logprobs(self, row: Row) -> Tensor:
-        """Return the copy's log-probabilities of the row's completion tokens, (N,)."""
+        """Return the row's log-probabilities under the copy, (N,), without gradient."""
         with torch.no_grad():
             logprobs_N: Tensor = self._model(_row_on(row, self._device))[0]
             return logprobs_N.to(row.input_ids.device)
 
     def soft_update(self, parameters: Iterator[tuple[str, torch.nn.Parameter]], alpha: float) -> None:
-        """Set weights to alpha x parameters + (1 - alpha) x weights: TR-DPO, arXiv:2404.09656, eq. 3."""
+        """Set weights to alpha x parameters + (1 - alpha) x weights (TR-DPO, arXiv:2404.09656, eq. 3).
+
+        Example: alpha 0.6, parameter 1.0 and weight 0.0 make 0.6.
+        """
         self._changed = True
         own = dict(self._model.named_parameters())
         for name, parameter in parameters:
             own[name].lerp_(parameter.detach().to(self._device), alpha)
 
     def save(self, folder: Path) -> None:
-        """Write the weights into the folder, if `soft_update` ever changed them."""
+        """Write the weights into the existing folder, if `soft_update` ever changed them."""
         if self._changed:
-            folder.mkdir(parents=True, exist_ok=True)
             save_weights(self._model, str(folder / _FILE))
 
     def load(self, folder: Path) -> None:
@@ -105,7 +89,7 @@ def _row_on(row: Row, device: torch.device) -> Row:
 
 def make_reference(
     folder: Path, settings: LearnerSettings, engine: DeepSpeedEngine, adapter: PeftModel | None
-) -> Reference | None:
+) -> BaseModelReference | FrozenCopyReference | None:
     """Return the reference of the KL term, or None if LEARNER_BETA is 0. Raise ConfigError."""
     if not settings.beta:
         return None
