@@ -1,7 +1,4 @@
-"""DeepSpeed for the policy's model: gradients, optimizer steps, sharding, saving.
-
-No other module imports deepspeed.
-"""
+"""The only module that imports deepspeed: gradients, optimizer steps, sharding and saving."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -42,26 +39,14 @@ class DeepSpeedEngine:
 
     def __init__(self, module: PolicyModel, settings: LearnerSettings) -> None:
         join_process_group()
-        self.stage = settings.resolved_zero_stage
-        optimizer = make_optimizer(module.parameters(), settings)
-        config = _config(settings, self.stage)
+        self.module, self.stage = module, settings.resolved_zero_stage
         self._engine, self._optimizer, *_ = deepspeed.initialize(
-            model=module, optimizer=optimizer, config=config
-        )
+            model=module, optimizer=make_optimizer(module.parameters(), settings),
+            config=_config(settings, self.stage),
+        )  # fmt: skip
+        self.device: torch.device = self._engine.device  # of the weights, and of the rows to compute
         if self.stage:  # DeepSpeed leaves the check out in fp32, and NaN would reach the weights
             self._optimizer.check_grad_overflow = True
-
-    @property
-    def module(self) -> PolicyModel:
-        """The module in training, with the weights of now."""
-        module: PolicyModel = self._engine.module
-        return module
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights, on which rows must be."""
-        device: torch.device = self._engine.device
-        return device
 
     def __call__(self, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probabilities and entropies of the row's completion tokens, both (N,)."""
@@ -141,11 +126,8 @@ def leave_process_group() -> None:
 
 def _config(settings: LearnerSettings, stage: int) -> dict[str, Any]:
     """Return DeepSpeed's configuration."""
-    zero: dict[str, Any] = {"stage": stage}
-    if settings.offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu"}
-    if settings.offload_param:
-        zero["offload_param"] = {"device": "cpu"}
+    offloaded = [name for name in ("offload_optimizer", "offload_param") if getattr(settings, name)]
+    zero = {"stage": stage} | {name: {"device": "cpu"} for name in offloaded}
     return {
         "train_micro_batch_size_per_gpu": 1,
         # `accumulate` sets the boundary: mini-batches have different numbers of rows. DeepSpeed would
