@@ -18,9 +18,9 @@ class FlopCounter:
     2 x length^2 x heads x head size per layer (causal: half of PaLM's). The output layer counts for
     completion tokens only. A backward pass takes the same for the activations, and once more for the
     trained weights.
+    Activations that checkpointing computes again count once. Experts of a mixture of experts do not.
     Example: a linear layer of 1,000 weights takes 20,000 operations forwards for 10 tokens, and 60,000
-    for a training pass. Activations that checkpointing computes again count once. Experts of a mixture
-    of experts do not count.
+    for a training pass.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -37,23 +37,19 @@ class FlopCounter:
 
     def forward(self, lengths: Iterable[tuple[int, int]]) -> float:
         """Return the operations of a forward pass; `lengths`: (all tokens, completion tokens) pairs."""
-        return float(
-            sum(
-                2 * self._body * whole + 2 * self._head * completion + self._attention * whole**2
-                for whole, completion in lengths
-            )
-        )
+        return self._operations(lengths, self._body, self._head)
 
     def training(self, lengths: Iterable[tuple[int, int]]) -> float:
         """Return the operations of a forward and a backward pass over sequences, as in `forward`."""
         lengths = list(lengths)
-        weights = sum(
-            2 * self._trained_body * whole
-            + 2 * self._trained_head * completion
-            + self._attention * whole**2
-            for whole, completion in lengths
+        trained = self._operations(lengths, self._trained_body, self._trained_head)
+        return 2.0 * self.forward(lengths) + trained
+
+    def _operations(self, lengths: Iterable[tuple[int, int]], body: int, head: int) -> float:
+        """Return the operations of `body` weights (all tokens), `head` (completions) and attention."""
+        return float(
+            sum(2 * body * whole + 2 * head * new + self._attention * whole**2 for whole, new in lengths)
         )
-        return 2.0 * self.forward(lengths) + float(weights)
 
 
 def peak_flops(tflops: float) -> float | None:
