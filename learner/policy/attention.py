@@ -41,18 +41,12 @@ Example: sequences of 17, 20 and 30 tokens are one call of three sequences of up
 costs more than the scores of at most 15 padding tokens."""
 
 _BOUNDARIES_NEEDED = torch.empty(0)
-"""Passed to the attention instead of a mask when position ids restart at 0 within the row.
-
-Only boundaries can separate the sequences of such a row: without them the attention raises
-ConfigError."""
+"""Passed to the attention instead of a mask when position ids restart at 0 within the row. The sequences
+of such a row need boundaries; without boundaries the attention raises ConfigError."""
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """Switch a loaded Hugging Face model to packed attention.
-
-    Raise ConfigError if the model would compute something else for a packed row than for each of its
-    sequences alone.
-    """
+    """Switch a Hugging Face model to packed attention. Raise ConfigError if it would not be exact."""
     reason = _unsupported_feature(model)
     if reason:
         raise ConfigError(_REFUSAL.format(f"{type(model).__name__} {reason}"))
@@ -76,6 +70,9 @@ def _unsupported_feature(model: PreTrainedModel) -> str:
     return ""
 
 
+_QKV = tuple[Tensor, Tensor, Tensor]  # query, key, value
+
+
 class _Options(NamedTuple):
     """The options of an attention call, named as by torch's scaled_dot_product_attention."""
 
@@ -97,13 +94,13 @@ def packed_attention(
     and for a packed row without boundaries.
     """
     _refuse_unsupported_call(module, kwargs)
-    options = _Options(dropout, scaling, sliding_window)
+    qkv, options = (query, key, value), _Options(dropout, scaling, sliding_window)
     if cu_seq_lens_q is None:
-        return _unpacked_attention(module, (query, key, value), attention_mask, options, kwargs)
+        return _unpacked_attention(module, qkv, attention_mask, options, kwargs)
     if _can_use_flash(query, value, dropout):
         longest = max_length_q or int(cu_seq_lens_q.diff().max())
-        return _flash_attention(query, key, value, cu_seq_lens_q, longest, options), None
-    return _attend_per_sequence((query, key, value), cu_seq_lens_q.tolist(), options), None
+        return _flash_attention(qkv, cu_seq_lens_q, longest, options), None
+    return _attend_per_sequence(qkv, cu_seq_lens_q.tolist(), options), None
 
 
 def _refuse_unsupported_call(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
@@ -117,9 +114,8 @@ def _refuse_unsupported_call(module: torch.nn.Module, kwargs: dict[str, Any]) ->
 
 
 def _unpacked_attention(
-    module: torch.nn.Module, qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None,
-    options: _Options, kwargs: dict[str, Any],
-) -> tuple[Tensor, None]:  # fmt: skip
+    module: torch.nn.Module, qkv: _QKV, mask: Tensor | None, options: _Options, kwargs: dict[str, Any]
+) -> tuple[Tensor, None]:
     """Return the attention of a batch in which each row is one sequence, as `packed_attention` does.
 
     With a mask or a key cache transformers' own sdpa computes it. Raise ConfigError for a packed row.
@@ -137,9 +133,7 @@ def _unpacked_attention(
     return sdpa_attention_forward(module, *qkv, mask, dropout=dropout, scaling=scale, **kwargs)
 
 
-def _attend_per_sequence(
-    qkv: tuple[Tensor, Tensor, Tensor], bounds: list[int], options: _Options
-) -> Tensor:
+def _attend_per_sequence(qkv: _QKV, bounds: list[int], options: _Options) -> Tensor:
     """Return the row's attention (1, L, heads, width), by one call per long sequence or short length."""
     tokens = [part[0].transpose(0, 1) for part in qkv]
     outputs = []
@@ -160,8 +154,9 @@ def _causal_attention(query: Tensor, key: Tensor, value: Tensor, options: _Optio
     Padding behind a sequence changes no output of the sequence, because attention is causal.
     """
     dropout, scale, window = options
-    width = query.shape[2]
-    mask = _window_mask(width, window, query.device) if window is not None and width > window else None
+    width, mask = query.shape[2], None
+    if window is not None and width > window:  # row i is true at the `window` columns up to column i
+        mask = torch.ones(width, width, dtype=torch.bool, device=query.device).tril_().triu_(1 - window)
     return scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
@@ -199,34 +194,23 @@ def _group_by_length(bounds: tuple[int, ...], device: torch.device) -> _Sequence
     return _SequencesByLength(parts, torch.argsort(torch.cat(places)).to(device))
 
 
-def _window_mask(length: int, window: int, device: torch.device) -> Tensor:
-    """Return (length, length) bools: row i is true at the `window` columns up to and including i."""
-    ones = torch.ones(length, length, dtype=torch.bool, device=device)
-    return ones.tril_().triu_(1 - window)
-
-
 def _can_use_flash(query: Tensor, value: Tensor, dropout: float) -> bool:
-    """Return whether torch's variable-length flash attention supports the call: fp16 or bf16 on CUDA,
-    no dropout, a head size divisible by 8."""
+    """Return whether flash attention fits: CUDA, 16-bit floats, no dropout, head size 8n <= 256."""
     width = query.shape[-1]
     fits = width == value.shape[-1] and width <= 256 and width % 8 == 0
     return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and not dropout and fits
 
 
-def _flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, options: _Options
-) -> Tensor:
+def _flash_attention(qkv: _QKV, bounds: Tensor, longest: int, options: _Options) -> Tensor:
     """Return the row's attention (1, L, heads, width), computed in one CUDA call."""
     from torch.nn.attention.varlen import varlen_attn  # needs torch 2.10
 
-    queries, keys, values = (
-        part.squeeze(0).transpose(0, 1).contiguous() for part in (query, key, value)
-    )
+    queries, keys, values = (part.squeeze(0).transpose(0, 1).contiguous() for part in qkv)
     # The kernel's window does not count the token itself, `window` does.
     left = -1 if options.window is None else options.window - 1
     output = varlen_attn(
         queries, keys, values, bounds, bounds, longest, longest,
-        scale=options.scale, window_size=(left, 0), enable_gqa=query.shape[1] != key.shape[1],
+        scale=options.scale, window_size=(left, 0), enable_gqa=queries.shape[1] != keys.shape[1],
     )  # fmt: skip
     assert isinstance(output, Tensor)  # no auxiliary output was asked for
     return output.unsqueeze(0)
@@ -236,10 +220,9 @@ def _make_mask(
     *, q_length: int, kv_length: int, attention_mask: Tensor | None = None,
     allow_is_causal_skip: bool = True, use_vmap: bool = False, **kwargs: Any,
 ) -> Tensor | None:  # fmt: skip
-    """Return the mask that transformers passes to `packed_attention`: None for whole sequences.
+    """Return the mask for `packed_attention`: None for whole sequences, "sdpa"'s with padding or cache.
 
-    For padding or a key cache it is the mask of "sdpa". Raise ConfigError if the model adds a mask
-    function of its own.
+    Raise ConfigError if the model adds a mask function of its own.
     """
     if attention_mask is not None or q_length != kv_length:
         return sdpa_mask(
