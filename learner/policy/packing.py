@@ -43,14 +43,10 @@ class Row:
     def model_inputs(self) -> dict[str, Any]:
         """The keyword arguments of a Hugging Face model with packed attention."""
         return {
-            "input_ids": self.input_ids,
-            "position_ids": self.position_ids,
-            "cu_seq_lens_q": self.cu_seqlens,
-            "cu_seq_lens_k": self.cu_seqlens,
-            "max_length_q": self.max_seqlen,
-            "max_length_k": self.max_seqlen,
-            "use_cache": False,
-        }
+            "input_ids": self.input_ids, "position_ids": self.position_ids, "use_cache": False,
+            "cu_seq_lens_q": self.cu_seqlens, "cu_seq_lens_k": self.cu_seqlens,
+            "max_length_q": self.max_seqlen, "max_length_k": self.max_seqlen,
+        }  # fmt: skip
 
 
 def pack_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -59,7 +55,6 @@ def pack_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
     A row holds at most `budget` tokens; a longer sequence gets a row of its own. First-fit decreasing
     needs at most 11/9 of the fewest possible rows, plus 1 (Johnson 1973). Rows are ordered by their
     longest sequence, longest first; indices in a row ascend. Equal input gives equal output.
-
     Example:
         >>> pack_rows([3, 9, 3, 5, 12, 3], budget=10)
         [[4], [1], [0, 3], [2, 5]]
@@ -67,14 +62,13 @@ def pack_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
     rows: list[list[int]] = []
     room: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
-        length = lengths[index]
-        row = next((row for row, free in enumerate(room) if length <= free), None)
+        row = next((row for row, free in enumerate(room) if lengths[index] <= free), None)
         if row is None:
             rows.append([])
             room.append(budget)
             row = -1
         rows[row].append(index)
-        room[row] -= length
+        room[row] -= lengths[index]
     return [sorted(row) for row in rows]
 
 
@@ -87,9 +81,7 @@ def pack_for_ranks(lengths: Sequence[int], budget: int, ranks: int) -> list[list
     3. A rank with fewer rows than another moves its shortest sequences to rows of their own, or takes
        the shortest sequences of other ranks. All ranks exchange gradients once per row, so a missing row
        would block the other ranks. Empty rows remain only if there are too few sequences.
-
-    A rank's rows are ordered longest first, so that the n-th rows of all ranks take a similar time.
-
+    4. A rank's rows are ordered longest first, so that the n-th rows of all ranks take a similar time.
     Example:
         >>> pack_for_ranks([8, 4, 3, 2], budget=8, ranks=2)
         [[[0], [2]], [[1], [3]]]
@@ -101,7 +93,7 @@ def pack_for_ranks(lengths: Sequence[int], budget: int, ranks: int) -> list[list
         owned[rank].append(index)
         loads[rank] += lengths[index]
     rows_of_ranks = [
-        [[mine[index] for index in row] for row in pack_rows([lengths[index] for index in mine], budget)]
+        [sorted(mine[index] for index in row) for row in pack_rows([lengths[i] for i in mine], budget)]
         for mine in owned
     ]
     count = max(len(rows) for rows in rows_of_ranks)
@@ -109,12 +101,9 @@ def pack_for_ranks(lengths: Sequence[int], budget: int, ranks: int) -> list[list
         while len(rows) < count:
             all_rows = [row for mine in rows_of_ranks for row in mine]
             rows.append(_split_off_shortest(rows, lengths) or _split_off_shortest(all_rows, lengths))
-
-    def longest_first(row: list[int]) -> tuple[int, list[int]]:
-        """Return a sort key: more tokens first, then by indices."""
-        return -sum(lengths[index] for index in row), row
-
-    return [sorted([sorted(row) for row in rows], key=longest_first) for rows in rows_of_ranks]
+    for rows in rows_of_ranks:
+        rows.sort(key=lambda row: (-sum(lengths[index] for index in row), row))
+    return rows_of_ranks
 
 
 def _split_off_shortest(rows: list[list[int]], lengths: Sequence[int]) -> list[int]:
@@ -142,15 +131,13 @@ def build_row(sequences: Sequence[TrainSequence], device: torch.device) -> Row:
         return torch.from_numpy(np.repeat(np.array(values, dtype=dtype), completions)).to(device)
 
     tokens = [part for item in sequences for part in (item.prompt_ids, item.token_ids)]
+    before = [np.arange(end - new - 1, end - 1) for end, new in zip(ends, completions, strict=True)]
     return Row(
         input_ids=joined(tokens, np.int64).unsqueeze(0),
         position_ids=joined([np.arange(length) for length in lengths], np.int64).unsqueeze(0),
         cu_seqlens=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)).to(device),
         max_seqlen=int(lengths.max()),
-        predict_N=joined(
-            [np.arange(end - new - 1, end - 1) for end, new in zip(ends, completions, strict=True)],
-            np.int64,
-        ),
+        predict_N=joined(before, np.int64),
         token_ids_N=joined([item.token_ids for item in sequences], np.int64),
         temperature_N=repeated([item.temperature for item in sequences], np.float32),
         behaviour_N=joined([item.behaviour for item in sequences], np.float32),
