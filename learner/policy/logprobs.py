@@ -38,12 +38,9 @@ def token_logprobs(
     logits = (hidden @ weight.T + bias) / temperature, computed in the hidden states' dtype, or in fp32
     with `fp32`. Softmax and sums are computed in fp32 (float64 for float64). Both results carry
     gradients to hidden, weight and bias; second derivatives are not implemented.
-
     Memory: the logits of `chunk` tokens in two tensors, forwards, and backwards if the entropy has a
-    gradient; also the results and the weight's gradient. Example: chunk 1,024 of 151,936 words in fp32
-    is 0.6 GB per tensor.
-
-    Example of values: logits [0, 0] at any temperature give log-probability -0.693 and entropy 0.693.
+    gradient; also the results and the weight's gradient. 1,024 tokens x 151,936 words in fp32: 0.6 GB.
+    Example: logits [0, 0] at any temperature give log-probability -0.693 and entropy 0.693.
     """
     logprobs_N, entropy_N = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden_ND, weight_VD, bias_V, token_ids_N, temperature_N, chunk, fp32
@@ -54,16 +51,12 @@ def token_logprobs(
 class LogprobHead(nn.Module):
     """The module form of `token_logprobs` for a model's own output layer.
 
-    The module holds the Parameter itself, so that ZeRO-3 gathers the weight for this forward and
-    backward pass as for any other layer.
+    The module holds the Parameter itself, so that ZeRO-3 gathers the weight as for any other layer.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, chunk: int, fp32: bool) -> None:
         super().__init__()
-        self.weight = weight
-        self.bias = bias
-        self.chunk = chunk
-        self.fp32 = fp32
+        self.weight, self.bias, self.chunk, self.fp32 = weight, bias, chunk, fp32
 
     def forward(
         self, hidden_ND: Tensor, token_ids_N: Tensor, temperature_N: Tensor
@@ -94,11 +87,8 @@ def make_logprob_head(model: PreTrainedModel, chunk: int, fp32: bool) -> Logprob
             f"the output layer of {name} is {type(head).__name__}, not torch.nn.Linear. Choose a plain "
             "causal language model, unquantised, and keep adapters off its output layer."
         )
-    between = [
-        child
-        for child, module in model.named_children()
-        if module not in (head, model.base_model) and any(True for _ in module.parameters())
-    ]
+    others = (part for part in model.named_children() if part[1] not in (head, model.base_model))
+    between = [child for child, module in others if list(module.parameters())]
     if between:
         raise ConfigError(
             f"{name} has layers besides its base model and its output layer ({', '.join(between)}), so "
@@ -111,9 +101,7 @@ class _TokenLogprobs(torch.autograd.Function):
     """The autograd function of `token_logprobs`.
 
     Gradients, with p the softmax, H the entropy and T the temperature:
-
-    d logprob / d logits = (onehot - p) / T
-    d H / d logits = -p (log p + H) / T
+    d logprob / d logits = (onehot - p) / T and d H / d logits = -p (log p + H) / T.
 
     The backward pass goes over slices of the vocabulary, not of the tokens. The saved log-sum-exp makes
     the slices independent, and one matrix product gives the rows of the weight's gradient. A sum over
@@ -151,9 +139,8 @@ class _TokenLogprobs(torch.autograd.Function):
         width = max(1, ctx.chunk * len(weight) // max(1, len(hidden)))
         for start in range(0, len(weight), width):
             part = slice(start, start + width)
-            logits = _compute_logits(
-                hidden, weight[part], None if bias is None else bias[part], ctx.fp32
-            )
+            bias_part = None if bias is None else bias[part]
+            logits = _compute_logits(hidden, weight[part], bias_part, ctx.fp32)
             sums.add(part, _logit_grad_(logits, start, *per_token, *grads), ctx.fp32)
             del logits  # or two slices' logits would exist while the next slice is computed
         return sums.to_hidden, sums.to_weight, sums.to_bias, None, None, None, None
@@ -199,8 +186,7 @@ def _reduction_dtype(hidden: Tensor) -> torch.dtype:
     return torch.float64 if hidden.dtype == torch.float64 else torch.float32
 
 
-_CAST_ROWS = 8192
-"""Number of rows of the output weight that are cast to fp32 at a time."""
+_CAST_ROWS = 8192  # rows of the output weight that are cast to fp32 at a time
 
 
 def _compute_logits(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, fp32: bool) -> Tensor:

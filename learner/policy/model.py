@@ -34,18 +34,13 @@ class PolicyModel(nn.Module):
         inputs = row.model_inputs
         if not self._packed:  # the row is one sequence; the model's own attention knows no boundaries
             inputs = {name: inputs[name] for name in ("input_ids", "position_ids", "use_cache")}
-        hidden_1LD = self.model.base_model(**inputs).last_hidden_state
-        logprobs_N, entropy_N = self.head(
-            hidden_1LD[0, row.predict_N], row.token_ids_N, row.temperature_N
-        )
+        hidden_ND = self.model.base_model(**inputs).last_hidden_state[0, row.predict_N]
+        logprobs_N, entropy_N = self.head(hidden_ND, row.token_ids_N, row.temperature_N)
         return logprobs_N, entropy_N
 
 
 def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
-    """Load a Hugging Face model for scoring and training: without dropout, with packed attention if set.
-
-    Raise ConfigError for a model that cannot take packed rows.
-    """
+    """Load a model without dropout. Raise ConfigError if packing is unsupported or liger-kernel missing."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=_DTYPES[settings.dtype])
     if settings.packing:
         use_packed_attention(model)
