@@ -24,10 +24,7 @@ from penstock.learner.algorithm.correction import Correction, correct, reduce_pe
 
 @dataclass(frozen=True, slots=True)
 class LossTokens:
-    """The completion tokens of one packed row. All fields with `_N` have shape (N,).
-
-    Log-probabilities are in nats, after temperature.
-    """
+    """The completion tokens of a packed row; `_N`: (N,). Log-probabilities: nats, after temperature."""
 
     logprobs_N: Tensor  # under the policy in training, with gradient
     entropy_N: Tensor  # of the policy in training; with gradient if entropy_coef is not 0
@@ -122,26 +119,21 @@ def aggregation_weights(
     `lengths_S` counts the trained tokens of each sequence of the mini-batch, over all ranks and rows, so
     that the losses of rows add up. `batch_tokens` counts those of the whole batch. A sequence without
     trained tokens gets weight 0, but counts in S.
-
     grpo (arXiv:2402.03300, eq. 3) and gspo (arXiv:2507.18071) take the mean over each sequence's tokens,
     then over the sequences. dr_grpo (arXiv:2503.20783) divides by the longest possible completion
     instead. bnpo (TRL) takes the mean over the mini-batch's tokens. dapo (arXiv:2503.14476, eq. 8),
     cispo and dppo take the mean over the batch's tokens, so that a token's weight does not depend on its
     mini-batch.
-
     Example: lengths [1, 3] in one mini-batch of max_completion_length 4: grpo [1/2, 1/6], dr_grpo
     [1/8, 1/8], bnpo and dapo [1/4, 1/4].
     """
     lengths_S = np.asarray(lengths_S, dtype=np.float64)
+    sequence_mean, batch_mean = lengths_S * len(lengths_S), batch_tokens / mini_batches
     divisors: dict[LossType, np.ndarray | float] = {
-        "grpo": lengths_S * len(lengths_S),
-        "gspo": lengths_S * len(lengths_S),
+        "grpo": sequence_mean, "gspo": sequence_mean, "bnpo": lengths_S.sum(),
         "dr_grpo": float(len(lengths_S) * max_completion_length),
-        "bnpo": lengths_S.sum(),
-        "dapo": batch_tokens / mini_batches,
-        "cispo": batch_tokens / mini_batches,
-        "dppo": batch_tokens / mini_batches,
-    }
+        "dapo": batch_mean, "cispo": batch_mean, "dppo": batch_mean,
+    }  # fmt: skip
     weights_S = np.zeros_like(lengths_S)
     np.divide(1.0, divisors[loss_type], out=weights_S, where=lengths_S > 0)
     return weights_S
@@ -153,20 +145,10 @@ def _zero_masked_tokens(tokens: LossTokens) -> LossTokens:
     Their ratios become 1 and their products 0. Masking the products instead would pass a NaN on in the
     backward pass: 0 x NaN = NaN.
     """
-
-    floats = (
-        "logprobs_N",
-        "entropy_N",
-        "old_N",
-        "behaviour_N",
-        "reference_N",
-        "advantages_N",
-        "weight_N",
-    )
-    values = {name: getattr(tokens, name) for name in floats if getattr(tokens, name) is not None}
-    zeroed: dict[str, Any] = {
-        name: torch.where(tokens.mask_N, value, 0.0) for name, value in values.items()
-    }
+    kept = ("mask_N", "sequence_N", "sequences")
+    names = [field.name for field in fields(tokens) if field.name not in kept]
+    values = {name: getattr(tokens, name) for name in names if getattr(tokens, name) is not None}
+    zeroed: dict[str, Any] = {name: torch.where(tokens.mask_N, v, 0.0) for name, v in values.items()}
     return replace(tokens, **zeroed)
 
 
@@ -204,11 +186,9 @@ def _clipped_objective(ratio_N: Tensor, advantages_N: Tensor, options: LossOptio
     low, high = 1.0 - options.epsilon, 1.0 + options.epsilon_high
     unclipped_N = ratio_N.clamp(max=options.delta) if options.delta else ratio_N
     return _Surrogate(
-        torch.minimum(unclipped_N * advantages_N, ratio_N.clamp(low, high) * advantages_N),
-        ratio_N,
-        (ratio_N < low) & (advantages_N < 0),
-        (ratio_N > high) & (advantages_N > 0),
-    )
+        torch.minimum(unclipped_N * advantages_N, ratio_N.clamp(low, high) * advantages_N), ratio_N,
+        (ratio_N < low) & (advantages_N < 0), (ratio_N > high) & (advantages_N > 0),
+    )  # fmt: skip
 
 
 def _clipped_ratio_as_weight(tokens: LossTokens, options: LossOptions) -> _Surrogate:
@@ -219,11 +199,9 @@ def _clipped_ratio_as_weight(tokens: LossTokens, options: LossOptions) -> _Surro
     high = 1.0 + options.epsilon_high
     ratio_N = safe_exp(tokens.logprobs_N.detach() - tokens.old_N)
     return _Surrogate(
-        ratio_N.clamp(max=high) * tokens.advantages_N * tokens.logprobs_N,
-        ratio_N,
-        torch.zeros_like(tokens.mask_N),
-        (ratio_N > high) & (tokens.advantages_N > 0),
-    )
+        ratio_N.clamp(max=high) * tokens.advantages_N * tokens.logprobs_N, ratio_N,
+        torch.zeros_like(tokens.mask_N), (ratio_N > high) & (tokens.advantages_N > 0),
+    )  # fmt: skip
 
 
 def _probability_trust_region(tokens: LossTokens, options: LossOptions) -> _Surrogate:
@@ -242,14 +220,10 @@ def _probability_trust_region(tokens: LossTokens, options: LossOptions) -> _Surr
 
 
 _SURROGATES: dict[LossType, Callable[[LossTokens, LossOptions], _Surrogate]] = {
-    "grpo": _token_clipping,
-    "bnpo": _token_clipping,
-    "dr_grpo": _token_clipping,
-    "dapo": _token_clipping,
-    "gspo": _sequence_clipping,
-    "cispo": _clipped_ratio_as_weight,
+    "grpo": _token_clipping, "bnpo": _token_clipping, "dr_grpo": _token_clipping,
+    "dapo": _token_clipping, "gspo": _sequence_clipping, "cispo": _clipped_ratio_as_weight,
     "dppo": _probability_trust_region,
-}
+}  # fmt: skip
 
 
 def _kl(tokens: LossTokens, options: LossOptions) -> Tensor:
