@@ -9,8 +9,7 @@ import numpy as np
 
 from penstock.common.config.learner_settings import AdvantageEstimator, ScaleRewards
 
-EPSILON = 1e-4
-"""Added to the standard deviation, as in TRL."""
+_EPSILON = 1e-4  # added to the standard deviation, as in TRL
 
 
 def compute_advantages(
@@ -23,10 +22,8 @@ def compute_advantages(
     `reinforce_plus_plus` the mean of the batch (arXiv:2501.03262). Scales: the standard deviation
     (unbiased, plus 1e-4) of `group` or `batch`, or 1 for `none`; `grpo` with `none` is Dr. GRPO
     (arXiv:2503.20783).
-
     A rollout without any reward (NaN) gets 0 and counts in no mean or standard deviation. If a group has
     fewer than two rewards, and baseline or scale are the group's, all its rollouts get 0.
-
     Example:
         >>> compute_advantages([np.array([1.0, 0.0, 0.0, 1.0])], "grpo", "group")[0].round(3)
         array([ 0.866, -0.866, -0.866,  0.866])
@@ -55,19 +52,13 @@ def _without_missing(totals: np.ndarray) -> np.ndarray:
     return present
 
 
-def _leave_one_out_mean(totals_G: np.ndarray, group_K: np.ndarray, _: np.ndarray) -> np.ndarray:
-    """Return for each rollout the mean total of the group's other rollouts, (G,)."""
-    mean_G: np.ndarray = (group_K.sum() - totals_G) / (len(group_K) - 1)
-    return mean_G
-
-
 _BASELINES: dict[AdvantageEstimator, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
     "grpo": lambda totals_G, group_K, batch_K: group_K.mean(),
-    "rloo": _leave_one_out_mean,
+    "rloo": lambda totals_G, group_K, batch_K: (group_K.sum() - totals_G) / (len(group_K) - 1),
     "reinforce_plus_plus": lambda totals_G, group_K, batch_K: batch_K.mean(),
 }
 _SCALES: dict[ScaleRewards, Callable[[np.ndarray, np.ndarray], float]] = {
-    "group": lambda group_K, batch_K: group_K.std(ddof=1) + EPSILON,
-    "batch": lambda group_K, batch_K: batch_K.std(ddof=1) + EPSILON,
+    "group": lambda group_K, batch_K: group_K.std(ddof=1) + _EPSILON,
+    "batch": lambda group_K, batch_K: batch_K.std(ddof=1) + _EPSILON,
     "none": lambda group_K, batch_K: 1.0,
 }

@@ -104,12 +104,9 @@ def is_over_lag(scored: ScoredGroup, step: int, settings: LearnerSettings) -> bo
     stale. With `mask` all its trainable tokens must be over max_staleness: `build_batch` masks single
     ones. Example: max_staleness 2 and step 7, tokens of versions 4 and 5: too stale with set_aside only.
     """
-    over = np.concatenate(
-        [
-            token_staleness(rollout, step)[trainable_tokens(rollout, settings)] > settings.max_staleness
-            for rollout in scored.group.rollouts
-        ]
-    )
+    rollouts = scored.group.rollouts
+    lags = [token_staleness(item, step)[trainable_tokens(item, settings)] for item in rollouts]
+    over = np.concatenate(lags) > settings.max_staleness
     return bool(over.any() if settings.over_lag == "set_aside" else over.size and over.all())
 
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from penstock.common.config.learner_settings import CorrectionLevel, CorrectionMode
 
-_MAX_EXPONENT = 80.0
-"""exp(80) and exp(-80) are finite and above 0 in fp32; exp(89) is infinite."""
+_MAX_EXPONENT = 80.0  # exp(80) and exp(-80) are finite and above 0 in fp32; exp(89) is infinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +29,13 @@ def correct(
 
     `log_ratio_N` is log R. `sequence_N` (int64) is the index of each token's sequence, from 0 to
     `sequences` - 1. `mask_N` (bool) is true for trained tokens.
-
     Levels: `token` bounds each token's R. `sequence` bounds the product of R over the trained tokens of
     the sequence, `geometric` their geometric mean; all tokens of a sequence then get the same factor.
     `off` gives factor 1.
-
     Modes: `truncate` corrects R to min(R, upper), as in IMPALA (arXiv:1802.01561). `clip` also raises R
     to at least `lower`. `mask` keeps R within the bounds and corrects any other R to 0.
-
     With `weight` the factor is the corrected R: the decoupled form, whose objective does not contain R.
     Without `weight` the factor is corrected R / R: the direct form, whose objective contains R already.
-
     Example: token level, R = [0.25, 1, 4], lower 0.5 and upper 2. The factors without `weight` are
     [1, 1, 0.5] for truncate, [2, 1, 0.5] for clip and [0, 1, 0] for mask; with `weight` they are
     [0.25, 1, 2], [0.5, 1, 2] and [0, 1, 0].
