@@ -52,7 +52,5 @@ def write_model(
     if adapter is not None:
         save_adapter(adapter, state, folder / "adapter")
         state = merge_adapter(state, settings.lora_alpha / settings.lora_rank)
-    model.save_pretrained(
-        folder, state_dict=state, max_shard_size="1TB"
-    )  # one file: a version has one hash
+    model.save_pretrained(folder, state_dict=state, max_shard_size="1TB")  # one file, so one hash
     tokenizer.save_pretrained(folder)

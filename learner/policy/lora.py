@@ -16,17 +16,15 @@ _BASE = ".base_layer.weight"
 
 
 def add_adapter(model: PreTrainedModel, settings: LearnerSettings) -> PeftModel:
-    """Add new adapters to the model in place; from now on only they are trained.
+    """Add new adapters, the only weights trained from then on, to the model; return peft's wrapper.
 
-    Return peft's wrapper. Raise ConfigError if LEARNER_LORA_TARGET_MODULES does not fit the model.
+    Raise ConfigError if LEARNER_LORA_TARGET_MODULES does not fit the model.
     """
     targets = settings.lora_target_modules
     config = LoraConfig(
-        r=settings.lora_rank,
-        lora_alpha=settings.lora_alpha,
+        r=settings.lora_rank, lora_alpha=settings.lora_alpha, task_type="CAUSAL_LM",
         target_modules="all-linear" if targets == ["all-linear"] else targets,
-        task_type="CAUSAL_LM",
-    )
+    )  # fmt: skip
     try:
         with torch.random.fork_rng():
             torch.manual_seed(settings.seed)  # a resume without checkpoint starts from the same adapter

@@ -20,15 +20,12 @@ def make_optimizer(
 def adamw_options(settings: LearnerSettings, learning_rate: float) -> dict[str, Any]:
     """Return the options of AdamW's parameter groups.
 
-    The policy sets them before each Update, because a loaded checkpoint restores the options of the run
-    that saved it.
+    The policy sets them before each Update: a checkpoint restores the options of the run that saved it.
     """
     return {
-        "lr": learning_rate,
-        "betas": (settings.adam_beta1, settings.adam_beta2),
-        "eps": settings.adam_epsilon,
-        "weight_decay": settings.weight_decay,
-    }
+        "lr": learning_rate, "betas": (settings.adam_beta1, settings.adam_beta2),
+        "eps": settings.adam_epsilon, "weight_decay": settings.weight_decay,
+    }  # fmt: skip
 
 
 def learning_rate(settings: LearnerSettings, step: int, steps: int) -> float:
@@ -36,7 +33,6 @@ def learning_rate(settings: LearnerSettings, step: int, steps: int) -> float:
 
     The rate rises linearly from 0 over the warm-up, then stays (constant) or falls to min_lr at the end
     along a line or half a cosine. A function without state: a resumed run has the rates of its settings.
-
     Example:
         >>> linear = {"lr_scheduler_type": "linear", "warmup_steps": 2}
         >>> settings = LearnerSettings(learning_rate=1.0, min_lr=0.5, **linear)

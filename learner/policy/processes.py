@@ -1,7 +1,6 @@
-"""The processes that train together: their numbers, and messages between them.
+"""The processes that train together, one per GPU ("rank"): their numbers, and messages between them.
 
-One process per GPU ("rank"), started by torchrun or by deepspeed's launcher. Without a launcher rank 0
-is the only process.
+torchrun or deepspeed's launcher starts the ranks. Without a launcher rank 0 is the only process.
 """
 
 import datetime
@@ -14,15 +13,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-_LAUNCHED = "TORCHELASTIC_RUN_ID"
-"""Environment variable that torchrun sets, also for a single rank."""
-
+_LAUNCHED = "TORCHELASTIC_RUN_ID"  # environment variable that torchrun sets, also for a single rank
 _LAUNCHER_CHECK_S = 0.1
-
 _MESSAGE_TIMEOUT = datetime.timedelta(days=1)
-"""How long a rank waits for a message from rank 0 between two Updates, while rank 0 waits for groups.
+"""How long a rank waits for a message from rank 0, while rank 0 waits for groups between two Updates.
 
-A rank 0 that died is noticed at once, because its connection closes. A rank 0 that receives no groups
+The death of rank 0 is noticed at once, because its connection closes. A rank 0 that receives no groups
 ends after RUN_PROGRESS_TIMEOUT_S."""
 
 
@@ -37,10 +33,9 @@ def world_size() -> int:
 
 
 def set_single_process_environment() -> None:
-    """Set the environment variables of a launcher, for a process group of one on loopback.
+    """Set a launcher's environment variables for a group of one on loopback. Without effect under one.
 
-    Do nothing under a launcher. Port 0 lets the process take a free port: the inherited environment may
-    hold the port of a parent that is a group of one itself.
+    Port 0 lets the process take a free port: a parent may use the port of the inherited environment.
     """
     if world_size() > 1 or _LAUNCHED in os.environ:
         return

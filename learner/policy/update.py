@@ -25,26 +25,18 @@ class TokenRecord:
     @classmethod
     def join(cls, records: Sequence["TokenRecord"]) -> "TokenRecord":
         """Return the concatenation of the records; empty arrays for no records."""
-        return cls(
-            *(
-                np.concatenate([np.zeros(0), *(getattr(record, field.name) for record in records)])
-                for field in fields(cls)
-            )
-        )
+        columns = ([getattr(record, field.name) for record in records] for field in fields(cls))
+        return cls(*(np.concatenate([np.zeros(0), *column]) for column in columns))
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The result of all optimizer steps on one batch.
+    """The result of all optimizer steps on one batch."""
 
-    `skipped` counts the optimizer steps that changed no weight because the gradients were not finite.
-    Loss and gradient norm are means over the other steps, None if all were skipped.
-    """
-
-    loss: float | None
-    grad_norm: float | None
+    loss: float | None  # mean over the steps that were not skipped, None if all were
+    grad_norm: float | None  # mean over the same steps
     learning_rate: float
     optimizer_steps: int
-    skipped: int
+    skipped: int  # optimizer steps that changed no weight because the gradients were not finite
     flops: float
     tokens: TokenRecord
