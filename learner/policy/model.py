@@ -40,7 +40,7 @@ class PolicyModel(nn.Module):
 
 
 def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
-    """Load a model without dropout. Raise ConfigError if packing is unsupported or liger-kernel missing."""
+    """Load a model without dropout. Raise ConfigError if packing is unsupported or liger missing."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=_DTYPES[settings.dtype])
     if settings.packing:
         use_packed_attention(model)
