@@ -26,7 +26,7 @@ def has_ended(view: RunView, joined: Contract) -> bool:
     data = view.contract()
     if data is None:
         raise RunNotReady("the run is gone from the queue server")
-    check_same(joined(data))
+    check_same(joined, decode(data, Contract))
     return view.ended()
 
 
