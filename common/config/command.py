@@ -42,18 +42,19 @@ class Command(BaseSettings):
         cls,
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        *_others: PydanticBaseSettingsSource,
+        **_more: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources of values: flags, then variables, then the file of --env-file.
 
         Variables give values only to a command with --env-file, and none to `learner help SECTION`.
         """
-        if "env_file" not in cls.model_fields or init_settings().get("words"):
+        given = init_settings()
+        if "env_file" not in cls.model_fields or given.get("words"):
             return (init_settings,)
-        environment = read_environment(init_settings().get("env_file"))
-        return init_settings, InitSettingsSource(cls, values_of(cls, environment))
+        return init_settings, InitSettingsSource(
+            cls, values_of(cls, read_environment(given.get("env_file")))
+        )
 
     @classmethod
     def overview(cls, prog: str) -> str:
@@ -93,7 +94,7 @@ class ResultCommand(Command):
 
     def show(self, result: Result) -> int:
         """Print the result as text or as JSON and return its exit code."""
-        lines = [json.dumps(row) for row in result.rows] if self.as_json else [result.text]
+        lines = map(json.dumps, result.rows) if self.as_json else [result.text]
         try:
             print("".join(f"{line}\n" for line in lines), end="", flush=True)
         except BrokenPipeError:  # `| head` read enough; Python would flush again at exit
@@ -109,11 +110,10 @@ def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | N
 
     Errors that a user can meet are printed on standard error. Without arguments a group prints its help.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if not arguments and issubclass(kind, CommandGroup):
-        arguments = ["--help"]
+    given = sys.argv[1:] if arguments is None else arguments
+    default = ["--help"] if issubclass(kind, CommandGroup) else []
     try:
-        return load(kind, prog, arguments).execute()
+        return load(kind, prog, given or default).execute()
     except SystemExit:  # after --help and --version; mistakes raise ConfigError
         return 0
     except PenstockError as error:
@@ -151,10 +151,8 @@ def build(kind: type[CommandType], values: Mapping[str, object]) -> CommandType:
         return kind.model_validate(dict(values))
     except ValidationError as error:
         skipped = int(issubclass(kind, CommandGroup))  # the command's name
-        details = error.errors()
-        raise ConfigError(
-            "\n".join(mistake(detail, detail["loc"][skipped:]) for detail in details)
-        ) from error
+        lines = [mistake(detail, detail["loc"][skipped:]) for detail in error.errors()]
+        raise ConfigError("\n".join(lines)) from error
 
 
 def mistake(detail: ErrorDetails, place: Sequence[int | str]) -> str:

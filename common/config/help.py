@@ -27,9 +27,8 @@ class Parser(ArgumentParser):
     overview = ""
 
     def __init__(self, **options: Any) -> None:
-        description = cleandoc(options.pop("description", None) or "")
-        fixed = {"formatter_class": HelpFormatter, "allow_abbrev": False}
-        super().__init__(description=description, **options | fixed)
+        options["description"] = cleandoc(options.get("description") or "")
+        super().__init__(**options | {"formatter_class": HelpFormatter, "allow_abbrev": False})
 
     def format_help(self) -> str:
         """Return the help screen."""

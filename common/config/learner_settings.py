@@ -1,12 +1,12 @@
 """LEARNER_*: the training. Hyper-parameters have TRL's names where TRL has the thing."""
 
 import difflib
-from collections.abc import Iterable
-from typing import ClassVar, Literal
+from collections.abc import Collection, Iterable
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from penstock.common.config.settings import Names, Numbers, PositiveNumbers, Section
+from penstock.common.config.settings import Names, Numbers, PositiveNumbers, Section, setting
 from penstock.common.own_code import split_source
 from penstock.common.wire.reward_spec import BUILT_IN, COLUMNS, LANGUAGES
 
@@ -24,234 +24,197 @@ KLEstimator = Literal["k1", "k2", "k3"]
 class TrainingSettings(Section):
     """Length of the run, size of its batches, and the seed."""
 
-    seed: int = Field(42, ge=0, description="seed of question order, sampling and mini-batches")
-    groups_per_step: int = Field(8, ge=1, description="questions (groups) per Update")
-    max_steps: int = Field(0, ge=0, description="Updates of the run; 0: by num_train_epochs")
-    num_train_epochs: float = Field(1.0, gt=0, description="passes over the questions")
-    stall_timeout_s: float = Field(
-        3600.0,
-        gt=0,
-        description="seconds that one task of the learner may take: an Update, a checkpoint, a download",
+    seed: int = setting(42, "seed of question order, sampling and mini-batches", ge=0)
+    groups_per_step: int = setting(8, "questions (groups) per Update", ge=1)
+    max_steps: int = setting(0, "Updates of the run; 0: by num_train_epochs", ge=0)
+    num_train_epochs: float = setting(1.0, "passes over the questions", gt=0)
+    stall_timeout_s: float = setting(
+        3600.0, "seconds that a task (an Update, a checkpoint, a download) may take", gt=0
     )
 
 
 class DataSettings(Section):
     """Data sets, evaluation, and how a question becomes a prompt."""
 
-    dataset: Names = Field(
+    dataset: Names = setting(
         [],
-        description="training questions, names with commas: JSONL, Parquet, CSV, a saved folder, or a "
+        "training questions, names with commas: JSONL, Parquet, CSV, a saved folder, or a "
         "hub id as ID[:CONFIG][@REVISION]; #N after a name takes N rows",
     )
-    dataset_split: str = Field("train", description="split of the training questions")
-    dataset_weights: PositiveNumbers = Field([], description="weight of each data set; empty: by size")
-    dataset_shuffle: bool = Field(True, description="shuffle the questions in each epoch")
-    dataset_streaming: bool = Field(False, description="read rows when needed, not all at the start")
-    eval_dataset: Names = Field([], description="held-out questions, named as in dataset")
-    eval_split: str = Field("test", description="split of the held-out questions")
-    eval_holdout: float = Field(
-        0.0, ge=0, description="training questions to hold out: below 1 a share, else a number; 0: none"
-    )
-    eval_samples: int = Field(0, ge=0, description="held-out questions to use; 0: all")
-    eval_steps: int = Field(0, ge=0, description="evaluate every N steps; 0: at start and end only")
-    eval_num_generations: int = Field(1, ge=1, description="answers per held-out question (k of avg@k)")
-    eval_temperature: float = Field(0.0, ge=0, description="sampling temperature; 0: greedy")
-    evaluate_only: bool = Field(False, description="answer the held-out questions and train nothing")
-    metric_for_best_model: str = Field(
-        "", description="reward that decides whether an answer is right; empty: the first reward"
-    )
-    save_best_model: bool = Field(True, description="keep the model with the best evaluation")
-    prompt_column: str = Field("", description="column of the question; empty: found by its name")
-    solution_column: str = Field("", description="column of the right answer; empty: found by its name")
-    system_prompt: str = Field(
-        "", description="system message before each question, or a *.txt file that holds the message"
-    )
-    prompt_template: str = Field(
+    dataset_split: str = setting("train", "split of the training questions")
+    dataset_weights: PositiveNumbers = setting([], "weight of each data set; empty: by size")
+    dataset_shuffle: bool = setting(True, "shuffle the questions in each epoch")
+    dataset_streaming: bool = setting(False, "read rows when needed, not all at the start")
+    eval_dataset: Names = setting([], "held-out questions, named as in dataset")
+    eval_split: str = setting("test", "split of the held-out questions")
+    eval_holdout: float = setting(0.0, "share (below 1) or number of training questions held out", ge=0)
+    eval_samples: int = setting(0, "held-out questions to use; 0: all", ge=0)
+    eval_steps: int = setting(0, "evaluate every N steps; 0: at start and end only", ge=0)
+    eval_num_generations: int = setting(1, "answers per held-out question (k of avg@k)", ge=1)
+    eval_temperature: float = setting(0.0, "sampling temperature; 0: greedy", ge=0)
+    evaluate_only: bool = setting(False, "answer the held-out questions and train nothing")
+    metric_for_best_model: str = setting("", "reward that says if an answer is right; empty: the first")
+    save_best_model: bool = setting(True, "keep the model with the best evaluation")
+    prompt_column: str = setting("", "column of the question; empty: found by its name")
+    solution_column: str = setting("", "column of the right answer; empty: found by its name")
+    system_prompt: str = setting("", "system message before each question, or a *.txt file with it")
+    prompt_template: str = setting(
         "auto",
-        description="chat: the tokenizer's template; none: the question alone; r1; qwen_r1; or a "
+        "chat: the tokenizer's template; none: the question alone; r1; qwen_r1; or a "
         "*.jinja file; auto: chat if the tokenizer has a template",
     )
-    max_prompt_length: int = Field(512, ge=1, description="largest number of tokens of a prompt")
-    overlong_prompts: Literal["drop", "truncate"] = Field(
-        "drop", description="drop longer prompts, or truncate them, which keeps their end"
+    max_prompt_length: int = setting(512, "largest number of tokens of a prompt", ge=1)
+    overlong_prompts: Literal["drop", "truncate"] = setting(
+        "drop", "drop longer prompts, or truncate them, which keeps their end"
     )
 
 
 class SamplingSettings(Section):
     """Sampling of completions by the actors."""
 
-    num_generations: int = Field(8, ge=2, description="completions per question (group size)")
-    max_completion_length: int = Field(512, ge=1, description="largest number of tokens of a completion")
-    temperature: float = Field(1.0, gt=0, description="sampling temperature")
-    top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling; below 1 biases the ratio")
-    top_k: int = Field(0, ge=0, description="sample from the k likeliest tokens; 0: all")
-    min_p: float = Field(0.0, ge=0, le=1, description="least relative probability; above 0: biased")
-    accept_sampling_bias: bool = Field(
-        False, description="train although top_p, top_k or min_p bias the importance ratio"
-    )
+    num_generations: int = setting(8, "completions per question (group size)", ge=2)
+    max_completion_length: int = setting(512, "largest number of tokens of a completion", ge=1)
+    temperature: float = setting(1.0, "sampling temperature", gt=0)
+    top_p: float = setting(1.0, "nucleus sampling; below 1 biases the ratio", gt=0, le=1)
+    top_k: int = setting(0, "sample from the k likeliest tokens; 0: all", ge=0)
+    min_p: float = setting(0.0, "least relative probability; above 0: biased", ge=0, le=1)
+    accept_sampling_bias: bool = setting(False, "train though top_p, top_k or min_p bias the ratio")
 
 
 class RewardOptions(Section):
     """Parameters of the built-in rewards; see docs/rewards.md."""
 
-    cosine_min_len_value_wrong: float = Field(-0.5, description="reward: wrong answer, 0 tokens")
-    cosine_max_len_value_wrong: float = Field(0.0, description="reward: wrong answer, longest")
-    cosine_min_len_value_correct: float = Field(1.0, description="reward: right answer, 0 tokens")
-    cosine_max_len_value_correct: float = Field(0.5, description="reward: right answer, longest")
-    cosine_max_len: int = Field(0, ge=0, description="tokens of the longest; 0: max_completion_length")
-    repetition_n_grams: int = Field(3, ge=1, description="words of a phrase that counts as repeated")
-    repetition_max_penalty: float = Field(-1.0, le=0, description="reward if all phrases repeat")
-    soft_max_length: int = Field(
-        0, ge=0, description="soft_overlong: tokens with reward -1; 0: max_completion_length"
-    )
-    soft_cache_length: int = Field(
-        0, ge=0, description="soft_overlong: tokens over which the reward falls from 0 to -1"
-    )
-    target_language: str = Field("en", description="language_consistency: ISO 639-1, such as en or zh")
+    cosine_min_len_value_wrong: float = setting(-0.5, "reward: wrong answer, 0 tokens")
+    cosine_max_len_value_wrong: float = setting(0.0, "reward: wrong answer, longest")
+    cosine_min_len_value_correct: float = setting(1.0, "reward: right answer, 0 tokens")
+    cosine_max_len_value_correct: float = setting(0.5, "reward: right answer, longest")
+    cosine_max_len: int = setting(0, "tokens of the longest; 0: max_completion_length", ge=0)
+    repetition_n_grams: int = setting(3, "words of a phrase that counts as repeated", ge=1)
+    repetition_max_penalty: float = setting(-1.0, "reward if all phrases repeat", le=0)
+    soft_max_length: int = setting(0, "soft_overlong: tokens for -1; 0: max_completion_length", ge=0)
+    soft_cache_length: int = setting(0, "soft_overlong: tokens in which the reward falls to -1", ge=0)
+    target_language: str = setting("en", "language_consistency: ISO 639-1, such as en or zh")
 
 
-class RewardSettings(Section):
+class RewardsSettings(Section):
     """Rewards, and the advantages computed from them."""
 
-    rewards: Names = Field(
+    rewards: Names = setting(
         ["accuracy"],
+        "reward names with commas; own functions as file.py:function or package.module.function",
         min_length=1,
-        description="reward names with commas; own functions as file.py:function or "
-        "package.module.function",
     )
-    reward_weights: Numbers = Field([], description="weight of each reward, with commas; empty: all 1.0")
-    filter_zero_std: bool = Field(True, description="do not train groups with equal rewards")
-    max_resample_times: int = Field(
-        3, ge=0, description="extra rounds of groups for one batch before a smaller batch is trained"
+    reward_weights: Numbers = setting([], "weight of each reward, with commas; empty: all 1.0")
+    filter_zero_std: bool = setting(True, "do not train groups with equal rewards")
+    max_resample_times: int = setting(3, "extra rounds of groups until a smaller batch is trained", ge=0)
+    max_empty_updates: int = setting(3, "batches in a row without a usable group that end the run", ge=1)
+    advantage_estimator: AdvantageEstimator = setting(
+        "grpo", "baseline: mean of the group, of its other completions, of the batch"
     )
-    max_empty_updates: int = Field(
-        3, ge=1, description="batches in a row without a usable group after which the run ends"
-    )
-    advantage_estimator: AdvantageEstimator = Field(
-        "grpo", description="baseline: mean of the group, of its other completions, of the batch"
-    )
-    scale_rewards: ScaleRewards = Field(
-        "group", description="divide advantages by this standard deviation; none: as in Dr. GRPO"
-    )
+    scale_rewards: ScaleRewards = setting("group", "standard deviation to divide by; none: Dr. GRPO")
 
 
 class LossSettings(Section):
     """Loss of the policy; see docs/losses.md."""
 
-    loss_type: LossType = Field("dapo", description="formula of the loss; see docs/losses.md")
-    epsilon: float = Field(0.2, gt=0, description="lower clip range (dppo: probability difference)")
-    epsilon_high: float = Field(
-        0.28, gt=0, description="upper clip range of the ratio (dppo: of the probability difference)"
-    )
-    delta: float = Field(0.0, ge=0, description="dual clip: upper bound of the ratio; 0: none")
-    entropy_coef: float = Field(0.0, description="weight of the entropy bonus")
-    beta: float = Field(0.0, ge=0, description="weight of the KL to the reference model; 0: no model")
-    kl_estimator: KLEstimator = Field("k3", description="estimator of the KL to the reference model")
-    mask_truncated_completions: bool = Field(
-        False, description="leave completions that were cut at max_completion_length out of the loss"
-    )
+    loss_type: LossType = setting("dapo", "formula of the loss; see docs/losses.md")
+    epsilon: float = setting(0.2, "lower clip range (dppo: probability difference)", gt=0)
+    epsilon_high: float = setting(0.28, "upper clip range (dppo: probability difference)", gt=0)
+    delta: float = setting(0.0, "dual clip: upper bound of the ratio; 0: none", ge=0)
+    entropy_coef: float = setting(0.0, "weight of the entropy bonus")
+    beta: float = setting(0.0, "weight of the KL to the reference model; 0: no model", ge=0)
+    kl_estimator: KLEstimator = setting("k3", "estimator of the KL to the reference model")
+    mask_truncated_completions: bool = setting(False, "keep truncated completions out of the loss")
 
 
 class LagSettings(Section):
     """Policy lag: the largest age of trained tokens, and the correction for it."""
 
-    max_staleness: int = Field(1, ge=0, description="versions a trained token may lag; 0: synchronous")
-    at_max_staleness: Literal["pace", "drop", "requeue"] = Field(
-        "pace", description="groups about to exceed it: train first, drop, or sample again"
+    max_staleness: int = setting(1, "versions a trained token may lag; 0: synchronous", ge=0)
+    at_max_staleness: Literal["pace", "drop", "requeue"] = setting(
+        "pace", "groups about to exceed it: train first, drop, or sample again"
     )
-    over_lag: Literal["mask", "set_aside"] = Field(
-        "mask", description="group with some tokens over the limit: mask them, or skip the group"
+    over_lag: Literal["mask", "set_aside"] = setting(
+        "mask", "group with some tokens over the limit: mask them, or skip the group"
     )
-    decoupled_loss: bool = Field(
-        False, description="clip against a proximal policy, computed when the batch is formed"
+    decoupled_loss: bool = setting(False, "clip against a proximal policy, computed with the batch")
+    importance_sampling_correction: CorrectionLevel = setting(
+        "token", "level at which the ratio of current to behavior policy is corrected"
     )
-    importance_sampling_correction: CorrectionLevel = Field(
-        "token", description="level at which the ratio of current to behavior policy is corrected"
+    importance_sampling_mode: CorrectionMode = setting(
+        "truncate", "truncate at the cap; mask outside both bounds; clip to both"
     )
-    importance_sampling_mode: CorrectionMode = Field(
-        "truncate", description="truncate at the cap; mask outside both bounds; clip to both"
-    )
-    importance_sampling_min: float = Field(
-        0.5, ge=0, description="lower bound of the ratio, for mask and clip"
-    )
-    importance_sampling_cap: float = Field(2.0, gt=0, description="upper bound of the ratio")
+    importance_sampling_min: float = setting(0.5, "lower bound of the ratio, for mask and clip", ge=0)
+    importance_sampling_cap: float = setting(2.0, "upper bound of the ratio", gt=0)
 
 
 class OptimizerSettings(Section):
     """Optimizer steps of an Update, and the learning rate."""
 
-    num_iterations: int = Field(1, ge=1, description="passes over a batch (mu)")
-    num_mini_batches: int = Field(1, ge=1, description="optimizer steps per pass")
-    shuffle_mini_batch: bool = Field(True, description="form other mini-batches in each pass")
-    learning_rate: float = Field(1e-6, gt=0, description="largest learning rate")
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="schedule of the learning rate after the warm-up"
+    num_iterations: int = setting(1, "passes over a batch (mu)", ge=1)
+    num_mini_batches: int = setting(1, "optimizer steps per pass", ge=1)
+    shuffle_mini_batch: bool = setting(True, "form other mini-batches in each pass")
+    learning_rate: float = setting(1e-6, "largest learning rate", gt=0)
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = setting(
+        "constant", "schedule of the learning rate after the warm-up"
     )
-    min_lr: float = Field(0.0, ge=0, description="learning rate at the end of linear and cosine")
-    warmup_steps: int = Field(0, ge=0, description="Updates of linear warm-up")
-    warmup_ratio: float = Field(0.0, ge=0, lt=1, description="linear warm-up as a share of all Updates")
-    adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW: decay of the first moment")
-    adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW: decay of the second moment")
-    adam_epsilon: float = Field(1e-8, gt=0, description="AdamW: term that prevents division by zero")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW: weight decay")
-    max_grad_norm: float = Field(1.0, gt=0, description="largest norm of unclipped gradients")
-    max_nonfinite_steps: int = Field(
-        3, ge=1, description="Updates in a row with NaN or infinity after which the run ends"
-    )
+    min_lr: float = setting(0.0, "learning rate at the end of linear and cosine", ge=0)
+    warmup_steps: int = setting(0, "Updates of linear warm-up", ge=0)
+    warmup_ratio: float = setting(0.0, "linear warm-up as a share of all Updates", ge=0, lt=1)
+    adam_beta1: float = setting(0.9, "AdamW: decay of the first moment", ge=0, lt=1)
+    adam_beta2: float = setting(0.999, "AdamW: decay of the second moment", ge=0, lt=1)
+    adam_epsilon: float = setting(1e-8, "AdamW: term that prevents division by zero", gt=0)
+    weight_decay: float = setting(0.0, "AdamW: weight decay", ge=0)
+    max_grad_norm: float = setting(1.0, "largest norm of unclipped gradients", gt=0)
+    max_nonfinite_steps: int = setting(3, "Updates in a row with NaN or infinity that end the run", ge=1)
 
 
 class ReferenceSettings(Section):
     """Reference model of the KL term (beta above 0)."""
 
-    ref_device: str = Field("", description="device of the reference model; empty: the policy's")
-    sync_ref_model: bool = Field(False, description="mix the policy into the reference model")
-    ref_model_sync_steps: int = Field(512, ge=1, description="Updates between two mixtures")
-    ref_model_mixup_alpha: float = Field(0.6, gt=0, le=1, description="share of the policy in a mixture")
-    outer_iteration_steps: int = Field(
-        0, ge=0, description="Updates until the policy becomes the reference model; 0: never"
-    )
+    ref_device: str = setting("", "device of the reference model; empty: the policy's")
+    sync_ref_model: bool = setting(False, "mix the policy into the reference model")
+    ref_model_sync_steps: int = setting(512, "Updates between two mixtures", ge=1)
+    ref_model_mixup_alpha: float = setting(0.6, "share of the policy in a mixture", gt=0, le=1)
+    outer_iteration_steps: int = setting(0, "Updates until the policy is the reference; 0: never", ge=0)
 
 
 class ModelSettings(Section):
     """Model, precision, LoRA, and memory."""
 
-    model: str = Field("", description="model to start from: a Hugging Face folder or a hub id")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="precision of the model")
-    cast_lm_head_to_fp32: bool = Field(False, description="compute logits in float32 in any dtype")
-    packing: bool = Field(True, description="put several sequences into a row; false: one per row")
-    micro_batch_tokens: int = Field(
-        16384, ge=1, description="tokens per row (forward pass); a longer sequence has its own row"
+    model: str = setting("", "model to start from: a Hugging Face folder or a hub id")
+    dtype: Literal["float32", "bfloat16"] = setting("float32", "precision of the model")
+    cast_lm_head_to_fp32: bool = setting(False, "compute logits in float32 in any dtype")
+    packing: bool = setting(True, "put several sequences into a row; false: one per row")
+    micro_batch_tokens: int = setting(16384, "tokens per row; a longer sequence has its own row", ge=1)
+    logprob_chunk: int = setting(128, "tokens whose logits are in memory at once", ge=1)
+    gradient_checkpointing: bool = setting(False, "recompute activations to save memory")
+    use_liger_kernel: bool = setting(False, "fused layers of liger-kernel (GPU)")
+    zero_stage: Literal["auto", "0", "1", "2", "3"] = setting(
+        "auto", "DeepSpeed ZeRO; auto: 0 for float32, 1 for bfloat16 (fp32 masters)"
     )
-    logprob_chunk: int = Field(128, ge=1, description="tokens whose logits are in memory at once")
-    gradient_checkpointing: bool = Field(False, description="recompute activations to save memory")
-    use_liger_kernel: bool = Field(False, description="fused layers of liger-kernel (GPU)")
-    zero_stage: Literal["auto", "0", "1", "2", "3"] = Field(
-        "auto", description="DeepSpeed ZeRO; auto: 0 for float32, 1 for bfloat16 (fp32 masters)"
-    )
-    offload_optimizer: bool = Field(False, description="optimizer state in main memory (ZeRO 1-3)")
-    offload_param: bool = Field(False, description="keep the parameters in main memory (ZeRO 3)")
-    lora_rank: int = Field(0, ge=0, description="rank of the LoRA adapter; 0: train all weights")
-    lora_alpha: int = Field(32, ge=1, description="LoRA scale times rank: the scale is alpha / rank")
-    lora_target_modules: Names = Field(["all-linear"], description="modules that get an adapter")
-    peak_tflops: float = Field(0.0, ge=0, description="TFLOPS of the device, for MFU; 0: by its name")
+    offload_optimizer: bool = setting(False, "optimizer state in main memory (ZeRO 1-3)")
+    offload_param: bool = setting(False, "keep the parameters in main memory (ZeRO 3)")
+    lora_rank: int = setting(0, "rank of the LoRA adapter; 0: train all weights", ge=0)
+    lora_alpha: int = setting(32, "LoRA scale times rank: the scale is alpha / rank", ge=1)
+    lora_target_modules: Names = setting(["all-linear"], "modules that get an adapter")
+    peak_tflops: float = setting(0.0, "TFLOPS of the device, for MFU; 0: by its name", ge=0)
 
 
 class OutputSettings(Section):
     """Checkpoints, journal, logged completions, and trackers."""
 
-    save_steps: int = Field(50, ge=1, description="steps between two checkpoints")
-    save_total_limit: int = Field(2, ge=2, description="checkpoints to keep")
-    save_only_model: bool = Field(
-        False, description="leave the optimizer's state out of checkpoints; a resumed run then differs"
+    save_steps: int = setting(50, "steps between two checkpoints", ge=1)
+    save_total_limit: int = setting(2, "checkpoints to keep", ge=2)
+    save_only_model: bool = setting(False, "checkpoints without optimizer state; a resumed run differs")
+    journal_segment_mib: float = setting(64.0, "size of a journal file, in MiB", gt=0)
+    journal_retention: Literal["all", "resume"] = setting(
+        "all", "all: keep all for a replay; resume: delete what no resume needs"
     )
-    journal_segment_mib: float = Field(64.0, gt=0, description="size of a journal file, in MiB")
-    journal_retention: Literal["all", "resume"] = Field(
-        "all", description="all: keep all for a replay; resume: delete what no resume needs"
-    )
-    log_completions: bool = Field(True, description="write completions/, a Parquet file per step")
-    report_to: Names = Field(
+    log_completions: bool = setting(True, "write completions/, a Parquet file per step")
+    report_to: Names = setting(
         [],
-        description="trackers beside metrics.jsonl, names with commas: wandb, tensorboard, or own ones "
+        "trackers beside metrics.jsonl, names with commas: wandb, tensorboard, or own ones "
         "as file.py:function or package.module.function",
     )
 
@@ -264,26 +227,12 @@ class LearnerSettings(
     LagSettings,
     LossSettings,
     RewardOptions,
-    RewardSettings,
+    RewardsSettings,
     SamplingSettings,
     DataSettings,
     TrainingSettings,
 ):
     """LEARNER_*: the training; hyper-parameters have TRL's names."""
-
-    parts: ClassVar = {
-        "training": TrainingSettings,
-        "data": DataSettings,
-        "sampling": SamplingSettings,
-        "rewards": RewardSettings,
-        "reward-options": RewardOptions,
-        "loss": LossSettings,
-        "lag": LagSettings,
-        "optimizer": OptimizerSettings,
-        "reference": ReferenceSettings,
-        "model": ModelSettings,
-        "output": OutputSettings,
-    }
 
     @model_validator(mode="after")
     def _data_sets_fit(self) -> "LearnerSettings":
@@ -304,8 +253,11 @@ class LearnerSettings(
 
     @model_validator(mode="after")
     def _rewards_are_known(self) -> "LearnerSettings":
-        """Raise ValueError if a reward or tracker is unknown, or a reward's parameters do not fit."""
+        """Raise ValueError if a reward or tracker is unknown, or weights or parameters do not fit."""
         names = self.reward_names
+        found, expected = len(self.reward_weights), len(names)
+        if self.reward_weights and found != expected:
+            raise ValueError(f"LEARNER_REWARD_WEIGHTS has {found} weights for {expected} rewards")
         _check_functions("LEARNER_REWARDS", "reward", self.rewards, BUILT_IN)
         _check_functions("LEARNER_REPORT_TO", "tracker", self.report_to, TRACKERS)
         if self.metric_for_best_model not in ("", *names):
@@ -350,14 +302,6 @@ class LearnerSettings(
         return [split_source(asked)[1] for asked in self.rewards]
 
     @model_validator(mode="after")
-    def _weights_match_rewards(self) -> "LearnerSettings":
-        """Raise ValueError unless there are no weights or one weight per reward."""
-        found, expected = len(self.reward_weights), len(self.rewards)
-        if self.reward_weights and found != expected:
-            raise ValueError(f"LEARNER_REWARD_WEIGHTS has {found} weights for {expected} rewards")
-        return self
-
-    @model_validator(mode="after")
     def _bounds_are_in_order(self) -> "LearnerSettings":
         """Raise ValueError if bounds of loss, correction or learning rate exclude each other."""
         if self.importance_sampling_min > self.importance_sampling_cap:
@@ -379,17 +323,6 @@ class LearnerSettings(
             raise ValueError("LEARNER_MIN_LR is above LEARNER_LEARNING_RATE")
         if self.warmup_steps and self.warmup_ratio:
             raise ValueError("give LEARNER_WARMUP_STEPS or LEARNER_WARMUP_RATIO, not both")
-        return self
-
-    @model_validator(mode="after")
-    def _a_bare_checkpoint_suffices(self) -> "LearnerSettings":
-        """Raise ValueError if save_only_model would lose a state that a resumed run needs."""
-        reference_changes = self.beta and (self.sync_ref_model or self.outer_iteration_steps)
-        if self.save_only_model and (self.lora_rank or reference_changes):
-            raise ValueError(
-                "LEARNER_SAVE_ONLY_MODEL loses an adapter's base and a changed reference model: not "
-                "with LEARNER_LORA_RANK, LEARNER_SYNC_REF_MODEL or LEARNER_OUTER_ITERATION_STEPS"
-            )
         return self
 
     @model_validator(mode="after")
@@ -415,8 +348,14 @@ class LearnerSettings(
 
     @model_validator(mode="after")
     def _the_reference_is_used(self) -> "LearnerSettings":
-        """Raise ValueError if a setting of the reference model would have no effect."""
-        if self.lora_rank and self.beta and (self.sync_ref_model or self.outer_iteration_steps):
+        """Raise ValueError if a reference model's setting has no effect, or no checkpoint holds it."""
+        reference_changes = self.beta and (self.sync_ref_model or self.outer_iteration_steps)
+        if self.save_only_model and (self.lora_rank or reference_changes):
+            raise ValueError(
+                "LEARNER_SAVE_ONLY_MODEL loses an adapter's base and a changed reference model: not "
+                "with LEARNER_LORA_RANK, LEARNER_SYNC_REF_MODEL or LEARNER_OUTER_ITERATION_STEPS"
+            )
+        if self.lora_rank and reference_changes:
             raise ValueError(
                 "with LoRA the reference is the base model, which does not change: leave "
                 "LEARNER_SYNC_REF_MODEL and LEARNER_OUTER_ITERATION_STEPS off, or train all weights"
@@ -434,16 +373,12 @@ class LearnerSettings(
 
     @property
     def credit(self) -> int:
-        """Return how many train tickets may be open at once.
-
-        Example: max_staleness 1, groups_per_step 8: 16 tickets.
-        """
+        """Return how many train tickets may be open: 16 for max_staleness 1 and groups_per_step 8."""
         return (self.max_staleness + 1) * self.groups_per_step
 
 
-def _check_functions(variable: str, kind: str, asked: Iterable[str], built_in: Iterable[str]) -> None:
-    """Raise ValueError unless each text is one of `built_in` or has the form of an own function."""
-    known = tuple(built_in)
+def _check_functions(variable: str, kind: str, asked: Iterable[str], known: Collection[str]) -> None:
+    """Raise ValueError unless each text is one of `known` or has the form of an own function."""
     for text in asked:
         source, name = split_source(text)
         if not name.isidentifier() or text.endswith(".py"):
@@ -452,6 +387,6 @@ def _check_functions(variable: str, kind: str, asked: Iterable[str], built_in: I
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
             raise ValueError(
-                f"{variable}: there is no {kind} {name!r}: {hint} (own functions: "
-                "file.py:function or package.module.function)"
+                f"{variable}: there is no {kind} {name!r}: {hint} (own functions: file.py:function or "
+                "package.module.function)"
             )

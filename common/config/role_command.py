@@ -1,5 +1,6 @@
 """The commands that read variables, and the settings of the roles."""
 
+import re
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -37,9 +38,10 @@ class RunCommand(SettingsCommand):
     def execute(self) -> int:
         """Do the work, or with --dry-run print the settings."""
         if self.dry_run:
-            lines = [f"{name}={value}" for name, value in environment_of(self).items()]
-            lines += [f"# {name}: {value}" for name, value in self.describe().items()]
-            print(*lines, sep="\n")
+            for name, value in environment_of(self).items():
+                print(f"{name}={value}")
+            for title, figure in self.describe().items():
+                print(f"# {title}: {figure}")
             return 0
         configure_logs(self.role, self.run.log_format)
         return self.work()
@@ -80,32 +82,26 @@ class RoleCommand(RunCommand):
 
         Example: {"run": ("run", RunSettings), "data": ("learner", DataSettings)}.
         """
-        section = SECTIONS[cls.role.upper()]
-        parts = section.parts or {cls.role: section}
-        return {"run": ("run", RunSettings)} | {name: (cls.role, part) for name, part in parts.items()}
+        whole = SECTIONS[cls.role.upper()]
+        parts = [part for part in reversed(whole.__bases__) if part is not Section] or [whole]
+        words = [re.findall("[A-Z][a-z]+", part.__name__.removesuffix("Settings")) for part in parts]
+        named = {
+            "-".join(name).lower(): (cls.role, part) for name, part in zip(words, parts, strict=True)
+        }
+        return {"run": ("run", RunSettings)} | named
 
     @classmethod
     def overview(cls, prog: str) -> str:
         """Return the screen of --help: a line for each section."""
         lines = [
-            f"  {name:<16}{(section.__doc__ or '').partition(chr(10))[0]}"
-            for name, (_, section) in cls.sections().items()
+            f"sections of the settings (`{prog} help SECTION` prints one; SECTION `all`: all):",
+            *(f"  {name:<16}{section.__doc__}" for name, (_, section) in cls.sections().items()),
+            "",
+            "Each setting is a flag and a variable: --run.lease-s 60 is RUN_LEASE_S=60.",
+            "A flag wins over a variable, and a variable over the file of --env-file.",
         ]
-        parser, _ = parser_of(
-            SettingsCommand,
-            prog,
-            usage=f"{prog} [FLAG ...]\n       {prog} help SECTION",
-            description=cls.__doc__ or "",
-            epilog="\n".join(
-                [
-                    f"sections of the settings (`{prog} help SECTION` prints one; SECTION `all`: all):",
-                    *lines,
-                    "",
-                    "Each setting is a flag and a variable: --run.lease-s 60 is RUN_LEASE_S=60.",
-                    "A flag wins over a variable, and a variable over the file of --env-file.",
-                ]
-            ),
-        )
+        texts = {"usage": f"{prog} [FLAG ...]\n       {prog} help SECTION", "epilog": "\n".join(lines)}
+        parser, _ = parser_of(SettingsCommand, prog, description=cls.__doc__ or "", **texts)
         return parser.format_help()
 
     @classmethod
@@ -115,8 +111,9 @@ class RoleCommand(RunCommand):
         if name == "all":
             return "\n".join(map(cls.section_help, sections))
         if name not in sections:
-            known = ", ".join(sections)
-            raise ConfigError(f"help {name}: no such section; expected one of {known}, all")
+            raise ConfigError(
+                f"help {name}: no such section; expected one of {', '.join(sections)}, all"
+            )
         prefix, section = sections[name]
         field = Field(section(), description=section.__doc__)
         kind = create_model(name, __base__=Command, **{prefix: (section, field)})  # type: ignore[call-overload]

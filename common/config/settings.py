@@ -5,9 +5,8 @@ REWARDER_ belong to one each. LEARNER_MAX_STEPS=10 and `learner --learner.max-st
 A flag wins over the environment, the environment over the file given with --env-file.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat
 from pydantic_settings import NoDecode
@@ -18,7 +17,9 @@ from penstock.common.files.run_folder import RunFolder
 def split_commas(value: object) -> object:
     """Return the list of a text with commas, such as ["a", "b"] for "a, b"; other values unchanged."""
     return (
-        [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
+        [item for part in value.split(",") if (item := part.strip())]
+        if isinstance(value, str)
+        else value
     )
 
 
@@ -27,40 +28,34 @@ Numbers = Annotated[list[float], NoDecode, BeforeValidator(split_commas)]
 PositiveNumbers = Annotated[list[PositiveFloat], NoDecode, BeforeValidator(split_commas)]
 
 
+def setting(default: Any, description: str, **limits: Any) -> Any:
+    """Return a field of a section. `limits` are those of pydantic's Field, such as ge=1."""
+    return Field(default, description=description, **limits)
+
+
 class Section(BaseModel):
     """Base of the sections: unknown fields and infinite numbers are refused, instances are frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    parts: ClassVar[Mapping[str, type["Section"]]] = {}
-    """The sections that this one consists of, by their names in `learner help NAME`."""
-
 
 class RunSettings(Section):
     """RUN_*: settings that all processes of a run share."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="name of the run")
-    dir: Path = Field(Path("runs"), description="folder that holds the folders of the runs")
-    lease_s: float = Field(
-        30.0,
-        gt=0,
-        description="lease time in seconds: work, or the learner's role, passes to another process when"
-        " it is not renewed in this time",
+    name: str = setting("run", "name of the run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    dir: Path = setting(Path("runs"), "folder that holds the folders of the runs")
+    lease_s: float = setting(
+        30.0, "lease time in seconds; unless renewed, work or the learner's role passes on", gt=0
     )
-    max_attempts: int = Field(3, ge=1, description="failed attempts after which a ticket is dead")
-    connect_timeout_s: float = Field(10.0, gt=0, description="seconds to wait for the server at start")
-    server_timeout_s: float = Field(60.0, gt=0, description="seconds to wait for a lost queue server")
-    join_timeout_s: float = Field(
-        300.0, gt=0, description="seconds to wait for the run's setup, after the last heartbeat"
+    max_attempts: int = setting(3, "failed attempts after which a ticket is dead", ge=1)
+    connect_timeout_s: float = setting(10.0, "seconds to wait for the server at start", gt=0)
+    server_timeout_s: float = setting(60.0, "seconds to wait for a lost queue server", gt=0)
+    join_timeout_s: float = setting(300.0, "seconds to wait for setup after the last heartbeat", gt=0)
+    progress_timeout_s: float = setting(
+        600.0, "seconds without any result or learner's heartbeat after which a process ends", gt=0
     )
-    progress_timeout_s: float = Field(
-        600.0,
-        gt=0,
-        description="seconds without any result, or without the learner's heartbeat, after which a "
-        "process ends",
-    )
-    disk_timeout_s: float = Field(600.0, ge=0, description="seconds to wait for room on a full disk")
-    log_format: Literal["text", "json"] = Field("text", description="format of the log lines")
+    disk_timeout_s: float = setting(600.0, "seconds to wait for room on a full disk", ge=0)
+    log_format: Literal["text", "json"] = setting("text", "format of the log lines")
 
     @property
     def folder(self) -> RunFolder:
@@ -71,36 +66,25 @@ class RunSettings(Section):
 class ActorSettings(Section):
     """ACTOR_*: one inference engine. Tickets hold the sampling parameters."""
 
-    dtype: Literal["", "float32", "bfloat16"] = Field("", description="precision; empty: the learner's")
-    max_num_seqs: int = Field(256, ge=1, description="completions generated at the same time")
-    max_model_len: int = Field(0, ge=0, description="tokens of prompt and completion; 0: the run's")
-    gpu_memory_utilization: float = Field(
-        0.9, gt=0, le=1, description="share of the GPU's memory that vLLM uses"
-    )
-    kv_cache_gib: float = Field(1.0, gt=0, description="size of the key-value cache on a CPU, in GiB")
-    enforce_eager: bool = Field(True, description="no compilation or CUDA graphs: quick start")
-    tensor_parallel_size: int = Field(1, ge=1, description="GPUs that one engine uses")
-    enable_prefix_caching: bool = Field(True, description="reuse keys and values of equal prompts")
-    start_timeout_s: float = Field(600.0, gt=0, description="seconds that the engine may take to start")
-    stall_timeout_s: float = Field(
-        120.0, gt=0, description="seconds without a new token after which the actor gives its work back"
-    )
+    dtype: Literal["", "float32", "bfloat16"] = setting("", "precision; empty: the learner's")
+    max_num_seqs: int = setting(256, "completions generated at the same time", ge=1)
+    max_model_len: int = setting(0, "tokens of prompt and completion; 0: the run's", ge=0)
+    gpu_memory_utilization: float = setting(0.9, "share of the GPU's memory that vLLM uses", gt=0, le=1)
+    kv_cache_gib: float = setting(1.0, "size of the key-value cache on a CPU, in GiB", gt=0)
+    enforce_eager: bool = setting(True, "no compilation or CUDA graphs: quick start")
+    tensor_parallel_size: int = setting(1, "GPUs that one engine uses", ge=1)
+    enable_prefix_caching: bool = setting(True, "reuse keys and values of equal prompts")
+    start_timeout_s: float = setting(600.0, "seconds that the engine may take to start", gt=0)
+    stall_timeout_s: float = setting(120.0, "seconds without a new token until work is given back", gt=0)
 
 
 class RewarderSettings(Section):
     """REWARDER_*: one pool of scoring processes. The run's contract names the rewards."""
 
-    workers: int = Field(2, ge=1, description="scoring processes; one that hangs is killed and replaced")
-    timeout_s: float = Field(30.0, gt=0, description="seconds that one reward of one group may take")
-    user: str = Field(
-        "nobody", description="user of the scoring processes when root starts the rewarder; empty: root"
-    )
-    environment: Names = Field(
-        [], description="variables that scoring processes see, beside PATH and a few others"
-    )
-    memory_gib: float = Field(
-        4.0,
-        gt=0,
-        description="address space of a scoring process in GiB; scoring ends when a quarter of it is in"
-        " use",
+    workers: int = setting(2, "scoring processes; one that hangs is killed and replaced", ge=1)
+    timeout_s: float = setting(30.0, "seconds that one reward of one group may take", gt=0)
+    user: str = setting("nobody", "user of scoring processes if root starts the rewarder; empty: root")
+    environment: Names = setting([], "variables that scoring processes see beside PATH and a few")
+    memory_gib: float = setting(
+        4.0, "address space of a scoring process in GiB; a quarter in use ends scoring", gt=0
     )

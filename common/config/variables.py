@@ -17,11 +17,8 @@ from penstock.common.config.settings import ActorSettings, RewarderSettings, Run
 from penstock.common.errors import ConfigError
 
 SECTIONS: dict[str, type[Section]] = {
-    "RUN": RunSettings,
-    "LEARNER": LearnerSettings,
-    "ACTOR": ActorSettings,
-    "REWARDER": RewarderSettings,
-}
+    "RUN": RunSettings, "LEARNER": LearnerSettings, "ACTOR": ActorSettings, "REWARDER": RewarderSettings
+}  # fmt: skip
 """The sections by the prefix of their variables."""
 
 _KUBERNETES = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?)$")
@@ -30,9 +27,7 @@ _KUBERNETES = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?)$")
 def variables() -> list[str]:
     """Return the names of all variables that begin with a prefix of SECTIONS."""
     return [
-        f"{prefix}_{field.upper()}"
-        for prefix, section in SECTIONS.items()
-        for field in section.model_fields
+        f"{prefix}_{name.upper()}" for prefix, kind in SECTIONS.items() for name in kind.model_fields
     ]
 
 
@@ -41,14 +36,13 @@ def check_names(names: Iterable[str]) -> None:
 
     Names that Kubernetes sets, such as LEARNER_PORT and LEARNER_SERVICE_HOST, pass.
     """
-    known = set(variables())
-    for name in sorted(names):
-        prefix = name.partition("_")[0]
-        if prefix not in SECTIONS or "_" not in name or name in known or _KUBERNETES.search(name):
-            continue
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else "docs/configuration.md lists the names"
-        raise ConfigError(f"unknown variable {name}: {hint}")
+    known = variables()
+    for name in sorted(set(names).difference(known)):
+        prefix, underscore, _ = name.partition("_")
+        if prefix in SECTIONS and underscore and not _KUBERNETES.search(name):
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "docs/configuration.md lists the names"
+            raise ConfigError(f"unknown variable {name}: {hint}")
 
 
 def read_environment(env_file: Path | str | None) -> dict[str, str]:
@@ -63,28 +57,23 @@ def values_of(kind: type[BaseModel], environment: Mapping[str, str]) -> dict[str
     Raise ConfigError if a variable's name is unknown.
     """
     check_names(environment)
-    found: dict[str, object] = {}
-    if "redis_url" in kind.model_fields and "REDIS_URL" in environment:
-        found["redis_url"] = environment["REDIS_URL"]
+    found: dict[str, object] = {"redis_url": environment.get("REDIS_URL", "")}
     for prefix, section in SECTIONS.items():
-        field = kind.model_fields.get(prefix.lower())
-        if field is not None and field.annotation is section:
-            found[prefix.lower()] = {
-                name: environment[variable]
-                for name in section.model_fields
-                if (variable := f"{prefix}_{name.upper()}") in environment
-            }
-    return found
+        variable_of = {name: f"{prefix}_{name.upper()}" for name in section.model_fields}
+        found[prefix.lower()] = {
+            name: environment[variable]
+            for name, variable in variable_of.items()
+            if variable in environment
+        }
+    return {name: value for name, value in found.items() if name in kind.model_fields}
 
 
 def environment_of(settings: BaseModel) -> dict[str, str]:
     """Return the variables that give a command these settings, as --dry-run prints them."""
     found = {"REDIS_URL": url} if (url := getattr(settings, "redis_url", "")) else {}
-    for prefix, kind in SECTIONS.items():
-        section = getattr(settings, prefix.lower(), None)
-        if isinstance(section, kind):
+    for prefix in SECTIONS:
+        if section := getattr(settings, prefix.lower(), None):
             for name, value in section.model_dump(mode="json").items():
-                found[f"{prefix}_{name.upper()}"] = (
-                    ",".join(map(str, value)) if isinstance(value, list) else str(value)
-                )
+                text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+                found[f"{prefix}_{name.upper()}"] = text
     return found
