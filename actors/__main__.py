@@ -1,11 +1,10 @@
 """The `actor` command. The settings are checked before vllm is imported."""
 
 import sys
-import threading
 
 from penstock.common.config.command import execute_command
 from penstock.common.config.role_command import ActorCommand
-from penstock.common.role import run_role
+from penstock.common.role import begin_role
 
 
 class Actor(ActorCommand):
@@ -13,13 +12,12 @@ class Actor(ActorCommand):
 
     def work(self) -> int:
         """Generate until the run's end and return the exit code."""
-        return run_role(self._generate)
-
-    def _generate(self, stopping: threading.Event) -> None:
+        stopping = begin_role()
         from penstock.actors.loop import run
         from penstock.actors.vllm_engine import VllmEngine
 
         run(self, stopping, VllmEngine)
+        return 0
 
 
 def main() -> None:

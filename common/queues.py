@@ -81,10 +81,8 @@ class Dead(QueueCommand):
     def read(self, connection: Connection) -> Result:
         """Return the newest dead tickets, at most 50."""
         found = read_dead(connection, self.run.name, _DEAD_SHOWN)
-        return Result(
-            "\n".join(f"{ticket:<24}{printable(reason)}" for ticket, reason in found) or "none",
-            [{"ticket": ticket, "reason": reason} for ticket, reason in found],
-        )
+        text = "\n".join(f"{ticket:<24}{printable(reason)}" for ticket, reason in found) or "none"
+        return Result(text, [{"ticket": ticket, "reason": reason} for ticket, reason in found])
 
 
 class Discard(QueueCommand):
@@ -100,9 +98,8 @@ class Discard(QueueCommand):
                 f"this deletes all of run {run} on {server}, work in flight included; the learner's "
                 "folder stays: repeat the command with --yes to delete"
             )
-        count = discard_run(connection, run)
-        text = f"{count} keys of run {run} deleted on {server}"
-        return Result(text, [{"run": run, "server": server, "keys_deleted": count}])
+        row = {"run": run, "server": server, "keys_deleted": discard_run(connection, run)}
+        return Result(f"{row['keys_deleted']} keys of run {run} deleted on {server}", [row])
 
 
 class Queues(CommandGroup):

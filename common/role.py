@@ -1,17 +1,10 @@
-"""The skeleton of every role: orderly shutdown, its queue server, its name.
-
-    main -> check the settings (nothing heavy imported) -> work -> run(settings, stopping) -> exit code
-
-SIGINT and SIGTERM set `stopping`: the loop finishes the work it holds and returns. A second signal ends
-the process at once.
-"""
+"""What the roles share: orderly shutdown, the connection to the queue server, the consumer's name."""
 
 import os
 import signal
 import socket
 import threading
 import uuid
-from collections.abc import Callable
 from types import FrameType
 
 from penstock.common.broker.connection import Connection
@@ -20,18 +13,17 @@ from penstock.common.config.settings import RunSettings
 from penstock.common.guard import guard_children
 
 
-def run_role(run: Callable[[threading.Event], None]) -> int:
-    """Run a role until its end or until a signal stops it; return the exit code 0.
-
-    The role's child processes end with it, even when it is killed with -9.
-    """
+def begin_role() -> threading.Event:
+    """Return stop_on_signals(). Child processes end with this one, even when it is killed with -9."""
     guard_children()
-    run(stop_on_signals())
-    return 0
+    return stop_on_signals()
 
 
 def stop_on_signals() -> threading.Event:
-    """Return an event that the first SIGINT or SIGTERM sets. The second one ends the process."""
+    """Return an event that the first SIGINT or SIGTERM sets: the role's loop finishes the work it holds.
+
+    The second signal ends the process at once.
+    """
     stopping = threading.Event()
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -55,8 +47,5 @@ def connect(redis_url: str, run: RunSettings, stopping: threading.Event) -> Conn
 
 
 def consumer_name(role: str) -> str:
-    """Return a name that no other process has: role, host, process id and a random part.
-
-    Example: "actor-host12-4711-a3f09c".
-    """
+    """Return a name that no other process has, such as "actor-host12-4711-a3f09c" (4711: process id)."""
     return f"{role}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"

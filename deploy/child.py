@@ -66,13 +66,9 @@ class Child:
     def start(self, environment: Mapping[str, str]) -> None:
         """Start the process in a session of its own, and report its output from now on."""
         self._process = subprocess.Popen(
-            self.service.command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+            self.service.command, env=dict(environment), start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
         self._started_at = time.monotonic()
         self._report(Report(self.name, "started", f"Started as process {self._process.pid}."))
         self._reader = threading.Thread(target=self._report_output, args=(self._process,), daemon=True)
@@ -83,11 +79,9 @@ class Child:
 
         The other processes of its group are killed.
         """
-        code = self._process.poll() if self._process is not None else None
-        if self._process is None or code is None:
+        if self._process is None or (code := self._process.poll()) is None:
             return None
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self.kill()
         if self._reader is not None:
             self._reader.join(timeout=0.5)  # a process in another session may keep the pipe open
         self.lived_s = time.monotonic() - self._started_at
@@ -119,9 +113,9 @@ class Child:
 
 def describe_end(code: int) -> str:
     """Return how a process ended, such as `Ended with exit code 70` or `Killed by SIGKILL`."""
-    if code >= 0:
-        return f"Ended with exit code {code}"
-    try:
-        return f"Killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"Killed by signal {-code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return (
+        f"Ended with exit code {code}"
+        if code >= 0
+        else f"Killed by {names.get(-code, f'signal {-code}')}"
+    )

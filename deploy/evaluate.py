@@ -13,15 +13,10 @@ from penstock.common.errors import ConfigError
 from penstock.deploy.up import Printer, Up
 
 _VARIABLES = {
-    "model": "LEARNER_MODEL",
-    "dataset": "LEARNER_EVAL_DATASET",
-    "split": "LEARNER_EVAL_SPLIT",
-    "samples": "LEARNER_EVAL_SAMPLES",
-    "generations": "LEARNER_EVAL_NUM_GENERATIONS",
-    "temperature": "LEARNER_EVAL_TEMPERATURE",
-    "rewards": "LEARNER_REWARDS",
-    "name": "RUN_NAME",
-}
+    "model": "LEARNER_MODEL", "dataset": "LEARNER_EVAL_DATASET", "split": "LEARNER_EVAL_SPLIT",
+    "samples": "LEARNER_EVAL_SAMPLES", "generations": "LEARNER_EVAL_NUM_GENERATIONS",
+    "temperature": "LEARNER_EVAL_TEMPERATURE", "rewards": "LEARNER_REWARDS", "name": "RUN_NAME",
+}  # fmt: skip
 """The variable that each flag sets."""
 
 

@@ -59,9 +59,8 @@ def compared(found: dict[str, Any], out: Path) -> Result:
     """Return the comparison that `penstock.learner.replay` printed, as text and as JSON."""
     difference, steps = found["weights_difference"], found["steps_with_other_metrics"]
     weights = "not compared: no checkpoint of the last step" if difference is None else f"{difference:g}"
-    lines = [
-        f"{found['steps']} Updates replayed into {out}",
-        f"largest difference of a weight   {weights}",
-        f"steps with other metrics         {', '.join(map(str, steps)) or 'none'}",
-    ]
-    return Result("\n".join(lines), [found])
+    text = (
+        f"{found['steps']} Updates replayed into {out}\nlargest difference of a weight   {weights}\n"
+        f"steps with other metrics         {', '.join(map(str, steps)) or 'none'}"
+    )
+    return Result(text, [found])

@@ -55,11 +55,9 @@ class Samples(ResultCommand):
     @model_validator(mode="after")
     def _one_choice(self) -> "Samples":
         """Raise ValueError if two flags choose different rows, such as --best and --worst."""
-        given = [
-            name for name in (*_CHOICES, "compare", "difficulty", "evaluations") if getattr(self, name)
-        ]
-        if self.compare and self.step is not None:
-            given.append("step")
+        exclusive = (*_CHOICES, "compare", "difficulty", "evaluations")
+        given = [name for name in exclusive if getattr(self, name)]
+        given += ["step"] * (bool(self.compare) and self.step is not None)
         if len(given) > 1:
             flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
             raise ValueError(f"{flags} exclude each other")
@@ -109,26 +107,24 @@ class Samples(ResultCommand):
             groups[row["prompt"][:SHOWN]][row["ticket"]].append(row)
         table = [found for prompt, tickets in groups.items() if (found := _difficulty(prompt, tickets))]
         table = sorted(table, key=lambda row: tuple(row.values()))[: self.count]
-        lines = [
-            f"{row['mean_reward']:>12.3f}{row['asked']:>8}{row['no_spread']:>11}   "
-            + shown(row["prompt"], 80).partition("\n")[0]
-            for row in table
-        ]
-        head = f"{'mean reward':>12}{'asked':>8}{'no spread':>11}   question (hardest first)"
-        return Result("\n".join([head, *lines]), table)
+        lines = [f"{'mean reward':>12}{'asked':>8}{'no spread':>11}   question (hardest first)"]
+        for row in table:
+            question = shown(row["prompt"], 80).partition("\n")[0]
+            figures = f"{row['mean_reward']:>12.3f}{row['asked']:>8}{row['no_spread']:>11}"
+            lines.append(f"{figures}   {question}")
+        return Result("\n".join(lines), table)
 
     def evaluated(self) -> Result:
         """Return held-out answers of one step, or of all. Raise ConfigError if there are none."""
         path = RunFolder(self.run).evaluations
         if not path.is_file():
             raise ConfigError(f"{path} does not exist: set LEARNER_EVAL_DATASET to evaluate")
-        rows = [row for row in read_json_lines(path) if self.step in (None, row["step"])]
-        if not rows:
-            raise ConfigError(
-                f"{path} has no evaluation" + ("" if self.step is None else f" of step {self.step}")
-            )
-        rows = sorted(rows, key=lambda row: (row["index"], row["step"]))
-        rows = [row for row in rows if row["index"] < self.count]
+        found = [row for row in read_json_lines(path) if self.step in (None, row["step"])]
+        if not found:
+            of_step = "" if self.step is None else f" of step {self.step}"
+            raise ConfigError(f"{path} has no evaluation{of_step}")
+        rows = [row for row in found if row["index"] < self.count]
+        rows.sort(key=lambda row: (row["index"], row["step"]))
         return Result("\n".join(answers_as_lines(row, self.width) for row in rows), rows)
 
 
@@ -137,21 +133,14 @@ def read_rows(run: Path, step: int | None = None) -> list[Row]:
 
     Raise ConfigError if there are none, or if a file cannot be read.
     """
-    run_folder = RunFolder(run)
-    folder = run_folder.completions
-    files = {
-        int(found[1]): path for path in folder.glob("*.parquet") if (found := _FILE.fullmatch(path.name))
-    }
+    folder = RunFolder(run).completions
+    named = [(_FILE.fullmatch(path.name), path) for path in folder.glob("*.parquet")]
+    files = {int(found[1]): path for found, path in named if found}
     if not files:
-        evaluated = run_folder.evaluations.is_file()
-        raise ConfigError(
-            f"{folder} holds no completions: "
-            + (
-                "nothing was trained yet; --evaluations shows the answers to held-out questions"
-                if evaluated
-                else f"is {run} a run's folder, and was LEARNER_LOG_COMPLETIONS on?"
-            )
-        )
+        hint = f"is {run} a run's folder, and was LEARNER_LOG_COMPLETIONS on?"
+        if RunFolder(run).evaluations.is_file():
+            hint = "nothing was trained yet; --evaluations shows the answers to held-out questions"
+        raise ConfigError(f"{folder} holds no completions: {hint}")
     if step is not None and step not in files:
         raise ConfigError(f"no completions of step {step}; there are {min(files)} to {max(files)}")
     steps = [step] if step is not None else sorted(files, reverse=True)
@@ -169,11 +158,9 @@ def _read_file(path: Path) -> list[Row]:
         raise ConfigError(
             f"{path} is damaged or no Parquet file ({error}): remove it, or choose another --step"
         ) from error
-    missing = set(COLUMNS) - set(rows[0] if rows else COLUMNS)
-    if missing:
-        raise ConfigError(
-            f"{path} was not written by the learner: it has no {', '.join(sorted(missing))}"
-        )
+    if missing := set(COLUMNS) - set(rows[0] if rows else COLUMNS):
+        names = ", ".join(sorted(missing))
+        raise ConfigError(f"{path} was not written by the learner: it has no {names}")
     return rows
 
 
@@ -190,23 +177,19 @@ def select(rows: list[Row], choice: str) -> list[Row]:
 
 def as_lines(row: Row, width: int) -> str:
     """Return a completion as text: its origin, prompt, completion, and why it has no score."""
-    texts = [("prompt", row["prompt"]), ("completion", row["completion"])]
-    texts += [("solution", row["solution"])] * bool(row.get("solution"))
-    texts += [("why", row["failure"])] * bool(row["failure"])
-    lines = [f"{name:<11} {shown(text, width)}" for name, text in texts]
-    lines += [
-        f"{printable(name):<11} {shown(str(value), width)}"
-        for name, value in json.loads(row["extra"]).items()
-    ]
+    texts = {"prompt": row["prompt"], "completion": row["completion"]}
+    texts |= {"solution": row["solution"]} if row["solution"] else {}
+    texts |= {"why": row["failure"]} if row["failure"] else {}
+    pairs = [*texts.items(), *json.loads(row["extra"]).items()]
+    lines = [f"{printable(name):<11} {shown(str(value), width)}" for name, value in pairs]
     return "\n".join([f"--- {heading(row)}", *lines])
 
 
 def heading(row: Row) -> str:
     """Return a line with a completion's step, ticket, state, rewards and length."""
-    rewards = ", ".join(
-        f"{name} {value:g}" for name, value in rewards_of(row).items() if value is not None
-    )
-    parts = [f"step {row['step']}", f"{row['ticket']}[{row['index']}]", row["state"], rewards]
+    rewards = {name: value for name, value in row.items() if name not in COLUMNS and value is not None}
+    parts = [f"step {row['step']}", f"{row['ticket']}[{row['index']}]", row["state"]]
+    parts.append(", ".join(f"{name} {value:g}" for name, value in rewards.items()))
     if row["advantage"]:
         parts.append(f"advantage {row['advantage']:+.2f}")
     parts.append(f"{row['completion_length']} tokens")
@@ -217,11 +200,6 @@ def heading(row: Row) -> str:
     return "  ".join(part for part in parts if part)
 
 
-def rewards_of(row: Row) -> dict[str, float | None]:
-    """Return the rewards of a row by name."""
-    return {name: value for name, value in row.items() if name not in COLUMNS}
-
-
 def shown(text: str, width: int) -> str:
     """Return a text for a terminal: cut to `width` letters, control characters written out.
 
@@ -229,7 +207,7 @@ def shown(text: str, width: int) -> str:
         >>> shown("a\\x1b[2J\\n" + "b" * 10, 12)
         'a\\\\x1b[2J\\n            bbbbb ... (5 more)'
     """
-    cut = text if not width or len(text) <= width else text[:width]
+    cut = text[: width or None]
     more = f" ... ({len(text) - len(cut)} more)" if len(cut) < len(text) else ""
     return printable(cut).replace("\n", "\n            ") + more
 

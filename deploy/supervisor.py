@@ -83,8 +83,6 @@ class Supervisor:
         try:
             while self._phase == "running" and not self._stops:
                 self._tick()
-            if self._phase == "leaving":
-                self._let_roles_leave()
             self._stop_in_order()
         finally:
             for child in self.children:
@@ -102,8 +100,7 @@ class Supervisor:
 
     def _react(self, child: Child, code: int) -> None:
         """Decide what an ended process means: nothing, a restart, or the end of the run."""
-        how = describe_end(code)
-        learner = child.service.name == LEARNER
+        how, learner = describe_end(code), child.service.name == LEARNER
         if learner:
             self._learner_code = _exit_status(code)
         if not child.wanted:
@@ -144,9 +141,8 @@ class Supervisor:
         for position, child in enumerate(self.children):
             if child.wanted and not child.running and now >= child.due_at:
                 child.start(self._environment)
-            later_is_due = any(
-                other.wanted and not other.running for other in self.children[position + 1 :]
-            )
+            later = self.children[position + 1 :]
+            later_is_due = any(other.wanted and not other.running for other in later)
             if child.service.ready is not None and later_is_due and not child.service.ready():
                 self._report_blocked(child)
                 return
@@ -155,25 +151,21 @@ class Supervisor:
     def _report_blocked(self, child: Child) -> None:
         """Report every 10 s that services wait for this one; end the run after `ready_s`."""
         if self._blocked.expired():
-            code, blocked_s = ServerUnavailable.exit_code, self._blocked.waited_s
-            self._fail(
-                child, code, f"Not ready after {blocked_s:.0f} s, and the other services wait for it"
-            )
+            why = f"Not ready after {self._blocked.waited_s:.0f} s, and the other services wait for it"
+            self._fail(child, ServerUnavailable.exit_code, why)
         elif self._blocked.report_due(_REPORT_EVERY_S):
             self._say(child, "Not ready yet. The other services wait for it.", kind="run")
 
-    def _let_roles_leave(self) -> None:
-        """Wait `leave_s` for actors and rewarders to exit by themselves, restarting none."""
-        roles = self._roles()
-        for child in roles:
-            child.wanted = False
-        self._wait_for(roles, self._limits.leave_s, lambda: self._stops > 0)
-
     def _stop_in_order(self) -> None:
-        """End the processes stage by stage: SIGTERM, and SIGKILL after `terminate_s`."""
-        self._phase = "stopping"
+        """End the processes stage by stage: SIGTERM, and SIGKILL after `terminate_s`.
+
+        After the learner has finished, the other roles first have `leave_s` to exit by themselves.
+        """
         for child in self._roles():
             child.wanted = False
+        if self._phase == "leaving":
+            self._wait_for(self._roles(), self._limits.leave_s, lambda: self._stops > 0)
+        self._phase = "stopping"
         for stage in sorted({child.service.stage for child in self.children}):
             members = [child for child in self.children if child.service.stage == stage]
             for child in members:

@@ -60,8 +60,7 @@ class Up(Command):
         commands = read_procfile(self.procfile)
         counts = self._counts(commands)
         services = role_services(commands)
-        # Names of variables are checked before anything starts.
-        settings = build(RunCommand, {"env_file": self.env_file})
+        settings = build(RunCommand, {"env_file": self.env_file})  # checks the names of all variables
         with hold_lock(settings.run.folder.up_lock, "`penstock up`"):
             if not settings.redis_url:
                 services = [queue_service(settings.run.folder), *services]
@@ -75,13 +74,11 @@ class Up(Command):
             return supervisor.run()
 
     def _counts(self, commands: Mapping[str, str]) -> dict[str, int]:
-        """Return how many processes of each name to run. Raise ConfigError if a name has no command."""
-        counts = dict.fromkeys(commands, 1)
-        for name, wanted in (("actor", self.actors), ("rewarder", self.rewarders)):
-            if wanted is not None and name not in commands:
-                raise ConfigError(f"--{name}s {wanted}: the Procfile has no line `{name}: command`")
-            if wanted is not None:
-                counts[name] = wanted
+        """Return the asked numbers of processes by name. Raise ConfigError if a name has no command."""
+        asked = {"actor": self.actors, "rewarder": self.rewarders}
+        counts = {name: wanted for name, wanted in asked.items() if wanted is not None}
+        for name in sorted(counts.keys() - commands.keys()):
+            raise ConfigError(f"--{name}s {counts[name]}: the Procfile has no line `{name}: command`")
         return counts
 
 
@@ -124,7 +121,6 @@ class Printer:
     def __init__(self, file: TextIO) -> None:
         self._file = file
         self._colours: dict[str, int] = {}
-        self._width = len("rewarder.1")
         self._lock = threading.Lock()
         self._broken = False
 
@@ -134,7 +130,7 @@ class Printer:
         mark = "" if report.kind == "output" else "-- "
         with self._lock:
             colour = self._colours.setdefault(service, _COLOURS[len(self._colours) % len(_COLOURS)])
-            prefix = f"{report.child:<{self._width}} | "
+            prefix = f"{report.child:<10} | "
             if self._file.isatty():
                 prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
             try:

@@ -1,14 +1,13 @@
 """The `learner` command. Settings are checked before anything heavy is imported."""
 
 import sys
-import threading
 from collections.abc import Mapping
 
 from penstock.common.config.command import execute_command
 from penstock.common.config.role_command import LearnerCommand
 from penstock.common.errors import DiskFull
 from penstock.common.files.disk import is_full
-from penstock.common.role import run_role
+from penstock.common.role import begin_role
 
 
 class Learner(LearnerCommand):
@@ -16,13 +15,12 @@ class Learner(LearnerCommand):
 
     def work(self) -> int:
         """Train until the run's end and return the exit code. Raise DiskFull if the disk is full."""
-        return run_role(self._train)
-
-    def _train(self, stopping: threading.Event) -> None:
+        stopping = begin_role()
         from penstock.learner.start import run_learner
 
         try:
             run_learner(self, stopping)
+            return 0
         except OSError as error:  # a full disk at the start, or on another rank, is not waited for
             if not is_full(error):
                 raise

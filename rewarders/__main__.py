@@ -1,11 +1,10 @@
 """The `rewarder` command. Settings are checked before anything heavy is imported."""
 
 import sys
-import threading
 
 from penstock.common.config.command import execute_command
 from penstock.common.config.role_command import RewarderCommand
-from penstock.common.role import run_role
+from penstock.common.role import begin_role
 
 
 class Rewarder(RewarderCommand):
@@ -13,12 +12,11 @@ class Rewarder(RewarderCommand):
 
     def work(self) -> int:
         """Score until the run's end and return the exit code."""
-        return run_role(self._score)
-
-    def _score(self, stopping: threading.Event) -> None:
+        stopping = begin_role()
         from penstock.rewarders.loop import run
 
         run(self, stopping)
+        return 0
 
 
 def main() -> None:

@@ -84,11 +84,11 @@ class RoleCommand(RunCommand):
         """
         whole = SECTIONS[cls.role.upper()]
         parts = [part for part in reversed(whole.__bases__) if part is not Section] or [whole]
-        words = [re.findall("[A-Z][a-z]+", part.__name__.removesuffix("Settings")) for part in parts]
-        named = {
-            "-".join(name).lower(): (cls.role, part) for name, part in zip(words, parts, strict=True)
-        }
-        return {"run": ("run", RunSettings)} | named
+        found: dict[str, tuple[str, type[Section]]] = {"run": ("run", RunSettings)}
+        for part in parts:
+            name = re.sub(r"\B(?=[A-Z])", "-", part.__name__).removesuffix("-Settings").lower()
+            found[name] = (cls.role, part)
+        return found
 
     @classmethod
     def overview(cls, prog: str) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-import threading
 from pathlib import Path
 
 from penstock.actors.loop import run
 from penstock.common.config.command import execute_command
 from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import ActorSettings
-from penstock.common.role import run_role
+from penstock.common.role import begin_role
 from penstock.common.wire.contract import Contract
 from tests.fake_engine import FakeEngine
 
@@ -25,10 +24,8 @@ class FakeActor(ActorCommand):
 
     def work(self) -> int:
         """Generate until the run's end and return the exit code."""
-        return run_role(self._generate)
-
-    def _generate(self, stopping: threading.Event) -> None:
-        run(self, stopping, make_engine)
+        run(self, begin_role(), make_engine)
+        return 0
 
 
 if __name__ == "__main__":

@@ -267,8 +267,9 @@ def test_a_disk_that_is_full_where_nobody_waits_ends_the_learner_with_74(monkeyp
         raise OSError(code, os.strerror(code), "/a/claim")
 
     monkeypatch.setattr(penstock.learner.start, "run_learner", run)
+    monkeypatch.setattr(penstock.learner.__main__, "begin_role", threading.Event)
     with pytest.raises(raised, match="/a/claim"):
-        penstock.learner.__main__.Learner()._train(threading.Event())
+        penstock.learner.__main__.Learner().work()
     assert DiskFull.exit_code == 74
 
 
