@@ -17,17 +17,17 @@ from penstock.common.log import get_logger
 log = get_logger(__name__)
 
 
-def make_folder(folder: Path) -> None:
-    """Create a folder of the run and its parents. Raise ConfigError if that fails."""
+def make_folder(folder: Path, setting: str = "RUN_DIR") -> None:
+    """Create a folder and its parents. Raise ConfigError, naming the setting, if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"RUN_DIR: the folder {folder} cannot be made: {error.strerror}") from error
+        raise ConfigError(f"{setting}: the folder {folder} cannot be made: {error.strerror}") from error
 
 
-def sync_folder(folder: Path) -> None:
-    """Sync the folder itself, so that files created or renamed in it survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync_path(path: Path) -> None:
+    """Sync a file or a folder: files created or renamed in a synced folder survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -47,7 +47,7 @@ def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:
         aside.unlink()
         raise
     aside.rename(path)
-    sync_folder(path.parent)
+    sync_path(path.parent)
 
 
 def append_whole(file: FileIO, data: bytes, end: int, sync: bool = True) -> None:
@@ -66,7 +66,6 @@ def append_whole(file: FileIO, data: bytes, end: int, sync: bool = True) -> None
             os.fsync(file.fileno())
     except OSError:
         file.truncate(end)
-        file.seek(end)
         raise
 
 
@@ -74,8 +73,8 @@ def append_whole(file: FileIO, data: bytes, end: int, sync: bool = True) -> None
 def whole_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder. When the block ends without an error, sync it and rename it to `path`.
 
-    If the block raises, the temporary folder is deleted. Raise OSError if the disk is full, even if the
-    block raised an error that does not name a full disk.
+    If the block raises, the folder is deleted. If the disk is full, raise OSError instead of the block's
+    error, which may not name a full disk.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
@@ -83,7 +82,10 @@ def whole_folder(path: Path) -> Iterator[Path]:
     kind = path.parent.name
     try:
         yield aside
-        _sync_tree(aside, kind)
+        for made in sorted(aside.rglob("*")):
+            sync_path(made)
+            failpoint(f"{kind}.{made.name}")
+        sync_path(aside)
     except BaseException as error:  # KeyboardInterrupt too: no half-written folder stays
         full = _full_disk(aside) if isinstance(error, Exception) else None
         shutil.rmtree(aside, ignore_errors=True)
@@ -94,17 +96,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     failpoint(f"{kind}.synced")
     aside.rename(path)
     failpoint(f"{kind}.renamed")
-    sync_folder(path.parent)
-
-
-def _sync_tree(folder: Path, kind: str) -> None:
-    """Sync all files and folders below. `kind` begins the names of the failpoints."""
-    for file in sorted(found for found in folder.rglob("*") if found.is_file()):
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
-        failpoint(f"{kind}.{file.name}")
-    for each in (folder, *(found for found in folder.rglob("*") if found.is_dir())):
-        sync_folder(each)
+    sync_path(path.parent)
 
 
 def _full_disk(folder: Path) -> OSError | None:
@@ -130,17 +122,6 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             log.error("A damaged line is left out.", file=str(path), line=number)
     return rows
-
-
-def folder_size(folder: Path) -> int:
-    """Return the total size of all files below, in bytes."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def remove_asides(parent: Path) -> None:
-    """Delete the temporary files and folders that a killed process left in this folder."""
-    for left in parent.glob(".*"):
-        shutil.rmtree(left, ignore_errors=True)
 
 
 def hash_file(path: Path) -> str:

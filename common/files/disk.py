@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,21 +30,16 @@ def is_full(error: BaseException) -> bool:
     return any(os.strerror(code) in str(error) for code in _FULL)
 
 
+@dataclass(slots=True)
 class Disk:
     """Retries writes while the disk is full, until `timeout_s` is over or `stopping` is set.
 
     The wait is a phase of `phases`, polled again and again: this process has not hung.
     """
 
-    def __init__(
-        self,
-        timeout_s: float = 0.0,
-        stopping: threading.Event | None = None,
-        phases: Phases | None = None,
-    ) -> None:
-        self._timeout_s = timeout_s
-        self._stopping = stopping or threading.Event()
-        self._phases = phases or Phases()
+    timeout_s: float = 0.0
+    stopping: threading.Event = field(default_factory=threading.Event)
+    phases: Phases = field(default_factory=Phases)
 
     def write(self, what: str, path: Path, action: Callable[[], T], needed: int | None = None) -> T:
         """Return what `action` returns, retried while the disk is full. Raise DiskFull.
@@ -51,60 +47,62 @@ class Disk:
         When `action` raises, it must leave nothing half written. `needed` is about how many bytes it
         writes: a retry waits until as many are free. `what` and `path` are for log and error.
         """
-        wait = _Wait(what, path, needed, self._timeout_s)
+        deadline = Deadline(self.timeout_s, longest_gap_s=math.inf)  # attempts count, however long
+        wait = _Wait(what, path, needed, deadline)
         while True:
-            started_s = wait.deadline.waited_s
+            started_s = deadline.waited_s
             try:
                 return action()
             except Exception as error:  # libraries raise types of their own when the disk is full
                 if not is_full(error):
                     raise
-                self._wait(wait, max(_POLL_S, wait.deadline.waited_s - started_s), error)
+                self._wait(wait, max(_POLL_S, deadline.waited_s - started_s), error)
 
     def _wait(self, wait: "_Wait", pause_s: float, error: Exception) -> None:
         """Wait for a pause, as long as the attempt took, and until there is room. Raise DiskFull."""
         while True:
             over = pause_s > wait.deadline.remaining_s
-            if over or self._stopping.is_set():
-                why = f"RUN_DISK_TIMEOUT_S={self._timeout_s:g}" if over else "stopped by a signal"
+            if over or self.stopping.is_set():
+                why = f"RUN_DISK_TIMEOUT_S={self.timeout_s:g}" if over else "stopped by a signal"
                 raise DiskFull(wait.explain(why)) from error
             wait.report()
-            with self._phases.enter("waiting for room on the disk"):
-                self._stopping.wait(pause_s)
+            with self.phases.enter("waiting for room on the disk"):
+                self.stopping.wait(pause_s)
             if wait.room().get("missing_bytes", 0) == 0:
                 return
 
 
+@dataclass(slots=True)
 class _Wait:
     """A write that may find no room: its name, path and size, and how long it has waited."""
 
-    def __init__(self, what: str, path: Path, needed: int | None, limit_s: float) -> None:
-        self.deadline = Deadline(limit_s, longest_gap_s=math.inf)  # attempts count, however long
-        self._what, self._path, self._needed = what, path, needed
-        self._reported = False
+    what: str
+    path: Path
+    needed: int | None
+    deadline: Deadline
+    reported: bool = False
 
     def report(self) -> None:
         """Log the wait at its start, and then every 30 s."""
-        if self._reported and not self.deadline.report_due():
-            return
-        self._reported = True
-        about = {"what": self._what, "path": str(self._path), "limit_s": self.deadline.limit_s}
-        waited_s = round(self.deadline.waited_s)
-        log.error("No room on the disk: waiting.", **about, waited_s=waited_s, **self.room())
+        if not self.reported or self.deadline.report_due():
+            self.reported = True
+            times = {"limit_s": self.deadline.limit_s, "waited_s": round(self.deadline.waited_s)}
+            about = {"what": self.what, "path": str(self.path), **times, **self.room()}
+            log.error("No room on the disk: waiting.", **about)
 
     def explain(self, why: str) -> str:
         """Return the text of a DiskFull. `why` names the reason to stop waiting."""
         room = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self.room().items())
         return (
-            f"no room for {self._what} in {self._path} ({room}) after {self.deadline.waited_s:.0f} s "
+            f"no room for {self.what} in {self.path} ({room}) after {self.deadline.waited_s:.0f} s "
             f"({why}). Everything written before is whole: make room, then start again to resume"
         )
 
     def room(self) -> dict[str, int]:
         """Return the free bytes, and if known the needed and the missing ones, by name for the log."""
-        folder = next(parent for parent in self._path.absolute().parents if parent.is_dir())
+        folder = next(parent for parent in self.path.absolute().parents if parent.is_dir())
         free = shutil.disk_usage(folder).free
-        if self._needed is None:
+        if self.needed is None:
             return {"free_bytes": free}
-        missing = max(0, self._needed - free)
-        return {"free_bytes": free, "needed_bytes": self._needed, "missing_bytes": missing}
+        missing = max(0, self.needed - free)
+        return {"free_bytes": free, "needed_bytes": self.needed, "missing_bytes": missing}

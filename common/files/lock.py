@@ -13,6 +13,7 @@ from penstock.common.files.atomic import make_folder
 
 _NAMES_KEPT = 50
 _START = uuid.uuid4().hex[:6]
+_ON_THIS_HOST = f" on {socket.gethostname()}"
 
 
 @contextmanager
@@ -23,24 +24,20 @@ def hold_lock(path: Path, what: str) -> Iterator[list[str]]:
     `what` names the kind of process in the error, such as "learner".
     """
     make_folder(path.parent)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = next(iter(_read_names(handle)), "a process that is just starting")
-        os.close(handle)
-        raise RunTaken(
-            f"another {what} holds the run's folder {path.parent}: {holder}; stop it, or choose another "
-            "RUN_NAME"
-        ) from error
-    before = _read_names(handle)
-    names = "\n".join([holder_name(), *before][:_NAMES_KEPT]).encode()
-    os.pwrite(handle, names, 0)  # before the truncate: a kill in between must not lose the names
-    os.ftruncate(handle, len(names))
-    try:
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = next(iter(_read_names(file.fileno())), "a process that is just starting")
+            raise RunTaken(
+                f"another {what} holds the run's folder {path.parent}: {holder}; stop it, or choose "
+                "another RUN_NAME"
+            ) from error
+        before = _read_names(file.fileno())
+        names = "\n".join([holder_name(), *before][:_NAMES_KEPT]).encode()
+        os.pwrite(file.fileno(), names, 0)  # before the truncate: a kill in between must not lose names
+        os.ftruncate(file.fileno(), len(names))
         yield before
-    finally:
-        os.close(handle)
 
 
 def _read_names(handle: int) -> list[str]:
@@ -50,13 +47,9 @@ def _read_names(handle: int) -> list[str]:
 
 def holder_name() -> str:
     """Return a name of this process that no other start of a process has, not even in a container."""
-    return f"process {os.getpid()} ({_START}){_on_this_host()}"
+    return f"process {os.getpid()} ({_START}){_ON_THIS_HOST}"
 
 
 def of_this_host(names: Iterable[str]) -> list[str]:
     """Return the names that `holder_name` returned on this host."""
-    return [name for name in names if name.endswith(_on_this_host())]
-
-
-def _on_this_host() -> str:
-    return f" on {socket.gethostname()}"
+    return [name for name in names if name.endswith(_ON_THIS_HOST)]

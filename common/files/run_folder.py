@@ -1,11 +1,12 @@
 """The files of a run: the path of each, and how the learner writes them."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from penstock.common.errors import RunTaken
-from penstock.common.files.atomic import folder_size, remove_asides, whole_folder, write_whole
+from penstock.common.files.atomic import whole_folder, write_whole
 from penstock.common.files.disk import Disk
 
 T = TypeVar("T")
@@ -92,10 +93,8 @@ class LearnerFolder(RunFolder):
         """Raise RunTaken if a later incarnation of the learner has claimed the folder."""
         newest = self.newest_incarnation()
         if newest > self.incarnation:
-            raise RunTaken(
-                f"incarnation {newest} of the learner holds the run's folder: this learner was "
-                "superseded and stops"
-            )
+            now = f"incarnation {newest} of the learner holds the run's folder"
+            raise RunTaken(f"{now}: this learner was superseded and stops")
 
     def write(
         self, what: str, path: Path, action: Callable[[], T], needed: int | None, waits: bool = True
@@ -130,10 +129,12 @@ class LearnerFolder(RunFolder):
                 fill(aside)
 
         newest = max(path.parent.glob("[0-9]*"), default=None)
-        self.write(what, path, write, folder_size(newest) if newest else None, waits)
+        files = [file for file in newest.rglob("*") if file.is_file()] if newest else []
+        self.write(what, path, write, sum(file.stat().st_size for file in files) or None, waits)
 
     def remove_asides(self) -> None:
         """Delete folders that a killed learner had not finished writing. Raise RunTaken."""
         for parent in (self.versions, self.checkpoints, self.best):
             self.check_not_superseded()
-            remove_asides(parent)
+            for aside in parent.glob(".*"):
+                shutil.rmtree(aside, ignore_errors=True)

@@ -1,15 +1,14 @@
 """Which records of which incarnation are part of the run, read from the claims.
 
 Each start of the learner claims the next incarnation with a file, `claims/{incarnation:06d}.json`. The
-claim names the parent incarnation and how many bytes of the parent's journal count. The records of the
-run are found by following these claims, never by the highest step. Example: incarnation 2 claims 900
-bytes of incarnation 1. Records that incarnation 1 still appends after byte 900 are not part of the run.
+claim names the parent incarnation and how many bytes of the parent's journal count. The run's records
+are found by following these claims, never by the highest step. Example: incarnation 2 claims 900 bytes
+of incarnation 1. Records that incarnation 1 still appends after byte 900 are not part of the run.
 """
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from penstock.common.errors import ConfigError
@@ -40,35 +39,26 @@ class Claim:
 
 def read_claims(run_folder: RunFolder) -> dict[int, Claim]:
     """Return all claims of the run by incarnation. Raise ConfigError if a claim's file is damaged."""
-    found = [_read_claim(path) for path in run_folder.claims.glob("*.json")]
-    return {claim.incarnation: claim for claim in found}
-
-
-def _read_claim(path: Path) -> Claim:
-    """Return the claim in a file. Raise ConfigError if it is damaged or has another file's number."""
-    try:
-        claim = Claim(**json.loads(path.read_text()))
-        if not int(path.stem) == claim.incarnation > claim.parent >= 0:
-            raise ValueError("its numbers do not fit")
-        return claim
-    except (ValueError, TypeError) as error:
-        raise ConfigError(
-            f"{path}: damaged ({error}); expected the place from which its learner continued. {REMEDY}"
-        ) from error
+    claims = {}
+    for path in run_folder.claims.glob("*.json"):
+        try:
+            claim = Claim(**json.loads(path.read_text()))
+            if not int(path.stem) == claim.incarnation > claim.parent >= 0:
+                raise ValueError("its numbers do not fit")
+        except (ValueError, TypeError) as error:
+            expected = "expected the place from which its learner continued"
+            raise ConfigError(f"{path}: damaged ({error}); {expected}. {REMEDY}") from error
+        claims[claim.incarnation] = claim
+    return claims
 
 
 def ancestors(run_folder: RunFolder, claims: dict[int, Claim], newest: int) -> list[Claim]:
-    """Return the claim of `newest` and of each parent before it, newest first.
-
-    Raise ConfigError if one of these claims is missing.
-    """
+    """Return the claims of `newest` and its parents, newest first. Raise ConfigError if one lacks."""
     found = []
     while newest:
         if newest not in claims:
-            raise ConfigError(
-                f"{run_folder.claims}: incarnation {newest} is missing, and later ones continue "
-                f"from its journal. {REMEDY}"
-            )
+            gap = f"incarnation {newest} is missing, and later ones continue from its journal"
+            raise ConfigError(f"{run_folder.claims}: {gap}. {REMEDY}")
         found.append(claims[newest])
         newest = found[-1].parent
     return found
@@ -89,11 +79,9 @@ def next_claim(
     length = valid_length(run_folder, parent, start)
     rest = left_out(run_folder, parent, length)
     if rest is not None and not rest.torn:
-        raise ConfigError(
-            f"{explain_gap(run_folder, parent, length)}. To give up the {rest.length} bytes that "
-            f"follow: truncate -s {rest.offset} {rest.path}, and delete the later files of that "
-            "incarnation"
-        )
+        cut = f"truncate -s {rest.offset} {rest.path}, and delete the later files of that incarnation"
+        gap = explain_gap(run_folder, parent, length)
+        raise ConfigError(f"{gap}. To give up the {rest.length} bytes that follow: {cut}")
     return Claim(incarnation, parent, length, holder)
 
 
@@ -105,13 +93,11 @@ def read_chain(
     `start` skips the records before this position. Raise ConfigError if a record is missing or damaged
     that a claim counts as part of the run.
     """
+    start = start or Position(1, 0)
     parents = ancestors(run_folder, read_claims(run_folder), newest.parent)
-    chain = [(claim.parent, claim.parent_length) for claim in (newest, *parents) if claim.parent]
-    for incarnation, length in reversed(chain):
-        if start is not None and incarnation < start.incarnation:
-            continue
-        first = start.offset if start is not None and incarnation == start.incarnation else 0
-        reached = first
+    chain = [claim for claim in (newest, *parents) if claim.parent >= start.incarnation]
+    for incarnation, length in ((claim.parent, claim.parent_length) for claim in reversed(chain)):
+        reached = first = start.offset if incarnation == start.incarnation else 0
         for reached, record in read_journal(run_folder, incarnation, first, length):
             yield Position(incarnation, reached), record
         if reached < length:

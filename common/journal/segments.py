@@ -2,6 +2,7 @@
 
 import re
 import struct
+import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,10 +21,9 @@ _PREFIX = struct.Struct("<QI")
 _MAYBE_PREFIX = re.compile(rb"(?=(?!\0{4})[\s\S]{4}\0{4})")
 """Where a record below 4 GiB may begin: the upper 4 bytes of its length are zero, the lower are not."""
 
-_LEVEL = 1
-"""Level of zlib. Token ids, masks and texts shrink to a fifth, log-probabilities hardly. Level 6 takes
-three times as long and saves a tenth."""
-
+_ZLIB_LEVEL = 1
+"""Token ids, masks and texts shrink to a fifth, log-probabilities hardly. Level 6 takes three times as
+long and saves a tenth."""
 
 REMEDY = "Put the file back from a copy, or start a new run with LEARNER_MODEL=CHECKPOINT/model"
 
@@ -54,56 +54,48 @@ class LeftOut:
 
 def encode_record(record: dict[str, Any]) -> bytes:
     """Return a record as the bytes in the file: length, checksum, compressed body."""
-    body = zlib.compress(pack(record), _LEVEL)
+    body = zlib.compress(pack(record), _ZLIB_LEVEL)
     return _PREFIX.pack(len(body), zlib.crc32(body)) + body
 
 
 def list_segments(run_folder: RunFolder, incarnation: int) -> list[Segment]:
     """Return the files of an incarnation's journal, by start."""
     found = run_folder.journal.glob(f"{incarnation:06d}-*.journal")
-    starts = {int(path.stem.partition("-")[2]): path for path in found}
-    return [Segment(path, start) for start, path in sorted(starts.items())]
+    segments = [Segment(path, int(path.stem.partition("-")[2])) for path in found]
+    return sorted(segments, key=lambda segment: segment.start)
 
 
 def read_journal(
-    run_folder: RunFolder, incarnation: int, start: int = 0, end: int | None = None
+    run_folder: RunFolder, incarnation: int, start: int = 0, end: int = sys.maxsize
 ) -> Iterator[tuple[int, Any]]:
     """Yield the records between two offsets, each with the offset after it.
 
     Ends early, without an error, at a torn or damaged record and where a segment is missing.
     """
-    reached = start
     for segment in list_segments(run_folder, incarnation):
-        if segment.start > reached:
+        if segment.start > start:
             return
-        if segment.end > reached:
-            for offset, record in _read_segment(segment, reached, end):
+        if segment.end > start:
+            for offset, record in _read_segment(segment, start, end):
                 yield offset, record
-                reached = offset
+                start = offset
 
 
-def _read_segment(segment: Segment, start: int, end: int | None) -> Iterator[tuple[int, Any]]:
+def _read_segment(segment: Segment, offset: int, end: int) -> Iterator[tuple[int, Any]]:
     """Yield a segment's records between two offsets; end at the first one that is not whole."""
     size = segment.end - segment.start
     with segment.path.open("rb") as file:
-        file.seek(start - segment.start)
-        offset = start
-        while end is None or offset < end:
-            prefix = file.read(_PREFIX.size)
-            if len(prefix) < _PREFIX.size:
-                return
+        file.seek(offset - segment.start)
+        while offset < end and len(prefix := file.read(_PREFIX.size)) == _PREFIX.size:
             length, checksum = _PREFIX.unpack(prefix)
-            after = offset + _PREFIX.size + length
-            if end is not None and after > end:
-                return
+            offset += _PREFIX.size + length
             body = file.read(min(length, size))
-            if len(body) < length or zlib.crc32(body) != checksum:
+            if offset > end or len(body) < length or zlib.crc32(body) != checksum:
                 return
             try:
                 record = unpack(zlib.decompress(body))
             except (zlib.error, MalformedMessage):
                 return
-            offset = after
             yield offset, record
 
 
@@ -117,16 +109,15 @@ def valid_length(run_folder: RunFolder, incarnation: int, start: int = 0) -> int
         raise ConfigError(explain_gap(run_folder, incarnation, start))
     end = max((offset for offset, _ in read_journal(run_folder, incarnation, start)), default=start)
     rest = left_out(run_folder, incarnation, end)
-    if rest is not None:
-        about = {"file": str(rest.path), "offset": rest.offset, "bytes_left_out": rest.length}
-        if rest.torn and rest.complete:
-            log.error(
-                "The last record of the journal is damaged and cut: its step is repeated.", **about
-            )
-        elif rest.torn:
-            log.warning("The last record of the journal was interrupted and is cut.", **about)
-        else:
-            log.error("The journal is damaged: no record from this offset on can be used.", **about)
+    if rest is None:
+        return end
+    about = {"file": str(rest.path), "offset": rest.offset, "bytes_left_out": rest.length}
+    if not rest.torn:
+        log.error("The journal is damaged: no record from this offset on can be used.", **about)
+    elif rest.complete:
+        log.error("The last record of the journal is damaged and cut: its step is repeated.", **about)
+    else:
+        log.warning("The last record of the journal was interrupted and is cut.", **about)
     return end
 
 
@@ -136,36 +127,22 @@ def left_out(run_folder: RunFolder, incarnation: int, end: int) -> LeftOut | Non
     if not rest:
         return None
     first = rest[0]
-    torn = len(rest) == 1 and first.start <= end and not _holds_record_after(first, end)
     offset, length = max(0, end - first.start), rest[-1].end - end
-    return LeftOut(first.path, offset, length, torn, torn and _is_complete(first, offset, length))
+    data = first.path.read_bytes()[offset:]
+    fits = _checksum_fits(data, 0)  # True if its append ended since it was read
+    # A whole record after a damaged one: no interrupted append leaves that.
+    more = not fits and any(_checksum_fits(data, at.start()) for at in _MAYBE_PREFIX.finditer(data, 1))
+    torn = len(rest) == 1 and first.start <= end and not more
+    return LeftOut(first.path, offset, length, torn, torn and fits is False)
 
 
-def _is_complete(segment: Segment, offset: int, length: int) -> bool:
-    """Whether the record there has as many bytes as its prefix states, but another checksum."""
-    if length < _PREFIX.size:
-        return False
-    with segment.path.open("rb") as file:
-        file.seek(offset)
-        stated, checksum = _PREFIX.unpack(file.read(_PREFIX.size))
-        return bool(0 < stated <= length - _PREFIX.size and zlib.crc32(file.read(stated)) != checksum)
-
-
-def _holds_record_after(segment: Segment, offset: int) -> bool:
-    """Whether a whole record follows a damaged one. After an interrupted append there is none."""
-    data = segment.path.read_bytes()[offset - segment.start :]
-    if _is_record(data, 0):  # its append ended since it was read
-        return False
-    return any(_is_record(data, match.start()) for match in _MAYBE_PREFIX.finditer(data, 1))
-
-
-def _is_record(data: bytes, place: int) -> bool:
-    """Whether a whole record with the right checksum begins at this place."""
+def _checksum_fits(data: bytes, place: int) -> bool | None:
+    """Whether the record at this place has the right checksum, None if its bytes are not all there."""
     first = place + _PREFIX.size
-    if first > len(data):
-        return False
-    length, checksum = _PREFIX.unpack_from(data, place)
-    return bool(first + length <= len(data) and zlib.crc32(data[first : first + length]) == checksum)
+    length, checksum = _PREFIX.unpack_from(data, place) if first <= len(data) else (0, 0)
+    if not 0 < length <= len(data) - first:
+        return None
+    return bool(zlib.crc32(data[first : first + length]) == checksum)
 
 
 def explain_gap(run_folder: RunFolder, incarnation: int, offset: int, end: int | None = None) -> str:
@@ -186,9 +163,7 @@ def explain_gap(run_folder: RunFolder, incarnation: int, offset: int, end: int |
 
 def segments_before(run_folder: RunFolder, incarnation: int, offset: int) -> list[Path]:
     """Return the files that end before or at a position, by age; not the newest of its incarnation."""
-    names = [path.name for path in run_folder.journal.glob("*-*.journal")]
-    older = sorted({number for name in names if (number := int(name.partition("-")[0])) < incarnation})
-    found = [segment for number in older for segment in list_segments(run_folder, number)]
-    own = list_segments(run_folder, incarnation)
-    found += [segment for segment, after in pairwise(own) if after.start <= offset]
-    return [segment.path for segment in found]
+    files = sorted(run_folder.journal.glob("*-*.journal"))
+    older = [path for path in files if int(path.name.partition("-")[0]) < incarnation]
+    own = pairwise(list_segments(run_folder, incarnation))
+    return older + [segment.path for segment, after in own if after.start <= offset]

@@ -29,6 +29,8 @@ from penstock.learner.state.ledger import LedgerTable
 log = get_logger(__name__)
 
 _MANIFEST = "manifest.json"
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError)
+"""The errors that reading a damaged checkpoint raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +72,8 @@ def save_checkpoint(
 
     With several ranks a full disk is not waited for: the other ranks have written their part already.
     """
-    state = {
-        "step": step,
-        "position": asdict(position),
-        "ledger": ledger,
-        "trained_with": training_kind(settings),
-        "machine": this_machine(),
-    }
+    state: dict[str, Any] = {"step": step, "position": asdict(position), "ledger": ledger}
+    state |= {"trained_with": training_kind(settings), "machine": this_machine()}
 
     def fill(aside: Path) -> None:
         policy.export(aside / "model")
@@ -102,13 +99,9 @@ def _delete_old(folder: LearnerFolder, settings: LearnerSettings) -> None:
     claims = read_claims(folder)
     if max(claims, default=0) > folder.incarnation:
         return
-    own = folder.incarnation
-    ends = {**lengths_on_chain(folder, claims[own]), own: sys.maxsize}
-    kept = [
-        path
-        for path in found
-        if (position := _position(path)) and position.offset <= ends.get(position.incarnation, -1)
-    ][: settings.save_total_limit]
+    ends = {**lengths_on_chain(folder, claims[folder.incarnation]), folder.incarnation: sys.maxsize}
+    on_chain = [path for path in found if (at := _position(path)) and _is_part(at, ends)]
+    kept = on_chain[: settings.save_total_limit]
     for old in found:
         if old not in kept:
             shutil.rmtree(old)
@@ -145,11 +138,9 @@ def newest_checkpoint(folder: LearnerFolder, claim: Claim) -> Checkpoint | None:
         problem = _find_damage(path)
         if not problem:
             checkpoint = _read(path)
-            position = checkpoint.position
-            end = ends.get(position.incarnation, -1)
-            if position.offset <= end:
+            if _is_part(checkpoint.position, ends):
                 return checkpoint
-            problem = f"written by a learner that was superseded, at {position.offset} of {end} bytes"
+            problem = f"written by a learner that was superseded, at {checkpoint.position}"
         folder.check_not_superseded()  # the checkpoint may be the successor's
         log.error("A checkpoint is not used.", folder=str(path), problem=problem)
         path.rename(path.with_name(f"unused-{path.name}"))
@@ -187,35 +178,36 @@ def _newest_first(run_folder: RunFolder) -> list[Path]:
     return sorted(run_folder.checkpoints.glob("[0-9]*-[0-9]*"), reverse=True)
 
 
+def _is_part(position: Position, ends: dict[int, int]) -> bool:
+    """Whether a position is part of the run. `ends` are the lengths that count, by incarnation."""
+    return position.offset <= ends.get(position.incarnation, -1)
+
+
 def _find_damage(folder: Path) -> str:
     """Return what is wrong with a checkpoint's files, "" if all have their hashes."""
     try:
-        hashes = json.loads((folder / _MANIFEST).read_text())
         _read(folder)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        for name, expected in json.loads((folder / _MANIFEST).read_text()).items():
+            if hash_file(folder / name) != expected:
+                return f"{name} differs from its hash"
+    except _DAMAGE as error:
         return f"unreadable: {error}"
-    for name, expected in hashes.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if hash_file(path) != expected:
-            return f"{name} differs from its hash"
     return ""
 
 
 def _read(folder: Path) -> Checkpoint:
-    """Read state.json. Raise OSError, ValueError, KeyError or TypeError if it is damaged."""
-    state = json.loads((folder / "state.json").read_text())
-    position = Position(**state["position"])
+    """Read state.json. Raise an error of _DAMAGE if its content or its hash is wrong."""
+    path = folder / "state.json"
+    if json.loads((folder / _MANIFEST).read_text())[path.name] != hash_file(path):
+        raise ValueError(f"{path.name} differs from its hash")
+    state = json.loads(path.read_text())
     named = {name: state[name] for name in ("step", "ledger", "trained_with", "machine")}
-    return Checkpoint(folder=folder, position=position, **named)
+    return Checkpoint(folder=folder, position=Position(**state["position"]), **named)
 
 
 def _position(folder: Path) -> Position | None:
     """Return the journal position of a checkpoint, None if its state.json is damaged."""
     try:
-        hashes = json.loads((folder / _MANIFEST).read_text())
-        whole = hashes["state.json"] == hash_file(folder / "state.json")
-        return _read(folder).position if whole else None
-    except (OSError, ValueError, KeyError, TypeError):
+        return _read(folder).position
+    except _DAMAGE:
         return None

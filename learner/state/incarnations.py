@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 from penstock.common.errors import RunTaken
 from penstock.common.failpoint import failpoint
-from penstock.common.files.atomic import make_folder, sync_folder, write_whole
+from penstock.common.files.atomic import make_folder, sync_path, write_whole
 from penstock.common.files.lock import hold_lock, holder_name
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.claims import Claim, Position, next_claim, read_claims
@@ -61,5 +61,5 @@ def claim_incarnation(folder: LearnerFolder, checkpointed: Position | None = Non
     finally:
         aside.unlink()
     failpoint("claims.linked")
-    sync_folder(path.parent)
+    sync_path(path.parent)
     return claim

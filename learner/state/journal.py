@@ -25,24 +25,22 @@ from pathlib import Path
 from typing import Any
 
 from penstock.common.failpoint import failpoint
-from penstock.common.files.atomic import append_whole, sync_folder
+from penstock.common.files.atomic import append_whole, sync_path
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.journal.claims import Position
 from penstock.common.journal.segments import encode_record
-
-SEGMENT_BYTES = 64 << 20
 
 
 class Journal:
     """Appends one incarnation's records. While the disk is full, an append waits (see Disk)."""
 
-    def __init__(self, folder: LearnerFolder, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(self, folder: LearnerFolder, segment_bytes: int = 64 << 20) -> None:
         folder.journal.mkdir(parents=True, exist_ok=True)
         self.incarnation = folder.incarnation
         self._folder = folder
         self._segment_bytes = segment_bytes
         self._start = self._size = 0  # of the newest segment
-        self._path, self._file = self._open_segment(0)
+        self._file = self._open_segment()
 
     def append(self, kind: str, **fields: Any) -> Position:
         """Write one record, sync it and return the position after it. Raise DiskFull."""
@@ -50,26 +48,26 @@ class Journal:
         if self._size and self._size + len(record) > self._segment_bytes:
             self._file.close()
             self._start, self._size = self._start + self._size, 0
-            self._path, self._file = self._open_segment(self._start)
-        what = f"the journal's record of {kind!r}"
+            self._file = self._open_segment()
         failpoint("journal.before")
         write = partial(append_whole, self._file, record, self._size)
-        self._folder.disk.write(what, self._path, write, len(record))
+        path = self._folder.segment(self.incarnation, self._start)
+        self._folder.disk.write(f"the journal's record of {kind!r}", path, write, len(record))
         self._size += len(record)
         failpoint("journal.synced")
         return Position(self.incarnation, self._start + self._size)
 
-    def _open_segment(self, start: int) -> tuple[Path, FileIO]:
-        """Create the segment that begins at this offset. Raise DiskFull, or FileExistsError."""
-        path = self._folder.segment(self.incarnation, start)
-        return path, self._folder.disk.write("the journal's next file", path, partial(_create, path))
+    def _open_segment(self) -> FileIO:
+        """Create the segment in which the journal continues. Raise DiskFull, or FileExistsError."""
+        path = self._folder.segment(self.incarnation, self._start)
+        return self._folder.disk.write("the journal's next file", path, partial(_create, path))
 
 
 def _create(path: Path) -> FileIO:
     """Create and open a file; if its folder cannot be synced, delete the file. Raise OSError."""
     file = path.open("xb", buffering=0)
     try:
-        sync_folder(path.parent)
+        sync_path(path.parent)
     except OSError:
         file.close()
         path.unlink()

@@ -16,7 +16,7 @@ from penstock.learner.policy.policy import Policy
 from penstock.learner.report.recorder import Recorder
 from penstock.learner.resume import retrain_tail
 from penstock.learner.state.checkpoint import newest_checkpoint, newest_position, save_checkpoint
-from penstock.learner.state.journal import SEGMENT_BYTES, Journal
+from penstock.learner.state.journal import Journal
 from penstock.learner.state.ledger import Ledger
 from tests.learner.builders import claim_next, make_group, make_plan, make_settings, newest_of_next
 
@@ -57,7 +57,7 @@ class Run:
     `policy` is what an uninterrupted run would have.
     """
 
-    def __init__(self, folder: Path, model_folder: Path, segment_bytes: int = SEGMENT_BYTES):
+    def __init__(self, folder: Path, model_folder: Path, segment_bytes: int = 64 << 20):
         self.folder, self.run_folder = folder, RunFolder(folder)
         self.plan = make_plan(make_settings(**SETTINGS))
         self.claim = claim_next(folder, newest_position(self.run_folder))
