@@ -17,7 +17,7 @@ from penstock.common.broker.run_view import RunView
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.role_command import LearnerCommand
 from penstock.common.files.disk import Disk
-from penstock.common.files.lock import holder_name, of_this_host
+from penstock.common.files.lock import hold_lock, holder_name, of_this_host
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.phases import Phases
 from penstock.common.role import connect
@@ -34,7 +34,7 @@ from penstock.learner.state.checkpoint import (
     newest_checkpoint,
     newest_position,
 )
-from penstock.learner.state.incarnations import claim_incarnation, lock_run, next_incarnation, read_nonce
+from penstock.learner.state.incarnations import claim_incarnation, next_incarnation, read_nonce
 from penstock.learner.streams.heartbeat import Heartbeat
 from penstock.learner.streams.learner_queue import LearnerQueue
 
@@ -66,7 +66,7 @@ def run_learner(command: LearnerCommand, stopping: threading.Event) -> None:
 def _run_rank_0(command: LearnerCommand, stopping: threading.Event) -> None:
     """Lock the run's folder, connect to the queue server and train."""
     folder = command.run.folder
-    with lock_run(folder) as before:
+    with hold_lock(folder.learner_lock, "learner") as before:
         connection = connect(command.redis_url, command.run, stopping)
         try:
             _claim_and_train(command, connection, of_this_host(before), stopping)

@@ -24,25 +24,20 @@ def hold_lock(path: Path, what: str) -> Iterator[list[str]]:
     `what` names the kind of process in the error, such as "learner".
     """
     make_folder(path.parent)
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = next(iter(_read_names(file.fileno())), "a process that is just starting")
+            holder = next(iter(file.read().splitlines()), "a process that is just starting")
             raise RunTaken(
                 f"another {what} holds the run's folder {path.parent}: {holder}; stop it, or choose "
                 "another RUN_NAME"
             ) from error
-        before = _read_names(file.fileno())
+        before = file.read().splitlines()
         names = "\n".join([holder_name(), *before][:_NAMES_KEPT]).encode()
         os.pwrite(file.fileno(), names, 0)  # before the truncate: a kill in between must not lose names
         os.ftruncate(file.fileno(), len(names))
         yield before
-
-
-def _read_names(handle: int) -> list[str]:
-    """Return the names in the lock's file, newest first."""
-    return os.pread(handle, 1 << 16, 0).decode().splitlines()
 
 
 def holder_name() -> str:

@@ -7,23 +7,14 @@ The file names the incarnation before and how much of its journal counts, see co
 import json
 import os
 import uuid
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 
 from penstock.common.errors import RunTaken
 from penstock.common.failpoint import failpoint
 from penstock.common.files.atomic import make_folder, sync_path, write_whole
-from penstock.common.files.lock import hold_lock, holder_name
+from penstock.common.files.lock import holder_name
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.claims import Claim, Position, next_claim, read_claims
-
-
-def lock_run(run_folder: RunFolder) -> AbstractContextManager[list[str]]:
-    """Hold the learner's lock on the folder during a block. Raise RunTaken naming another holder.
-
-    Yield the names of the learners that held the lock before.
-    """
-    return hold_lock(run_folder.learner_lock, "learner")
 
 
 def read_nonce(run_folder: RunFolder) -> str:
@@ -42,11 +33,11 @@ def next_incarnation(run_folder: RunFolder, redis_incarnation: int) -> int:
 def claim_incarnation(folder: LearnerFolder, checkpointed: Position | None = None) -> Claim:
     """Claim the folder for its incarnation, which was claimed on the queue server before.
 
-    Raise RunTaken if this or a later incarnation is claimed here: a learner that was stopped between its
-    two claims must not cut off its successor's journal. Raise ConfigError if the journal or a claim is
-    damaged. Damage before `checkpointed`, the newest checkpoint's position, is ignored: a resume reads
-    only the records after it. The server is claimed first, because from then on the learner before can
-    acknowledge nothing: its later records may count or not.
+    The server is claimed first: from then on the learner before can acknowledge nothing, so its later
+    records may count or not. Raise RunTaken if this or a later incarnation is claimed here: a learner
+    that was stopped between its two claims must not cut off its successor's journal. Raise ConfigError
+    if a claim or the journal is damaged. Damage of the journal before `checkpointed`, the newest
+    checkpoint's position, is ignored: a resume reads only the records after it.
     """
     folder.check_not_superseded()
     claim = next_claim(folder, folder.incarnation, holder_name(), checkpointed)

@@ -14,11 +14,11 @@ import pytest
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
+from penstock.common.files.lock import hold_lock
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.wire.codec import encode
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.reward_spec import RewardSpec
-from penstock.learner.state.incarnations import lock_run
 from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.e2e.site import ROOT, make_model, write_questions
 from tests.helpers import wait_until
@@ -178,7 +178,8 @@ def test_no_server_known_at_all(desk, role):
 
 
 def test_a_second_learner(desk):
-    with lock_run(RunFolder(desk.folder / desk.variables["RUN_NAME"])):
+    folder = RunFolder(desk.folder / desk.variables["RUN_NAME"])
+    with hold_lock(folder.learner_lock, "learner"):
         told(
             desk.run("learner"), 73,
             "another learner holds the run's folder", f"process {os.getpid()}",

@@ -10,10 +10,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.common.errors import ConfigError, RunTaken
+from penstock.common.files.lock import hold_lock
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.claims import Position, read_chain, read_claims
 from penstock.common.journal.segments import read_journal, valid_length
-from penstock.learner.state.incarnations import claim_incarnation, lock_run, next_incarnation
+from penstock.learner.state.incarnations import claim_incarnation, next_incarnation
 from penstock.learner.state.journal import Journal
 from tests.learner.builders import claim_next
 
@@ -88,9 +89,9 @@ def test_an_incarnation_is_above_all_that_folder_and_redis_know(tmp_path):
 
 
 def test_a_second_learner_is_refused_and_the_first_one_named(tmp_path):
-    run_folder = RunFolder(tmp_path)
+    path = RunFolder(tmp_path).learner_lock
     taken = pytest.raises(RunTaken, match=f"process {os.getpid()}")
-    with lock_run(run_folder), taken, lock_run(run_folder):
+    with hold_lock(path, "learner"), taken, hold_lock(path, "learner"):
         pass
 
 
@@ -98,11 +99,11 @@ def test_a_killed_learner_leaves_the_folder_free(tmp_path):
     code = (
         "import os, sys; from pathlib import Path\n"
         "from penstock.common.files.run_folder import RunFolder\n"
-        "from penstock.learner.state.incarnations import lock_run\n"
-        "with lock_run(RunFolder(Path(sys.argv[1]))): os.kill(os.getpid(), 9)"
+        "from penstock.common.files.lock import hold_lock\n"
+        "with hold_lock(RunFolder(Path(sys.argv[1])).learner_lock, 'learner'): os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
-    with lock_run(RunFolder(tmp_path)):
+    with hold_lock(RunFolder(tmp_path).learner_lock, "learner"):
         pass
 
 
