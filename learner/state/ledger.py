@@ -4,13 +4,12 @@ Tickets are numbered. A number below `next_number` that is not open has ended. E
 open 3 and 4: tickets 0, 1 and 2 have ended. The counters on the queue server are a copy of this table.
 
 A ticket asks the question at the position of its number in the data set, until a dropped question is
-asked again. That question takes a number but no new position. From then on the table stores the
-positions of open tickets, and a new position is the number minus the repeats. Example: question 3 was
-dropped, and ticket 7 asks it again (1 repeat): ticket 8 asks question 7.
+asked again. That question takes a number but no new position. From then on the table stores positions of
+open tickets, and a new position is the number minus the repeats. Example: question 3 was dropped, and
+ticket 7 asks it again (1 repeat): ticket 8 asks question 7.
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import TypedDict
 
 from penstock.common.wire.ids import TicketId, Version
@@ -30,21 +29,18 @@ class LedgerTable(TypedDict):
 
 
 class Ledger:
-    """Open tickets with the version they were first issued at, and the counts of ended tickets.
-
-    With `owes_record` True the journal needs a record before another ticket is issued, see `drop`.
-    """
+    """Open tickets with the version they were first issued at, and the counts of ended tickets."""
 
     def __init__(self) -> None:
         self.next_number = 0
         self.open: dict[TicketId, Version] = {}
         self.totals: Counter[str] = Counter()
         self.total_dropped = 0
-        self.owes_record = False
+        self.owes_record = False  # True: before a ticket is issued, the journal needs a record, see drop
+        self.unrecorded: dict[TicketId, list[str]] = {}  # ended since the last record: [state, reason]
         self._positions: dict[TicketId, int] = {}
         self._to_repeat: list[int] = []
         self._repeats = 0
-        self._unrecorded: dict[TicketId, list[str]] = {}
 
     @property
     def train_open(self) -> int:
@@ -82,7 +78,7 @@ class Ledger:
         del self.open[ticket]
         self._positions.pop(ticket, None)
         self.totals[state] += 1
-        self._unrecorded[ticket] = [state, reason]
+        self.unrecorded[ticket] = [state, reason]
 
     def drop(self, ticket: TicketId, ask_again: bool) -> None:
         """End a ticket as stale, because its group is over max_staleness. Perhaps repeat its question.
@@ -91,21 +87,15 @@ class Ledger:
         last record are derived from that record, so the record must hold the repeat.
         """
         self.total_dropped += 1
-        reason = "over max_staleness"
         if ask_again:
             self._to_repeat.append(self.position(ticket))
             self.owes_record = True
-            reason += ", its question is asked again"
-        self.close(ticket, "stale", reason)
-
-    @property
-    def has_unrecorded(self) -> bool:
-        """Whether a ticket has ended since the journal's last record."""
-        return bool(self._unrecorded)
+        repeated = ", its question is asked again" if ask_again else ""
+        self.close(ticket, "stale", f"over max_staleness{repeated}")
 
     def take_unrecorded(self) -> dict[TicketId, list[str]]:
         """Return the tickets that ended since the last call, each with [state, reason]."""
-        ends, self._unrecorded = self._unrecorded, {}
+        ends, self.unrecorded = self.unrecorded, {}
         self.owes_record = False
         return ends
 
@@ -130,9 +120,8 @@ class Ledger:
         self._positions = {TicketId(name): at for name, at in snapshot["positions"].items()}
         self._to_repeat = list(snapshot["to_repeat"])
         self._repeats = snapshot["repeats"]
-        self._unrecorded = {}
-        self.owes_record = False
+        self.unrecorded, self.owes_record = {}, False
 
-    def eval_open(self) -> Iterable[TicketId]:
+    def eval_open(self) -> list[TicketId]:
         """Return the open evaluation tickets."""
         return [ticket for ticket in self.open if ticket.purpose == "eval"]

@@ -88,7 +88,7 @@ class TicketFlow:
         self._queue.claim(self._nonce, holder_name())
         self._queue.publish_contract(encode(self._plan.contract))
         self._queue.set_state("running")
-        if self._commit_log.ledger.has_unrecorded:
+        if self._commit_log.ledger.unrecorded:
             # Closed before its end is in the journal, a ticket would be issued again after a kill.
             self._commit_log.record("rejoin")
         _, places = self._view.audit()
