@@ -20,7 +20,7 @@ from torch import Tensor
 from penstock.common.config.command import mistake
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError, PenstockError
-from penstock.common.files.atomic import read_json_lines
+from penstock.common.files.atomic import make_folder, read_json_lines
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.claims import next_claim, read_chain
 from penstock.common.log import configure_logs, get_logger
@@ -40,7 +40,7 @@ class Replayed:
 
     steps: int
     weights_difference: float | None  # largest absolute one; None without a checkpoint of the last step
-    steps_with_other_metrics: list[int]  # without regard to times and rates
+    steps_with_other_metrics: list[int]  # or with metrics in one file only; times and rates aside
 
 
 def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
@@ -63,10 +63,7 @@ def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
     if any(later["settings"] != header["settings"] for later in headers):
         log.warning("The run's settings changed at a resume: the replay uses the first settings.")
     torch.set_num_threads(header["machine"]["threads"])  # the order of sums depends on it
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {out}: cannot be made: {error.strerror}; name another") from error
+    make_folder(out, "--out")
     join_process_group()
     policy = Policy(Path(header["model_folder"]), settings, header["steps"])
     try:
@@ -76,11 +73,9 @@ def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
     finally:
         policy.close()
     found = sorted(run_folder.checkpoints.glob(f"[0-9]*-{past.step:08d}"))
-    return Replayed(
-        past.step,
-        _difference(found[-1] / "model", out / "model") if found else None,
-        _other_metrics(run_folder.metrics, out_folder.metrics),
-    )
+    difference = _difference(found[-1] / "model", out / "model") if found else None
+    others = {step for step, _ in set(_metrics(run_folder.metrics)) ^ set(_metrics(out_folder.metrics))}
+    return Replayed(past.step, difference, sorted(others))
 
 
 def _settings(recorded: Mapping[str, Any], changes: Mapping[str, str]) -> LearnerSettings:
@@ -107,19 +102,12 @@ def _weights(folder: Path) -> dict[str, Tensor]:
         with safe_open(path, "pt") as file:
             return {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise ConfigError(
-            f"{path}: cannot be read ({error}); the replay was made, but cannot be compared"
-        ) from error
-
-
-def _other_metrics(one: Path, other: Path) -> list[int]:
-    """Return the steps whose metrics differ between two files, or are in one file only."""
-    ours, theirs = dict(_metrics(one)), dict(_metrics(other))
-    return sorted(step for step in ours.keys() | theirs.keys() if ours.get(step) != theirs.get(step))
+        result = "the replay was made, but cannot be compared"
+        raise ConfigError(f"{path}: cannot be read ({error}); {result}") from error
 
 
 def _metrics(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield each step with its metrics as text, because NaN differs from itself as a number."""
+    """Yield each step with its metrics, except times and rates, as text: NaN is unequal to itself."""
     for found in read_json_lines(path):
         row = {name: value for name, value in found.items() if not name.startswith("perf/")}
         yield row["step"], json.dumps(row, sort_keys=True)

@@ -50,7 +50,8 @@ def retrain_tail(
     Example: checkpoint of step 40, journal until step 43: the batches of steps 41 to 43 are trained.
     Batches are built with the settings in their records, except for `changes`. They are trained with the
     policy's settings, so a changed loss or learning rate has an effect from the checkpoint on. A policy
-    that resumes from a checkpoint without optimizer must have its weights already.
+    that resumes from a checkpoint without optimizer must have its weights already. Raise ConfigError if
+    the journal is damaged, MalformedMessage if a group in it is not of this wire schema.
     """
     past = Past(checkpoint.step if checkpoint else 0)
     if checkpoint:
@@ -62,7 +63,7 @@ def retrain_tail(
             machine = record["machine"]
             warn_of_another_machine(machine)
         if record["kind"] == "batch" and record["step"] > past.step:
-            update = _retrain(record, past.step, policy, recorder, changes or {})
+            update = _retrain(record, policy, recorder, changes or {})
             past.bad_steps = past.bad_steps + 1 if update.skipped else 0
             past.step = record["step"]
             past.retrained += 1
@@ -82,18 +83,14 @@ def _load(checkpoint: Checkpoint, policy: TrainablePolicy, ledger: Ledger) -> No
 
 
 def _retrain(
-    record: Mapping[str, Any],
-    step: int,
-    policy: TrainablePolicy,
-    recorder: Recorder,
-    changes: Mapping[str, Any],
+    record: Mapping[str, Any], policy: TrainablePolicy, recorder: Recorder, changes: Mapping[str, Any]
 ) -> Update:
     """Train the batch of a record and write its metrics and completions again. Return the Update."""
-    groups, weights = decode_groups(record["groups"]), record["reward_weights"]
+    step, weights = record["step"], record["reward_weights"]
+    groups = [decode(group, ScoredGroup) for group in record["groups"]]
     settings = LearnerSettings(**{**record["settings"], **changes})
-    batch = build_batch(groups, weights, step, settings)
-    update = policy.update(batch, step)
-    step = record["step"]
+    batch = build_batch(groups, weights, step - 1, settings)
+    update = policy.update(batch, step - 1)
     if settings.log_completions:
         filtered = [decode(verdict, Verdict) for verdict in record.get("filtered", ())]
         rows = completion_rows(step, groups, filtered, batch, weights)
@@ -106,8 +103,3 @@ def _retrain(
 def encode_groups(groups: list[ScoredGroup]) -> list[bytes]:
     """Return a batch's groups as the journal stores them."""
     return [encode(group) for group in groups]
-
-
-def decode_groups(groups: list[bytes]) -> list[ScoredGroup]:
-    """Return the groups that `encode_groups` encoded. Raise MalformedMessage if one is damaged."""
-    return [decode(group, ScoredGroup) for group in groups]
