@@ -32,14 +32,11 @@ def is_full(error: BaseException) -> bool:
 
 @dataclass(slots=True)
 class Disk:
-    """Retries writes while the disk is full, until `timeout_s` is over or `stopping` is set.
-
-    The wait is a phase of `phases`, polled again and again: this process has not hung.
-    """
+    """Retries writes while the disk is full, until `timeout_s` is over or `stopping` is set."""
 
     timeout_s: float = 0.0
     stopping: threading.Event = field(default_factory=threading.Event)
-    phases: Phases = field(default_factory=Phases)
+    phases: Phases = field(default_factory=Phases)  # polled by the wait: this process has not hung
 
     def write(self, what: str, path: Path, action: Callable[[], T], needed: int | None = None) -> T:
         """Return what `action` returns, retried while the disk is full. Raise DiskFull.

@@ -3,22 +3,15 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from penstock.common.errors import RunTaken
 from penstock.common.files.atomic import whole_folder, write_whole
-from penstock.common.files.disk import Disk
-
-T = TypeVar("T")
+from penstock.common.files.disk import Disk, T
 
 
 class RunFolder:
-    """The paths of a run's files. Creates none of them.
-
-    Example:
-        >>> str(RunFolder(Path("runs/mine")).checkpoint(2, 40))
-        'runs/mine/checkpoints/000002-00000040'
-    """
+    """The paths of a run's files. Creates none of them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,7 +45,7 @@ class RunFolder:
         return self.journal / f"{incarnation:06d}-{start:012d}.journal"
 
     def checkpoint(self, incarnation: int, step: int) -> Path:
-        """The folder of the checkpoint that an incarnation wrote after this step."""
+        """The folder of an incarnation's checkpoint after a step, such as checkpoints/000002-00000040"""
         return self.checkpoints / f"{incarnation:06d}-{step:08d}"
 
     def version(self, incarnation: int, step: int) -> Path:
@@ -108,8 +101,7 @@ class LearnerFolder(RunFolder):
             self.check_not_superseded()
             return action()
 
-        disk = self.disk if waits else Disk()
-        return disk.write(what, path, attempt, needed)
+        return (self.disk if waits else Disk()).write(what, path, attempt, needed)
 
     def write_file(self, path: Path, data: bytes) -> None:
         """Replace a file of the run as a whole. Raise RunTaken, DiskFull."""

@@ -53,7 +53,7 @@ def read_claims(run_folder: RunFolder) -> dict[int, Claim]:
 
 
 def ancestors(run_folder: RunFolder, claims: dict[int, Claim], newest: int) -> list[Claim]:
-    """Return the claims of `newest` and its parents, newest first. Raise ConfigError if one lacks."""
+    """Return claims of `newest` and its parents, newest first. Raise ConfigError if one is missing."""
     found = []
     while newest:
         if newest not in claims:

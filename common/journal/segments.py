@@ -130,7 +130,7 @@ def left_out(run_folder: RunFolder, incarnation: int, end: int) -> LeftOut | Non
     offset, length = max(0, end - first.start), rest[-1].end - end
     data = first.path.read_bytes()[offset:]
     fits = _checksum_fits(data, 0)  # True if its append ended since it was read
-    # A whole record after a damaged one: no interrupted append leaves that.
+    # An interrupted append leaves no whole record after its own.
     more = not fits and any(_checksum_fits(data, at.start()) for at in _MAYBE_PREFIX.finditer(data, 1))
     torn = len(rest) == 1 and first.start <= end and not more
     return LeftOut(first.path, offset, length, torn, torn and fits is False)

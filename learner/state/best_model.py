@@ -24,10 +24,7 @@ class BestModel(TypedDict):
 def read_best(run_folder: RunFolder) -> BestModel | None:
     """Return the note about the best model, None if there is none."""
     notes = sorted(run_folder.best.glob("[0-9]*/best.json"))
-    if not notes:
-        return None
-    note: BestModel = json.loads(notes[-1].read_text())
-    return note
+    return json.loads(notes[-1].read_text()) if notes else None
 
 
 def keep_if_best(
@@ -43,15 +40,13 @@ def keep_if_best(
         better = value > best["value"] and answered >= best.get("answered", 0)
         if not better:
             return False
-    note: BestModel = {
-        "step": version.step, "version": str(version), "metric": metric, "value": value,
-        "answered": answered,
-    }  # fmt: skip
+    score = {"metric": metric, "value": value, "answered": answered}
+    note = json.dumps({"step": version.step, "version": str(version)} | score)
 
     def copy(aside: Path) -> None:
         model = folder.version(version.incarnation, version.step)
         shutil.copytree(model, aside / "model", copy_function=_link)
-        write_whole(aside / "best.json", json.dumps(note).encode())
+        write_whole(aside / "best.json", note.encode())
 
     path = folder.best_model(version.step)
     folder.write_folder("the best model", path, copy)

@@ -29,8 +29,7 @@ from penstock.learner.state.ledger import LedgerTable
 log = get_logger(__name__)
 
 _MANIFEST = "manifest.json"
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError)
-"""The errors that reading a damaged checkpoint raises."""
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError)  # raised by a damaged file
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ def save_checkpoint(
 
 
 def _delete_old(folder: LearnerFolder, settings: LearnerSettings) -> None:
-    """Delete all but the newest checkpoints on the chain, and the journal before them if so set.
+    """Delete all but the newest checkpoints on the chain. Trim the journal if the settings ask for it.
 
     Nothing is deleted once a later learner has claimed the folder: that learner decides what is old.
     """
@@ -100,21 +99,19 @@ def _delete_old(folder: LearnerFolder, settings: LearnerSettings) -> None:
     if max(claims, default=0) > folder.incarnation:
         return
     ends = {**lengths_on_chain(folder, claims[folder.incarnation]), folder.incarnation: sys.maxsize}
-    on_chain = [path for path in found if (at := _position(path)) and _is_part(at, ends)]
-    kept = on_chain[: settings.save_total_limit]
+    positions = {path: at for path in found if (at := _position(path))}
+    valid = [path for path, at in positions.items() if at.offset <= ends.get(at.incarnation, -1)]
+    kept = valid[: settings.save_total_limit]
     for old in found:
         if old not in kept:
             shutil.rmtree(old)
-    if settings.journal_retention == "resume":
-        _trim_journal(folder, kept)
+    if settings.journal_retention == "resume" and len(kept) > 1:
+        _trim_journal(folder, kept, positions[kept[-1]])
 
 
-def _trim_journal(run_folder: RunFolder, kept: list[Path]) -> None:
-    """Delete the segments before the oldest kept checkpoint, if two or more are kept and whole."""
-    position = _position(kept[-1])
-    if position is None or len(kept) < 2:
-        return
-    doomed = segments_before(run_folder, position.incarnation, position.offset)
+def _trim_journal(run_folder: RunFolder, kept: list[Path], oldest: Position) -> None:
+    """Delete the segments before the oldest kept checkpoint, if the kept ones are whole."""
+    doomed = segments_before(run_folder, oldest.incarnation, oldest.offset)
     damaged = [folder for folder in kept[1:] if _find_damage(folder)] if doomed else []
     if damaged:
         log.error("The journal is not trimmed: a checkpoint is damaged.", folder=str(damaged[0]))
@@ -138,9 +135,10 @@ def newest_checkpoint(folder: LearnerFolder, claim: Claim) -> Checkpoint | None:
         problem = _find_damage(path)
         if not problem:
             checkpoint = _read(path)
-            if _is_part(checkpoint.position, ends):
+            place, end = checkpoint.position.offset, ends.get(checkpoint.position.incarnation, -1)
+            if place <= end:
                 return checkpoint
-            problem = f"written by a learner that was superseded, at {checkpoint.position}"
+            problem = f"written by a learner that was superseded, at {place} of {end} bytes"
         folder.check_not_superseded()  # the checkpoint may be the successor's
         log.error("A checkpoint is not used.", folder=str(path), problem=problem)
         path.rename(path.with_name(f"unused-{path.name}"))
@@ -176,11 +174,6 @@ def check_loadable(checkpoint: Checkpoint, settings: LearnerSettings) -> None:
 def _newest_first(run_folder: RunFolder) -> list[Path]:
     """Return the folders of all checkpoints, by incarnation and step, newest first."""
     return sorted(run_folder.checkpoints.glob("[0-9]*-[0-9]*"), reverse=True)
-
-
-def _is_part(position: Position, ends: dict[int, int]) -> bool:
-    """Whether a position is part of the run. `ends` are the lengths that count, by incarnation."""
-    return position.offset <= ends.get(position.incarnation, -1)
 
 
 def _find_damage(folder: Path) -> str:

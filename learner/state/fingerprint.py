@@ -12,8 +12,6 @@ from penstock.learner.policy.processes import world_size
 
 log = get_logger(__name__)
 
-_CPUINFO = Path("/proc/cpuinfo")
-
 
 def this_machine() -> dict[str, Any]:
     """Return torch's version, threads, ranks, platform, CPU, instruction set and GPU, by name."""
@@ -31,17 +29,15 @@ def this_machine() -> dict[str, Any]:
 def warn_of_another_machine(then: Mapping[str, Any]) -> None:
     """Log a warning with the differences between this machine and `then`, if there are any."""
     now = this_machine()
-    found = [
-        f"{name} was {then.get(name)} and is {now[name]}" for name in now if then.get(name) != now[name]
-    ]
-    if found:
-        log.warning(
-            "This is another machine: the weights may differ in the last bits.", differs="; ".join(found)
-        )
+    other = [name for name in now if then.get(name) != now[name]]
+    if other:
+        differs = "; ".join(f"{name} was {then.get(name)} and is {now[name]}" for name in other)
+        log.warning("This is another machine: the weights may differ in the last bits.", differs=differs)
 
 
 def _cpu_name() -> str:
     """Return the CPU's name from /proc/cpuinfo, or what the platform names it."""
-    lines = _CPUINFO.read_text().splitlines() if _CPUINFO.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())

@@ -1,9 +1,8 @@
 """The journal: a write-ahead log of the learner's decisions, synced before any of them has an effect.
 
-An incarnation's journal is stored in segments, `journal/{incarnation:06d}-{offset:012d}.journal`. The
-offset is where the segment begins; each segment begins where the one before ends. A record consists of
-the length of its body (8 bytes), the CRC-32 of its body (4 bytes) and the body: zlib over msgpack, a map
-with `kind` and, by kind,
+An incarnation's journal is stored in segments, `journal/{incarnation:06d}-{offset:012d}.journal`. Each
+begins at its offset, where the one before ends. A record is the length of its body (8 bytes), the CRC-32
+of its body (4 bytes) and the body: zlib over msgpack, a map with `kind` and, by kind,
 
     header      the settings, model_folder, steps and machine that the learner was started with
     batch       step, version, groups (encoded ScoredGroups in order), the settings and reward_weights

@@ -11,8 +11,7 @@ from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import Weights
 from penstock.learner.policy.collective import TrainablePolicy
 
-KEEP = 4
-"""Number of version folders kept. An actor may still read the version before the announced one."""
+KEEP = 4  # version folders: an actor may still read the version before the announced one
 
 
 def write_version(
