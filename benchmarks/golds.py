@@ -44,7 +44,7 @@ def different_answers(golds: list[str]) -> list[str]:
 def share_right(golds: list[str], answers: list[str], wrapping: str) -> float:
     """Return the share of the wrapped answers that `accuracy` scores as right."""
     right = [
-        accuracy([""], [wrapping.format(answer)], [gold]) == [1.0]
+        accuracy([wrapping.format(answer)], [gold]) == [1.0]
         for gold, answer in zip(golds, answers, strict=True)
     ]
     return sum(right) / len(right)

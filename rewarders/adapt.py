@@ -17,10 +17,8 @@ from penstock.common.errors import ConfigError
 
 _COMPLETION = ("completion", "response", "output", "text", "prediction", "generated")
 """Names of the first parameter of a plain function. The second one gets the gold answer."""
-
 _runner = asyncio.Runner()
-"""The one event loop of this process. A user's module may have a semaphore, which belongs to the loop
-that first waited for it, and would fail in another loop."""
+"""The one event loop of this process: a semaphore of a user's module fails in any loop but its first."""
 
 
 class Reward(Protocol):
@@ -44,13 +42,12 @@ def adapt(found: object, name: str) -> Reward:
 
     Raise ConfigError if `found` has none of the known forms. `name` is the reward's name in errors.
     """
-    is_class = inspect.isclass(found)
     function = _callable_of(found) if inspect.isclass(found) else found
     if not callable(function):
         raise ConfigError(f"reward {name} is a {type(found).__name__}; expected a function or a class")
     parameters = inspect.signature(function).parameters
     if "completions" in parameters:
-        return _from_groups(function, with_messages=not is_class)
+        return _from_groups(function, with_messages=not inspect.isclass(found))
     if "solution_str" in parameters:
         return _from_verl(function)
     required = [
@@ -69,12 +66,9 @@ def adapt(found: object, name: str) -> Reward:
 
 
 def _callable_of(kind: type) -> Callable[..., Any]:
-    """Return a new instance of a class, to be called.
-
-    The example in ms-swift's guide defines __call__ without `self`: then the bare function is returned.
-    """
+    """Return a new instance of a class, or its bare `__call__` if that has no parameter `self`."""
     call = kind.__call__
-    if next(iter(inspect.signature(call).parameters), "") == "completions":
+    if next(iter(inspect.signature(call).parameters), "") == "completions":  # as in ms-swift's guide
         return call
     instance: Callable[..., Any] = kind()
     return instance
@@ -99,9 +93,7 @@ def _from_groups(function: Callable[..., Any], with_messages: bool) -> Reward:
 def _from_verl(function: Callable[..., Any]) -> Reward:
     """Return a reward that calls verl's compute_score once per completion."""
 
-    def reward(
-        prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
-    ) -> list[Any]:
+    def reward(completions: list[str], solution: list[Any], **columns: Any) -> list[Any]:
         scores = []
         for index, text in enumerate(completions):
             row = {name: values[index] for name, values in columns.items() if isinstance(values, list)}
@@ -110,7 +102,7 @@ def _from_verl(function: Callable[..., Any]) -> Reward:
                 "data_source": row.get("data_source", ""),
                 "solution_str": text,
                 "ground_truth": solution[index],
-                "extra_info": extra if extra is not None else {},
+                "extra_info": {} if extra is None else extra,
             }
             score = _finished(function(**_accepted(function, arguments)))
             scores.append(score["score"] if isinstance(score, dict) else score)
@@ -122,12 +114,9 @@ def _from_verl(function: Callable[..., Any]) -> Reward:
 def _from_pairs(function: Callable[..., Any]) -> Reward:
     """Return a reward that calls the function with each completion and its gold answer."""
 
-    def reward(
-        prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
-    ) -> list[Any]:
-        return [
-            _finished(function(text, gold)) for text, gold in zip(completions, solution, strict=True)
-        ]
+    def reward(completions: list[str], solution: list[Any], **columns: Any) -> list[Any]:
+        pairs = zip(completions, solution, strict=True)
+        return [_finished(function(text, gold)) for text, gold in pairs]
 
     return reward
 

@@ -2,10 +2,8 @@
 
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import ModuleType
-from typing import Any
 
 from penstock.common.errors import ConfigError
 from penstock.common.own_code import digest_of, find_code, import_code, path_of, public_names
@@ -15,29 +13,19 @@ from penstock.rewarders.rewards import REWARDS
 
 
 def load_reward(spec: RewardSpec) -> Reward:
-    """Return the reward with its options bound.
+    """Return the reward with its options bound; an option wins over a column of the same name.
 
     Raise ConfigError if the reward is unknown, not found, of another hash, or of no known form.
     Whatever a user's module raises on import is raised too.
     """
     if spec.source:
         return _load_own(spec.source, spec.name, spec.digest)
-    return partial(_call_with_options, _built_in(spec.name), spec.options)
-
-
-def _call_with_options(reward: Reward, options: Mapping[str, Any], **arguments: Any) -> Sequence[Any]:
-    """Call a reward. An option wins over a column of the data set with the same name."""
-    return reward(**{**arguments, **options})
-
-
-def _built_in(name: str) -> Reward:
-    """Return a reward that comes with Penstock; raise ConfigError if there is none of this name."""
-    if name not in REWARDS:
+    if spec.name not in REWARDS:
         raise ConfigError(
-            f"the contract asks for the reward {name}, which is unknown here; known are "
+            f"the contract asks for the reward {spec.name}, which is unknown here; known are "
             f"{', '.join(REWARDS)}: install the learner's release"
         )
-    return REWARDS[name]
+    return lambda **arguments: REWARDS[spec.name](**{**arguments, **spec.options})
 
 
 @lru_cache(maxsize=64)
@@ -70,9 +58,8 @@ def _run_module(source: str, digest: str) -> ModuleType:
 
 def _offer_swift() -> None:
     """Make `from swift.plugin import ORM, orms` work where ms-swift is not installed."""
-    if "swift" in sys.modules or importlib.util.find_spec("swift") is not None:
-        return
-    package, plugin = ModuleType("swift"), ModuleType("swift.plugin")
-    vars(plugin).update(ORM=object, orms={})
-    vars(package).update(plugin=plugin)
-    sys.modules |= {"swift": package, "swift.plugin": plugin}
+    if "swift" not in sys.modules and importlib.util.find_spec("swift") is None:
+        package, plugin = ModuleType("swift"), ModuleType("swift.plugin")
+        vars(plugin).update(ORM=object, orms={})
+        vars(package).update(plugin=plugin)
+        sys.modules |= {"swift": package, "swift.plugin": plugin}

@@ -17,7 +17,7 @@ Arguments = Mapping[str, Sequence[Any]]
 """A reward's arguments by name, each with one value per completion."""
 
 _EXTRA_BYTES = 2**20
-"""Longest value list that a reward may log for one group: it is text for people to read."""
+"""The longest column, in bytes of JSON, that a reward may log for one group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,7 @@ def check_reward(spec: RewardSpec) -> str:
 
 
 def call_reward(spec: RewardSpec, arguments: Arguments) -> Scores:
-    """Call a reward and check what it returns and logs.
-
-    Raise ValueError for wrong values, and whatever the reward or its loading raises.
-    """
+    """Load a reward and apply it; raise what `apply_reward` and `load_reward` raise."""
     return apply_reward(load_reward(spec), arguments, is_own=bool(spec.source))
 
 
@@ -73,10 +70,8 @@ class Log:
         text = json.dumps(list(values), default=str, ensure_ascii=False)
         # A lone surrogate becomes a question mark, and a number too long for a message becomes a text.
         plain = json.loads(text.encode("utf-8", "replace"), parse_int=_whole_number)
-        if len(plain) != self.size:
-            raise ValueError(
-                f"log_extra({column!r}) has {len(plain)} values for {self.size} completions"
-            )
+        if (count := len(plain)) != self.size:
+            raise ValueError(f"log_extra({column!r}) has {count} values for {self.size} completions")
         if len(json.dumps(plain)) > _EXTRA_BYTES:
             raise ValueError(f"log_extra({column!r}) is larger than {_EXTRA_BYTES} bytes")
         self.extra[encodable(str(column))] = tuple(plain)
@@ -89,10 +84,7 @@ class Log:
 
 
 def checked_values(values: object, count: int) -> tuple[float | None, ...]:
-    """Return a reward's values as plain floats.
-
-    Raise ValueError unless `values` is a list or tuple of `count` finite numbers or None.
-    """
+    """Return `count` finite numbers or None as plain floats; raise ValueError for any other values."""
     if not isinstance(values, (list, tuple)) or len(values) != count:
         raise ValueError(f"expected a list of {count} values, found {str(values)[:80]}")
     return tuple(None if value is None else _finite(value) for value in values)

@@ -17,8 +17,8 @@ from penstock.rewarders.filtering import why_filtered
 from penstock.rewarders.rewards.answers import final_answer
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 
-_SIGNATURE = ("prompts", "completions", "completion_ids", "log_extra", "log_metric")
-"""Arguments of every reward. Columns of the data set with these names are not passed on."""
+_OWN_ARGUMENTS = ("prompt", "prompts", "completions", "completion_ids", "log_extra", "log_metric")
+"""Columns of the data set that a reward does not get by these names: its own arguments replace them."""
 
 
 @dataclass(slots=True)
@@ -34,6 +34,11 @@ class GroupScores:
     def healthy(self) -> list[int]:
         """Indices of the rollouts without a failure."""
         return [index for index, failure in enumerate(self.failures) if not failure]
+
+    def spread(self, values: Sequence[Any]) -> list[Any]:
+        """Return a value per rollout: `values` has one per healthy rollout, the others get None."""
+        given = iter(values)
+        return [None if failure else next(given) for failure in self.failures]
 
 
 @dataclass(frozen=True)
@@ -52,13 +57,14 @@ class Scorer:
         MalformedMessage if a token id is negative.
         """
         texts = self._decode([rollout.token_ids for rollout in group.rollouts])
-        scores = self.score_texts(group, texts)
+        scores = self._score_texts(group, texts)
         rewards = {name: tuple(values) for name, values in scores.rewards.items()}
         totals = total_rewards(rewards, self.contract.reward_weights)
         reason = why_filtered(totals, self.contract.filter_zero_std)
         if group.ticket.purpose == "eval":
+            reason = None
             scores.extra[ANSWER] = tuple(final_answer(text).strip()[:SHOWN] for text in texts)
-        if reason is None or group.ticket.purpose == "eval":
+        if reason is None:
             failures = tuple(scores.failures) if any(scores.failures) else ()
             return ScoredGroup(
                 group, rewards, tuple(texts), self.name, failures, scores.extra, scores.metrics
@@ -70,11 +76,10 @@ class Scorer:
             texts[first_scored(rewards)][:SHOWN],
         )  # fmt: skip
 
-    def score_texts(self, group: Group, texts: list[str]) -> GroupScores:
+    def _score_texts(self, group: Group, texts: list[str]) -> GroupScores:
         """Return all rewards of one group. A rollout that cannot be scored has None for every reward.
 
-        Raise ScoringFailed if fewer than two rollouts are left: there is nothing to compare. Of a group
-        with a single rollout, that one must be left.
+        Raise ScoringFailed unless two rollouts are left to compare, or the only one of the group is.
         """
         arguments = self._arguments(group, texts)
         size = len(texts)
@@ -84,19 +89,16 @@ class Scorer:
             if len(scores.healthy) < min(2, size):
                 failures = [failure for failure in scores.failures if failure]
                 raise ScoringFailed(f"{len(failures)} of {size} completions: {failures[0]}")
-        for name, values in scores.rewards.items():
-            scores.rewards[name] = [
-                None if failure else value
-                for value, failure in zip(values, scores.failures, strict=True)
-            ]
+        for values in scores.rewards.values():
+            for index, failure in enumerate(scores.failures):
+                values[index] = None if failure else values[index]
         return scores
 
     def _score(self, spec: RewardSpec, arguments: dict[str, list[Any]], scores: GroupScores) -> None:
         """Add one reward to `scores`. If the call fails, find the completions at fault by single calls.
 
         The completions at fault get a failure. The others are scored together again, because a reward
-        may compare the completions of a group. Raise ScoringFailed if no completion is at fault, or if
-        the second call fails.
+        may compare the completions. Raise ScoringFailed if none is at fault, or if that call fails too.
         """
         try:
             found = self.pool.score(spec, _only(arguments, scores.healthy))
@@ -110,18 +112,16 @@ class Scorer:
             if not scores.healthy:
                 return
             found = self.pool.score(spec, _only(arguments, scores.healthy))
-        healthy = scores.healthy
-        size = len(scores.failures)
-        scores.rewards[spec.name] = _spread(found.values, healthy, size)
-        scores.extra |= {name: tuple(_spread(row, healthy, size)) for name, row in found.extra.items()}
+        scores.rewards[spec.name] = scores.spread(found.values)
+        scores.extra |= {name: tuple(scores.spread(row)) for name, row in found.extra.items()}
         scores.metrics |= found.metrics
 
     def _check_without_completion(
         self, spec: RewardSpec, arguments: dict[str, list[Any]], found: ScoringFailed
     ) -> None:
-        """Raise ScoringFailed if the reward also fails for the completion `0`.
+        """Raise ScoringFailed if the reward fails for the completion `0` too: no completion is at fault.
 
-        Then the question or the reward is at fault, not a completion. `found` is the group's failure.
+        `found` is the group's failure.
         """
         harmless = _only(arguments, [0]) | {"completions": ["0"], "completion_ids": [[0]]}
         try:
@@ -133,18 +133,15 @@ class Scorer:
 
     def _arguments(self, group: Group, texts: list[str]) -> dict[str, list[Any]]:
         """Return a reward's arguments. Without a column `prompt`, the prompt's tokens are decoded."""
-        size = len(texts)
-        columns = group.ticket.columns
-        prompt = columns.get("prompt")
+        prompt = group.ticket.columns.get("prompt")
         if prompt is None:
             (prompt,) = self._decode([group.ticket.prompt_ids])
-        kept = {name: [value] * size for name, value in columns.items() if name not in _SIGNATURE}
-        kept.pop("prompt", None)
-        return {
-            "prompts": [prompt] * size,
-            "completions": list(texts),
+        columns = {"prompts": prompt} | {
+            name: value for name, value in group.ticket.columns.items() if name not in _OWN_ARGUMENTS
+        }
+        return {name: [value] * len(texts) for name, value in columns.items()} | {
+            "completions": texts,
             "completion_ids": [rollout.token_ids.tolist() for rollout in group.rollouts],
-            **kept,
         }
 
     def _decode(self, sequences: list[np.ndarray]) -> list[str]:
@@ -160,14 +157,6 @@ class Scorer:
 def _only(arguments: dict[str, list[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:
     """Return the arguments for the completions at `indices` alone."""
     return {name: [values[index] for index in indices] for name, values in arguments.items()}
-
-
-def _spread(values: Sequence[Any], indices: Sequence[int], size: int) -> list[Any]:
-    """Return a row of `size` values: `values` at `indices`, None elsewhere."""
-    row: list[Any] = [None] * size
-    for index, value in zip(indices, values, strict=True):
-        row[index] = value
-    return row
 
 
 def make_scorer(contract: Contract, pool: ScoringPool, name: str) -> Scorer:

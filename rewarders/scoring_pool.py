@@ -34,10 +34,7 @@ class ScoringPool(SandboxPool):
         return outcome.reason if isinstance(outcome, Mistake) else outcome
 
     def score(self, spec: RewardSpec, arguments: Arguments) -> Scores:
-        """Call one reward on one group of G completions; raise ScoringFailed if the call fails.
-
-        `arguments` are the reward's: prompts, completions, completion_ids and columns, G values of each.
-        """
+        """Call one reward on one group; raise ScoringFailed if the call fails."""
         outcome = self.run(call_reward, spec, arguments)
         if isinstance(outcome, Mistake):
             raise ScoringFailed(f"reward {spec.name}: {outcome.reason}")

@@ -14,8 +14,8 @@ from typing import Any
 from math_verify import parse, verify
 
 from penstock.rewarders.rewards.answers import final_answer, last_box
+from penstock.rewarders.rewards.form import has_structure
 from penstock.rewarders.rewards.lengths import half_cosine, relative_lengths
-from penstock.rewarders.rewards.tags import has_structure
 
 _DELIMITERS = ("$", r"\boxed", r"\(", r"\[")
 _NUMBER = re.compile(r"[-+]?[\d.,:]*\s*%?")
@@ -31,26 +31,18 @@ _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
-def accuracy(
-    prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
-) -> list[float | None]:
+def accuracy(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:
     """Return 1.0 where the answer equals the gold solution, else 0.0; all None without a gold answer.
 
-    Example:
-        >>> accuracy(["", ""], ["It is <answer>72</answer>", "71"], ["#### 72", "#### 72"])
-        [1.0, 0.0]
+    Example: for "#### 72", "It is <answer>72</answer>" gets 1.0 and "71" gets 0.0.
     """
     return _by_verdict(completions, solution, lambda _, right: float(right))
 
 
-def acc(
-    prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
-) -> list[float | None]:
+def acc(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:
     """Return 1.0 where the last box holds the gold answer, -0.5 for another box, -1.0 without a box.
 
-    Example:
-        >>> acc([""] * 3, [r"\boxed{72}", r"\boxed{71}", "72"], ["72"] * 3)
-        [1.0, -0.5, -1.0]
+    All are None without a gold answer.
     """
     gold = read_gold(solution[0])
     if not gold:
@@ -59,14 +51,10 @@ def acc(
     return [-1.0 if box is None else 1.0 if is_right(gold, box) else -0.5 for box in boxes]
 
 
-def base_acc(
-    prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
-) -> list[float | None]:
+def base_acc(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:
     """Return 1.0 where the answer is right and in <think>..</think><answer>..</answer>, else 0.0.
 
-    Example:
-        >>> base_acc(["", ""], ["<think>.</think><answer>72</answer>", "72"], ["72", "72"])
-        [1.0, 0.0]
+    All are None without a gold answer. Example: "<answer>72</answer>" alone gets 0.0 though 72 is right.
     """
     return _by_verdict(
         completions, solution, lambda index, right: float(right and has_structure(completions[index]))
@@ -74,7 +62,6 @@ def base_acc(
 
 
 def cosine(
-    prompts: list[Any],
     completions: list[str],
     completion_ids: list[list[int]],
     solution: list[Any],
@@ -92,22 +79,16 @@ def cosine(
     """
 
     def value(index: int, right: bool) -> float:
-        ends = (
-            (cosine_min_len_value_correct, cosine_max_len_value_correct)
-            if right
-            else (cosine_min_len_value_wrong, cosine_max_len_value_wrong)
-        )
+        wrong_ends = (cosine_min_len_value_wrong, cosine_max_len_value_wrong)
+        right_ends = (cosine_min_len_value_correct, cosine_max_len_value_correct)
+        ends = right_ends if right else wrong_ends
         return half_cosine(len(completion_ids[index]), cosine_max_len, *ends)
 
     return _by_verdict(completions, solution, value)
 
 
 def length(
-    prompts: list[Any],
-    completions: list[str],
-    completion_ids: list[list[int]],
-    solution: list[Any],
-    **columns: Any,
+    completions: list[str], completion_ids: list[list[int]], solution: list[Any], **columns: Any
 ) -> list[float | None]:
     """Return 0.5 for the group's shortest completion to -0.5 for its longest, by number of tokens.
 
@@ -147,13 +128,8 @@ def _read(text: str) -> list[Any]:
     Raise MemoryError or RecursionError: these depend on the machine, not on the answer.
     """
     try:
-        parsed: list[Any] = parse(
-            _delimited(_plain(text)),
-            fallback_mode="no_fallback",
-            parsing_timeout=None,
-            raise_on_error=True,
-        )
-        return parsed
+        bare = _delimited(_plain(text))
+        return list(parse(bare, fallback_mode="no_fallback", parsing_timeout=None, raise_on_error=True))
     except (MemoryError, RecursionError):
         raise
     except Exception:  # sympy raises many errors on model text, for example on "-0733"
@@ -175,10 +151,7 @@ def _plain(text: str) -> str:
 
 
 def _delimited(text: str) -> str:
-    """Return bare mathematics between dollars, other texts unchanged.
-
-    Without dollars math_verify reads 2 from `2x+1`.
-    """
+    """Put dollars around bare mathematics, else math_verify reads 2 from `2x+1`. Return the text."""
     if any(mark in text for mark in _DELIMITERS):
         return text
     is_words = _WORD.search(text) and r"\begin{" not in text

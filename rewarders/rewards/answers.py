@@ -28,11 +28,9 @@ def after_marker(text: str) -> str:
 
 
 def last_box(text: str) -> str | None:
-    """Return the inside of the last \\boxed{} whose braces are closed; None if there is none.
+    r"""Return the inside of the last \boxed{} whose braces are closed; None if there is none.
 
-    Example:
-        >>> last_box(r"\boxed{1}, so \boxed{\frac{1}{2}}")
-        '\\frac{1}{2}'
+    Example: of "\boxed{1}, so \boxed{\frac{1}{2}}" the inside is "\frac{1}{2}".
     """
     for opening in reversed(list(_BOX.finditer(text))):
         end = _closing_brace(text, opening.end())

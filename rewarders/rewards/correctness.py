@@ -8,17 +8,12 @@ from penstock.rewarders.rewards.answers import after_marker
 _LAST_NUMBER = re.compile(r"(?:^|\s|=)(-?\d*\.?\d+)$")
 
 
-def correctness(
-    prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
-) -> list[float | None]:
+def correctness(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:
     """Return 2.0 where the answer is exactly the gold answer, 1.5 for an equal number, else 0.0.
 
     The answer is the last <answer> block, unless that is "...". Its number must be at its end. The gold
     answer is the text after ####, or the whole text without ####; all are None if it is empty.
-
-    Example:
-        >>> correctness([""] * 2, ["<answer>72</answer>", "<answer>= 72.0</answer>"], ["#### 72"] * 2)
-        [2.0, 1.5]
+    Example: for "#### 72", "<answer>72</answer>" gets 2.0 and "<answer>= 72.0</answer>" gets 1.5.
     """
     gold = after_marker(str(solution[0])).strip()
     if not gold:

@@ -1,19 +1,33 @@
-"""Formulas of the rewards that depend on a completion's length in tokens. Pure."""
+"""The reward `soft_overlong`, and the formulas of all rewards that depend on a completion's tokens."""
 
 import math
 from collections.abc import Sequence
+from typing import Any
+
+
+def soft_overlong(
+    completion_ids: list[list[int]], soft_max_length: int, soft_cache_length: int, **columns: Any
+) -> list[float]:
+    """Return DAPO's `overlong_punishment` of each completion: -1 from soft_max_length tokens on."""
+    return [overlong_punishment(len(ids), soft_max_length, soft_cache_length) for ids in completion_ids]
+
+
+def overlong_punishment(length: int, max_length: int, cache_length: int) -> float:
+    """Return 0 up to max_length - cache_length tokens, then linearly down to -1 at max_length, then -1.
+
+    Source: DAPO (arXiv:2503.14476), equation 13. Example: with max_length 100 and cache_length 20, the
+    lengths 80, 90, 100 and 101 get 0, -0.5, -1 and -1.
+    """
+    if length <= max_length - cache_length:
+        return 0.0
+    return max(-1.0, (max_length - cache_length - length) / cache_length)
 
 
 def half_cosine(length: int, max_len: int, at_zero: float, at_max: float) -> float:
-    """Return `at_zero` at length 0, moving along half a cosine to `at_max` at `max_len` tokens.
-
-    Longer completions get `at_max`.
+    """Return `at_zero` at length 0, moving along half a cosine to `at_max` from `max_len` tokens on.
 
     Source: "Demystifying Long Chain-of-Thought Reasoning in LLMs" (arXiv:2502.03373), cosine reward.
-
-    Example:
-        >>> half_cosine(50, 100, 1.0, 0.5)
-        0.75
+    Example: half_cosine(50, 100, 1.0, 0.5) is 0.75.
     """
     share = min(length, max_len) / max_len
     return at_max + (at_zero - at_max) * (1.0 + math.cos(math.pi * share)) / 2.0
@@ -22,30 +36,11 @@ def half_cosine(length: int, max_len: int, at_zero: float, at_max: float) -> flo
 def relative_lengths(lengths: Sequence[int], right: Sequence[bool]) -> list[float]:
     """Return 0.5 for the shortest of a group to -0.5 for the longest; wrong ones get at most 0.
 
-    All are 0 if all lengths are equal. Source: Kimi k1.5 (arXiv:2501.12599), length penalty.
-
-    Example:
-        >>> relative_lengths([10, 20, 30], [True, True, False])
-        [0.5, 0.0, -0.5]
+    All are 0 if all lengths are equal. Source: Kimi k1.5 (arXiv:2501.12599), length penalty. Example:
+    relative_lengths([10, 20, 30], [True, True, False]) is [0.5, 0.0, -0.5].
     """
     shortest, spread = min(lengths), max(lengths) - min(lengths)
     if not spread:
         return [0.0] * len(lengths)
     values = [0.5 - (length - shortest) / spread for length in lengths]
-    return [
-        value if is_right else min(0.0, value) for value, is_right in zip(values, right, strict=True)
-    ]
-
-
-def overlong_punishment(length: int, max_length: int, cache_length: int) -> float:
-    """Return 0 up to max_length - cache_length tokens, then linearly down to -1 at max_length, then -1.
-
-    Source: DAPO (arXiv:2503.14476), equation 13.
-
-    Example:
-        >>> [overlong_punishment(n, 100, 20) for n in (80, 90, 100, 101)]
-        [0.0, -0.5, -1.0, -1.0]
-    """
-    if length <= max_length - cache_length:
-        return 0.0
-    return max(-1.0, (max_length - cache_length - length) / cache_length)
+    return [value if fine else min(0.0, value) for value, fine in zip(values, right, strict=True)]
