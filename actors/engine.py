@@ -20,10 +20,9 @@ class PromptRefused(PenstockError):
 
 
 class Aborted(Exception):
-    """A request was aborted; `partial` holds the completions up to that moment.
+    """A request was aborted; `partial` holds the completions up to that moment that have a token.
 
-    A completion that was cut short has the finish reason "length". A completion without any token is
-    left out.
+    A completion that was cut short has the finish reason "length".
     """
 
     def __init__(self, request_id: str, partial: tuple[Rollout, ...] = ()) -> None:
@@ -67,10 +66,7 @@ class Engine(Protocol):
 
 
 def verify_weights(weights: Weights) -> Path:
-    """Return the folder of announced weights.
-
-    Raise WeightsRejected if the file cannot be read or its hash is not the announced one.
-    """
+    """Return the folder of announced weights; raise WeightsRejected unless the file has their hash."""
     folder = Path(weights.path)
     try:
         found = hash_weights(folder)

@@ -28,10 +28,9 @@ class EngineWatch:
         self._reported = (time.monotonic(), engine.tokens_generated())
 
     def progress(self) -> int:
-        """Return a number that stays the same only while the engine hangs.
+        """Return the number of sampled tokens, which stays the same while the engine hangs.
 
-        The number is the count of sampled tokens, plus the calls of this method while the engine had no
-        ticket or was loading weights: loading has a timeout of its own.
+        Each call while the engine has no ticket or loads weights adds 1: loading has its own timeout.
         """
         if self._follower.taking or not self._held.running:
             self._idle_checks += 1
@@ -50,12 +49,11 @@ class EngineWatch:
         """Log what the engine does, at most every 10 s."""
         now, tokens = time.monotonic(), self._engine.tokens_generated()
         then, tokens_then = self._reported
-        if now - then < _REPORT_S:
-            return
-        completions = sum(job.ticket.num_generations for job in self._held.running)
-        speed = (tokens - tokens_then) / (now - then)
-        log.info(
-            f"Generating {completions} completions, {speed:.0f} tokens/s "
-            f"(weights {self._engine.version}; {len(self._held.waiting)} tickets wait)."
-        )
-        self._reported = (now, tokens)
+        if now - then >= _REPORT_S:
+            self._reported = (now, tokens)
+            completions = sum(job.ticket.num_generations for job in self._held.running)
+            speed = (tokens - tokens_then) / (now - then)
+            log.info(
+                f"Generating {completions} completions, {speed:.0f} tokens/s "
+                f"(weights {self._engine.version}; {len(self._held.waiting)} tickets wait)."
+            )

@@ -12,10 +12,9 @@ from penstock.common.wire.messages import Ticket
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One held ticket.
+    """One held ticket. `lost` is set when the lease has passed to another actor.
 
-    `alone` marks a ticket's last attempt, during which nothing else may run. `lost` is set when the
-    lease has passed to another actor.
+    `alone` marks a ticket's last attempt, during which nothing else may run.
     """
 
     stream: WorkStream
@@ -36,11 +35,9 @@ class Job:
         A training ticket needs at least its min_step: with min_step 3, versions 1.3 and 1.4 do. An eval
         ticket needs exactly its version, and an engine that is not loading weights (`steady`).
         """
-        if version is None:
-            return False
         if self.ticket.purpose == "eval":
             return steady and version == self.ticket.version
-        return version.step >= self.ticket.min_step
+        return version is not None and version.step >= self.ticket.min_step
 
 
 class HeldTickets:
@@ -101,12 +98,11 @@ class HeldTickets:
         Every group is assumed to be as large as the last one. Example: with room for 20 completions, 4
         of them promised to waiting tickets, and 8 completions in the last group, the result is 2. While
         no job runs, the result is at least 1 within the credit: the learner may need that ticket's group
-        before it publishes the version for which the others wait.
+        before it publishes the version for which the others wait. Without a version the result is 0, and
+        also while a job runs alone or is about to.
         """
-        if version is None or any(
-            job.alone and (job.running or job.is_ready(version, steady=True))
-            for job in self._jobs.values()
-        ):
+        alone = [job for job in self._jobs.values() if job.alone]
+        if version is None or any(job.running or job.is_ready(version, steady=True) for job in alone):
             return 0
         waiting = sum(job.ticket.num_generations for job in self.waiting)
         size = self._last_size[purpose]

@@ -1,15 +1,12 @@
 """The actor: join the run, start the engine, turn tickets into groups.
 
-    contract = join(...)                waits for the learner, up to RUN_JOIN_TIMEOUT_S
-    engine = make_engine(...)           before any weights are announced: both take long
-    TicketWorker(...).run()             tickets -> groups, until the run ends
-
-Waits for: the learner's contract, then for the TicketWorker to end.
+Waits for: the learner's contract, up to RUN_JOIN_TIMEOUT_S, then for the TicketWorker to end.
 Unblocked by: a learner that publishes a contract; the run's end; an emptied queue server.
 Produces: groups of sampled completions on `rollouts`, through the TicketWorker.
 Ends when: the run has ended, a signal came, or the engine failed.
 
-When the queue server was emptied, the actor keeps its engine and waits for the run's contract again.
+The engine starts before any weights are announced, because both take long. When the queue server was
+emptied, the actor keeps its engine and waits for the run's contract again.
 """
 
 import asyncio
@@ -19,16 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.actors.engine import Engine
-from penstock.actors.join import check_same, join
-from penstock.actors.ticket_worker import TicketWorker
+from penstock.actors.ticket_worker import TicketWorker, check_same
 from penstock.common.broker.keys import Keys
-from penstock.common.broker.run_view import RunView
+from penstock.common.broker.run_view import RunView, wait_for_contract
 from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import ActorSettings
 from penstock.common.errors import RunNotReady
 from penstock.common.log import get_logger
 from penstock.common.role import connect, consumer_name
-from penstock.common.wire.contract import Contract, check_tokenizer
+from penstock.common.wire.contract import Contract, check_tokenizer, read_contract
 
 log = get_logger(__name__)
 
@@ -44,9 +40,11 @@ def run(settings: ActorCommand, stopping: threading.Event, make_engine: MakeEngi
 async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: MakeEngine) -> None:
     connection = await asyncio.to_thread(connect, settings.redis_url, settings.run, stopping)
     view = RunView(connection, Keys(settings.run.name))
-    contract = await join(view, settings.run.join_timeout_s, stopping)
-    if contract is None:
+    waiting = (view, settings.run.join_timeout_s, stopping)
+    data = await asyncio.to_thread(wait_for_contract, *waiting)
+    if data is None:
         return
+    contract = decode(data, Contract)
     engine = _start_engine(settings, contract, make_engine)
     consumer = consumer_name("actor")
     log.info(f"{consumer} joined run {settings.run.name}.")
@@ -59,9 +57,9 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
                 ).run()  # fmt: skip
             except RunNotReady as error:
                 log.warning("Joining the run again.", cause=str(error))
-            again = await join(view, settings.run.join_timeout_s, stopping)
-            if again is not None:
-                check_same(contract, again)
+            data = await asyncio.to_thread(wait_for_contract, *waiting)
+            if data is not None:
+                check_same(contract, data)
     finally:
         await engine.stop()
         connection.close()

@@ -1,11 +1,7 @@
 """An actor's work on one run: from joining the run until it ends, is lost, or the actor stops.
 
-Four loops run side by side in one event loop. Calls to the queue server run in threads.
-
-    _take_tickets      takes as many tickets as the engine has room for
-    _follow_weights    keeps the engine at the announced version
-    _serve             one per running ticket: samples a group and hands it off
-    _watch_run         notices the run's end, a hung engine, a lost learner, a signal
+_take_tickets, _follow_weights, _watch_run, and _serve once per running ticket, run side by side in one
+event loop. Calls to the queue server run in threads.
 """
 
 import asyncio
@@ -16,7 +12,6 @@ from collections import defaultdict
 from penstock.actors.engine import Aborted, Engine, PromptRefused
 from penstock.actors.engine_watch import EngineWatch
 from penstock.actors.held_tickets import HeldTickets, Job
-from penstock.actors.join import has_ended
 from penstock.actors.weight_follower import WeightFollower
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
@@ -25,10 +20,10 @@ from penstock.common.broker.lease_keeper import LeaseKeeper
 from penstock.common.broker.run_view import RunView
 from penstock.common.broker.work_stream import Entry, WorkStream
 from penstock.common.config.role_command import ActorCommand
-from penstock.common.errors import EngineFailed, MalformedMessage
+from penstock.common.errors import EngineFailed, MalformedMessage, RunNotReady
 from penstock.common.log import get_logger
 from penstock.common.wire.codec import decode, encode
-from penstock.common.wire.contract import Contract
+from penstock.common.wire.contract import Contract, describe_difference, read_contract
 from penstock.common.wire.ids import Purpose
 from penstock.common.wire.messages import Group, Rollout, Ticket
 
@@ -113,12 +108,11 @@ class TicketWorker:
     # Taking tickets
 
     async def _take_tickets(self) -> None:
-        """Take tickets of both purposes and start those that are ready.
+        """Take tickets of both purposes and start those that are ready, until the worker is ending.
 
         Waits for: room in the engine, credit, and tickets.
         Unblocked by: the learner issuing tickets, tickets that end, expired leases of other actors.
         Produces: held tickets, whose leases are renewed.
-        Ends when: the worker is ending.
         """
         while not self._ending:
             taken = [await self._take(purpose) for purpose in _PURPOSES]
@@ -252,12 +246,11 @@ class TicketWorker:
     # Beside the tickets
 
     async def _follow_weights(self) -> None:
-        """Keep the engine at the announced version.
+        """Keep the engine at the announced version until the worker is ending.
 
-        Waits for: an announcement, and the end of running eval tickets.
-        Unblocked by: the learner publishing a version.
+        Waits for: an announcement by the learner, and the end of running eval tickets.
         Produces: new weights in the engine, and the start of jobs that waited for them.
-        Ends when: the worker is ending. Raise what WeightFollower.poll raises.
+        Raise what WeightFollower.poll raises.
         """
         while not self._ending:
             if await self._follower.poll():
@@ -265,25 +258,30 @@ class TicketWorker:
             await asyncio.sleep(_IDLE_S)
 
     async def _watch_run(self) -> None:
-        """Check the run, the engine and the learner once a second.
+        """Check the run, the engine and the learner once a second, and log the engine's speed.
 
-        Waits for: the run's end, or `stopping`.
-        Unblocked by: the learner ending the run, or a signal.
-        Produces: the log line with the engine's speed.
-        Ends when: the run is over or `stopping` is set. Raise RunNotReady if the run is lost,
-        EngineFailed if the engine hangs, and DeadlineExceeded if the learner is gone.
+        Ends when: the learner ended the run, or a signal set `stopping`. Raise RunNotReady if the run is
+        lost, EngineFailed if the engine hangs, and DeadlineExceeded if the learner is gone.
         """
         check_at = 0.0
         while not self._stopping.is_set():
             if time.monotonic() >= check_at:
                 check_at = time.monotonic() + _WATCH_S
-                if await asyncio.to_thread(has_ended, self._view, self._contract):
+                if await asyncio.to_thread(self._has_ended):
                     log.info("The run has ended.")
                     return
                 self._engine_watch.check()
                 self._engine_watch.report()
                 await asyncio.to_thread(self._learner_watch.check)
             await asyncio.sleep(_IDLE_S)
+
+    def _has_ended(self) -> bool:
+        """Return whether the run is over; raise RunNotReady if it is gone or has another contract."""
+        data = self._view.contract()
+        if data is None:
+            raise RunNotReady("the run is gone from the queue server")
+        check_same(self._contract, data)
+        return self._view.ended()
 
     async def _finish(self) -> None:
         """Give back waiting tickets, let running ones finish for 10 s, abort and give back the rest."""
@@ -299,9 +297,17 @@ class TicketWorker:
                 task.cancel()
 
 
+def check_same(joined: Contract, data: bytes) -> None:
+    """Raise RunNotReady, with the differences, unless an encoded contract is the one that was joined."""
+    published = decode(data, Contract)
+    if published.hash != joined.hash:
+        raise RunNotReady(
+            "the learner published another contract, start the actor again:\n"
+            + describe_difference(joined, published)
+        )
+
+
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the first error of a task group, without the groups around it."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error

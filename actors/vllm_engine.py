@@ -46,8 +46,8 @@ class VllmEngine:
     """
 
     def __init__(self, settings: ActorSettings, contract: Contract, model: Path) -> None:
-        timeout_s = str(int(settings.start_timeout_s))
-        for name, value in (_ENVIRONMENT | {"VLLM_ENGINE_READY_TIMEOUT_S": timeout_s}).items():
+        os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(int(settings.start_timeout_s)))
+        for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -59,10 +59,9 @@ class VllmEngine:
         self._changes = 0
         self._tokens = [0]
         arguments = AsyncEngineArgs(**engine_arguments(settings, contract, model))
+        counters = [_token_counter(self._tokens)]
         try:
-            self._llm: Any = AsyncLLM.from_engine_args(
-                arguments, stat_loggers=[_token_counter(self._tokens)]
-            )
+            self._llm: Any = AsyncLLM.from_engine_args(arguments, stat_loggers=counters)
         except Exception as error:  # vLLM's start raises whatever its parts raise
             raise EngineFailed(f"vLLM did not start on {model}: {error}") from error
 
@@ -112,19 +111,11 @@ class VllmEngine:
         from vllm.sampling_params import RequestOutputKind
 
         return SamplingParams(
-            n=count,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            max_tokens=sampling.max_tokens,
-            seed=sampling.seed,
-            stop_token_ids=self._stop_ids,
-            logprobs=0,
-            flat_logprobs=True,
-            detokenize=False,
+            n=count, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
+            min_p=sampling.min_p, max_tokens=sampling.max_tokens, seed=sampling.seed,
+            stop_token_ids=self._stop_ids, logprobs=0, flat_logprobs=True, detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        )  # fmt: skip
 
     async def abort(self, request_id: str) -> None:
         """End a request early: its `generate` raises Aborted with the completions so far."""
@@ -187,13 +178,9 @@ def engine_arguments(settings: ActorSettings, contract: Contract, model: Path) -
 
 
 def read_stop_ids(model: Path) -> list[int]:
-    """Return the end-of-sequence tokens in a model folder's configuration, sorted.
-
-    vLLM adds the tokenizer's own end token.
-    """
+    """Return the end tokens that a model folder names, sorted; vLLM adds the tokenizer's own one."""
     found: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        path = model / name
+    for path in (model / "generation_config.json", model / "config.json"):
         named = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
         if named is not None:
             found.update(named if isinstance(named, list) else [named])
@@ -202,15 +189,12 @@ def read_stop_ids(model: Path) -> list[int]:
 
 def _rollout(completion: Any) -> Rollout:
     """Return a vLLM completion as a Rollout; with logprobs=0 its flat lists have one entry per token."""
-    length = len(completion.token_ids)
+    spans = completion.weight_versions
     return Rollout(
         token_ids=np.array(completion.token_ids, dtype="<i4"),
         logprobs=np.array(completion.logprobs.logprobs, dtype="<f4"),
-        mask=np.ones(length, dtype=bool),
-        spans=tuple(
-            Span(Version.parse(span.version), span.start, span.end)
-            for span in completion.weight_versions
-        ),
+        mask=np.ones(len(completion.token_ids), dtype=bool),
+        spans=tuple(Span(Version.parse(span.version), span.start, span.end) for span in spans),
         finish_reason="stop" if completion.finish_reason == "stop" else "length",
     )
 

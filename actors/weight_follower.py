@@ -40,9 +40,8 @@ class WeightFollower:
     async def poll(self) -> bool:
         """Take the announced version if the engine has another one. Return whether it was taken.
 
-        Raise DeadlineExceeded if for `learner_timeout_s` the learner announced nothing and sent no
-        heartbeat, WeightsRejected if no announced weights were usable for that long, and EngineFailed if
-        the engine broke.
+        Raise EngineFailed if the engine broke. After `learner_timeout_s` raise DeadlineExceeded if the
+        learner announced nothing and sent no heartbeat, WeightsRejected if no weights were usable.
         """
         weights = await asyncio.to_thread(self._view.weights)
         if weights is None:
@@ -76,10 +75,7 @@ class WeightFollower:
         log.debug(f"Took weights {weights.version} in {time.monotonic() - began:.3f} s.")
 
     async def _check_learner(self) -> None:
-        """Raise DeadlineExceeded if the learner's heartbeat has not changed for too long.
-
-        The first announcement may take long (a large model, a checkpoint), so only the heartbeat counts.
-        """
+        """Raise DeadlineExceeded if the learner's heartbeat has not changed for `learner_timeout_s`."""
         sign = await asyncio.to_thread(self._view.learner)
         if self._deadline.expired(progress=sign):
             raise DeadlineExceeded(

@@ -35,25 +35,22 @@ class CurrentScorer:
         """
         with self._changing:
             if group.ticket.contract != self._scorer.contract.hash:
-                data = self._view.contract()
-                if data is not None:
-                    self._adopt(data)
+                self._adopt(self._view.contract())
             return self._scorer
 
     def rejoin(self, timeout_s: float, stopping: threading.Event) -> None:
         """Wait until a learner has published a contract, and adopt it. Return early on `stopping`.
 
-        Raise DeadlineExceeded if no learner published one in time, ContractMismatch if this process
-        cannot serve it.
+        Raise DeadlineExceeded if none was published in time, ContractMismatch as `for_group` does.
         """
         data = wait_for_contract(self._view, timeout_s, stopping)
-        if data is not None:
-            with self._changing:
-                self._adopt(data)
+        with self._changing:
+            self._adopt(data)
 
-    def _adopt(self, data: bytes) -> None:
+    def _adopt(self, data: bytes | None) -> None:
+        """Change to an encoded contract unless it is None or in force; raise ContractMismatch."""
         before = self._scorer.contract
-        if data != encode(before):
+        if data is not None and data != encode(before):
             self._scorer = self._make(data)
             log.info("The contract changed.", changes=describe_difference(before, self._scorer.contract))
 

@@ -50,9 +50,7 @@ def run(settings: RewarderCommand, stopping: threading.Event) -> None:
 class Rewarder:
     """Takes as many groups as there are free scoring processes, and scores each group in a thread.
 
-    Use the rewarder as a context: at its end the groups in progress are scored, the scoring processes
-    are killed, and the rewarder leaves the stream's consumers. Raise ContractMismatch if this process
-    cannot serve the contract.
+    Use the rewarder as a context. Raise ContractMismatch if this process cannot serve the contract.
     """
 
     def __init__(
@@ -84,7 +82,7 @@ class Rewarder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """1. Finish the groups in progress. 2. Stop renewing leases. 3. Kill the processes. 4. Leave."""
+        """Finish the groups in progress, stop renewing leases, kill the processes, leave the stream."""
         self._threads.shutdown()
         self._keeper.stop()
         self._pool.close()
@@ -95,8 +93,8 @@ class Rewarder:
     def serve(self, stopping: threading.Event) -> None:
         """Score groups until the run has ended or `stopping` is set; then finish those in progress.
 
-        Raise DeadlineExceeded if the learner is gone, ContractMismatch if the contract changed to one
-        that this process cannot serve, and ServerUnavailable.
+        Raise DeadlineExceeded if the learner is gone, ServerUnavailable if the queue server is, and
+        ContractMismatch if this process cannot serve a new contract.
         """
         while not stopping.is_set() and not self._view.ended():
             try:
@@ -123,10 +121,7 @@ class Rewarder:
             self._start(entry)
 
     def _next_entries(self, count: int) -> list[Entry]:
-        """Return up to `count` groups to score.
-
-        Groups with expired leases come first, twice per lease time and after each empty read.
-        """
+        """Take up to `count` groups. At least twice per lease time, reclaim lost ones first."""
         now = time.monotonic()
         if now >= self._reclaim_at:
             self._reclaim_at = now + self._settings.run.lease_s / 2
@@ -181,8 +176,7 @@ class Rewarder:
             outcome = self._outcome_of(entry)
         except (ScoringFailed, MalformedMessage) as error:
             self._count("failed")
-            reason = f"{error} (reported by {self._stream.consumer})"
-            buried = self._stream.fail(entry, purpose, reason)
+            buried = self._stream.fail(entry, purpose, f"{error} (reported by {self._stream.consumer})")
             fate = "dead" if buried else "retried"
             log.warning(f"Ticket {entry.ticket} was not scored and is {fate}.", reason=str(error))
             return
@@ -201,14 +195,15 @@ class Rewarder:
             self._counts[what] += 1
 
     def _progress(self) -> str:
+        """Return the counts, such as "7 groups scored, 2 groups filtered, 0 groups failed"."""
         names = ("scored", "filtered", "failed")
         return ", ".join(f"{self._counts[name]} groups {name}" for name in names)
 
     def _report(self) -> None:
         """Log the counts, at most every 10 s and only if they have changed."""
-        total, since = self._reported
-        now = time.monotonic()
-        if now - since >= _REPORT_EVERY_S and self._counts.total() != total:
-            self._reported = (self._counts.total(), now)
-            speed = (self._counts.total() - total) / (now - since)
+        before, since = self._reported
+        total, now = self._counts.total(), time.monotonic()
+        if now - since >= _REPORT_EVERY_S and total != before:
+            self._reported = (total, now)
+            speed = (total - before) / (now - since)
             log.info(f"Scoring {speed:.1f} groups/s: {self._progress()} so far.")

@@ -28,10 +28,8 @@ START_TIMEOUT_S = 60.0
 
 _CALLS_PER_PROCESS = 1000
 """A process is replaced after this many calls: caches grow (sympy's), and use up its memory limit."""
-
 _STARTS = 5
 """Attempts to start a process that is killed before it is ready."""
-
 _CHILDREN = 64
 """Processes and threads that calls may start. Only a user of its own can be held to this limit."""
 
@@ -84,9 +82,8 @@ class SandboxPool:
         self._count = threading.Lock()
         self._names = tempfile.TemporaryDirectory(prefix="penstock-sandbox-")
         uid, gid = user_of(settings.user, f"{settings.section}_USER")
-        self._limits = Limits(
-            self._memory_bytes, settings.workers + _CHILDREN, uid, gid, self._names.name
-        )
+        processes = settings.workers + _CHILDREN
+        self._limits = Limits(self._memory_bytes, processes, uid, gid, self._names.name)
         self._start_processes()
 
     def __enter__(self) -> Self:
@@ -162,11 +159,10 @@ class SandboxPool:
     def _run_in(
         self, process: pebble.ProcessPool, work: Callable[[*Ts], T], arguments: tuple[*Ts]
     ) -> T | Mistake:
-        timeout_s = self._settings.timeout_s
+        """Return the result of `work` in this process, or a Mistake if the call or the process failed."""
+        timeout_s, call_arguments = self._settings.timeout_s, (self._memory_bytes, work, arguments)
         try:
-            future = process.schedule(
-                call, args=(self._memory_bytes, work, arguments), timeout=timeout_s
-            )
+            future = process.schedule(call, args=call_arguments, timeout=timeout_s)
             outcome: T | Mistake = future.result(timeout_s + START_TIMEOUT_S)
             return outcome
         except TimeoutError:
@@ -186,13 +182,7 @@ class SandboxPool:
 
     def _new_process(self) -> pebble.ProcessPool:
         start_fork_server(_CONTEXT, self._settings.environment, self._settings.preload)  # if it died
-        return pebble.ProcessPool(
-            max_workers=1,
-            max_tasks=_CALLS_PER_PROCESS,
-            initializer=prepare,
-            initargs=(self._limits,),
-            context=_CONTEXT,
-        )
+        return pebble.ProcessPool(1, _CALLS_PER_PROCESS, prepare, (self._limits,), _CONTEXT)
 
     def _end_strays(self) -> None:
         """Kill the processes that ended sandbox processes left behind in their process groups."""
@@ -208,9 +198,7 @@ def _is_alive(pid: int) -> bool:
     """Return whether a process of this id runs that this process may signal."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # the id belongs to another user's process by now
+    except (ProcessLookupError, PermissionError):  # by now the id may be of another user's process
         return False
     return True
 

@@ -23,7 +23,6 @@ Ts = TypeVarTuple("Ts")
 
 OUT_OF_MEMORY = 77
 """Exit code of a sandbox process that met its memory limit."""
-
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 _ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
 _LONGEST_MISTAKE = 500
