@@ -17,7 +17,7 @@ Arguments = Mapping[str, Sequence[Any]]
 """A reward's arguments by name, each with one value per completion."""
 
 _EXTRA_BYTES = 2**20
-"""The longest column, in bytes of JSON, that a reward may log for one group."""
+"""The longest column, in bytes of JSON, that a reward may log for one group, for people to read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ class SandboxPool:
     def _run_in(
         self, process: pebble.ProcessPool, work: Callable[[*Ts], T], arguments: tuple[*Ts]
     ) -> T | Mistake:
-        """Return the result of `work` in this process, or a Mistake if the call or the process failed."""
+        """Return the result of `work` in a process, or a Mistake if the call or the process failed."""
         timeout_s, call_arguments = self._settings.timeout_s, (self._memory_bytes, work, arguments)
         try:
             future = process.schedule(call, args=call_arguments, timeout=timeout_s)
