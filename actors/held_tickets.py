@@ -48,9 +48,6 @@ class HeldTickets:
         self._jobs: dict[str, Job] = {}
         self._last_size: dict[Purpose, int] = {"train": 0, "eval": 0}
 
-    def __len__(self) -> int:
-        return len(self._jobs)
-
     def __contains__(self, entry: Entry) -> bool:
         return _request_id(entry) in self._jobs
 

@@ -75,7 +75,7 @@ class WeightFollower:
         log.debug(f"Took weights {weights.version} in {time.monotonic() - began:.3f} s.")
 
     async def _check_learner(self) -> None:
-        """Raise DeadlineExceeded if the learner sent no heartbeat for long; announcing may take longer."""
+        """Raise DeadlineExceeded if the learner sent no heartbeat for long; announcing may take long."""
         sign = await asyncio.to_thread(self._view.learner)
         if self._deadline.expired(progress=sign):
             raise DeadlineExceeded(

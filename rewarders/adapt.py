@@ -134,12 +134,7 @@ def _finished(value: Any) -> Any:
     if not inspect.isawaitable(value):
         return value
     try:
-        return _runner.run(_result(value))
+        return _runner.run(asyncio.wait_for(value, timeout=None))  # wait_for makes it a coroutine
     finally:
         for task in asyncio.all_tasks(_runner.get_loop()):  # else they would go on in the next call
             task.cancel()
-
-
-async def _result(value: Any) -> Any:
-    """Return the result of an awaitable: the runner takes nothing but a coroutine."""
-    return await value

@@ -35,9 +35,7 @@ def _load_own(source: str, name: str, digest: str) -> Reward:
     The reward is the module's attribute, or else the entry of its dictionary `orms` (ms-swift).
     """
     module = _run_module(source, digest)
-    found = getattr(module, name, None)
-    if found is None:
-        found = getattr(module, "orms", {}).get(name)
+    found = getattr(module, name, getattr(module, "orms", {}).get(name))
     if found is None:
         raise ConfigError(f"{source} has no {name}; it has {public_names(module)}")
     return adapt(found, name)

@@ -25,7 +25,7 @@ from penstock.common.role import connect, consumer_name
 from penstock.common.sandbox.pool import START_TIMEOUT_S
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.messages import Group, Outcome, ScoredGroup
-from penstock.rewarders.join import CurrentScorer
+from penstock.rewarders.scoring import CurrentScorer
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 
 _REPORT_EVERY_S = 10.0

@@ -1,5 +1,6 @@
-"""From one group to its outcome, under the run's contract."""
+"""From one group to its outcome, under the run's contract, which may change."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,15 +8,20 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from penstock.common.broker.run_view import RunView, wait_for_contract
 from penstock.common.errors import ContractMismatch, MalformedMessage
+from penstock.common.log import get_logger
 from penstock.common.reward_totals import first_scored, total_rewards
 from penstock.common.text import SHOWN, as_text
-from penstock.common.wire.contract import Contract, check_tokenizer
+from penstock.common.wire.codec import encode
+from penstock.common.wire.contract import Contract, check_tokenizer, describe_difference, read_contract
 from penstock.common.wire.messages import ANSWER, Group, Outcome, ScoredGroup, Verdict
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.rewarders.filtering import why_filtered
 from penstock.rewarders.rewards.answers import final_answer
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
+
+log = get_logger(__name__)
 
 _OWN_ARGUMENTS = ("prompt", "prompts", "completions", "completion_ids", "log_extra", "log_metric")
 """Columns of the data set that a reward does not get by these names: its own arguments replace them."""
@@ -66,9 +72,8 @@ class Scorer:
             scores.extra[ANSWER] = tuple(final_answer(text).strip()[:SHOWN] for text in texts)
         if reason is None:
             failures = tuple(scores.failures) if any(scores.failures) else ()
-            return ScoredGroup(
-                group, rewards, tuple(texts), self.name, failures, scores.extra, scores.metrics
-            )
+            logged = (scores.extra, scores.metrics)
+            return ScoredGroup(group, rewards, tuple(texts), self.name, failures, *logged)
         lengths = tuple(len(rollout.token_ids) for rollout in group.rollouts)
         return Verdict(
             group.ticket.id, "filtered", reason, rewards, lengths, scores.metrics,
@@ -146,10 +151,9 @@ class Scorer:
 
     def _decode(self, sequences: list[np.ndarray]) -> list[str]:
         """Return the texts of token ids, without special tokens; raise MalformedMessage."""
+        numbers = [ids.tolist() for ids in sequences]
         try:
-            return self.tokenizer.decode_batch(
-                [ids.tolist() for ids in sequences], skip_special_tokens=True
-            )
+            return self.tokenizer.decode_batch(numbers, skip_special_tokens=True)
         except OverflowError as error:
             raise MalformedMessage(f"a token id is negative: {error}") from error
 
@@ -166,3 +170,51 @@ def make_scorer(contract: Contract, pool: ScoringPool, name: str) -> Scorer:
             raise ContractMismatch(f"LEARNER_REWARDS: {spec.name} cannot be used here: {mistake}")
     folder = check_tokenizer(contract)
     return Scorer(contract, Tokenizer.from_file(str(folder / "tokenizer.json")), pool, name)
+
+
+class CurrentScorer:
+    """The scorer of the contract in force, shared by all threads.
+
+    Raise ContractMismatch if this process cannot serve the contract.
+    """
+
+    def __init__(self, view: RunView, pool: ScoringPool, name: str, contract: bytes) -> None:
+        self._view = view
+        self._pool = pool
+        self._name = name
+        self._changing = threading.Lock()
+        self._scorer = self._make(contract)
+
+    def for_group(self, group: Group) -> Scorer:
+        """Return the scorer in force; for a group of another contract, read the contract again first.
+
+        If the contract is still the same, the group is an old one: the learner decides what becomes of
+        its outcome. Raise ContractMismatch if this process cannot serve the new contract.
+        """
+        with self._changing:
+            if group.ticket.contract != self._scorer.contract.hash:
+                self._adopt(self._view.contract())
+            return self._scorer
+
+    def rejoin(self, timeout_s: float, stopping: threading.Event) -> None:
+        """Wait until a learner has published a contract, and adopt it. Return early on `stopping`.
+
+        Raise DeadlineExceeded if none was published in time, ContractMismatch as `for_group` does.
+        """
+        data = wait_for_contract(self._view, timeout_s, stopping)
+        with self._changing:
+            self._adopt(data)
+
+    def _adopt(self, data: bytes | None) -> None:
+        """Change to an encoded contract unless it is None or in force; raise ContractMismatch."""
+        before = self._scorer.contract
+        if data is not None and data != encode(before):
+            self._scorer = self._make(data)
+            log.info("The contract changed.", changes=describe_difference(before, self._scorer.contract))
+
+    def _make(self, data: bytes) -> Scorer:
+        """Return a scorer of an encoded contract; raise ContractMismatch."""
+        try:
+            return make_scorer(read_contract(data), self._pool, self._name)
+        except MalformedMessage as error:
+            raise ContractMismatch(f"the contract cannot be read: {error}") from error

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from penstock.rewarders.adapt import Reward
 from penstock.rewarders.rewards.accuracy import acc, accuracy, base_acc, cosine, length
-from penstock.rewarders.rewards.correctness import correctness
+from penstock.rewarders.rewards.answers import correctness
 from penstock.rewarders.rewards.form import (
     language_consistency,
     repetition,
