@@ -24,7 +24,8 @@ from penstock.common.config.settings import ActorSettings
 from penstock.common.errors import RunNotReady
 from penstock.common.log import get_logger
 from penstock.common.role import connect, consumer_name
-from penstock.common.wire.contract import Contract, check_tokenizer, read_contract
+from penstock.common.wire.codec import decode
+from penstock.common.wire.contract import Contract, check_tokenizer
 
 log = get_logger(__name__)
 

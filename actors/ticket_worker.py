@@ -23,7 +23,7 @@ from penstock.common.config.role_command import ActorCommand
 from penstock.common.errors import EngineFailed, MalformedMessage, RunNotReady
 from penstock.common.log import get_logger
 from penstock.common.wire.codec import decode, encode
-from penstock.common.wire.contract import Contract, describe_difference, read_contract
+from penstock.common.wire.contract import Contract, describe_difference
 from penstock.common.wire.ids import Purpose
 from penstock.common.wire.messages import Group, Rollout, Ticket
 

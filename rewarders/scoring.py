@@ -13,8 +13,8 @@ from penstock.common.errors import ContractMismatch, MalformedMessage
 from penstock.common.log import get_logger
 from penstock.common.reward_totals import first_scored, total_rewards
 from penstock.common.text import SHOWN, as_text
-from penstock.common.wire.codec import encode
-from penstock.common.wire.contract import Contract, check_tokenizer, describe_difference, read_contract
+from penstock.common.wire.codec import decode, encode
+from penstock.common.wire.contract import Contract, check_tokenizer, describe_difference
 from penstock.common.wire.messages import ANSWER, Group, Outcome, ScoredGroup, Verdict
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.rewarders.filtering import why_filtered
@@ -215,6 +215,6 @@ class CurrentScorer:
     def _make(self, data: bytes) -> Scorer:
         """Return a scorer of an encoded contract; raise ContractMismatch."""
         try:
-            return make_scorer(read_contract(data), self._pool, self._name)
+            return make_scorer(decode(data, Contract), self._pool, self._name)
         except MalformedMessage as error:
             raise ContractMismatch(f"the contract cannot be read: {error}") from error
