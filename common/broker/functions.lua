@@ -212,19 +212,11 @@ end
 local function renew(keys, args)
   local owned = {}
   for i = 2, #args do
-    if held_by(args[1], keys[2], args[i]) then
-      redis.call('XCLAIM', keys[2], GROUP, args[1], 0, args[i], 'JUSTID')
-      table.insert(owned, 1)
-    else
-      table.insert(owned, 0)
-    end
+    local held = held_by(args[1], keys[2], args[i])
+    if held then redis.call('XCLAIM', keys[2], GROUP, args[1], 0, args[i], 'JUSTID') end
+    table.insert(owned, held and 1 or 0)
   end
   return owned
-end
-
--- Whether this server process has that run_id. After a restart a call that is sent again names the old one.
-local function is_server(run_id)
-  return string.find(redis.call('INFO', 'server'), 'run_id:' .. run_id, 1, true)
 end
 
 -- keys: fence, src; args: consumer, lease_ms, count, max_attempts, server's run_id, its uptime in ms
@@ -233,7 +225,9 @@ end
 local function reclaim(keys, args)
   local src, lease, most = keys[2], tonumber(args[2]), tonumber(args[4])
   local taken = {}
-  if tonumber(args[6]) < lease or not is_server(args[5]) then return taken end
+  -- After a restart of the server, a call that is sent again names the run_id of the process before.
+  local same_server = string.find(redis.call('INFO', 'server'), 'run_id:' .. args[5], 1, true)
+  if tonumber(args[6]) < lease or not same_server then return taken end
   for _, pending in ipairs(redis.call('XPENDING', src, GROUP, 'IDLE', lease, '-', '+', args[3])) do
     local entry = pending[1]
     local found = find(src, entry)
@@ -319,8 +313,7 @@ local function audit(keys, args)
     local pending, found = leases[place_of(stream, entry, '')], find(stream, entry)
     local attempts = (found and failed_before(found) or 0) + (pending and lost_leases(pending) or 0)
     local holder, idle_ms = pending and pending[2] or '', pending and pending[3] or 0
-    local there = found and 1 or 0
-    table.insert(tickets, {open[i], stream, entry, version, attempts, holder, idle_ms, there})
+    table.insert(tickets, {open[i], stream, entry, version, attempts, holder, idle_ms, found and 1 or 0})
   end
   return {redis.call('HGETALL', keys[2]), tickets}
 end
