@@ -1,7 +1,4 @@
-"""The total reward of each rollout, for the rewarder's filter and for the learner.
-
-Dimensions: G rollouts of a group.
-"""
+"""The total reward of each of a group's G rollouts, for the rewarder's filter and for the learner."""
 
 from collections.abc import Mapping, Sequence
 
@@ -24,13 +21,8 @@ def total_rewards(rewards: Rewards, weights: Mapping[str, float]) -> np.ndarray:
         >>> total_rewards(rewards, {"accuracy": 1.0, "format": 0.5})
         array([1.5, nan])
     """
-    table = np.array(
-        [
-            [np.nan if value is None else weights[name] * value for value in values]
-            for name, values in rewards.items()
-        ],
-        dtype=np.float64,
-    )
+    table = np.array(list(rewards.values()), dtype=np.float64)  # None becomes NaN
+    table *= np.array([[weights[name]] for name in rewards], dtype=np.float64)
     totals: np.ndarray = np.nansum(table, axis=0)
     totals[np.isnan(table).all(axis=0)] = np.nan
     return totals
