@@ -12,7 +12,7 @@ Example:
 import reprlib
 import types
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -38,10 +38,8 @@ def decode(data: bytes, *expected: type[Message]) -> Message:
         raise MalformedMessage(f"expected [schema, type, fields], found {_brief(envelope)}")
     schema, name, body = envelope
     if schema != SCHEMA:
-        raise MalformedMessage(
-            f"found wire schema {schema}, expected {SCHEMA}: install the same release of "
-            "penstock everywhere"
-        )
+        found = f"found wire schema {schema}, expected {SCHEMA}"
+        raise MalformedMessage(f"{found}: install the same release of penstock everywhere")
     for kind in expected:
         if kind.__name__ == name:
             return cast(Message, _from_wire(kind, body, name))
@@ -56,8 +54,7 @@ def decode_outcome(data: bytes) -> Outcome:
 
 def pack(value: PlainData) -> bytes:
     """Return plain data (numbers, strings, lists, maps, ...) as msgpack. Escape lone surrogates."""
-    packed: bytes = msgpack.packb(value, use_bin_type=True, unicode_errors="backslashreplace")
-    return packed
+    return cast(bytes, msgpack.packb(value, use_bin_type=True, unicode_errors="backslashreplace"))
 
 
 def unpack(data: bytes) -> PlainData:
@@ -100,15 +97,12 @@ def _from_wire(kind: Any, value: PlainData, where: str) -> Any:
     if origin in (Union, types.UnionType):
         return _optional(get_args(kind), value, where)
     if origin is tuple:
-        _checked(isinstance(value, list), value, "a list", where)
-        return tuple(_from_wire(get_args(kind)[0], item, where) for item in value)
+        items = _checked(isinstance(value, list), value, "a list", where)
+        return tuple(_from_wire(get_args(kind)[0], item, where) for item in items)
     if origin is dict:
-        _checked(isinstance(value, dict), value, "a map", where)
-        key_kind, item_kind = get_args(kind)
-        return {
-            _from_wire(key_kind, key, where): _from_wire(item_kind, item, f"{where}.{key}")
-            for key, item in value.items()
-        }
+        items = _checked(isinstance(value, dict), value, "a map", where).items()
+        read_key, read_item = (partial(_from_wire, part) for part in get_args(kind))
+        return {read_key(key, where): read_item(item, f"{where}.{key}") for key, item in items}
     if isinstance(kind, type) and is_dataclass(kind):
         return _dataclass(kind, value, where)
     if kind is TicketId:
@@ -125,12 +119,8 @@ def _dataclass(kind: type, value: PlainData, where: str) -> Any:
     specs = _field_types(kind)
     if not isinstance(value, list) or len(value) != len(specs):
         raise MalformedMessage(f"{where}: expected {len(specs)} fields, found {_brief(value)}")
-    return kind(
-        *(
-            _from_wire(field_kind, item, f"{where}.{name}")
-            for (name, field_kind), item in zip(specs, value, strict=True)
-        )
-    )
+    named = zip(specs, value, strict=True)
+    return kind(*(_from_wire(field_kind, item, f"{where}.{name}") for (name, field_kind), item in named))
 
 
 def _optional(kinds: tuple[Any, ...], value: PlainData, where: str) -> Any:

@@ -72,8 +72,5 @@ def check_tokenizer(contract: Contract) -> Path:
 def describe_difference(old: Contract, new: Contract) -> str:
     """Return the fields in which two contracts differ, one per line: "  credit: 8 -> 16"."""
     before, after = asdict(old), asdict(new)
-    return "\n".join(
-        f"  {name}: {before[name]!r} -> {after[name]!r}"
-        for name in before
-        if before[name] != after[name]
-    )
+    changed = [name for name in before if before[name] != after[name]]
+    return "\n".join(f"  {name}: {before[name]!r} -> {after[name]!r}" for name in changed)

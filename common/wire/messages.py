@@ -10,7 +10,7 @@ Dimensions in names: G rollouts of a group, T tokens of a completion, P tokens o
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 
@@ -29,7 +29,7 @@ ANSWER = "answer"
 
 FinishReason = Literal["stop", "length"]
 EndState = Literal["trained", "filtered", "stale", "dead", "evaluated", "unused"]
-END_STATES: tuple[EndState, ...] = ("trained", "filtered", "stale", "dead", "evaluated", "unused")
+END_STATES: tuple[EndState, ...] = get_args(EndState)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -112,10 +112,8 @@ class Rollout:
     def __post_init__(self) -> None:
         length = len(self.token_ids)
         _require(length > 0, "a rollout has no token")
-        _require(
-            len(self.logprobs) == length and len(self.mask) == length,
-            f"{length} tokens, {len(self.logprobs)} logprobs and {len(self.mask)} mask entries",
-        )
+        sizes = f"{length} tokens, {len(self.logprobs)} logprobs and {len(self.mask)} mask entries"
+        _require(len(self.logprobs) == len(self.mask) == length, sizes)
         _require(bool(np.isfinite(self.logprobs).all()), "a log-probability is not finite")
         _require(self.finish_reason in ("stop", "length"), f"finish {self.finish_reason!r}")
         edge = 0

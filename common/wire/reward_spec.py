@@ -5,19 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BUILT_IN: Mapping[str, tuple[str, ...]] = {
-    "accuracy": (),
-    "acc": (),
-    "base_acc": (),
-    "format": (),
-    "strict_format": (),
-    "xml_tags": (),
+    **dict.fromkeys(("accuracy", "acc", "base_acc", "format", "strict_format", "xml_tags"), ()),
     "correctness": (),
     "cosine": (
-        "cosine_min_len_value_wrong",
-        "cosine_max_len_value_wrong",
-        "cosine_min_len_value_correct",
-        "cosine_max_len_value_correct",
-        "cosine_max_len",
+        *("cosine_min_len_value_wrong", "cosine_max_len_value_wrong"),
+        *("cosine_min_len_value_correct", "cosine_max_len_value_correct", "cosine_max_len"),
     ),
     "length": (),
     "soft_overlong": ("soft_max_length", "soft_cache_length"),
