@@ -132,8 +132,8 @@ class LocalServer:
 
     def __init__(self, folder: Path) -> None:
         run_folder = RunFolder(folder)
-        self.plan = prepare(run_folder)
-        self.url = self.plan.url
+        plan = prepare(run_folder)
+        self.url, self._command = plan.url, plan.command
         self._log = run_folder.server_log
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -148,7 +148,7 @@ class LocalServer:
         """Start the server and wait until it answers. Raise ServerUnavailable after 30 s."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                self.plan.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         deadline = Deadline(_START_TIMEOUT_S)
         while not answers(self.url):
@@ -157,7 +157,7 @@ class LocalServer:
                 self.kill()
                 raise ServerUnavailable(
                     f"the queue server did not start within {_START_TIMEOUT_S:g} s (exit code "
-                    f"{ended}): {' '.join(self.plan.command)}"
+                    f"{ended}): {' '.join(self._command)}"
                 )
             time.sleep(_POLL_S)
 

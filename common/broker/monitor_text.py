@@ -20,13 +20,11 @@ def format_status(found: RunStatus) -> str:
 
 
 def _format_stream(stream: StreamStatus) -> list[str]:
+    """Return the lines of a stream and of its consumers."""
     oldest = "-" if stream.oldest_s is None else f"{stream.oldest_s:.1f} s"
-    return [
-        f"{stream.name:<14}{stream.depth:>7}{stream.pending:>7}{stream.undelivered:>9}{oldest:>10}"
-    ] + [
-        f"    {consumer.name}: holds {consumer.held}, idle {consumer.idle_s:.1f} s"
-        for consumer in stream.consumers
-    ]
+    counts = f"{stream.depth:>7}{stream.pending:>7}{stream.undelivered:>9}{oldest:>10}"
+    rows = [f"    {one.name}: holds {one.held}, idle {one.idle_s:.1f} s" for one in stream.consumers]
+    return [f"{stream.name:<14}{counts}", *rows]
 
 
 def format_audit(found: Audit) -> str:
@@ -36,10 +34,8 @@ def format_audit(found: Audit) -> str:
     lines += [f"  in flight {len(found.in_flight):>8}"]
     for ticket in found.in_flight:
         held = f"held by {ticket.holder}" if ticket.holder else "held by nobody"
-        lines.append(
-            f"    {ticket.ticket} on {ticket.stream} since {ticket.since_s:.1f} s, {held}, "
-            f"attempt {ticket.attempt}"
-        )
+        place = f"{ticket.ticket} on {ticket.stream} since {ticket.since_s:.1f} s"
+        lines.append(f"    {place}, {held}, attempt {ticket.attempt}")
     total = sum(found.ended.values())
     balance = f"balances: {found.issued} = {total} ended + {len(found.in_flight)} in flight"
     return "\n".join([*lines, *(found.faults or [balance])])

@@ -39,12 +39,12 @@ def describe_waiting(connection: Connection, keys: Keys, lease_s: float) -> str:
 
 
 def _describe_tickets(stream: str, holder: str, tickets: list[InFlight]) -> str:
+    """Return a clause on the tickets of one stream with one holder, "" if no process holds them."""
     noun = _HOLDS.get(stream, "result")
-    count = f"{len(tickets)} {noun}" if len(tickets) == 1 else f"{len(tickets)} {noun}s"
+    count, verb = (f"1 {noun}", "waits") if len(tickets) == 1 else (f"{len(tickets)} {noun}s", "wait")
     since_s = max(ticket.since_s for ticket in tickets)
     if holder:
         return f"{holder} holds {count} since {since_s:.0f} s"
-    verb = "waits" if len(tickets) == 1 else "wait"
     return f"{count} {verb} for {_FILLED_BY.get(stream, 'the learner')} since {since_s:.0f} s"
 
 
@@ -53,9 +53,7 @@ def _describe_absence(connection: Connection, keys: Keys, role: str, lease_s: fl
     streams = [getattr(keys, stream) for stream, filled_by in _FILLED_BY.items() if filled_by == role]
     consumers = [found for key in streams for found in read_consumers(connection, key)]
     last = min(consumers, key=lambda consumer: consumer.idle_s, default=None)
-    missing = f"no {role.split()[1]} is running"
-    if last is None:
-        return missing
-    if last.idle_s < lease_s:
+    if last is not None and last.idle_s < lease_s:
         return ""
-    return f"{missing}, {last.name} was last seen {last.idle_s:.0f} s ago"
+    seen = f", {last.name} was last seen {last.idle_s:.0f} s ago" if last else ""
+    return f"no {role.split()[1]} is running{seen}"
