@@ -5,8 +5,6 @@ import time
 REPORT_EVERY_S = 30.0
 """A wait is reported each time that it has lasted this many seconds more."""
 
-LONGEST_GAP_S = 5.0
-
 
 class Deadline:
     """A limit on the seconds waited since the last restart, counted from poll to poll.
@@ -16,7 +14,7 @@ class Deadline:
     whose process is stopped for an hour has waited 5 s when the process continues.
     """
 
-    def __init__(self, limit_s: float, longest_gap_s: float = LONGEST_GAP_S) -> None:
+    def __init__(self, limit_s: float, longest_gap_s: float = 5.0) -> None:
         self.limit_s = limit_s
         self._longest_gap_s = longest_gap_s
         self._progress: object = None
@@ -53,10 +51,7 @@ class Deadline:
         return self.waited_s > self.limit_s
 
     def report_due(self, every_s: float | None = None) -> bool:
-        """Return True once for every 30 s waited, or every `every_s`.
-
-        A wait of 70 s is reported at 30 s and at 60 s.
-        """
+        """Return True once per 30 s waited, or per `every_s`. A wait of 70 s: at 30 s and at 60 s."""
         if self.waited_s - self._reported_s < (every_s or REPORT_EVERY_S):
             return False
         self._reported_s = self._waited_s

@@ -50,10 +50,7 @@ class DeadlineExceeded(PenstockError, exit_code=81):
 
 
 class NoSignal(PenstockError, exit_code=79):
-    """Too many groups in a row had nothing to learn from.
-
-    `filtered` are the verdicts of the groups whose rewards had no spread.
-    """
+    """Too many groups in a row had no signal. `filtered`: verdicts of the groups with equal rewards."""
 
     def __init__(self, text: str, filtered: Sequence[Any] = ()) -> None:
         super().__init__(text)

@@ -3,11 +3,9 @@
     PENSTOCK_FAILPOINT=handoff.after:3 actor      kills the actor after its third handoff
 
 A process that is started again with the same environment is killed again, unless
-PENSTOCK_FAILPOINT_FIRED names a file. The file is created at the kill, and a process that finds the file
-is not killed.
-
-Every command to the queue server has two places, before and after (common/broker/connection.py). The
-journal, atomic files and the learner's Update have places of their own.
+PENSTOCK_FAILPOINT_FIRED names a file. The kill creates the file, and a process that finds it is not
+killed. Every command to the queue server has two places, before and after (common/broker/connection.py).
+The journal, atomic files and the learner's Update have places of their own.
 """
 
 import os
@@ -70,11 +68,8 @@ def _from_environment() -> Armed | None:
     text = os.environ.get("PENSTOCK_FAILPOINT", "")
     name, colon, passage = text.partition(":")
     if text and not (name and (not colon or (passage.isdecimal() and int(passage) > 0))):
-        print(
-            f"PENSTOCK_FAILPOINT={text}: expected a place, or a place and the number of the passage, "
-            "counted from 1, such as handoff.after:3",
-            file=sys.stderr,
-        )
+        form = "a place, or a place and the number of the passage, counted from 1"
+        print(f"PENSTOCK_FAILPOINT={text}: expected {form}, such as handoff.after:3", file=sys.stderr)
         sys.exit(ConfigError.exit_code)
     fired = os.environ.get("PENSTOCK_FAILPOINT_FIRED")
     return Armed(name, int(passage or 1), Path(fired) if fired else None) if name else None

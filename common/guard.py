@@ -1,10 +1,10 @@
 """A process that kills a role's children when the role was killed with kill -9.
 
 vLLM's engine processes outlive an actor that is killed, with all their memory, and so do scoring
-workers. A role therefore starts a guard: a small process that notices the role's end for whatever
-reason (the role's end of a pipe closes), and then kills the programs that the role left. The guard
-recognises a program by a variable in the environment that it inherited, or by having seen the process
-among the role's descendants, if its environment is another one or it was merely forked.
+workers. A role therefore starts a guard: a process that notices the role's end for whatever reason (the
+role's end of a pipe closes), and then kills the processes that the role left. The guard recognises a
+process by an inherited environment variable or, if the environment is another one or the process was
+merely forked, by having seen the process among the role's descendants.
 """
 
 import contextlib
@@ -19,8 +19,7 @@ from collections.abc import Iterable
 import psutil
 
 MARK = "PENSTOCK_GUARD"
-"""The variable that marks a guard's role and all its descendants. A program that overwrites its
-environment is not found by the mark."""
+"""The variable that marks a role and its descendants. The mark misses a program that overwrites it."""
 
 _NAME = "penstock.common.guard"
 """In the command line of every guard."""
@@ -34,15 +33,12 @@ shows its parent's environment, so that one search could miss it."""
 def guard_children() -> None:
     """Start a guard, which kills every later descendant of this process once this process has ended.
 
-    The guard runs from its file with -P: neither a folder of any name in the working directory nor one
-    on PYTHONPATH can take its place, which would leave the children alive without a word.
+    The guard runs from its file with -P: a folder in the working directory or on PYTHONPATH that has the
+    guard's name would otherwise be run instead, and the children would live on without any error.
     """
     os.environ[MARK] = uuid.uuid4().hex
-    subprocess.Popen(
-        [sys.executable, "-P", __file__, _NAME, str(os.getpid())],
-        stdin=subprocess.PIPE,
-        start_new_session=True,
-    )
+    command = [sys.executable, "-P", __file__, _NAME, str(os.getpid())]
+    subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def _watch(pid: int) -> None:
@@ -66,7 +62,7 @@ def _is_marked(process: psutil.Process) -> bool:
     """Return whether a process has this guard's mark in its environment."""
     try:
         return bool(process.environ().get(MARK) == os.environ[MARK])
-    except psutil.Error:  # gone, or another user's
+    except psutil.Error:  # the process has ended, or belongs to another user
         return False
 
 

@@ -1,7 +1,4 @@
-"""Code that a user names in a setting, as `file.py:function` or `package.module.function`.
-
-LEARNER_REWARDS and LEARNER_REPORT_TO name rewards and trackers so.
-"""
+"""Rewards and trackers that a setting names as `file.py:function` or `package.module.function`."""
 
 import hashlib
 import importlib.util
@@ -39,13 +36,10 @@ def find_code(source: str, setting: str) -> ModuleSpec:
         try:
             found = importlib.util.find_spec(source)
         except (Exception, SystemExit) as error:  # the package's own code runs, and may raise anything
-            raise ConfigError(
-                f"{setting}: {source} cannot be imported: {type(error).__name__}: {error}"
-            ) from error
-        hint = (
-            f"there is no module {source} here; name a file (file.py:function), or put the folder it "
-            "is in on PYTHONPATH"
-        )
+            cause = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"{setting}: {source} cannot be imported: {cause}") from error
+        remedy = "name a file (file.py:function), or put the folder it is in on PYTHONPATH"
+        hint = f"there is no module {source} here; {remedy}"
     if found is None or found.loader is None or not path_of(found).is_file():
         raise ConfigError(f"{setting}: {hint}")
     return found
