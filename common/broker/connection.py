@@ -7,6 +7,7 @@ nothing, and entries whose delivery was lost are reclaimed when their lease expi
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.resources import files
 from threading import Event
 from typing import Any
@@ -83,7 +84,8 @@ class Connection:
         what the server replied.
         """
         failpoint(f"{command[0]}.before")
-        reply = self._retrying(lambda: self._client.execute_command(*command), self._server_timeout_s)
+        send = partial(self._client.execute_command, *command)
+        reply = self._retrying(send, self._server_timeout_s)
         failpoint(f"{command[0]}.after")
         return reply
 
@@ -99,7 +101,7 @@ class Connection:
         The whole pipeline is sent again when the connection is lost or the server refuses a call for
         lack of memory, so the function must be idempotent. The failpoints are those of one call.
         """
-        head = ("FCALL", f"penstock_2_{function}", len(keys), *keys)
+        head: tuple[Argument, ...] = ("FCALL", f"penstock_2_{function}", len(keys), *keys)
         failpoint(f"{function}.before")
         replies: list[Any] = self._retrying(
             lambda: self._send_all([(*head, *args) for args in calls]), self._server_timeout_s
