@@ -33,9 +33,8 @@ from penstock.learner.state.journal import Journal
 from penstock.learner.state.ledger import Ledger
 from penstock.learner.state.versions import write_version
 from penstock.learner.streams.commit import CommitLog
-from penstock.learner.streams.evaluation import Evaluated
 from penstock.learner.streams.learner_queue import LearnerQueue
-from penstock.learner.streams.ticket_flow import TakenGroups, TicketFlow
+from penstock.learner.streams.ticket_flow import WAITING, TakenGroups, TicketFlow
 
 log = get_logger(__name__)
 
@@ -60,11 +59,8 @@ class Learner:
         phases: Phases,
     ) -> None:
         self._settings = settings = command.learner
-        self._plan = plan
-        self._folder = folder
-        self._policy = policy
-        self._stopping = stopping
-        self._phases = phases
+        self._plan, self._folder, self._policy = plan, folder, policy
+        self._stopping, self._phases = stopping, phases
         self._peak = peak_flops(settings.peak_tflops)
         self._parent = ""  # hash of the weights published before
         self._last: dict[str, Any] = {}  # metrics of the newest step that this process made
@@ -77,21 +73,18 @@ class Learner:
         self._commit_log = CommitLog(ledger, journal, queue)
         for ticket in ledger.eval_open():  # this incarnation asks again, with tickets of its own
             ledger.close(ticket, "stale", "the learner that asked was restarted")
-        self._commit_log.record("header", **self._header())
+        self._commit_log.record(
+            "header",
+            incarnation=folder.incarnation,
+            step=self._step,
+            steps=plan.steps,
+            model_folder=str(plan.model_folder),
+            contract=plan.contract.hash,
+            machine=this_machine(),
+            settings=settings.model_dump(mode="json"),
+        )
         self._flow = TicketFlow(queue, self._commit_log, plan, command.run, nonce, stopping, phases)
         self._flow.join()
-
-    def _header(self) -> dict[str, Any]:
-        """Return the fields of the journal's record of a start."""
-        return {
-            "incarnation": self._folder.incarnation,
-            "step": self._step,
-            "steps": self._plan.steps,
-            "model_folder": str(self._plan.model_folder),
-            "contract": self._plan.contract.hash,
-            "machine": this_machine(),
-            "settings": self._settings.model_dump(mode="json"),
-        }
 
     def train(self) -> None:
         """Make the steps that are left, one after another.
@@ -121,15 +114,14 @@ class Learner:
     def _take_groups(self) -> TakenGroups | None:
         """Return what `TicketFlow.take_groups` returns; record evaluations that ended meanwhile.
 
-        On NoSignal record the filtered groups first: they show why nothing could be learned.
+        On NoSignal record the filtered groups, which show why nothing could be learned, and raise again.
         """
         try:
             taken = self._flow.take_groups(self._step)
         except NoSignal as error:
             self._record_completions(self._step + 1, [], error.filtered, Batch(()))
             raise
-        if taken is not None:
-            self._record_evaluations(taken.evaluated)
+        self._record_evaluations()
         return taken
 
     def _journal(self, taken: TakenGroups) -> dict[str, Any]:
@@ -138,7 +130,7 @@ class Learner:
         From here on the batch is trained: a resume retrains it from the journal.
         """
         metrics = group_metrics(taken.groups, taken.arrivals, self._plan.reward_weights)
-        metrics["perf/rollout_wait_s"] = taken.waited_s
+        metrics["perf/rollout_wait_s"] = self._phases.seconds(WAITING)
         step = self._step + 1
         for group in taken.groups:
             self._commit_log.ledger.close(group.group.ticket.id, "trained", f"step {step}")
@@ -161,26 +153,13 @@ class Learner:
             update = self._policy.update(batch, self._step)
         failpoint("updated")
         self._step += 1
-        self._check_finite(update, groups)
+        self._bad_steps = self._bad_steps + 1 if update.skipped else 0
+        if update.skipped:
+            self._report_not_finite(groups)
         return update
 
-    def _record_completions(
-        self, step: int, groups: list[ScoredGroup], filtered: Sequence[Verdict], batch: Batch
-    ) -> None:
-        """Write the completions table of a step, unless LEARNER_LOG_COMPLETIONS is off."""
-        rows = completion_rows(step, groups, filtered, batch, self._plan.reward_weights)
-        if rows and self._settings.log_completions:
-            self._recorder.completions(step, rows)
-
-    def _check_finite(self, update: Update, groups: list[ScoredGroup]) -> None:
-        """Store the groups of an Update whose gradients were not finite.
-
-        Raise NotFinite after max_nonfinite_steps such Updates in a row.
-        """
-        if not update.skipped:
-            self._bad_steps = 0
-            return
-        self._bad_steps += 1
+    def _report_not_finite(self, groups: list[ScoredGroup]) -> None:
+        """Store the groups of a skipped Update. Raise NotFinite after max_nonfinite_steps in a row."""
         path = self._folder.not_finite / f"{self._step:08d}.msgpack"
         self._folder.write_file(path, pack(encode_groups(groups)))
         log.error(f"Step {self._step} changed nothing: gradients are not finite.", groups=str(path))
@@ -191,28 +170,36 @@ class Learner:
                 "lower LEARNER_LEARNING_RATE, before you resume"
             )
 
+    def _record_completions(
+        self, step: int, groups: list[ScoredGroup], filtered: Sequence[Verdict], batch: Batch
+    ) -> None:
+        """Write the completions table of a step, unless LEARNER_LOG_COMPLETIONS is off."""
+        rows = completion_rows(step, groups, filtered, batch, self._plan.reward_weights)
+        if rows and self._settings.log_completions:
+            self._recorder.completions(step, rows)
+
     def _publish(self) -> None:
         """Write the current weights as a version, announce it, and start its evaluation if due."""
         version = Version(self._folder.incarnation, self._step)
         weights = write_version(self._folder, self._policy, version, self._parent)
         self._parent = weights.hash
-        self._record_evaluations(self._flow.publish(weights, self._step, self._evaluation_due()))
+        self._flow.publish(weights, self._step, self._evaluation_due())
+        self._record_evaluations()
 
     def _evaluation_due(self) -> bool:
-        """Return whether the current version is to be evaluated.
+        """Return whether the current version is to be evaluated, and its answers are not on disk.
 
-        The first and last versions are, and with eval_steps 5 those of steps 5, 10, 15, unless their
-        answers are on disk.
+        The first and last versions are, and with eval_steps 5 those of steps 5, 10, 15.
         """
         every = self._settings.eval_steps
-        due = self._step in (0, self._plan.steps) or (every and self._step % every == 0)
-        has_questions = bool(self._plan.source.eval_questions)
-        return bool(due) and has_questions and self._step not in self._recorder.evaluated_steps()
+        due = self._step in (0, self._plan.steps) or (every > 0 and self._step % every == 0)
+        asked = due and len(self._plan.source.eval_questions) > 0
+        return asked and self._step not in self._recorder.evaluated_steps()
 
-    def _record_evaluations(self, ended: Sequence[Evaluated]) -> None:
-        """Write the metrics and answers of evaluations, and keep the best model."""
+    def _record_evaluations(self) -> None:
+        """Write the metrics and answers of evaluations that have ended, and keep the best model."""
         columns = [question.columns for question in self._plan.source.eval_questions]
-        for result in ended:
+        for result in self._flow.evaluator.take_ended():
             metrics = summarise(result.answers, self._settings.main_reward)
             self._recorder.results("eval", {"step": result.version.step, **metrics})
             self._keep_if_best(result.version, metrics)
@@ -234,8 +221,7 @@ class Learner:
     def _record(self, taken: TakenGroups, batch: Batch, update: Update, metrics: dict[str, Any]) -> None:
         """Write the step's metrics and completions, and log the step."""
         step_s, update_s = self._phases.step_s, self._phases.seconds(UPDATE)
-        metrics |= update_metrics(update)
-        metrics |= {
+        metrics |= update_metrics(update) | {
             "perf/step_s": step_s,
             "perf/tokens_per_s": batch.completion_tokens / step_s,
             "perf/update_s": update_s,
@@ -245,29 +231,25 @@ class Learner:
             metrics["perf/mfu"] = update.flops / update_s / (self._peak * world_size())
         self._recorder.metrics(self._step, metrics)
         self._last = metrics
+        reward, staleness = metrics.get("reward", math.nan), metrics.get("sample/staleness_mean", 0.0)
+        waited_s = metrics["perf/rollout_wait_s"]
         log.info(
-            f"Step {self._step}/{self._plan.steps}: reward {metrics.get('reward', math.nan):.3f}, "
-            f"staleness {metrics.get('sample/staleness_mean', 0.0):.2f}, "
-            f"{metrics['perf/tokens_per_s']:.0f} tokens/s, waited {taken.waited_s:.1f} s."
+            f"Step {self._step}/{self._plan.steps}: reward {reward:.3f}, staleness {staleness:.2f}, "
+            f"{metrics['perf/tokens_per_s']:.0f} tokens/s, waited {waited_s:.1f} s."
         )
         self._record_completions(self._step, taken.groups, taken.arrivals.filtered, batch)
         failpoint("recorded")
 
     def _checkpoint_if_due(self) -> None:
         """Write a checkpoint every save_steps steps; `_finish` writes that of the last step."""
-        due = self._step - self._saved >= self._settings.save_steps
-        if due and self._step < self._plan.steps:
+        if self._step - self._saved >= self._settings.save_steps and self._step < self._plan.steps:
             self._checkpoint()
 
     def _checkpoint(self) -> None:
         """Write a checkpoint of the current step."""
+        position, recorded = self._commit_log.position, self._commit_log.recorded
         checkpoint = save_checkpoint(
-            self._folder,
-            self._policy,
-            self._step,
-            self._commit_log.position,
-            self._commit_log.recorded,
-            self._settings,
+            self._folder, self._policy, self._step, position, recorded, self._settings
         )
         self._saved = self._step
         adapter = checkpoint.model / "adapter" / "adapter_model.safetensors"
@@ -276,7 +258,8 @@ class Learner:
 
     def _finish(self) -> None:
         """End the run if all steps are made; otherwise leave the run ready to resume."""
-        self._record_evaluations(self._flow.finish_evaluation(self._step))
+        self._flow.finish_evaluation(self._step)
+        self._record_evaluations()
         complete = self._step >= self._plan.steps and not self._stopping.is_set()
         if complete:
             self._flow.close_rest()
@@ -286,10 +269,8 @@ class Learner:
             self._checkpoint()
         if complete:
             self._flow.release_workers()
-            self._recorder.results(
-                "train",
-                {"step": self._step, "questions": len(self._plan.source.questions), **self._last},
-            )
+            questions = len(self._plan.source.questions)
+            self._recorder.results("train", {"step": self._step, "questions": questions, **self._last})
         self._recorder.close()
         ending = "The run is complete" if complete else "Stopped; start again to resume"
         log.info(f"{ending}: {self._step} of {self._plan.steps} steps made.")

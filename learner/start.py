@@ -6,15 +6,14 @@ A learner that finds another learner at one of these raises RunTaken, which name
 """
 
 import threading
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import closing
+from functools import partial
 
 from torch.profiler import record_function
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.run_view import RunView
-from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.role_command import LearnerCommand
 from penstock.common.files.disk import Disk
 from penstock.common.files.lock import hold_lock, holder_name, of_this_host
@@ -24,7 +23,7 @@ from penstock.common.role import connect
 from penstock.common.wire.codec import encode
 from penstock.learner.data.plan import Plan, make_plan
 from penstock.learner.loop import Learner
-from penstock.learner.policy.collective import AllRanksPolicy, TrainablePolicy, execute_calls
+from penstock.learner.policy.collective import AllRanksPolicy, execute_calls
 from penstock.learner.policy.deepspeed_engine import join_process_group
 from penstock.learner.policy.policy import Policy
 from penstock.learner.policy.processes import broadcast, end_with_launcher, rank
@@ -39,39 +38,21 @@ from penstock.learner.streams.heartbeat import Heartbeat
 from penstock.learner.streams.learner_queue import LearnerQueue
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyArguments:
-    """The arguments from which every rank builds the same policy."""
-
-    model_folder: Path
-    weights: Path | None
-    settings: LearnerSettings
-    steps: int
-
-    def make_policy(self) -> TrainablePolicy:
-        """Build the policy with the initial weights, before a checkpoint is loaded."""
-        return Policy(self.model_folder, self.settings, self.steps, self.weights)
-
-
 def run_learner(command: LearnerCommand, stopping: threading.Event) -> None:
-    """Train as rank 0; any other rank executes the calls of the policy that rank 0 broadcasts."""
+    """Lock the run's folder, connect to the queue server and train, as rank 0.
+
+    Any other rank executes the calls of the policy that rank 0 broadcasts.
+    """
     end_with_launcher()
-    if rank() == 0:
-        _run_rank_0(command, stopping)
-    else:
+    if rank() > 0:
         join_process_group()
-        execute_calls(broadcast(None).make_policy())
-
-
-def _run_rank_0(command: LearnerCommand, stopping: threading.Event) -> None:
-    """Lock the run's folder, connect to the queue server and train."""
-    folder = command.run.folder
-    with hold_lock(folder.learner_lock, "learner") as before:
+        make_policy = broadcast(None)
+        execute_calls(make_policy())
+        return
+    with hold_lock(command.run.folder.learner_lock, "learner") as before:
         connection = connect(command.redis_url, command.run, stopping)
-        try:
+        with closing(connection):
             _claim_and_train(command, connection, of_this_host(before), stopping)
-        finally:
-            connection.close()
 
 
 def _claim_and_train(
@@ -121,5 +102,5 @@ def _make_policy(
         check_loadable(checkpoint, command.learner)
     bare = checkpoint.bare_weights if checkpoint else None
     join_process_group()
-    arguments = broadcast(PolicyArguments(plan.model_folder, bare, command.learner, plan.steps))
-    return AllRanksPolicy(arguments.make_policy(), phases)
+    make_policy = broadcast(partial(Policy, plan.model_folder, command.learner, plan.steps, bare))
+    return AllRanksPolicy(make_policy(), phases)

@@ -4,10 +4,9 @@ A decision is entered in the ledger, written to the journal and synced, and only
 the queue server. A kill at any point therefore loses no group and trains none twice.
 """
 
-from collections import defaultdict
-from typing import Any
+from typing import Any, cast
 
-from penstock.common.broker.work_stream import Entry
+from penstock.common.broker.work_stream import BEGINNING, Entry
 from penstock.common.journal.claims import Position
 from penstock.common.wire.ids import Purpose, TicketId
 from penstock.common.wire.messages import EndState
@@ -17,7 +16,7 @@ from penstock.learner.streams.learner_queue import LearnerQueue
 
 
 class CommitLog:
-    """Writes decisions to the journal, then acknowledges them on the queue server.
+    """Reads outcomes, writes decisions to the journal, then acknowledges them on the queue server.
 
     `position` is the end of the journal, `recorded` the ledger as of there. A checkpoint stores these
     two: `ledger` may hold decisions that are not in the journal yet.
@@ -27,14 +26,22 @@ class CommitLog:
         self.ledger = ledger
         self._journal = journal
         self._queue = queue
-        self._entries: dict[TicketId, list[str]] = defaultdict(list)
+        self._entries: dict[Purpose, dict[str, TicketId]] = {"train": {}, "eval": {}}  # by stream entry
+        self.read_again()
         self.position = Position(journal.incarnation, 0)
         self.recorded = ledger.snapshot()
 
-    def saw(self, entry: Entry) -> None:
-        """Remember the stream entry of an outcome; `record` deletes it once its ticket has ended."""
-        if entry.id not in self._entries[entry.ticket]:
-            self._entries[entry.ticket].append(entry.id)
+    def read(self, purpose: Purpose, count: int = 64) -> list[Entry]:
+        """Return up to `count` next outcomes; `record` deletes them once their tickets have ended."""
+        entries = self._queue.outcomes(purpose, self._read_up_to[purpose], count)
+        for entry in entries:
+            self._entries[purpose][entry.id] = entry.ticket
+            self._read_up_to[purpose] = entry.id
+        return entries
+
+    def read_again(self) -> None:
+        """Begin again with the first outcomes of both streams."""
+        self._read_up_to: dict[Purpose, str] = {"train": BEGINNING, "eval": BEGINNING}
 
     def record(self, kind: str, **fields: Any) -> None:
         """Append a record and sync the journal, then acknowledge the tickets that ended since the last.
@@ -48,18 +55,14 @@ class CommitLog:
 
     def _acknowledge(self, ends: dict[TicketId, list[str]]) -> None:
         """Close ended tickets on the server, and delete the entries of tickets that are not open."""
-        purposes: tuple[Purpose, ...] = ("train", "eval")
-        for purpose in purposes:
-            states: dict[TicketId, EndState] = {
-                ticket: state  # type: ignore[misc]
+        for purpose, read in self._entries.items():
+            states = {
+                ticket: cast(EndState, state)
                 for ticket, (state, _) in ends.items()
                 if ticket.purpose == purpose
             }
-            spent = [
-                ticket
-                for ticket in self._entries
-                if ticket.purpose == purpose and ticket not in self.ledger.open
-            ]
-            entries = [entry for ticket in spent for entry in self._entries.pop(ticket)]
-            if states or entries:
-                self._queue.close(purpose, states, entries)
+            spent = [entry for entry, ticket in read.items() if ticket not in self.ledger.open]
+            if states or spent:
+                self._queue.close(purpose, states, spent)
+            for entry in spent:
+                del read[entry]

@@ -6,7 +6,6 @@ the groups of the next batch are generated, and ends before the journal records 
 
 from dataclasses import dataclass
 
-from penstock.common.broker.work_stream import BEGINNING
 from penstock.common.errors import MalformedMessage
 from penstock.common.wire.codec import decode_outcome, encode
 from penstock.common.wire.ids import TicketId, Version
@@ -14,8 +13,6 @@ from penstock.common.wire.messages import ANSWER, ScoredGroup, Verdict
 from penstock.learner.data.tickets import TicketSource
 from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.learner_queue import LearnerQueue
-
-_READ = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,8 @@ class Evaluator:
         self._source = source
         self._version: Version | None = None
         self._answers: dict[int, Answer] = {}
-        self._position = BEGINNING
+        self._count = len(source.eval_questions)
+        self._ended: list[Evaluated] = []
 
     @property
     def running(self) -> bool:
@@ -68,39 +66,39 @@ class Evaluator:
     def start(self, version: Version) -> None:
         """Record the evaluation of the announced version and issue a ticket per held-out question."""
         self._version, self._answers = version, {}
-        for index in range(len(self._source.eval_questions)):
+        for index in range(self._count):
             self._commit_log.ledger.opened(TicketId.evaluation(version, index), version)
         # Recorded before the tickets are issued: a resumed learner knows which tickets to withdraw.
-        self._commit_log.record(
-            "evaluation", version=str(version), questions=len(self._source.eval_questions)
-        )
+        self._commit_log.record("evaluation", version=str(version), questions=self._count)
         self.issue_missing()
 
     def issue_missing(self) -> None:
         """Issue the tickets of unanswered questions; the server ignores those that it has."""
-        self._position = BEGINNING
         if self._version is None:
             return
         tickets = [
             self._source.evaluation(self._version, index)
-            for index in range(len(self._source.eval_questions))
+            for index in range(self._count)
             if index not in self._answers
         ]
         self._queue.issue("eval", [(ticket.id, ticket.version, encode(ticket)) for ticket in tickets])
 
-    def poll(self) -> tuple[bool, Evaluated | None]:
-        """Read answers. Return whether there were any, and the evaluation once all answers are there."""
+    def poll(self) -> bool:
+        """Read answers and return whether there were any. The last answer ends the evaluation."""
         if self._version is None:
-            return False, None
-        entries = self._queue.outcomes("eval", self._position, _READ)
+            return False
+        entries = self._commit_log.read("eval")
         for entry in entries:
-            self._position = entry.id
-            self._commit_log.saw(entry)
             if entry.ticket in self._commit_log.ledger.open:
                 self._take(entry.ticket, entry.payload)
-        if len(self._answers) < len(self._source.eval_questions):
-            return bool(entries), None
-        return True, self._finish(self._version)
+        if len(self._answers) == self._count:
+            self._finish(self._version)
+        return bool(entries)
+
+    def take_ended(self) -> list[Evaluated]:
+        """Return the evaluations that ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
 
     def _take(self, ticket: TicketId, payload: bytes) -> None:
         """Store the answer that an outcome holds, and end its ticket as evaluated or dead."""
@@ -115,15 +113,12 @@ class Evaluator:
             self._answers[index] = Answer(index, reason=outcome.reason)
             self._commit_log.ledger.close(ticket, "dead", outcome.reason)
             return
-        rollouts = outcome.group.rollouts
+        rollouts, rewards = outcome.group.rollouts, outcome.rewards.items()
         self._answers[index] = Answer(
             index,
             outcome.texts,
             tuple(map(str, outcome.extra.get(ANSWER, outcome.texts))),
-            tuple(
-                {name: values[place] for name, values in outcome.rewards.items()}
-                for place in range(len(rollouts))
-            ),
+            tuple({name: values[place] for name, values in rewards} for place in range(len(rollouts))),
             tuple(len(rollout.token_ids) for rollout in rollouts),
             tuple(rollout.finish_reason for rollout in rollouts),
             failures=outcome.failures,
@@ -135,15 +130,10 @@ class Evaluator:
         spans = [span for rollout in outcome.group.rollouts for span in rollout.spans]
         return all(span.version == self._version for span in spans)
 
-    def _finish(self, version: Version) -> Evaluated:
-        """Record the end of the evaluation and return its answers."""
+    def _finish(self, version: Version) -> None:
+        """Record the end of the evaluation; `take_ended` returns its answers."""
         answers = tuple(self._answers[index] for index in sorted(self._answers))
+        results = [[answer.index, list(answer.completions), list(answer.rewards)] for answer in answers]
         self._version = None
-        self._commit_log.record(
-            "evaluated",
-            version=str(version),
-            results=[
-                [answer.index, list(answer.completions), list(answer.rewards)] for answer in answers
-            ],
-        )
-        return Evaluated(version, answers)
+        self._commit_log.record("evaluated", version=str(version), results=results)
+        self._ended.append(Evaluated(version, answers))

@@ -43,10 +43,8 @@ class Heartbeat:
         stall_timeout_s: float,
         on_stall: Callable[[str], None] = end_process,
     ) -> None:
-        self._queue = queue
-        self._lease_s = lease_s
-        self._on_stall = on_stall
-        self._phases = phases
+        self._queue, self._phases = queue, phases
+        self._lease_s, self._on_stall = lease_s, on_stall
         self._deadline = Deadline(stall_timeout_s)
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)

@@ -1,8 +1,7 @@
 """The intake: from the stream of outcomes to the groups of a batch.
 
     fold(entry)   ends the ticket of a verdict at once; holds a group that can be trained
-    form(step)    drops groups over max_staleness, then takes groups_per_step of the others, in order
-                  of arrival
+    form(step)    drops groups over max_staleness, takes groups_per_step others in order of arrival
 
 The result depends only on the order of the stream and on the step, so a resumed learner decides the
 same. With at_max_staleness "pace" a batch takes a group only if the pace allows it
@@ -10,7 +9,6 @@ same. With at_max_staleness "pace" a batch takes a group only if the pace allows
 """
 
 from collections import Counter
-from collections.abc import Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -40,15 +38,12 @@ class Arrivals:
 
     @property
     def without_signal(self) -> int:
-        """Count of tickets that ended with nothing to train on. Groups dropped as too late had signal.
-
-        Example: 3 filtered, 1 dead, 2 stale of which 1 was dropped: 5.
-        """
+        """Count of tickets that ended with nothing to train on; groups over max_staleness had signal."""
         return len(self.filtered) + self.dead + self.stale - self.foreign - len(self.dropped)
 
 
 class Intake:
-    """Holds the groups that may be trained, and decides which of them form a batch."""
+    """Holds the groups that may be trained, by ticket, and decides which of them form a batch."""
 
     def __init__(self, ledger: Ledger, source: TicketSource, vocab_size: int) -> None:
         self._arrivals = Arrivals()
@@ -57,16 +52,11 @@ class Intake:
         self._source = source
         self._settings = source.settings
         self._vocab_size = vocab_size
-        self._held: dict[TicketId, ScoredGroup] = {}
-
-    @property
-    def held(self) -> Set[TicketId]:
-        """Tickets of the groups that wait to be trained."""
-        return self._held.keys()
+        self.held: dict[TicketId, ScoredGroup] = {}
 
     def fold(self, entry: Entry, step: int) -> None:
         """Take one outcome. An outcome whose ticket has ended or is held already changes nothing."""
-        if entry.ticket not in self._ledger.open or entry.ticket in self._held:
+        if entry.ticket not in self._ledger.open or entry.ticket in self.held:
             return
         try:
             outcome = decode_outcome(entry.payload)
@@ -83,11 +73,10 @@ class Intake:
             self._end_dead(entry.ticket, outcome.reason)
 
     def _accept(self, ticket: TicketId, scored: ScoredGroup, step: int) -> None:
+        """Hold a group that may be trained; end the ticket of any other as dead or stale."""
         versions = [span.version for made in scored.group.rollouts for span in made.spans]
-        self.newest_version = max(
-            [*versions, *([self.newest_version] if self.newest_version else [])],
-            key=lambda version: (version.step, version.incarnation),
-        )
+        known = [self.newest_version] if self.newest_version else []
+        self.newest_version = max(versions + known, key=lambda found: (found.step, found.incarnation))
         if scored.group.ticket.id != ticket:
             self._end_dead(ticket, f"the group is of ticket {scored.group.ticket.id}")
         elif scored.group.ticket.contract != self._source.contract:
@@ -100,7 +89,7 @@ class Intake:
         elif is_ahead(scored, step):
             self._end_stale(ticket, "sampled by a version of a lineage that did not survive")
         else:
-            self._held[ticket] = scored
+            self.held[ticket] = scored
 
     def _is_as_issued(self, group: Group) -> bool:
         """Return whether the group answers the ticket as issued, with tokens that the model knows.
@@ -122,9 +111,9 @@ class Intake:
         )
 
     def form(self, step: int) -> list[ScoredGroup] | None:
-        """Return the groups of the next batch, or None while the batch waits for more. Raise NoSignal.
+        """Remove and return the groups of the next batch, or None while the batch waits for more.
 
-        The groups leave the intake; their tickets stay open until the caller ends them.
+        The caller ends their tickets. Raise NoSignal.
         """
         self._drop_over_lag(step)
         size = self._settings.groups_per_step
@@ -133,15 +122,15 @@ class Intake:
             return None
         if not chosen:
             found = self._arrivals
+            last = f". The last that died is {found.last_dead}" if found.dead else ""
             raise NoSignal(
                 f"step {step + 1}: {found.without_signal} groups in a row had nothing to learn from "
                 f"({len(found.filtered)} without spread in their rewards, {found.dead} dead, "
                 f"{found.stale} stale): the questions are too easy, too hard, or the rewards do not "
-                "fit; see `penstock samples` and `queues audit`"
-                + (f". The last that died is {found.last_dead}" if found.dead else ""),
+                f"fit; see `penstock samples` and `queues audit`{last}",
                 found.filtered,
             )
-        return [self._held.pop(ticket) for ticket in chosen]
+        return [self.held.pop(ticket) for ticket in chosen]
 
     def take_arrivals(self) -> Arrivals:
         """Return the outcomes since the last call, and begin a new count."""
@@ -152,9 +141,9 @@ class Intake:
     def _spent(self, usable: int) -> bool:
         """Return whether all rounds of this batch are back, so that a smaller batch is taken.
 
-        A round is groups_per_step groups; a batch has 1 + max_resample_times rounds. With no usable
-        group at all a batch waits for max_empty_updates times as many. Example: 2 groups per step,
-        max_resample_times 1, 1 usable group: spent when 3 others had no signal.
+        A round is groups_per_step groups; a batch has 1 + max_resample_times rounds, and without any
+        usable group max_empty_updates times as many. Example: 2 groups per step, max_resample_times 1,
+        1 usable group: spent when 3 others had no signal.
         """
         rounds = 1 + self._settings.max_resample_times
         if not usable:
@@ -163,9 +152,9 @@ class Intake:
 
     def _drop_over_lag(self, step: int) -> None:
         """Drop held groups over max_staleness; with "requeue" their questions are asked again."""
-        for ticket, scored in list(self._held.items()):
+        for ticket, scored in list(self.held.items()):
             if is_over_lag(scored, step, self._settings):
-                self._arrivals.dropped.append(self._held.pop(ticket))
+                self._arrivals.dropped.append(self.held.pop(ticket))
                 self._arrivals.stale += 1
                 self._ledger.drop(ticket, ask_again=self._settings.at_max_staleness == "requeue")
 
@@ -176,13 +165,11 @@ class Intake:
         for tickets of its own step: new ones are issued as long as there is no batch, without end.
         """
         if self._settings.at_max_staleness != "pace":
-            return list(self._held)[:size], True
-        due = Counter(
-            self._due_within(ticket, step) for ticket in self._ledger.open if ticket.purpose == "train"
-        )
-        held = {ticket: self._due_within(ticket, step) for ticket in self._held}
-        chosen = choose_in_pace(held, due, size)
-        return chosen, keeps_pace(due, self._settings.max_staleness, size)
+            return list(self.held)[:size], True
+        train = (ticket for ticket in self._ledger.open if ticket.purpose == "train")
+        due = Counter(self._due_within(ticket, step) for ticket in train)
+        held = {ticket: self._due_within(ticket, step) for ticket in self.held}
+        return choose_in_pace(held, due, size), keeps_pace(due, self._settings.max_staleness, size)
 
     def _due_within(self, ticket: TicketId, step: int) -> int:
         """Return how many batches after this one may still train the ticket, at least 0.

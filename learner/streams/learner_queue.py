@@ -27,12 +27,8 @@ class LearnerQueue:
         `lease_s` 0 keeps the lease as it is: the same learner claims again after a server restart.
         """
         self.connection.load_functions()
-        lease_ms = int(1000 * lease_s)
-        self.connection.call(
-            "claim",
-            [self.keys.fence, *self.keys.work_streams],
-            [nonce, self._incarnation, holder, lease_ms, *gone],
-        )
+        args: list[Any] = [nonce, self._incarnation, holder, int(1000 * lease_s), *gone]
+        self.connection.call("claim", [self.keys.fence, *self.keys.work_streams], args)
 
     def beat(self, lease_s: float, phase: str) -> None:
         """Renew the lease and store the learner's phase; with `lease_s` 0 end the lease."""
@@ -44,9 +40,8 @@ class LearnerQueue:
         A ticket that is open on the server is not added again.
         """
         args = [part for name, version, data in tickets for part in (name, str(version), data)]
-        reply = self._fenced(
-            "issue", [self.keys.open, self.keys.ledger, self.keys.tickets_for(purpose)], args
-        )
+        keys = [self.keys.open, self.keys.ledger, self.keys.tickets_for(purpose)]
+        reply = self._fenced("issue", keys, args)
         return [Version.parse(text(version)) for version in reply]
 
     def outcomes(self, purpose: Purpose, after: str, count: int) -> list[Entry]:

@@ -8,6 +8,7 @@ batch takes one of the 3 first. The credit alone does not bound the staleness.
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import accumulate
 
 from penstock.common.wire.ids import TicketId
 
@@ -36,9 +37,5 @@ def choose_in_pace(held: Mapping[TicketId, int], due: Counter[int], size: int) -
 
 def keeps_pace(due: Counter[int], below: int, size: int, room: int = 0) -> bool:
     """Return whether for every k < below at most k x size + room tickets are due within k steps."""
-    waiting = 0
-    for within in range(below):
-        waiting += due[within]
-        if waiting > within * size + room:
-            return False
-    return True
+    waiting = accumulate(due[within] for within in range(below))
+    return all(count <= within * size + room for within, count in enumerate(waiting))

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from penstock.common.broker.run_view import Place, RunView
 from penstock.common.broker.waiting import describe_waiting
-from penstock.common.broker.work_stream import BEGINNING
 from penstock.common.config.settings import RunSettings
 from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded, NoSignal
@@ -22,15 +21,13 @@ from penstock.common.wire.ids import TicketId, Version
 from penstock.common.wire.messages import ScoredGroup, Weights
 from penstock.learner.data.plan import Plan
 from penstock.learner.streams.commit import CommitLog
-from penstock.learner.streams.evaluation import Evaluated, Evaluator
+from penstock.learner.streams.evaluation import Evaluator
 from penstock.learner.streams.intake import Arrivals, Intake
 from penstock.learner.streams.learner_queue import LearnerQueue
 
 log = get_logger(__name__)
 
-_READ = 64
 _POLL_S = 0.01
-
 
 WAITING = "waiting for groups"
 """The learner's phase while it waits for groups or for the answers of an evaluation."""
@@ -38,14 +35,10 @@ WAITING = "waiting for groups"
 
 @dataclass(frozen=True, slots=True)
 class TakenGroups:
-    """The groups of the next batch, and what else the learner received while it waited for them."""
+    """The groups of the next batch, and the counts of all outcomes since the batch before."""
 
     groups: list[ScoredGroup]
     arrivals: Arrivals
-    """Counts of all outcomes since the batch before, and those that were filtered or dropped."""
-    evaluated: list[Evaluated]
-    """Evaluations that ended meanwhile."""
-    waited_s: float
 
 
 class TicketFlow:
@@ -62,18 +55,15 @@ class TicketFlow:
         phases: Phases | None = None,
     ) -> None:
         self.intake = Intake(commit_log.ledger, plan.source, plan.vocab_size)
-        self._evaluated: list[Evaluated] = []
-        self._evaluator = Evaluator(commit_log, queue, plan.source)
+        self.evaluator = Evaluator(commit_log, queue, plan.source)
         self._connection = queue.connection
         self._queue = queue
-        self._view = RunView(queue.connection, queue.keys)
         self._commit_log = commit_log
         self._plan = plan
         self._run = run
         self._nonce = nonce
         self._stopping = stopping
         self._weights: Weights | None = None
-        self._position = BEGINNING
         self._restarts = queue.connection.restarts
         self._phases = phases or Phases()
         self._announced_at = time.monotonic()
@@ -91,22 +81,21 @@ class TicketFlow:
         if self._commit_log.ledger.unrecorded:
             # Closed before its end is in the journal, a ticket would be issued again after a kill.
             self._commit_log.record("rejoin")
-        _, places = self._view.audit()
+        _, places = RunView(self._connection, self._queue.keys).audit()
         self._adopt(places)
         self._withdraw(places)
         # Also tickets whose group the intake holds: these count as in flight until they are trained.
         self._issue([ticket for ticket in self._commit_log.ledger.open if ticket.purpose == "train"])
-        self._evaluator.issue_missing()
+        self.evaluator.issue_missing()
         self._queue.set_totals(self._commit_log.ledger.snapshot()["totals"])
-        self._position = BEGINNING
+        self._commit_log.read_again()
         if self._weights is not None:
             self._queue.announce(self._weights)
 
     def _adopt(self, places: list[Place]) -> None:
         """Enter tickets in the ledger that were issued after the journal's last record.
 
-        Numbers between them that the server lost are entered too. Example: the ledger ends at train:4,
-        the server has train:7, so 5, 6 and 7 are entered.
+        Example: the ledger ends at train:4, the server has train:7 and lost 5 and 6: all 3 are entered.
         """
         ledger = self._commit_log.ledger
         ahead = {
@@ -126,35 +115,29 @@ class TicketFlow:
         self._queue.close("eval", {name: "stale" for name in ended if name.purpose == "eval"})
 
     def _issue(self, tickets: list[TicketId]) -> None:
-        """Issue tickets at their version of first issue, new ones at the current version.
-
-        The server ignores tickets that it has.
-        """
+        """Issue tickets at the version of their first issue, new ones at the current; skip open ones."""
         ledger, source = self._commit_log.ledger, self._plan.source
         version = self._weights.version if self._weights else Version(0, 0)
-        batch = [
-            (name, first, encode(source.train(name, first, ledger.position(name))))
-            for name, first in ((name, ledger.open.get(name, version)) for name in tickets)
+        asked = [
+            source.train(name, ledger.open.get(name, version), ledger.position(name)) for name in tickets
         ]
-        if batch:
-            firsts = self._queue.issue("train", batch)
+        if asked:
+            firsts = self._queue.issue("train", [(one.id, one.version, encode(one)) for one in asked])
             for name, first in zip(tickets, firsts, strict=True):
                 ledger.opened(name, first)
 
     def issue_tickets(self, step: int) -> None:
         """Issue new tickets as far as the credit and the rest of the run allow.
 
-        Example: credit 4 and 1 step of 2 groups left: at most 2 tickets are open.
-
-        That a question is asked again is journalled before its new ticket is issued. After a kill
-        between the two, a resumed learner would otherwise take that ticket for another question.
+        Example: credit 4 and 1 step of 2 groups left: at most 2 tickets are open. That a question is
+        asked again is journalled before its new ticket is issued. After a kill between the two, a
+        resumed learner would otherwise take that ticket for another question.
         """
         ledger, settings = self._commit_log.ledger, self._plan.source.settings
         if ledger.owes_record:
             self._commit_log.record("ask again")
         wanted = min(settings.credit, (self._plan.steps - step) * settings.groups_per_step)
-        free = wanted - ledger.train_open
-        self._issue([ledger.next_train_ticket() for _ in range(free)])
+        self._issue([ledger.next_train_ticket() for _ in range(wanted - ledger.train_open)])
 
     def take_groups(self, step: int) -> TakenGroups | None:
         """Issue tickets and wait for the groups of the next batch; return None when asked to stop.
@@ -163,29 +146,23 @@ class TicketFlow:
         Unblocked by outcomes from the rewarders. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S
         without any outcome, and NoSignal when too many groups in a row had nothing to learn from.
         """
-        with self._phases.enter(WAITING):
-            groups = self._wait_for_groups(step)
-        if groups is None:
-            return None
-        arrivals, waited_s = self.intake.take_arrivals(), self._phases.seconds(WAITING)
-        return TakenGroups(groups, arrivals, self._take_evaluated(), waited_s)
-
-    def _wait_for_groups(self, step: int) -> list[ScoredGroup] | None:
-        """Return the groups of the next batch, None when asked to stop."""
         self._deadline.restart()
-        while not self._stopping.is_set():
-            self.issue_tickets(step)
-            self._advance(step)
-            if self._evaluator.running:  # a resume past this step would not evaluate its version again
-                continue
-            try:
-                groups = self.intake.form(step)
-            except NoSignal:
-                # Without this record the next start would read the same outcomes and end again.
-                self._commit_log.record("no signal")
-                raise
-            if groups is not None:
-                return groups
+        with self._phases.enter(WAITING):
+            while not self._stopping.is_set():
+                self.issue_tickets(step)
+                self._advance(step)
+                if (
+                    self.evaluator.running
+                ):  # a resume past this step would not evaluate its version again
+                    continue
+                try:
+                    groups = self.intake.form(step)
+                except NoSignal:
+                    # Without this record the next start would read the same outcomes and end again.
+                    self._commit_log.record("no signal")
+                    raise
+                if groups is not None:
+                    return TakenGroups(groups, self.intake.take_arrivals())
         return None
 
     def _advance(self, step: int) -> None:
@@ -193,49 +170,34 @@ class TicketFlow:
         self._phases.poll()
         if self._connection.restarts != self._restarts:
             self.join()
-        entries = self._queue.outcomes("train", self._position, _READ)
+        entries = self._commit_log.read("train")
         for entry in entries:
-            self._position = entry.id
-            self._commit_log.saw(entry)
             self.intake.fold(entry, step)
-        answered, result = self._evaluator.poll()
-        if result is not None:
-            self._evaluated.append(result)
+        answered = self.evaluator.poll()
         if entries or answered:
             self._deadline.restart()
         else:
             self._check_deadline()
             time.sleep(_POLL_S)
 
-    def publish(self, weights: Weights, step: int, evaluate: bool) -> list[Evaluated]:
-        """Wait for the running evaluation and return it, then announce a version to the actors.
-
-        With `evaluate` start the evaluation of the new version.
-        """
-        ended = self.finish_evaluation(step)
+    def publish(self, weights: Weights, step: int, evaluate: bool) -> None:
+        """Wait for the running evaluation, announce a version, and start its evaluation if asked to."""
+        self.finish_evaluation(step)
         self._weights, self._announced_at = weights, time.monotonic()
         self._queue.announce(weights)
         if evaluate:
-            self._evaluator.start(weights.version)
-        return ended
+            self.evaluator.start(weights.version)
 
-    def finish_evaluation(self, step: int) -> list[Evaluated]:
-        """Wait for the running evaluation; return the evaluations that ended since the last call.
+    def finish_evaluation(self, step: int) -> None:
+        """Wait until no evaluation is running, or the learner is asked to stop.
 
-        The list is empty without a running evaluation, or when asked to stop. No training tickets are
-        issued: their staleness would count from a version that is about to be replaced. Raise
-        DeadlineExceeded as `take_groups` does.
+        No training tickets are issued: their staleness would count from a version that is about to be
+        replaced. Raise DeadlineExceeded as `take_groups` does.
         """
         self._deadline.restart()
         with self._phases.enter(WAITING):
-            while self._evaluator.running and not self._stopping.is_set():
+            while self.evaluator.running and not self._stopping.is_set():
                 self._advance(step)
-        return self._take_evaluated()
-
-    def _take_evaluated(self) -> list[Evaluated]:
-        """Return the evaluations that ended since the last call."""
-        evaluated, self._evaluated = self._evaluated, []
-        return evaluated
 
     def close_rest(self) -> None:
         """End the tickets that are left as unused, and write the last record of the run."""
@@ -258,9 +220,8 @@ class TicketFlow:
         """Log the wait every 30 s. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S."""
         waited_s = f"{self._deadline.waited_s:.0f} s"
         if self._deadline.expired():
-            raise DeadlineExceeded(
-                f"no results for {waited_s} (RUN_PROGRESS_TIMEOUT_S): {self._missing()}"
-            )
+            missing = self._missing()
+            raise DeadlineExceeded(f"no results for {waited_s} (RUN_PROGRESS_TIMEOUT_S): {missing}")
         if self._deadline.report_due():
             log.warning(shorten(f"Waiting for groups since {waited_s}: {self._missing()}."))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
-from penstock.common.broker.work_stream import BEGINNING, Entry
+from penstock.common.broker.work_stream import Entry
 from penstock.common.config.settings import RunSettings
 from penstock.common.journal.claims import Position
 from penstock.common.wire.codec import encode
@@ -17,7 +17,7 @@ from penstock.learner.state.ledger import Ledger
 from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.learner_queue import LearnerQueue
 from penstock.learner.streams.ticket_flow import TicketFlow
-from tests.common.protocol_model import OUTCOMES, Killed, is_train, number_of
+from tests.common.protocol_model import Killed, is_train, number_of
 from tests.learner.builders import make_plan, make_settings
 
 PLAN = make_plan(make_settings(groups_per_step=1, max_staleness=999), steps=1000, eval_questions=2)
@@ -54,7 +54,6 @@ class Learner:
         self.flow = TicketFlow(
             self.queue, self.commit_log, PLAN, RunSettings(name="x"), "nonce", threading.Event()
         )
-        self.position = dict.fromkeys(OUTCOMES, BEGINNING)
 
     def issue(self, count: int) -> None:
         """As many new tickets: credit is what the rest of the run needs."""
@@ -80,14 +79,9 @@ class Learner:
         if evals := list(self.ledger.eval_open()):
             self._issue_evals(evals)
             self.queue.set_totals(self.ledger.snapshot()["totals"])
-        self.position = dict.fromkeys(OUTCOMES, BEGINNING)
 
     def read(self, purpose: Purpose, count: int) -> list[Entry]:
-        found = self.queue.outcomes(purpose, self.position[purpose], count)
-        for entry in found:
-            self.position[purpose] = entry.id
-            self.commit_log.saw(entry)
-        return found
+        return self.commit_log.read(purpose, count)
 
     def end(self, ticket: str, state: EndState) -> None:
         self.ledger.close(TicketId(ticket), state)

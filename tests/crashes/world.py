@@ -235,7 +235,7 @@ class World:
         )
 
     def _be_learner(self) -> None:
-        penstock.learner.start.PolicyArguments.make_policy = lambda _self: HashPolicy()  # type: ignore[method-assign]
+        penstock.learner.start.Policy = lambda *_: HashPolicy()  # type: ignore[misc, assignment, attr-defined]
         penstock.learner.start.join_process_group = lambda: None  # type: ignore[attr-defined]
         settings = LearnerSettings(
             model=str(self._model),
