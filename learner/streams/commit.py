@@ -56,11 +56,8 @@ class CommitLog:
     def _acknowledge(self, ends: dict[TicketId, list[str]]) -> None:
         """Close ended tickets on the server, and delete the entries of tickets that are not open."""
         for purpose, read in self._entries.items():
-            states = {
-                ticket: cast(EndState, state)
-                for ticket, (state, _) in ends.items()
-                if ticket.purpose == purpose
-            }
+            ended = [ticket for ticket in ends if ticket.purpose == purpose]
+            states = {ticket: cast(EndState, ends[ticket][0]) for ticket in ended}
             spent = [entry for entry, ticket in read.items() if ticket not in self.ledger.open]
             if states or spent:
                 self._queue.close(purpose, states, spent)

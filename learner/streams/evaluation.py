@@ -76,11 +76,8 @@ class Evaluator:
         """Issue the tickets of unanswered questions; the server ignores those that it has."""
         if self._version is None:
             return
-        tickets = [
-            self._source.evaluation(self._version, index)
-            for index in range(self._count)
-            if index not in self._answers
-        ]
+        missing = [index for index in range(self._count) if index not in self._answers]
+        tickets = [self._source.evaluation(self._version, index) for index in missing]
         self._queue.issue("eval", [(ticket.id, ticket.version, encode(ticket)) for ticket in tickets])
 
     def poll(self) -> bool:

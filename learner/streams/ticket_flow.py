@@ -54,7 +54,8 @@ class TicketFlow:
         stopping: threading.Event,
         phases: Phases | None = None,
     ) -> None:
-        self.intake = Intake(commit_log.ledger, plan.source, plan.vocab_size)
+        self._ledger = commit_log.ledger
+        self.intake = Intake(self._ledger, plan.source, plan.vocab_size)
         self.evaluator = Evaluator(commit_log, queue, plan.source)
         self._connection = queue.connection
         self._queue = queue
@@ -78,16 +79,16 @@ class TicketFlow:
         self._queue.claim(self._nonce, holder_name())
         self._queue.publish_contract(encode(self._plan.contract))
         self._queue.set_state("running")
-        if self._commit_log.ledger.unrecorded:
+        if self._ledger.unrecorded:
             # Closed before its end is in the journal, a ticket would be issued again after a kill.
             self._commit_log.record("rejoin")
         _, places = RunView(self._connection, self._queue.keys).audit()
         self._adopt(places)
         self._withdraw(places)
         # Also tickets whose group the intake holds: these count as in flight until they are trained.
-        self._issue([ticket for ticket in self._commit_log.ledger.open if ticket.purpose == "train"])
+        self._issue([ticket for ticket in self._ledger.open if ticket.purpose == "train"])
         self.evaluator.issue_missing()
-        self._queue.set_totals(self._commit_log.ledger.snapshot()["totals"])
+        self._queue.set_totals(self._ledger.snapshot()["totals"])
         self._commit_log.read_again()
         if self._weights is not None:
             self._queue.announce(self._weights)
@@ -97,7 +98,7 @@ class TicketFlow:
 
         Example: the ledger ends at train:4, the server has train:7 and lost 5 and 6: all 3 are entered.
         """
-        ledger = self._commit_log.ledger
+        ledger = self._ledger
         ahead = {
             place.ticket.number: Version.parse(place.first_version)
             for place in places
@@ -109,14 +110,13 @@ class TicketFlow:
 
     def _withdraw(self, places: list[Place]) -> None:
         """Close tickets on the server that the ledger has as ended: the server lost the first call."""
-        ledger = self._commit_log.ledger
-        ended = [place.ticket for place in places if place.ticket not in ledger.open]
+        ended = [place.ticket for place in places if place.ticket not in self._ledger.open]
         self._queue.close("train", {name: "stale" for name in ended if name.purpose == "train"})
         self._queue.close("eval", {name: "stale" for name in ended if name.purpose == "eval"})
 
     def _issue(self, tickets: list[TicketId]) -> None:
-        """Issue tickets at the version of their first issue, new ones at the current; skip open ones."""
-        ledger, source = self._commit_log.ledger, self._plan.source
+        """Issue tickets at their first version or the current one. The server ignores tickets it has."""
+        ledger, source = self._ledger, self._plan.source
         version = self._weights.version if self._weights else Version(0, 0)
         asked = [
             source.train(name, ledger.open.get(name, version), ledger.position(name)) for name in tickets
@@ -133,7 +133,7 @@ class TicketFlow:
         asked again is journalled before its new ticket is issued. After a kill between the two, a
         resumed learner would otherwise take that ticket for another question.
         """
-        ledger, settings = self._commit_log.ledger, self._plan.source.settings
+        ledger, settings = self._ledger, self._plan.source.settings
         if ledger.owes_record:
             self._commit_log.record("ask again")
         wanted = min(settings.credit, (self._plan.steps - step) * settings.groups_per_step)
@@ -153,7 +153,7 @@ class TicketFlow:
                 self._advance(step)
                 if (
                     self.evaluator.running
-                ):  # a resume past this step would not evaluate its version again
+                ):  # a resume past this step would not evaluate the version again
                     continue
                 try:
                     groups = self.intake.form(step)
@@ -201,9 +201,8 @@ class TicketFlow:
 
     def close_rest(self) -> None:
         """End the tickets that are left as unused, and write the last record of the run."""
-        ledger = self._commit_log.ledger
-        for ticket in list(ledger.open):
-            ledger.close(ticket, "unused", "the run ended")
+        for ticket in list(self._ledger.open):
+            self._ledger.close(ticket, "unused", "the run ended")
         self._commit_log.record("end")
 
     def release_workers(self) -> None:

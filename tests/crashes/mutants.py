@@ -55,13 +55,13 @@ MUTANTS: dict[str, Mutant] = {
         (
             (
                 "learner/streams/intake.py",
-                "if entry.ticket not in self._ledger.open or entry.ticket in self._held:",
-                "if entry.ticket in self._held:",
+                "if entry.ticket not in self._ledger.open or entry.ticket in self.held:",
+                "if entry.ticket in self.held:",
             ),
             ("learner/state/ledger.py", "del self.open[ticket]", "self.open.pop(ticket, None)"),
             (
                 "learner/streams/ticket_flow.py",
-                "[place.ticket for place in places if place.ticket not in ledger.open]",
+                "[place.ticket for place in places if place.ticket not in self._ledger.open]",
                 "[]",
             ),
         ),
