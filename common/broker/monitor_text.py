@@ -7,10 +7,8 @@ def format_status(found: RunStatus) -> str:
     """Return a status as text: a line per stream and one per consumer."""
     credit = "?" if found.credit is None else found.credit
     ledger = "  ".join(f"{name} {count}" for name, count in found.ledger.items())
-    head = (
-        f"run {found.run} on {found.server}: {found.state}, learner incarnation "
-        f"{found.incarnation}, weights {found.version or 'not announced'}"
-    )
+    run = f"run {found.run} on {found.server}: {found.state}, learner incarnation {found.incarnation}"
+    head = f"{run}, weights {found.version or 'not announced'}"
     table = f"{'stream':<14}{'depth':>7}{'held':>7}{'waiting':>9}{'oldest':>10}"
     return "\n".join(
         [head, f"tickets: {found.open} open, {found.outstanding} of them training; credit {credit}"]

@@ -56,10 +56,8 @@ def check_tokenizer(contract: Contract) -> Path:
     """
     folder = Path(contract.model)
     if not folder.is_dir():
-        raise ContractMismatch(
-            f"the contract names the model folder {folder}, which does not exist on this host: share or "
-            "copy the folder"
-        )
+        found = f"the contract names the model folder {folder}, which does not exist on this host"
+        raise ContractMismatch(f"{found}: share or copy the folder")
     found = hash_tokenizer(folder)
     if found != contract.tokenizer_hash:
         raise ContractMismatch(
