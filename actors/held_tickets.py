@@ -26,8 +26,11 @@ class Job:
 
     @property
     def request_id(self) -> str:
-        """The engine's name for this attempt; another attempt at the same ticket has another name."""
-        return _request_id(self.entry)
+        """The engine's name for this attempt; another attempt at the same ticket has another name.
+
+        The name is made of the entry alone: the ticket id in the entry's payload may be wrong.
+        """
+        return f"{self.entry.ticket}/{self.entry.id}"
 
     def is_ready(self, version: Version | None, steady: bool) -> bool:
         """Return whether the job may start with the engine at `version`.
@@ -49,7 +52,9 @@ class HeldTickets:
         self._last_size: dict[Purpose, int] = {"train": 0, "eval": 0}
 
     def __contains__(self, entry: Entry) -> bool:
-        return _request_id(entry) in self._jobs
+        return any(
+            (job.entry.ticket, job.entry.id) == (entry.ticket, entry.id) for job in self._jobs.values()
+        )
 
     @property
     def running(self) -> list[Job]:
@@ -110,8 +115,3 @@ class HeldTickets:
             held = sum(job.ticket.purpose == "train" for job in self._jobs.values())
             count = min(count, self._credit - held)
         return max(0, count)
-
-
-def _request_id(entry: Entry) -> str:
-    """Return a name made of the entry alone: the ticket id in its payload may be wrong."""
-    return f"{entry.ticket}/{entry.id}"

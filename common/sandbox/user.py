@@ -19,7 +19,6 @@ KEPT = (
 """Environment variables that sandbox processes always inherit. None of them holds a password."""
 
 _starting = threading.Lock()
-
 _KEEP_CAPABILITIES = 8  # PR_SET_KEEPCAPS of prctl(2)
 _CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3 of capset(2)
 _READ_SEARCH = 1 << 2  # CAP_DAC_READ_SEARCH

@@ -24,7 +24,6 @@ _THOUSANDS = re.compile(r"(?<=\d)\\[,!;: ]\s?(?=\d{3}(?!\d))")
 _BOXED_SCIENTIFIC = re.compile(r"\\boxed\{\s*(" + _SCIENTIFIC.pattern + r")\s*\}", re.IGNORECASE)
 _EMPHASIS = '*`"\u201c\u201d'
 """Removed around an answer: markdown's stars and backticks, and quotes."""
-
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 
 # math_verify logs a warning in every process that its time limits are off.
