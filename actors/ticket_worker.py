@@ -157,8 +157,11 @@ class TicketWorker:
             return
         job = Job(stream, entry, ticket, stream.runs_alone(entry))
         self._held.add(job)
-        # The lease thread reports a lost lease to the event loop.
-        self._leases.hold(stream, entry, lambda: self._loop.call_soon_threadsafe(self._lose, job))
+
+        def on_lost() -> None:  # runs in the lease thread
+            self._loop.call_soon_threadsafe(self._lose, job)
+
+        self._leases.hold(stream, entry, on_lost)
 
     def _lose(self, job: Job) -> None:
         """Abort a job whose lease is lost, or remove it if it waits: another actor has the ticket."""
