@@ -24,17 +24,11 @@ class Penstock(CommandGroup):
     up: CliSubCommand[Up] = Field(description="run a learner, actors, rewarders and a queue server")
     demo: CliSubCommand[Demo] = Field(description="teach a tiny model to add, on this machine's CPU")
     evaluate: CliSubCommand[Evaluate] = Field(
-        description="answer held-out questions with a model: pass@1, avg@k, maj@k"
+        description="answer held-out questions: pass@1, avg@k, maj@k"
     )
-    samples: CliSubCommand[Samples] = Field(
-        description="show completions of a run: best, worst, truncated, ..."
-    )
-    replay: CliSubCommand[Replay] = Field(
-        description="train a run again from its journal alone, and compare"
-    )
-    convert_smollm2: CliSubCommand[ConvertSmolLM2] = Field(
-        description="write a model folder of the packaged SmolLM2-135M"
-    )
+    samples: CliSubCommand[Samples] = Field(description="show completions: best, worst, truncated, ...")
+    replay: CliSubCommand[Replay] = Field(description="train a run again from its journal, and compare")
+    convert_smollm2: CliSubCommand[ConvertSmolLM2] = Field(description="SmolLM2-135M as a model folder")
 
 
 def main() -> NoReturn:

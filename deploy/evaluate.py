@@ -27,20 +27,14 @@ class Evaluate(ResultCommand):
     --evaluations` shows the answers.
     """
 
-    env_file: FilePath | None = Field(
-        None, description="variables for all processes; those of this process win"
-    )
+    env_file: FilePath | None = Field(None, description="variables of all processes; this one's win")
     name: str = Field("evaluate", description="name of the run")
-    model: str | None = Field(
-        None, description="Hugging Face folder, such as a checkpoint's model/, or a hub id"
-    )
+    model: str | None = Field(None, description="folder, such as a checkpoint's model/, or a hub id")
     dataset: str | None = Field(None, description="questions: a file, a saved folder, or a hub id")
     split: str | None = Field(None, description="split of the questions")
     samples: PositiveInt | None = Field(None, description="number of questions; by default all")
     generations: PositiveInt | None = Field(None, description="answers per question (k)")
-    temperature: NonNegativeFloat | None = Field(
-        None, description="sampling temperature; by default 0, greedy"
-    )
+    temperature: NonNegativeFloat | None = Field(None, description="temperature; by default 0, greedy")
     rewards: str | None = Field(None, description="the first one decides whether an answer is right")
 
     def execute(self) -> int:

@@ -16,9 +16,7 @@ def read_procfile(path: Path | None) -> dict[str, str]:
 
     Raise ConfigError if the file is missing or malformed.
     """
-    if path is None:
-        here = Path("Procfile")
-        path = here if here.is_file() else SHIPPED
+    path = path or (Path("Procfile") if Path("Procfile").is_file() else SHIPPED)
     if not path.is_file():
         raise ConfigError(f"--procfile {path}: no such file: expected lines `name: command`")
     return parse(path.read_text(), str(path))

@@ -47,9 +47,7 @@ class Samples(ResultCommand):
     compare: CliVariadicArg[list[int] | None] = Field(
         None, min_length=2, max_length=2, description="the same questions at two steps, such as 10 50"
     )
-    difficulty: CliToggleFlag[bool] = Field(
-        False, description="per question: how often it was asked, its mean reward"
-    )
+    difficulty: CliToggleFlag[bool] = Field(False, description="per question: times asked, mean reward")
     evaluations: CliToggleFlag[bool] = Field(False, description="answers to held-out questions")
 
     @model_validator(mode="after")
@@ -76,8 +74,7 @@ class Samples(ResultCommand):
     def chosen(self, rows: list[Row]) -> Result:
         """Return the rows that a flag chooses, in its order. Raise ConfigError if there is none."""
         name = next((name for name in _CHOICES if getattr(self, name)), "")
-        found = select(rows, name)
-        if name and not found:
+        if not (found := select(rows, name)) and name:
             raise ConfigError(f"none of {len(rows)} completions {_CHOICES[name]}")
         return self.listed(found[: self.count])
 
@@ -155,9 +152,8 @@ def _read_file(path: Path) -> list[Row]:
     try:
         rows: list[Row] = parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
-        raise ConfigError(
-            f"{path} is damaged or no Parquet file ({error}): remove it, or choose another --step"
-        ) from error
+        text = f"{path} is damaged or no Parquet file ({error}): remove it, or choose another --step"
+        raise ConfigError(text) from error
     if missing := set(COLUMNS) - set(rows[0] if rows else COLUMNS):
         names = ", ".join(sorted(missing))
         raise ConfigError(f"{path} was not written by the learner: it has no {names}")
@@ -214,11 +210,8 @@ def shown(text: str, width: int) -> str:
 
 def _difficulty(prompt: str, tickets: Mapping[str, Sequence[Row]]) -> Row | None:
     """Return a question's line of the table, or None if no completion of it has a reward."""
-    means = [
-        sum(row["reward"] for row in found) / len(found)
-        for found in ([row for row in one if row["reward"] is not None] for one in tickets.values())
-        if found
-    ]
+    rewards = [[row["reward"] for row in one if row["reward"] is not None] for one in tickets.values()]
+    means = [sum(found) / len(found) for found in rewards if found]
     if not means:
         return None
     filtered = sum(one[0]["state"] == "filtered" for one in tickets.values())

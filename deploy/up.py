@@ -40,9 +40,7 @@ class Up(Command):
     """
 
     procfile: Path | None = Field(None, description="processes to run; by default ./Procfile")
-    env_file: FilePath | None = Field(
-        None, description="variables for all processes; those of this process win"
-    )
+    env_file: FilePath | None = Field(None, description="variables of all processes; this one's win")
     actors: int | None = Field(None, ge=0, description="actors to run; by default 1")
     rewarders: int | None = Field(None, ge=0, description="rewarders to run; by default 1")
 

@@ -88,9 +88,7 @@ class Result:
 class ResultCommand(Command):
     """Base of the commands that print a result."""
 
-    as_json: CliToggleFlag[bool] = Field(
-        False, validation_alias="json", description="print JSON, one object per line"
-    )
+    as_json: CliToggleFlag[bool] = Field(False, validation_alias="json", description="print JSON lines")
 
     def show(self, result: Result) -> int:
         """Print the result as text or as JSON and return its exit code."""

@@ -220,18 +220,9 @@ class OutputSettings(Section):
 
 
 class LearnerSettings(
-    OutputSettings,
-    ModelSettings,
-    ReferenceSettings,
-    OptimizerSettings,
-    LagSettings,
-    LossSettings,
-    RewardOptions,
-    RewardsSettings,
-    SamplingSettings,
-    DataSettings,
-    TrainingSettings,
-):
+    OutputSettings, ModelSettings, ReferenceSettings, OptimizerSettings, LagSettings, LossSettings,
+    RewardOptions, RewardsSettings, SamplingSettings, DataSettings, TrainingSettings,
+):  # fmt: skip
     """LEARNER_*: the training; hyper-parameters have TRL's names."""
 
     @model_validator(mode="after")

@@ -18,9 +18,7 @@ from penstock.common.log import configure_logs
 class SettingsCommand(Command):
     """Base of the commands that read variables."""
 
-    env_file: FilePath | None = Field(
-        None, description="file with variables; those of the process environment win"
-    )
+    env_file: FilePath | None = Field(None, description="file with variables; those of the process win")
     redis_url: str = Field("", description="queue server; empty: the server that `penstock up` started")
     dry_run: CliToggleFlag[bool] = Field(
         False, validation_alias="dry-run", description="print the settings as variables and end"
