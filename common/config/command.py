@@ -92,7 +92,7 @@ class ResultCommand(Command):
 
     def show(self, result: Result) -> int:
         """Print the result as text or as JSON and return its exit code."""
-        lines = map(json.dumps, result.rows) if self.as_json else [result.text]
+        lines = [json.dumps(row) for row in result.rows] if self.as_json else [result.text]
         try:
             print("".join(f"{line}\n" for line in lines), end="", flush=True)
         except BrokenPipeError:  # `| head` read enough; Python would flush again at exit

@@ -81,7 +81,8 @@ class RoleCommand(RunCommand):
         Example: {"run": ("run", RunSettings), "data": ("learner", DataSettings)}.
         """
         whole = SECTIONS[cls.role.upper()]
-        parts = [part for part in reversed(whole.__bases__) if part is not Section] or [whole]
+        bases = [part for part in reversed(whole.__bases__) if issubclass(part, Section)]
+        parts = bases if bases != [Section] else [whole]
         found: dict[str, tuple[str, type[Section]]] = {"run": ("run", RunSettings)}
         for part in parts:
             name = re.sub(r"\B(?=[A-Z])", "-", part.__name__).removesuffix("-Settings").lower()
