@@ -12,7 +12,7 @@ from typing import Any, Literal
 from penstock.common.files.atomic import append_whole, read_json_lines
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.learner.report.completions import to_parquet
-from penstock.learner.report.trackers import start_trackers
+from penstock.learner.report.trackers import Trackers
 from penstock.learner.streams.evaluation import Evaluated
 
 Row = dict[str, Any]
@@ -26,17 +26,14 @@ class Recorder:
 
     def __init__(self, folder: LearnerFolder, report_to: Sequence[str], run: str) -> None:
         self._folder = folder
-        self._trackers = start_trackers(report_to, folder.path, run)
+        self._trackers = Trackers(report_to, folder.path, run)
 
     def cut_after(self, step: int) -> None:
         """Delete metrics after `step`, which a resumed learner writes again, and torn evaluations."""
-        rows = [row for row in read_json_lines(self._folder.metrics) if row["step"] <= step]
-        self._rewrite(self._folder.metrics, rows)
-        self._rewrite(self._folder.evaluations, self._whole_evaluations())
-
-    def _rewrite(self, path: Path, rows: Sequence[Row]) -> None:
-        """Replace a file's rows."""
-        self._folder.write_file(path, _to_lines(rows))
+        folder = self._folder
+        rows = [row for row in read_json_lines(folder.metrics) if row["step"] <= step]
+        folder.write_file(folder.metrics, _to_lines(rows))
+        folder.write_file(folder.evaluations, _to_lines(self._whole_evaluations()))
 
     def evaluated_steps(self) -> set[int]:
         """Return the steps whose evaluation is on disk with all its answers."""
@@ -51,27 +48,22 @@ class Recorder:
     def metrics(self, step: int, metrics: Row, track: bool = True) -> None:
         """Append a step's metrics. A retrained step has `track` False: the trackers have it already."""
         self._append(self._folder.metrics, [{"step": step} | metrics | {"step": step}])
-        for tracker in self._trackers if track else ():
-            tracker.log(metrics, step)
+        if track:
+            self._trackers.tell(lambda tracker: tracker.log(metrics, step))
 
     def completions(self, step: int, rows: Sequence[Row], track: bool = True) -> None:
         """Write a step's completions as a file; `track` as for metrics."""
-        path = self._folder.completion_table(step)
-        self._folder.write_file(path, to_parquet(rows))
-        for tracker in self._trackers if track else ():
-            tracker.log_completions(rows, step)
+        self._folder.write_file(self._folder.completion_table(step), to_parquet(rows))
+        if track:
+            self._trackers.tell(lambda tracker: tracker.log_completions(rows, step))
 
     def evaluation(self, result: Evaluated, columns: Sequence[Row], metrics: dict[str, float]) -> None:
         """Append a line per held-out question, with its answers; send the metrics to the trackers."""
-        head = {
-            "step": result.version.step,
-            "version": str(result.version),
-            "questions": len(result.answers),
-        }
+        step, version = result.version.step, str(result.version)
+        head = {"step": step, "version": version, "questions": len(result.answers)}
         rows = [head | asdict(answer) | {"columns": columns[answer.index]} for answer in result.answers]
         self._append(self._folder.evaluations, rows)
-        for tracker in self._trackers:
-            tracker.log(metrics, result.version.step)
+        self._trackers.tell(lambda tracker: tracker.log(metrics, step))
 
     def results(self, name: Literal["train", "eval"], metrics: Row) -> None:
         """Write the newest figures as train_results.json or eval_results.json."""
@@ -80,8 +72,7 @@ class Recorder:
 
     def close(self) -> None:
         """Close the trackers."""
-        for tracker in self._trackers:
-            tracker.close()
+        self._trackers.tell(lambda tracker: tracker.close())
 
     def _append(self, path: Path, rows: Sequence[Row]) -> None:
         """Append rows to a file, without a sync: the journal has the run's truth."""
