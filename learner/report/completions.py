@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.common.reward_totals import first_scored, total_rewards
+from penstock.common.reward_totals import Rewards, first_scored, total_rewards
 from penstock.common.text import as_text
-from penstock.common.wire.messages import Rollout, ScoredGroup, Verdict
+from penstock.common.wire.messages import ScoredGroup, Verdict
 from penstock.learner.algorithm.batch import Batch, token_staleness
 
 
@@ -34,71 +34,63 @@ def completion_rows(
     """
     advantages = iter(sequence.advantage for sequence in batch.sequences)
     rows = [
-        _row(step, scored, index, next(advantages), weights)
+        _trained_row(step, scored, index, next(advantages), weights)
         for scored in groups
         for index in range(len(scored.group.rollouts))
     ]
     return rows + [_filtered_row(step, verdict, weights) for verdict in filtered if verdict.rewards]
 
 
-def _row(
+def _trained_row(
     step: int, scored: ScoredGroup, index: int, advantage: float, weights: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Return the row of completion `index` of a group."""
+    """Return the row of completion `index` of a group.
+
+    `versions` says which version sampled which tokens, such as `1.0:0-182 1.1:182-200`.
+    """
     ticket, rollout = scored.group.ticket, scored.group.rollouts[index]
     staleness = token_staleness(rollout, step - 1)
-    total = float(total_rewards(scored.rewards, weights)[index])
-    return {
-        "step": step,
+    failure = scored.failures[index] if scored.failures else ""
+    extra = {name: row[index] for name, row in scored.extra.items()}
+    return _row(step, ticket.id, index, scored.rewards, weights) | {
         "prompt": as_text(ticket.columns.get("prompt", "")),
         "completion": scored.texts[index],
         "advantage": advantage,
-        **{name: values[index] for name, values in scored.rewards.items()},
-        "reward": None if np.isnan(total) else total,
-        "ticket": ticket.id,
-        "index": index,
-        "state": "failed" if scored.failures and scored.failures[index] else "trained",
-        "failure": scored.failures[index] if scored.failures else "",
+        "state": "failed" if failure else "trained",
+        "failure": failure,
         "completion_length": len(rollout.token_ids),
         "finish_reason": rollout.finish_reason,
         "staleness_mean": float(staleness.mean()),
         "staleness_max": int(staleness.max()),
-        "versions": _versions(rollout),
+        "versions": " ".join(f"{span.version}:{span.start}-{span.end}" for span in rollout.spans),
         "solution": as_text(ticket.columns.get("solution", "")),
-        "extra": json.dumps(
-            {name: row[index] for name, row in scored.extra.items()}, default=str, skipkeys=True
-        ),
+        "extra": json.dumps(extra, default=str, skipkeys=True),
     }
 
 
 def _filtered_row(step: int, verdict: Verdict, weights: Mapping[str, float]) -> dict[str, Any]:
     """Return the row of a filtered group; what a verdict does not hold is empty."""
     index = first_scored(verdict.rewards)
-    total = float(total_rewards(verdict.rewards, weights)[index])
-    return {
-        "step": step,
+    return _row(step, verdict.ticket_id, index, verdict.rewards, weights) | {
         "prompt": verdict.prompt,
         "completion": verdict.completion,
-        "advantage": 0.0,
-        **{name: values[index] for name, values in verdict.rewards.items()},
-        "reward": None if np.isnan(total) else total,
-        "ticket": verdict.ticket_id,
-        "index": index,
-        "state": "filtered",
         "failure": verdict.reason,
         "completion_length": verdict.lengths[index] if verdict.lengths else 0,
-        "finish_reason": "",
-        "staleness_mean": None,
-        "staleness_max": None,
-        "versions": "",
-        "solution": "",
-        "extra": "{}",
     }
 
 
-def _versions(rollout: Rollout) -> str:
-    """Return which version sampled which tokens, such as `1.0:0-182 1.1:182-200`."""
-    return " ".join(f"{span.version}:{span.start}-{span.end}" for span in rollout.spans)
+def _row(
+    step: int, ticket: str, index: int, rewards: Rewards, weights: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return the columns of completion `index` of a ticket: its rewards, other values empty."""
+    total = float(total_rewards(rewards, weights)[index])
+    return {
+        "step": step, "prompt": "", "completion": "", "advantage": 0.0,
+        **{name: values[index] for name, values in rewards.items()},
+        "reward": None if np.isnan(total) else total, "ticket": ticket, "index": index,
+        "state": "filtered", "failure": "", "completion_length": 0, "finish_reason": "",
+        "staleness_mean": None, "staleness_max": None, "versions": "", "solution": "", "extra": "{}",
+    }  # fmt: skip
 
 
 def to_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:

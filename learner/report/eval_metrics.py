@@ -16,9 +16,7 @@ _CLEAN = re.compile(r"[\s$]|\\[ ,!;]|(?<=\d),(?=\d{3}(?!\d))")
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
-    """Return the probability that at least one of k completions, drawn from n, is right.
-
-    `right` of the n completions are right.
+    """Return the chance that k completions, drawn from n of which `right` are right, hold a right one.
 
     Source: Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv:2107.03374), eq. 1.
 
@@ -39,12 +37,9 @@ def majority(answers: Sequence[str], right: Sequence[bool]) -> bool:
         >>> majority(["72", " 72", "71"], [True, True, False])
         True
     """
-    votes = Counter(clean for answer in answers if (clean := _CLEAN.sub("", answer)))
-    if not votes:
-        return False
-    (winner, _), *_ = votes.most_common(1)
-    first = next(place for place, answer in enumerate(answers) if _CLEAN.sub("", answer) == winner)
-    return right[first]
+    cleaned = [_CLEAN.sub("", answer) for answer in answers]
+    votes = Counter(filter(None, cleaned)).most_common(1)
+    return bool(votes) and right[cleaned.index(votes[0][0])]
 
 
 def summarise(answers: Sequence[Answer], main_reward: str) -> dict[str, float]:
@@ -62,8 +57,7 @@ def summarise(answers: Sequence[Answer], main_reward: str) -> dict[str, float]:
     scored = [(answer, index) for answer in given for index in answer.scored()]
     rows = [answer.rewards[index] for answer, index in scored]
     for name in sorted({name for row in rows for name in row}):
-        values = [value for row in rows if (value := row.get(name)) is not None]
-        if values:
+        if values := [value for row in rows if (value := row.get(name)) is not None]:
             metrics[f"eval/rewards/{name}/mean"] = float(np.mean(values))
     if not given:
         return metrics
@@ -83,20 +77,14 @@ def _of_k(given: Sequence[Answer], main_reward: str) -> dict[str, float]:
     if not judged:
         return {}
     k = max(len(answer.completions) for answer in judged)
-    right = [
-        [(one.rewards[index].get(main_reward) or 0.0) > 0 for index in one.scored()] for one in judged
-    ]
+    right = [[(one.rewards[i].get(main_reward) or 0.0) > 0 for i in one.scored()] for one in judged]
     found = {f"eval/avg@{k}": float(np.mean([np.mean(one) for one in right]))}
     size = 1
     while size <= k:
-        chances = [pass_at_k(len(one), sum(one), size) for one in right if len(one) >= size]
-        if chances:
+        if chances := [pass_at_k(len(one), sum(one), size) for one in right if len(one) >= size]:
             found[f"eval/pass@{size}"] = float(np.mean(chances))
         size = k if size < k < 2 * size else 2 * size
     if k > 1:
-        votes = [
-            majority([one.answers[index] for index in one.scored()], fine)
-            for one, fine in zip(judged, right, strict=True)
-        ]
-        found[f"eval/maj@{k}"] = float(np.mean(votes))
+        answers = [[one.answers[index] for index in one.scored()] for one in judged]
+        found[f"eval/maj@{k}"] = float(np.mean(list(map(majority, answers, right))))
     return found

@@ -68,24 +68,23 @@ def group_metrics(
     """
     rewards = [group.rewards for group in groups]
     rewards += [verdict.rewards for verdict in arrivals.filtered if verdict.rewards]
-    totals = [total_rewards(found, weights) for found in rewards]
-    lengths = [len(r.token_ids) for group in groups for r in group.group.rollouts]
-    clipped = [r.finish_reason == "length" for group in groups for r in group.group.rollouts]
-    all_lengths = lengths + [n for verdict in arrivals.filtered for n in verdict.lengths]
-    applied = [total[~np.isnan(total)] for total in totals]
+    applied = [total[~np.isnan(total)] for total in (total_rewards(one, weights) for one in rewards)]
+    rollouts = [rollout for group in groups for rollout in group.group.rollouts]
+    lengths = [len(rollout.token_ids) for rollout in rollouts]
+    lengths += [length for verdict in arrivals.filtered for length in verdict.lengths]
     spreads = [np.std(total, ddof=1) for total in applied if len(total) > 1]
     logged = [group.metrics for group in groups] + [verdict.metrics for verdict in arrivals.filtered]
-    custom = sorted({name for found in logged for name in found})
+    custom = sorted({name for one in logged for name in one})
     failures = [failure for group in groups for failure in group.failures if failure]
     metrics: dict[str, float] = {
         **{name: float(np.mean([m[name] for m in logged if name in m])) for name in custom},
         **_mean("reward", [np.mean(total) for total in applied if len(total)]),
         **_mean("reward_std", spreads),
         **_mean("frac_reward_zero_std", [spread < 1e-6 for spread in spreads]),
-        "completions/mean_length": float(np.mean(all_lengths)),
-        "completions/min_length": int(min(all_lengths)),
-        "completions/max_length": int(max(all_lengths)),
-        "completions/clipped_ratio": float(np.mean(clipped)),
+        "completions/mean_length": float(np.mean(lengths)),
+        "completions/min_length": int(min(lengths)),
+        "completions/max_length": int(max(lengths)),
+        "completions/clipped_ratio": float(np.mean([one.finish_reason == "length" for one in rollouts])),
         "groups/filtered": len(arrivals.filtered),
         "groups/dead": arrivals.dead,
         "groups/stale": arrivals.stale,
@@ -93,13 +92,12 @@ def group_metrics(
         "dropped/total_groups": arrivals.total_dropped,
         **_averages("trained", groups, weights),
         **_averages("dropped", arrivals.dropped, weights),
+        "rewards/unscored": len(failures),
     }
-    metrics["rewards/unscored"] = len(failures)
     for name in weights:
-        found_none = sum(v is None for found in rewards for v in found.get(name, ()))
-        metrics[f"rewards/{name}/none"] = found_none - len(failures)
-        values = [v for found in rewards for v in found.get(name, ()) if v is not None]
-        if values:
+        found = [value for group in rewards for value in group.get(name, ())]
+        metrics[f"rewards/{name}/none"] = found.count(None) - len(failures)
+        if values := [value for value in found if value is not None]:
             metrics[f"rewards/{name}/mean"] = float(np.mean(values))
             metrics[f"rewards/{name}/std"] = float(np.std(values))
     return metrics
