@@ -10,12 +10,13 @@ and not merely above a threshold.
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from penstock.common.errors import PenstockError
@@ -34,46 +35,27 @@ STEPS_PER_REPORT = 30
 
 _IGNORED = -100
 
+Examples = tuple[Tensor, Tensor]
+"""Token ids (N, T), padded; labels (N, T), the same ids with all but answer and eos _IGNORED."""
+
 
 class BaseModelError(PenstockError):
     """Pre-training ended without reaching the accuracy that the demo starts from."""
 
 
-@dataclass(frozen=True)
-class BaseModelReport:
-    """Result of pre-training; the accuracy is the share of questions answered right greedily."""
-
-    parameters: int
-    steps: int
-    heldout_accuracy: float
-
-
-@dataclass(frozen=True)
-class _Examples:
-    """Token ids (N, T), padded; labels (N, T) are the same ids, with all but answer and eos ignored."""
-
-    input_ids: Tensor
-    labels: Tensor
-
-    def __len__(self) -> int:
-        """Return the number N of examples."""
-        return len(self.input_ids)
-
-    def __getitem__(self, rows: Tensor) -> "_Examples":
-        """Return the examples of these row numbers (B,)."""
-        return _Examples(self.input_ids[rows], self.labels[rows])
-
-
-def make_base_model(
-    folder: Path, task: TaskFiles, seed: int, report: Callable[[str], None]
-) -> BaseModelReport:
+def make_base_model(folder: Path, task: TaskFiles, seed: int, report: Callable[[str], None]) -> None:
     """Pre-train the base model on `task.pretrain` and save it as a Hugging Face checkpoint.
 
     Takes about 70 seconds of one core, and limits torch to one thread in this process: on a busy machine
     the threads of so small a model wait for each other. The same seed makes the same model on the same
-    machine. `report` receives a line of progress every STEPS_PER_REPORT steps. Raise BaseModelError when
-    no measured accuracy within MAX_STEPS is between LOWEST_ACCURACY and HIGHEST_ACCURACY.
+    machine. `report` receives lines of progress and of the result. A folder that an earlier call
+    completed stays as it is. Raise BaseModelError when no measured accuracy within MAX_STEPS is between
+    LOWEST_ACCURACY and HIGHEST_ACCURACY.
     """
+    done = folder / "done"
+    if done.is_file():
+        return report(f"Using the base model of an earlier demo: {folder}")
+    report("Pre-training a Llama on the sums until it solves about 40% of those it has not seen.")
     torch.set_num_threads(1)
     tokenizer = make_tokenizer()
     train, validation = _split_by_pair(read_problems(task.pretrain), seed)
@@ -82,32 +64,27 @@ def make_base_model(
         model = make_model(tokenizer)
         steps = _pretrain(model, _encode(train, tokenizer), _encode(validation, tokenizer), report)
     save_checkpoint(model, tokenizer, folder)
-    return BaseModelReport(
-        parameters=model.num_parameters(),
-        steps=steps,
-        heldout_accuracy=_measure_accuracy(model, _encode(read_problems(task.heldout), tokenizer)),
-    )
+    solved = _measure_accuracy(model, _encode(read_problems(task.heldout), tokenizer))
+    report(f"{model.num_parameters():,} parameters, {steps} pre-training steps.")
+    report(f"The base model solves {solved:.1%} of the held-out sums. Saved in {folder}")
+    done.touch()
 
 
 def _split_by_pair(problems: Sequence[Problem], seed: int) -> tuple[list[Problem], list[Problem]]:
     """Return the problems to train on, and those of VALIDATION_PAIRS operand pairs to validate with."""
-    pairs = sorted({operand_pair(problem.question) for problem in problems})
-    validation_pairs = set(random.Random(seed).sample(pairs, VALIDATION_PAIRS))
-    train: list[Problem] = []
-    validation: list[Problem] = []
-    for problem in problems:
-        aside = operand_pair(problem.question) in validation_pairs
-        (validation if aside else train).append(problem)
-    return train, validation
+    pairs = [operand_pair(problem.question) for problem in problems]
+    aside = set(random.Random(seed).sample(sorted(set(pairs)), VALIDATION_PAIRS))
+    train = [problem for problem, pair in zip(problems, pairs, strict=True) if pair not in aside]
+    return train, [problem for problem, pair in zip(problems, pairs, strict=True) if pair in aside]
 
 
-def _encode(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerFast) -> _Examples:
+def _encode(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerFast) -> Examples:
     """Return questions with their answers and eos as token ids and labels."""
     prompts = [tokenizer.encode(problem.question) for problem in problems]
     answers = [[*tokenizer.encode(p.answer), tokenizer.eos_token_id] for p in problems]
     rows = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
     labels = [[_IGNORED] * len(prompt) + answer for prompt, answer in zip(prompts, answers, strict=True)]
-    return _Examples(_pad(rows, tokenizer.pad_token_id), _pad(labels, _IGNORED))
+    return _pad(rows, tokenizer.pad_token_id), _pad(labels, _IGNORED)
 
 
 def _pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
@@ -117,22 +94,20 @@ def _pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
 
 
 def _pretrain(
-    model: LlamaForCausalLM, train: _Examples, validation: _Examples, report: Callable[[str], None]
+    model: LlamaForCausalLM, train: Examples, validation: Examples, report: Callable[[str], None]
 ) -> int:
-    """Train the model until its accuracy is in the band; return the steps taken.
+    """Train the model until its accuracy is in the band, and return the number of steps.
 
     Raise BaseModelError after MAX_STEPS.
     """
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.1
-    )
-    warmup = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS)
-    )
+    optimizer = AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.1)
+    warmup = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS))
     accuracy = 0.0
     for step in range(1, MAX_STEPS + 1):
-        batch = train[torch.randint(len(train), (BATCH_SIZE,))]
-        loss = _answer_loss(model, batch)
+        rows = torch.randint(len(train[0]), (BATCH_SIZE,))
+        ids, labels = train[0][rows], train[1][rows]
+        logits = model(input_ids=ids[:, :-1]).logits
+        loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -150,20 +125,14 @@ def _pretrain(
     )
 
 
-def _answer_loss(model: LlamaForCausalLM, batch: _Examples) -> Tensor:
-    """Return the mean cross-entropy of the answers' tokens, a scalar."""
-    logits = model(input_ids=batch.input_ids[:, :-1]).logits
-    return cross_entropy(logits.flatten(0, 1), batch.labels[:, 1:].flatten(), ignore_index=_IGNORED)
-
-
 @torch.no_grad()
-def _measure_accuracy(model: LlamaForCausalLM, examples: _Examples) -> float:
+def _measure_accuracy(model: LlamaForCausalLM, examples: Examples) -> float:
     """Return the share of questions that greedy decoding answers exactly, measured by teacher forcing.
 
-    Both are equal: the greedy answer is right exactly when each right token is the likeliest after those
-    before it.
+    Both are equal: an answer is right if and only if each right token is the likeliest after the others.
     """
-    predicted = model(input_ids=examples.input_ids[:, :-1]).logits.argmax(dim=-1)
-    expected = examples.labels[:, 1:]
+    ids, labels = examples
+    predicted = model(input_ids=ids[:, :-1]).logits.argmax(dim=-1)
+    expected = labels[:, 1:]
     right = (predicted == expected) | (expected == _IGNORED)
     return float(right.all(dim=1).float().mean())

@@ -1,9 +1,9 @@
 """The demo's final report: result, sample answers, audit. All figures come from the run's own files."""
 
 import textwrap
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from penstock.common.broker.connection import Connection
@@ -18,11 +18,20 @@ Row = dict[str, Any]
 ANSWERS_SHOWN = 8
 WIDTH = 100
 
+_FIGURES = (
+    ("reward", "reward", ".3f", "mean of the samples: 1 for a right answer, 0 for a wrong"),
+    ("entropy", "entropy", ".3f", "uncertainty per token: 0 means always the same answer"),
+    ("groups left out", "groups/filtered", ".1f", "per step: all answers right or all wrong"),
+    ("staleness", "sample/staleness_mean", ".2f", "age in steps of the weights that answered"),
+    ("engine against trainer", "sampling/sampling_logp_difference/mean", ".0e",
+     "log-probability: how far vLLM and the learner differ"),
+)  # fmt: skip
+"""Rows of the table: title, name in metrics.jsonl, format, meaning."""
+
 
 def print_report(run_folder: RunFolder) -> None:
     """Print the table, sample answers, the audit, where the files are, and the verdict."""
-    metrics = read_json_lines(run_folder.metrics)
-    answers = read_json_lines(run_folder.evaluations)
+    metrics, answers = read_json_lines(run_folder.metrics), read_json_lines(run_folder.evaluations)
     right = right_by_step(answers)
     print_table(metrics, right)
     print_answers(answers)
@@ -39,10 +48,8 @@ def print_report(run_folder: RunFolder) -> None:
 
 def right_by_step(answers: Sequence[Row]) -> dict[int, list[bool]]:
     """Return, for each evaluated step, whether each held-out question was answered right."""
-    right: dict[int, list[bool]] = {}
-    for row in answers:
-        right.setdefault(row["step"], []).append(_is_right(row))
-    return dict(sorted(right.items()))
+    steps = sorted({row["step"] for row in answers})
+    return {step: [_is_right(row) for row in answers if row["step"] == step] for step in steps}
 
 
 def _is_right(row: Row) -> bool:
@@ -50,75 +57,57 @@ def _is_right(row: Row) -> bool:
     return any((rewards.get("accuracy") or 0.0) > 0 for rewards in row["rewards"])
 
 
-def _share(right: Sequence[bool]) -> float:
-    """Return the share of True."""
-    return sum(right) / len(right)
-
-
 def print_table(metrics: Sequence[Row], right: dict[int, list[bool]]) -> None:
     """Print the figures of the first and the last ten steps side by side, each with its meaning."""
     first, *_, last = right
+    solved = f"{fmean(right[first]):>8.1%}{fmean(right[last]):>8.1%}"
     count = max(1, min(10, len(metrics) // 2))
-
-    def mean(name: str, form: str) -> tuple[str, str]:
-        parts = [[row[name] for row in part if row.get(name) is not None]
-                 for part in (metrics[:count], metrics[-count:])]  # fmt: skip
-        one, other = (format(sum(part) / max(len(part), 1), form) for part in parts)
-        return one, other
-
-    solved = (f"{_share(right[first]):.1%}", f"{_share(right[last]):.1%}")
-    rows = (
-        ("held-out sums solved", solved, "sums never trained on; the likeliest answer counts"),
-        ("reward", mean("reward", ".3f"), "mean of the samples: 1 for a right answer, 0 for a wrong"),
-        ("entropy", mean("entropy", ".3f"), "uncertainty per token: 0 means always the same answer"),
-        ("groups left out", mean("groups/filtered", ".1f"), "per step: all answers right or all wrong"),
-        ("staleness", mean("sample/staleness_mean", ".2f"), "age in steps of the weights that answered"),
-        ("engine against trainer", mean("sampling/sampling_logp_difference/mean", ".0e"),
-         "log-probability: how far vLLM and the learner differ"),
-    )  # fmt: skip
     print(f"{'':<24}{'before':>8}{'after':>8}   what the row means")
-    for name, (before, after), meaning in rows:
-        print(f"{name:<24}{before:>8}{after:>8}   {meaning}")
+    print(f"{'held-out sums solved':<24}{solved}   sums never trained on; the likeliest answer counts")
+    for title, name, form, meaning in _FIGURES:
+        before, after = (_mean(name, rows) for rows in (metrics[:count], metrics[-count:]))
+        print(f"{title:<24}{before:>8{form}}{after:>8{form}}   {meaning}")
     print(f"First row: steps {first} and {last}. Other rows: means of the first and last {count} steps.")
+
+
+def _mean(name: str, rows: Sequence[Row]) -> float:
+    """Return the mean of a metric over the rows that have it, 0 if none has."""
+    return fmean([row[name] for row in rows if row.get(name) is not None] or [0.0])
 
 
 def print_answers(answers: Sequence[Row]) -> None:
     """Print the first held-out questions with the answers before and after training."""
-    steps = sorted({row["step"] for row in answers})
-    before, after = ({row["index"]: row for row in answers if row["step"] == step}
-                     for step in (steps[0], steps[-1]))  # fmt: skip
+    rows = {(row["step"], row["index"]): row for row in answers}
     print(f"\n{'held-out question':<24}{'before training':<24}after training")
-    for index in sorted(before)[:ANSWERS_SHOWN]:
-        one, other = (
+    for index in range(ANSWERS_SHOWN):
+        ends = [rows[step, index] for step in (min(rows)[0], max(rows)[0])]
+        before, after = (
             f"{' '.join(row['completions']) or '(no answer)'}  {'right' if _is_right(row) else 'wrong'}"
-            for row in (before[index], after[index])
+            for row in ends
         )
-        columns = before[index]["columns"]
-        print(f"{columns['question'] + ' ' + columns['answer']:<24}{one:<24}{other}")
+        columns = ends[0]["columns"]
+        print(f"{columns['question'] + ' ' + columns['answer']:<24}{before:<24}{after}")
 
 
 def draw_curve(metrics: Sequence[Row], right: dict[int, list[bool]], path: Path) -> None:
     """Write a PNG: the reward of every step, and the share of held-out sums solved when evaluated."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
     steps = [row["step"] for row in metrics]
     axes.plot(steps, [row["reward"] for row in metrics], color="0.6", label="reward, temperature 1")
-    axes.plot(list(right), list(map(_share, right.values())), "o-", label="held-out accuracy, greedy")
+    axes.plot(list(right), list(map(fmean, right.values())), "o-", label="held-out accuracy, greedy")
     axes.set(xlabel="Updates", ylabel="share right", ylim=(0, 1))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 def trained_twice(folder: Path) -> int:
-    """Return how many groups are in the completions of more than one step."""
+    """Return how often the completions have a group that an earlier step was trained on."""
     trained = {(row["ticket"], row["step"]) for row in read_rows(folder) if row["state"] == "trained"}
-    return sum(count > 1 for count in Counter(ticket for ticket, _ in trained).values())
+    return len(trained) - len({ticket for ticket, _ in trained})
 
 
 def print_audit(audit: Audit, twice: int) -> None:
@@ -126,23 +115,19 @@ def print_audit(audit: Audit, twice: int) -> None:
     ends = ", ".join(f"{count} {state}" for state, count in audit.ended.items() if count)
     flying = len(audit.in_flight)
     lost = audit.issued - sum(audit.ended.values()) - flying
-    print(
-        f"\nAudit of the queue server: {audit.issued:,} groups of answers were asked for.\n"
-        f"  {audit.issued} groups: {ends}, {flying} in flight; {max(lost, 0)} lost, "
-        f"{twice + max(-lost, 0)} twice\n"
-        "  trained: the model was updated with it, once. evaluated: a held-out sum, never trained on.\n"
-        "  filtered: left out, all answers were right or all wrong. unused: came after the last step."
-    )
+    print(f"""
+Audit of the queue server: {audit.issued:,} groups of answers were asked for.
+  {audit.issued} groups: {ends}, {flying} in flight; {max(lost, 0)} lost, {twice + max(-lost, 0)} twice
+  trained: the model was updated with it, once. evaluated: a held-out sum, never trained on.
+  filtered: left out, all answers were right or all wrong. unused: came after the last step.""")
     for fault in audit.faults:
         print(textwrap.fill(f"Fault: {fault}.", WIDTH))
 
 
 def verdict(right: dict[int, list[bool]]) -> str:
     """Return the sentence that sums the run up: how many held-out sums were solved before and after."""
-    first, *_, last = right
-    before, after = sum(right[first]), sum(right[last])
-    gain = 100 * (_share(right[last]) - _share(right[first]))
+    first, *_, last = right.values()
     return (
-        f"Verdict: of {len(right[last])} held-out sums the model solved {before} before training and "
-        f"{after} after ({gain:+.1f} points)."
+        f"Verdict: of {len(last)} held-out sums the model solved {sum(first)} before training and "
+        f"{sum(last)} after ({100 * (fmean(last) - fmean(first)):+.1f} points)."
     )

@@ -10,8 +10,6 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -32,6 +30,7 @@ from penstock.deploy.up import Up
 
 _STEPS_PER_LINE = 5
 _QUIET_S = 60.0
+_SHOWN = ("reward", "sample/staleness_mean", "entropy")
 
 
 class DemoFailed(PenstockError):
@@ -47,38 +46,25 @@ class Demo(Command):
 
     def execute(self) -> int:
         """Run the demo and return the exit code 0. Raise DemoFailed if its run does not end well."""
-        _silence_libraries()
-        phases: dict[str, float] = {}
+        warnings.simplefilter("ignore")  # a first run shows the demo's own lines, and errors
+        logging.disable(logging.WARNING)
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+        started = time.monotonic()
         folder = self.dir / f"demo-{self.seed}-{datetime.now():%Y%m%d-%H%M%S}"
-        with _phase("1 of 4: data set", phases):
-            task = write_task(self.dir / f"demo-task-{self.seed}", self.seed)
-            _describe(task)
-        with _phase("2 of 4: base model", phases):
-            model = _base_model(self.dir / f"demo-base-{self.seed}", task, self.seed)
-        with _phase("3 of 4: training", phases):
-            _train(folder, model, task, self)
-        with _phase("4 of 4: report", phases):
-            print_report(RunFolder(folder))
-        print("\nTime of each phase:")
-        for name, seconds in (phases | {"in all": sum(phases.values())}).items():
-            print(f"  {name:<20} {seconds:6.1f} s")
+        print("== 1 of 4: data set", flush=True)
+        task = write_task(self.dir / f"demo-task-{self.seed}", self.seed)
+        _describe(task)
+        print("\n== 2 of 4: base model", flush=True)
+        from penstock.deploy.demo.base_model import make_base_model
+
+        model = self.dir / f"demo-base-{self.seed}"
+        make_base_model(model, task, self.seed, lambda line: print(f"  {line}", flush=True))
+        print("\n== 3 of 4: training", flush=True)
+        _train(folder, model, task, self)
+        print("\n== 4 of 4: report", flush=True)
+        print_report(RunFolder(folder))
+        print(f"The demo took {time.monotonic() - started:.0f} s.")
         return 0
-
-
-def _silence_libraries() -> None:
-    """Print nothing of other libraries but errors: a first run shows the demo's own lines only."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-
-
-@contextmanager
-def _phase(name: str, phases: dict[str, float]) -> Iterator[None]:
-    """Print a heading, and note in `phases` how many seconds the block took."""
-    print(f"\n== {name}", flush=True)
-    started = time.monotonic()
-    yield
-    phases[name] = time.monotonic() - started
 
 
 def _describe(task: TaskFiles) -> None:
@@ -89,28 +75,9 @@ def _describe(task: TaskFiles) -> None:
     print("  Checked: every answer is right, and no pair of numbers is in two of the three parts.")
 
 
-def _base_model(folder: Path, task: TaskFiles, seed: int) -> Path:
-    """Return the folder of this seed's base model. Pre-train the model unless the folder is complete."""
-    done = folder / "done"
-    if done.is_file():
-        print(f"  Using the base model of an earlier demo: {folder}")
-        return folder
-    from penstock.deploy.demo.base_model import make_base_model
-
-    print(
-        "  Pre-training a Llama on the sums until it solves about 40% of those it has not seen.",
-        flush=True,
-    )
-    made = make_base_model(folder, task, seed, lambda line: print(f"  {line}", flush=True))
-    print(f"  {made.parameters:,} parameters, {made.steps} pre-training steps.")
-    print(f"  The base model solves {made.heldout_accuracy:.1%} of the held-out sums. Saved in {folder}")
-    done.touch()
-    return folder
-
-
 def _train(folder: Path, model: Path, task: TaskFiles, options: Demo) -> None:
     """Run `penstock up` with the demo's recipe and print progress; raise DemoFailed if the run fails."""
-    variables = {
+    os.environ |= {
         "RUN_NAME": folder.name,
         "RUN_DIR": str(folder.parent),
         "LEARNER_MODEL": str(model),
@@ -119,22 +86,20 @@ def _train(folder: Path, model: Path, task: TaskFiles, options: Demo) -> None:
         "LEARNER_SEED": str(options.seed),
     }
     if options.steps:
-        variables["LEARNER_MAX_STEPS"] = str(options.steps)
+        os.environ["LEARNER_MAX_STEPS"] = str(options.steps)
     folder.mkdir(parents=True)
     run_folder = RunFolder(folder)
-    log = run_folder.log
-    os.environ.update(variables)
-    with as_file(files("penstock.deploy")) as deploy, log.open("w") as file:
+    with as_file(files("penstock.deploy")) as deploy, run_folder.log.open("w") as file:
         recipe, procfile = deploy / "recipes" / "demo.env", deploy / "Procfile"
         steps = int((dotenv_values(recipe) | os.environ)["LEARNER_MAX_STEPS"] or 0)
-        announce(steps, log)
-        progress = Progress(run_folder, steps, file)
-        code = Up(env_file=recipe, procfile=procfile).run(progress)
-        progress.show_news()
+        announce(steps, run_folder.log)
+        code = Up(env_file=recipe, procfile=procfile).run(Progress(run_folder, steps, file))
     if code != 0 or not run_folder.results("train").is_file():
-        tail = "\n".join(line[:WIDTH] for line in log.read_text().splitlines()[-30:])
+        tail = "\n".join(line[:WIDTH] for line in run_folder.log.read_text().splitlines()[-30:])
         how = f"failed with exit code {code}" if code else "was stopped before its last step"
-        raise DemoFailed(f"the run {how}. The end of its log says why:\n{tail}\nThe whole log: {log}")
+        raise DemoFailed(
+            f"the run {how}. The end of its log says why:\n{tail}\nThe whole log: {run_folder.log}"
+        )
 
 
 def announce(steps: int, log: Path) -> None:
@@ -160,7 +125,7 @@ class Progress:
         self._run_folder = run_folder
         self._steps = steps
         self._log = log
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._started = self._printed_at = time.monotonic()
         self._step = 0
         self._evaluated = -1
@@ -173,23 +138,11 @@ class Progress:
             if failed or "[error" in report.text:
                 self._print(f"{report.child}: {report.text}")
             if report.child.startswith("learner"):
-                self.show_news()
+                self._show_evaluation()
+                self._show_steps()
             if time.monotonic() - self._printed_at > _QUIET_S:
                 awaited = "vLLM" if self._evaluated < 0 else f"step {self._step + 1}"
                 self._print(f"Still waiting for {awaited}. The log says more.")
-
-    def show_news(self) -> None:
-        """Print the evaluations and steps that are not printed yet."""
-        with self._lock:
-            self._show_evaluation()
-            for row in read_json_lines(self._run_folder.metrics)[self._step :]:
-                self._step = row["step"]
-                if self._step in (1, self._steps) or self._step % _STEPS_PER_LINE == 0:
-                    self._print(
-                        f"step {self._step:>3} of {self._steps}   reward {row.get('reward', 0):.2f}   "
-                        f"staleness {row.get('sample/staleness_mean', 0):.2f}   "
-                        f"entropy {row.get('entropy', 0):.2f}"
-                    )
 
     def _show_evaluation(self) -> None:
         """Print the newest evaluation unless it is printed already."""
@@ -197,9 +150,19 @@ class Progress:
         found = json.loads(results.read_text()) if results.is_file() else {"step": -1}
         if found["step"] > self._evaluated:
             self._evaluated = found["step"]
-            solved = found["eval/rewards/accuracy/mean"]
             when = f"after step {self._evaluated}" if self._evaluated else "before training"
-            self._print(f"{when}: {solved:.1%} of the held-out sums solved")
+            self._print(f"{when}: {found['eval/rewards/accuracy/mean']:.1%} of the held-out sums solved")
+
+    def _show_steps(self) -> None:
+        """Print those steps that are not printed yet: the first, every fifth, the last."""
+        for row in read_json_lines(self._run_folder.metrics)[self._step :]:
+            self._step = row["step"]
+            if self._step in (1, self._steps) or self._step % _STEPS_PER_LINE == 0:
+                reward, staleness, entropy = (row.get(name, 0) for name in _SHOWN)
+                self._print(
+                    f"step {self._step:>3} of {self._steps}   reward {reward:.2f}   "
+                    f"staleness {staleness:.2f}   entropy {entropy:.2f}"
+                )
 
     def _print(self, text: str) -> None:
         """Print a text after the seconds since the start, in at most WIDTH columns."""

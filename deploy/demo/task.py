@@ -8,7 +8,7 @@ import json
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations_with_replacement
 from pathlib import Path
 
@@ -53,13 +53,10 @@ def write_task(folder: Path, seed: int) -> TaskFiles:
     rng = random.Random(seed)
     pairs = list(combinations_with_replacement(OPERANDS, 2))
     rng.shuffle(pairs)
-    heldout_pairs = pairs[:HELDOUT_PAIRS]
-    train_pairs = pairs[HELDOUT_PAIRS : HELDOUT_PAIRS + TRAIN_PAIRS]
-    pretrain_pairs = pairs[HELDOUT_PAIRS + TRAIN_PAIRS :]
-
+    heldout_pairs, rest = pairs[:HELDOUT_PAIRS], pairs[HELDOUT_PAIRS:]
     folder.mkdir(parents=True, exist_ok=True)
     files = TaskFiles(*(folder / f"{split}.jsonl" for split in ("pretrain", "train", "heldout")))
-    for path, chosen in ((files.pretrain, pretrain_pairs), (files.train, train_pairs)):
+    for path, chosen in ((files.pretrain, rest[TRAIN_PAIRS:]), (files.train, rest[:TRAIN_PAIRS])):
         problems = [problem for pair in chosen for problem in problems_of(pair)]
         _write_problems(path, rng.sample(problems, len(problems)))
     _write_problems(files.heldout, [rng.choice(problems_of(pair)) for pair in heldout_pairs])
@@ -71,10 +68,7 @@ def check_task(files: TaskFiles) -> None:
     """Raise TaskError unless every label is right and no operand pair occurs in two splits."""
     owner: dict[Pair, Path] = {}
     for path in (files.pretrain, files.train, files.heldout):
-        problems = read_problems(path)
-        if not problems:
-            raise TaskError(f"{path} holds no problem: write the task again")
-        pairs = {_checked_pair(problem, path) for problem in problems}
+        pairs = {_checked_pair(problem, path) for problem in read_problems(path)}
         for pair in pairs & owner.keys():
             raise TaskError(
                 f"the operands {pair[0]} and {pair[1]} occur in {owner[pair].name} and in "
@@ -85,45 +79,41 @@ def check_task(files: TaskFiles) -> None:
 
 def read_problems(path: Path) -> list[Problem]:
     """Return the problems of one split, in the order of the file."""
-    with path.open(encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
-    return [Problem(question=row["question"], answer=row["answer"]) for row in rows]
+    return [Problem(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def operand_pair(question: str) -> Pair:
-    """Return the operands of a question, the smaller one first."""
-    low, high = sorted(_operands(question))
+    """Return the operands of a question such as `37+45=`, the smaller one first.
+
+    Raise TaskError for a question of another form.
+    """
+    match = _QUESTION.fullmatch(question)
+    if match is None:
+        raise TaskError(f"cannot read the question {question!r}: expected the form 37+45=")
+    low, high = sorted(map(int, match.groups()))
     return low, high
 
 
 def problems_of(pair: Pair) -> list[Problem]:
     """Return every question about one pair: the sum in both orders, once if both are the same."""
-    low, high = sorted(pair)
-    answer = str(low + high)
-    orders = [(low, high)] if low == high else [(low, high), (high, low)]
-    return [Problem(f"{left}+{right}=", answer) for left, right in orders]
+    return [
+        Problem(f"{one}+{other}=", str(sum(pair))) for one, other in dict.fromkeys((pair, pair[::-1]))
+    ]
 
 
 def _write_problems(path: Path, problems: Sequence[Problem]) -> None:
     """Write problems as JSON lines."""
-    rows = ({"question": problem.question, "answer": problem.answer} for problem in problems)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    lines = (json.dumps(asdict(problem)) + "\n" for problem in problems)
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def _checked_pair(problem: Problem, path: Path) -> Pair:
     """Return the operands of a problem; raise TaskError, naming the file, if its answer is wrong."""
-    expected = str(sum(_operands(problem.question)))
+    pair = operand_pair(problem.question)
+    expected = str(sum(pair))
     if problem.answer != expected:
         raise TaskError(
             f"{path}: {problem.question} is labelled {problem.answer!r}, expected {expected!r}: "
             "write the task again"
         )
-    return operand_pair(problem.question)
-
-
-def _operands(question: str) -> Pair:
-    """Return the two numbers of a question such as `37+45=`; raise TaskError for another form."""
-    match = _QUESTION.fullmatch(question)
-    if match is None:
-        raise TaskError(f"cannot read the question {question!r}: expected the form 37+45=")
-    return int(match[1]), int(match[2])
+    return pair

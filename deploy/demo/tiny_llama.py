@@ -8,12 +8,7 @@ from transformers.utils.logging import disable_progress_bar
 
 CONTEXT_TOKENS = 64
 
-_SPECIAL_TOKENS = {
-    "pad_token": "<pad>",
-    "bos_token": "<bos>",
-    "eos_token": "<eos>",
-    "unk_token": "<unk>",
-}
+_SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
 _CHARACTERS = "0123456789+-="
 
 
@@ -22,9 +17,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
     Example: `37+45=` becomes six tokens, and the two tokens of `82` decode to `82`.
     """
-    tokens = [*_SPECIAL_TOKENS.values(), *_CHARACTERS]
+    tokens = [*_SPECIAL.values(), *_CHARACTERS]
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=_SPECIAL_TOKENS["unk_token"]))
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=_SPECIAL["unk_token"]))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
@@ -32,7 +27,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         padding_side="left",
         clean_up_tokenization_spaces=False,
         model_max_length=CONTEXT_TOKENS,
-        **_SPECIAL_TOKENS,
+        **_SPECIAL,
     )
 
 
