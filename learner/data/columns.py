@@ -45,14 +45,10 @@ def map_columns(
         return name in found or (name.partition(".")[0] in found and look_up(row, name) is not None)
 
     def pick(named: str, usual: tuple[str, ...], variable: str) -> str:
-        for name in [named] if named else usual:
-            if has(name):
-                return name
-        problem = (
-            f"column {named!r} is missing"
-            if named
-            else f"none of the columns {', '.join(usual)} is there"
-        )
+        for name in filter(has, [named] if named else usual):
+            return name
+        usual_ones = f"none of the columns {', '.join(usual)} is there"
+        problem = f"column {named!r} is missing" if named else usual_ones
         raise DataError(
             f"{source}: {problem}; it has {', '.join(found)}. Set {variable} to one of these."
         )
@@ -99,22 +95,22 @@ def check_row(prompt: object, solution: object, mapping: ColumnMapping, where: s
 
     `where` names the data set and the row in the error: `gsm8k.jsonl, row 3`.
     """
-    is_text = isinstance(prompt, str) and bool(prompt.strip())
-    is_messages = (
-        isinstance(prompt, list)
-        and bool(prompt)
-        and all(
-            isinstance(message, dict) and "role" in message and isinstance(message.get("content"), str)
-            for message in prompt
-        )
-    )
-    if not (is_text or is_messages):
+    if isinstance(prompt, list):
+        usable = bool(prompt) and all(map(_is_message, prompt))
+    else:
+        usable = isinstance(prompt, str) and bool(prompt.strip())
+    if not usable:
         raise DataError(
             f"{where}: {mapping.prompt} is {prompt!r}; expected a text, or a list of messages with a "
             "role and a text as content"
         )
     if mapping.solution and solution is None:
         raise DataError(f"{where}: {mapping.solution} is null; expected the gold answer")
+
+
+def _is_message(found: object) -> bool:
+    """Return whether this is a message: a dictionary with a role, and a text as content."""
+    return isinstance(found, dict) and "role" in found and isinstance(found.get("content"), str)
 
 
 def plain(value: object) -> object:

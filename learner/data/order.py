@@ -1,6 +1,6 @@
 """The order of the questions: a position of the run always names the same question."""
 
-from collections import OrderedDict
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,11 +36,6 @@ class Shuffled:
     With weights, each data set fills a share of the epoch in proportion to its weight. Sets of 30 and 10
     questions with weights 1 and 3: an epoch of 40 has 10 of the first, and 30 of the second, each three
     times. The other questions of the first set follow in the next epochs.
-
-    Example:
-        >>> sets = [[Question(np.array([n]), {"n": n}) for n in range(6)]]
-        >>> [Shuffled(sets, [], 0, shuffle=False).at(p).columns["n"] for p in (0, 5, 6)]
-        [0, 5, 0]
     """
 
     def __init__(
@@ -107,9 +102,8 @@ class Streamed:
     def __init__(self, open_epoch: Callable[[int], Iterable[Question]], name: str) -> None:
         self._open_epoch = open_epoch
         self._name = name
-        self._kept: OrderedDict[int, Question] = OrderedDict()
-        self._next = self._epoch = 0
-        self._rows: Iterator[Question] = iter(open_epoch(0))
+        self._kept: dict[int, Question] = {}
+        self._questions = self._numbered()
 
     def __len__(self) -> int:
         """Return 0: the number of questions is not known."""
@@ -120,24 +114,21 @@ class Streamed:
 
         Raise DataError when the stream has no question at all.
         """
-        if position not in self._kept and position < self._next:
+        if position not in self._kept and position < next(reversed(self._kept), 0):
             self._kept.clear()
-            self._next = self._epoch = 0
-            self._rows = iter(self._open_epoch(0))
-        while position >= self._next:
-            self._read_next()
+            self._questions = self._numbered()
+        while position not in self._kept:
+            number, question = next(self._questions)
+            self._kept[number] = question
+            self._kept.pop(number - self.KEPT, None)
         return self._kept[position]
 
-    def _read_next(self) -> None:
-        """Read one question, or open the next epoch at the end of this one."""
-        question = next(self._rows, None)
-        if question is None:
-            if not self._kept:
+    def _numbered(self) -> Iterator[tuple[int, Question]]:
+        """Yield the questions of all epochs with their positions; raise DataError if there is none."""
+        position = 0
+        for epoch in itertools.count():
+            for question in self._open_epoch(epoch):
+                yield position, question
+                position += 1
+            if position == 0:
                 raise DataError(f"{self._name}: the stream has no question")
-            self._epoch += 1
-            self._rows = iter(self._open_epoch(self._epoch))
-            return
-        self._kept[self._next] = question
-        self._next += 1
-        if len(self._kept) > self.KEPT:
-            self._kept.popitem(last=False)

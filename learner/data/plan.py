@@ -62,11 +62,11 @@ def make_plan(settings: LearnerSettings) -> Plan:
 def check_sampling(settings: LearnerSettings) -> None:
     """Raise ConfigError if top_p, top_k or min_p bias the importance ratio, unless this is accepted."""
     found = {
-        "LEARNER_TOP_P": (settings.top_p, settings.top_p < 1),
-        "LEARNER_TOP_K": (settings.top_k, settings.top_k > 0),
-        "LEARNER_MIN_P": (settings.min_p, settings.min_p > 0),
+        f"LEARNER_TOP_P={settings.top_p}": settings.top_p < 1,
+        f"LEARNER_TOP_K={settings.top_k}": settings.top_k > 0,
+        f"LEARNER_MIN_P={settings.min_p}": settings.min_p > 0,
     }
-    narrowed = ", ".join(f"{name}={value}" for name, (value, narrows) in found.items() if narrows)
+    narrowed = ", ".join(text for text, narrows in found.items() if narrows)
     if narrowed and not settings.accept_sampling_bias:
         raise ConfigError(
             f"{narrowed}: the sampler then renormalises the log-probabilities over the kept tokens. "

@@ -5,6 +5,7 @@ the names `prompt` and `solution`.
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import chain, compress
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -129,19 +130,16 @@ def hold_out(
             f"LEARNER_EVAL_HOLDOUT={wanted:g} leaves none on one side: {count} of {total} questions "
             "would be held out. Choose another share or number."
         )
-    places = [(which, index) for which, one in enumerate(sets) for index in range(len(one))]
-    order = np.random.default_rng([settings.seed, total]).permutation(total)
-    chosen = {places[position] for position in order[:count]}
-    kept = [
-        [question for index, question in enumerate(one) if (which, index) not in chosen]
-        for which, one in enumerate(sets)
-    ]
+    chosen = np.zeros(total, bool)
+    chosen[np.random.default_rng([settings.seed, total]).permutation(total)[:count]] = True
+    drawn = np.split(chosen, np.cumsum([len(one) for one in sets])[:-1])
+    kept = [list(compress(one, ~held)) for one, held in zip(sets, drawn, strict=True)]
     if not all(kept):
         raise ConfigError(
             f"LEARNER_EVAL_HOLDOUT={wanted:g} holds out every question of one of the data sets: choose "
             "less, or name the held-out questions by LEARNER_EVAL_DATASET"
         )
-    return kept, [sets[which][index] for which, index in sorted(chosen)]
+    return kept, list(compress(chain(*sets), chosen))
 
 
 def open_stream(sources: list[Source], settings: LearnerSettings, reader: QuestionReader) -> Streamed:

@@ -7,7 +7,7 @@ openai/gsm8k:main@e53f048#500         hub id, its configuration and revision; 50
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _HUB = re.compile(r"(?P<name>[^:@#]+)(:(?P<config>[^:@#]+))?(@(?P<revision>[^:@#]+))?")
+_KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+"""Endings of files, each with its name in the library `datasets`."""
+
 _SHUFFLE_BUFFER = 10_000
 """Rows of a stream in memory; the next row is drawn from these at random."""
 
@@ -38,17 +41,16 @@ class Source:
     def path(self) -> Path | None:
         """The file or folder that `name` is, or None if `name` is a hub id."""
         path = Path(self.name)
-        return path if path.suffix in _READERS or path.exists() else None
+        return path if path.suffix in _KINDS or path.exists() else None
 
     @classmethod
     def parse(cls, text: str) -> "Source":
         """Return the source that NAME[:CONFIG][@REVISION][#COUNT] names, or raise DataError."""
-        name, marker, count = text.rpartition("#")
-        name = name if marker else text
+        name, marker, count = text.rpartition("#") if "#" in text else (text, "", "0")
         if marker and not (count.isdecimal() and int(count)):
             raise DataError(f"{text}: expected a number of rows after #, found {count!r}")
-        rows = int(count) if marker else 0
-        if Path(name).suffix in _READERS or Path(name).exists():
+        rows = int(count)
+        if cls(name).path:
             return cls(name, count=rows)
         found = _HUB.fullmatch(name)
         if not found:
@@ -81,12 +83,8 @@ def _load(source: Source, split: str) -> "Dataset":
         return datasets.load_dataset(source.name, source.config, revision=source.revision, split=split)
     if not path.exists():
         raise DataError(f"{source.name}: no such file. Correct LEARNER_DATASET or LEARNER_EVAL_DATASET.")
-    if path.is_file() and path.suffix not in _READERS:
-        raise DataError(
-            f"{source.name}: expected a file that ends in {', '.join(_READERS)}: rename or convert it"
-        )
     if path.is_file():
-        return _READERS[path.suffix](path)
+        return _read_file(path)
     if not any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
         return datasets.load_dataset(str(path), split=split)
     saved = datasets.load_from_disk(str(path))  # a data set, or a dictionary of splits
@@ -107,37 +105,24 @@ def _as_data_error(source: Source, split: str) -> Iterator[None]:
         raise DataError(f"{source.name} (split {split}): cannot be loaded: {error}") from error
 
 
-def _read_json(path: Path) -> "Dataset":
-    """Return the rows of a file of JSON lines, or of one JSON list; raise DataError if unreadable."""
+def _read_file(path: Path) -> "Dataset":
+    """Return the rows of a file of JSON, Parquet or CSV; raise DataError if it is none or unreadable."""
     import datasets
 
-    # Dataset.from_json would convert texts that look like dates to dates.
-    rows = read_lines(path)
+    if path.suffix not in _KINDS:
+        raise DataError(
+            f"{path}: expected a file that ends in {', '.join(_KINDS)}: rename or convert it"
+        )
+    if path.suffix == ".parquet":
+        return datasets.Dataset.from_parquet(str(path))
+    # Dataset.from_json would convert texts that look like dates to dates, from_csv 01 to 1.
+    rows = read_table(path) if path.suffix == ".csv" else read_lines(path)
     try:
         return datasets.Dataset.from_list(rows)
     except UnicodeEncodeError as error:
         raise DataError(f"{path}: a text holds half a character (a lone surrogate): {error}") from error
     except (ValueError, TypeError, OverflowError) as error:  # pyarrow's errors are ValueErrors
         raise DataError(f"{path}: a column mixes kinds of values: {error}") from error
-
-
-def _read_parquet(path: Path) -> "Dataset":
-    """Return the rows of a Parquet file."""
-    import datasets
-
-    return datasets.Dataset.from_parquet(str(path))
-
-
-def _read_csv(path: Path) -> "Dataset":
-    """Return the rows of a CSV file, every value as text; raise DataError if unreadable."""
-    import datasets
-
-    return datasets.Dataset.from_list(read_table(path))
-
-
-_READERS: dict[str, Callable[[Path], "Dataset"]] = {
-    ".jsonl": _read_json, ".json": _read_json, ".parquet": _read_parquet, ".csv": _read_csv
-}  # fmt: skip
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
@@ -171,13 +156,11 @@ def read_lines(path: Path) -> list[dict[str, object]]:
         if not isinstance(row, dict):
             raise DataError(f"{path}, line {number}: expected an object, found {str(row)[:60]!r}")
         columns = set(row) if columns is None else columns
-        if missing := columns - set(row):
+        if missing := ", ".join(sorted(columns - set(row))):
+            raise DataError(f"{path}, line {number}: lacks {missing}, which the first row has")
+        if added := ", ".join(sorted(set(row) - columns)):
             raise DataError(
-                f"{path}, line {number}: lacks {', '.join(sorted(missing))}, which the first row has"
-            )
-        if added := set(row) - columns:
-            raise DataError(
-                f"{path}, line {number}: has {', '.join(sorted(added))}, which the first row lacks: "
+                f"{path}, line {number}: has {added}, which the first row lacks: "
                 "give all rows the same columns, null where there is nothing"
             )
         rows.append(row)
@@ -192,17 +175,14 @@ def _objects(path: Path) -> Iterator[tuple[int, object]]:
     Raise DataError if a line or the list is not readable as JSON.
     """
     with path.open(encoding="utf-8-sig", errors="replace") as file:
-        if (
-            path.suffix == ".json"
-            and next((line for line in file if line.strip()), "").lstrip()[:1] == "["
-        ):
-            file.seek(0)
+        first = next((line for line in file if line.strip()), "")
+        file.seek(0)
+        if path.suffix == ".json" and first.lstrip()[:1] == "[":
             try:
                 yield from enumerate(json.load(file), 1)
             except json.JSONDecodeError as error:
                 raise DataError(f"{path}: not readable as JSON ({error})") from error
             return
-        file.seek(0)
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -223,14 +203,13 @@ def stream_rows(source: Source, split: str, seed: int | None) -> Iterator[dict[s
     """
     import datasets
 
-    kinds = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
     path = source.path
-    if path is not None and (not path.exists() or path.suffix not in kinds):
+    if path is not None and (not path.exists() or path.suffix not in _KINDS):
         raise DataError(f"{source.name}: expected a JSONL, Parquet or CSV file, or a hub id, to stream")
 
     with _as_data_error(source, split):
         if path is not None:
-            kind = kinds[path.suffix]
+            kind = _KINDS[path.suffix]
             rows = datasets.load_dataset(kind, data_files=str(path), split="train", streaming=True)
         else:
             rows = datasets.load_dataset(
