@@ -103,9 +103,8 @@ def read_prompt(text: str) -> str:
 
     Raise ConfigError if the file cannot be read.
     """
-    if text.endswith((".txt", ".md")) and "\n" not in text:
-        return _read_file(text, "LEARNER_SYSTEM_PROMPT")
-    return text
+    is_file = text.endswith((".txt", ".md")) and "\n" not in text
+    return _read_file(text, "LEARNER_SYSTEM_PROMPT") if is_file else text
 
 
 def _read_template(name: str) -> str:

@@ -31,11 +31,7 @@ def majority(answers: Sequence[str], right: Sequence[bool]) -> bool:
     """Return whether the most frequent answer is right. Among equally frequent answers the first wins.
 
     Answers are compared as text, without white space, dollars and thousands separators. Empty answers do
-    not count; without any other the result is False.
-
-    Example:
-        >>> majority(["72", " 72", "71"], [True, True, False])
-        True
+    not count; without any other the result is False. Example: "72", " 72", "71" have the majority 72.
     """
     cleaned = [_CLEAN.sub("", answer) for answer in answers]
     votes = Counter(filter(None, cleaned)).most_common(1)

@@ -105,8 +105,6 @@ def group_metrics(
 
 def _averages(name: str, groups: Sequence[ScoredGroup], weights: dict[str, float]) -> dict[str, float]:
     """Return NAME/reward and NAME/mean_length of these groups; nothing if there is no group."""
-    if not groups:
-        return {}
     totals = [total_rewards(scored.rewards, weights) for scored in groups]
     rewards = [np.nanmean(total) for total in totals if not np.isnan(total).all()]
     lengths = [len(rollout.token_ids) for scored in groups for rollout in scored.group.rollouts]
