@@ -30,7 +30,7 @@ def role(module: str, site: Site, url: str) -> Iterator[subprocess.Popen[str]]:
     """A role's process, killed at the end; what it says on standard error goes to a file."""
     said = (site.folder / f"{module}.err").open("a+")
     process = subprocess.Popen(
-        [sys.executable, "-m", f"penstock.{module}"], cwd=ROOT, stderr=said, text=True,
+        [sys.executable, "-m", module], cwd=ROOT, stderr=said, text=True,
         env=os.environ | site.variables | {"REDIS_URL": url},
     )  # fmt: skip
     try:
@@ -56,8 +56,8 @@ def test_nothing_of_a_superseded_learner_enters_the_run(tmp_path: Path) -> None:
     with (
         LocalServer(tmp_path / "server") as server,
         role("tests.actors.fake_actor", site, server.url) as actor,
-        role("rewarders", site, server.url) as rewarder,
-        role("learner", site, server.url) as first,
+        role("penstock.rewarders", site, server.url) as rewarder,
+        role("penstock.learner", site, server.url) as first,
     ):
         connection = Connection(server.url, 10, 10)
         view = RunView(connection, Keys("e2e"))
@@ -66,7 +66,7 @@ def test_nothing_of_a_superseded_learner_enters_the_run(tmp_path: Path) -> None:
         stopped_at = site.steps()
         (site.run_folder / "learner.lock").unlink()  # as on a file system whose locks do not reach
         wait_until(lambda: not lease_lives(view, connection), "the lease to run out", 30)
-        with role("learner", site, server.url) as second:
+        with role("penstock.learner", site, server.url) as second:
             wait_until(lambda: site.steps() >= stopped_at + 2, "the second learner's steps", 120)
             first.send_signal(signal.SIGCONT)
             assert first.wait(60) == 73
@@ -74,7 +74,7 @@ def test_nothing_of_a_superseded_learner_enters_the_run(tmp_path: Path) -> None:
         assert actor.wait(30) == rewarder.wait(30) == 0
         totals, places = view.audit()
         connection.close()
-    assert "of the learner holds the run" in (site.folder / "learner.err").read_text()
+    assert "of the learner holds the run" in (site.folder / "penstock.learner.err").read_text()
     assert (totals["trained"], places) == (STEPS * 4, [])
     verdict = judge(site.run_folder)
     assert verdict["faults"] == []
