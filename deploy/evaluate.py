@@ -29,7 +29,9 @@ class Evaluate(ResultCommand):
 
     env_file: FilePath | None = Field(None, description="variables of all processes; this one's win")
     name: str = Field("evaluate", description="name of the run")
-    model: str | None = Field(None, description="folder, such as a checkpoint's model/, or a hub id")
+    model: str | None = Field(
+        None, description="Hugging Face folder, such as a checkpoint's model/, or a hub id"
+    )
     dataset: str | None = Field(None, description="questions: a file, a saved folder, or a hub id")
     split: str | None = Field(None, description="split of the questions")
     samples: PositiveInt | None = Field(None, description="number of questions; by default all")

@@ -47,7 +47,9 @@ class DataSettings(Section):
     dataset_streaming: bool = setting(False, "read rows when needed, not all at the start")
     eval_dataset: Names = setting([], "held-out questions, named as in dataset")
     eval_split: str = setting("test", "split of the held-out questions")
-    eval_holdout: float = setting(0.0, "share (below 1) or number of training questions held out", ge=0)
+    eval_holdout: float = setting(
+        0.0, "share (below 1) or number of training questions held out; 0: none", ge=0
+    )
     eval_samples: int = setting(0, "held-out questions to use; 0: all", ge=0)
     eval_steps: int = setting(0, "evaluate every N steps; 0: at start and end only", ge=0)
     eval_num_generations: int = setting(1, "answers per held-out question (k of avg@k)", ge=1)
@@ -92,7 +94,9 @@ class RewardOptions(Section):
     repetition_n_grams: int = setting(3, "words of a phrase that counts as repeated", ge=1)
     repetition_max_penalty: float = setting(-1.0, "reward if all phrases repeat", le=0)
     soft_max_length: int = setting(0, "soft_overlong: tokens for -1; 0: max_completion_length", ge=0)
-    soft_cache_length: int = setting(0, "soft_overlong: tokens in which the reward falls to -1", ge=0)
+    soft_cache_length: int = setting(
+        0, "soft_overlong: tokens in which the reward falls from 0 to -1", ge=0
+    )
     target_language: str = setting("en", "language_consistency: ISO 639-1, such as en or zh")
 
 
@@ -124,7 +128,9 @@ class LossSettings(Section):
     entropy_coef: float = setting(0.0, "weight of the entropy bonus")
     beta: float = setting(0.0, "weight of the KL to the reference model; 0: no model", ge=0)
     kl_estimator: KLEstimator = setting("k3", "estimator of the KL to the reference model")
-    mask_truncated_completions: bool = setting(False, "keep truncated completions out of the loss")
+    mask_truncated_completions: bool = setting(
+        False, "keep completions cut at max_completion_length out of the loss"
+    )
 
 
 class LagSettings(Section):
@@ -186,7 +192,9 @@ class ModelSettings(Section):
     dtype: Literal["float32", "bfloat16"] = setting("float32", "precision of the model")
     cast_lm_head_to_fp32: bool = setting(False, "compute logits in float32 in any dtype")
     packing: bool = setting(True, "put several sequences into a row; false: one per row")
-    micro_batch_tokens: int = setting(16384, "tokens per row; a longer sequence has its own row", ge=1)
+    micro_batch_tokens: int = setting(
+        16384, "tokens per row (one forward pass); a longer sequence has its own row", ge=1
+    )
     logprob_chunk: int = setting(128, "tokens whose logits are in memory at once", ge=1)
     gradient_checkpointing: bool = setting(False, "recompute activations to save memory")
     use_liger_kernel: bool = setting(False, "fused layers of liger-kernel (GPU)")
