@@ -77,16 +77,16 @@ class Connection:
         connection.on_connect()  # type: ignore[no-untyped-call]
         self._new_socket.set()
 
-    def execute(self, *command: Argument) -> Any:
+    def execute(self, name: str, *arguments: Argument) -> Any:
         """Send an idempotent command and return the reply. Send it again while the server is away.
 
         Raise ServerUnavailable after the server's timeout, and RunTaken, RunNotReady or ConfigError by
         what the server replied.
         """
-        failpoint(f"{command[0]}.before")
-        send = partial(self._client.execute_command, *command)
+        failpoint(f"{name}.before")
+        send = partial(self._client.execute_command, name, *arguments)
         reply = self._retrying(send, self._server_timeout_s)
-        failpoint(f"{command[0]}.after")
+        failpoint(f"{name}.after")
         return reply
 
     def call(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:

@@ -130,7 +130,7 @@ def read_audit(connection: Connection, run: str) -> Audit:
     """Return the run's tickets at one instant. Raise RunNotReady if the server holds no such run."""
     _, view = _view(connection, run)
     totals, in_flight = read_in_flight(connection, view)
-    ended = {state: totals.get(state, 0) for state in END_STATES}
+    ended: dict[str, int] = {state: totals.get(state, 0) for state in END_STATES}
     return Audit(run, totals.get("issued", 0), ended, in_flight)
 
 
