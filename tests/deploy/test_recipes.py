@@ -109,7 +109,7 @@ def test_the_page_names_tests_and_recipes_that_exist():
 
 
 def test_every_variable_the_page_names_is_one():
-    from penstock.common.config.command import variables
+    from penstock.common.config.variables import variables
 
     known = set(variables())
     for name in re.findall(r"\b((?:ACTOR|REWARDER|RUN)_[A-Z_]+[A-Z])\b", PAGE.read_text()):

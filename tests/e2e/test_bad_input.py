@@ -138,7 +138,7 @@ def test_a_model_that_is_not_there(desk):
 
 
 def test_a_folder_that_is_no_model(desk):
-    told(desk.run("learner", LEARNER_MODEL=str(desk.folder)), 78, "no config.json there")
+    told(desk.run("learner", LEARNER_MODEL=str(desk.folder)), 78, "no config.json is there")
 
 
 def test_sequences_longer_than_the_model_takes(desk):

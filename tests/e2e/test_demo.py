@@ -46,10 +46,10 @@ class Demo:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     folder = tmp_path_factory.mktemp("demo")
-    runs = folder / "runs"
+    runs = folder / "runs"  # the command gets it relative, as by default: paths are part of its lines
     command = Path(sys.executable).with_name("penstock")
     done = subprocess.run(
-        [command, "demo", "--seed", str(SEED), "--steps", str(STEPS), "--dir", str(runs)],
+        [command, "demo", "--seed", str(SEED), "--steps", str(STEPS), "--dir", "runs"],
         cwd=folder, env=os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip

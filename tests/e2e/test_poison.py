@@ -14,7 +14,7 @@ from penstock.common.broker.local_server import started_server
 from penstock.common.broker.monitor import read_consumers
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.files.run_folder import RunFolder
-from penstock.common.wire.messages import Version
+from penstock.common.wire.ids import TicketId, Version
 from penstock.learner.data.order import Question, Shuffled
 from penstock.learner.data.tickets import TicketSource
 from tests.e2e.site import FAKE_PROCFILE, Site
@@ -35,7 +35,7 @@ def place_of(ticket: str, questions: int) -> int:
     source = TicketSource(
         Shuffled([rows], [], LearnerSettings().seed, shuffle=True), [], LearnerSettings(), "contract"
     )
-    return int(source.train(ticket, Version(0, 0)).columns["row"])
+    return int(source.train(TicketId(ticket), Version(0, 0)).columns["row"])
 
 
 def poison(path: Path, ticket: str) -> None:

@@ -38,7 +38,7 @@ def has_trained(site: Site, incarnation: int) -> bool:
 
 def test_a_killed_launcher_follower_or_leader_costs_nothing(tmp_path):
     site = Site(
-        tmp_path, FAKE, LEARNER_MAX_STEPS="400", LEARNER_SAVE_STEPS="5", LEARNER_ZERO_STAGE="2",
+        tmp_path, FAKE, LEARNER_MAX_STEPS="120", LEARNER_SAVE_STEPS="5", LEARNER_ZERO_STAGE="2",
         OMP_NUM_THREADS="1", RUN_LEASE_S="10",
     )  # fmt: skip
     site.start()
@@ -54,7 +54,7 @@ def test_a_killed_launcher_follower_or_leader_costs_nothing(tmp_path):
         site.stop()
     verdict = judge(site.run_folder)
     assert verdict["faults"] == []
-    assert (verdict["steps"], len(verdict["resumed_at"])) == (400, 3)
+    assert (verdict["steps"], len(verdict["resumed_at"])) == (120, 3)
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_ctrl_c_ends_the_run_in_order_and_is_raised(tmp_path: Path, private_serv
     reader = threading.Thread(target=lambda: lines.extend(process.stdout), daemon=True)
     reader.start()
     try:
-        wait_until(lambda: any("-- started" in line for line in list(lines)), "a role's start", 60)
+        wait_until(lambda: any("-- Started" in line for line in list(lines)), "a role's start", 300)
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 0
     finally:
