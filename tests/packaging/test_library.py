@@ -199,4 +199,4 @@ def test_ctrl_c_ends_the_run_in_order_and_is_raised(tmp_path: Path, private_serv
         process.kill()
     reader.join(10)
     assert lines[-1] == "interrupted\n"
-    assert sum("ended" in line or "was killed" in line for line in lines) == 3  # before, in order
+    assert sum("-- Ended" in line or "-- Killed" in line for line in lines) == 3  # before, in order
