@@ -59,7 +59,11 @@ class WeightFollower:
         return True
 
     async def _take(self, weights: Weights) -> None:
-        """Load weights into the engine; raise WeightsRejected, or EngineFailed after the timeout."""
+        """Load weights into the engine.
+
+        Raise WeightsRejected if nothing was changed yet, EngineFailed if loading breaks the engine or
+        takes longer than the timeout.
+        """
         began = time.monotonic()
         self.taking = True
         try:

@@ -88,7 +88,10 @@ def _settings(recorded: Mapping[str, Any], changes: Mapping[str, str]) -> Learne
 
 
 def _difference(one: Path, other: Path) -> float:
-    """Return the largest absolute difference of two models' weights. Raise ConfigError."""
+    """Return the largest absolute difference of two models' weights.
+
+    Raise ConfigError if a file cannot be read or the tensors' names differ.
+    """
     ours, theirs = _weights(one), _weights(other)
     if ours.keys() != theirs.keys():
         raise ConfigError(f"{one} and {other} hold different tensors")

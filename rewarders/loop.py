@@ -184,7 +184,11 @@ class Rewarder:
             self._count("scored" if isinstance(outcome, ScoredGroup) else "filtered")
 
     def _outcome_of(self, entry: Entry) -> Outcome:
-        """Decode and score one group; raise ScoringFailed, or MalformedMessage."""
+        """Decode and score one group.
+
+        Raise ScoringFailed or MalformedMessage for this group, ContractMismatch if this process cannot
+        serve the learner's contract.
+        """
         group = decode(entry.payload, Group)
         if group.ticket.id != entry.ticket:
             raise MalformedMessage(f"the entry of {entry.ticket} holds {group.ticket.id}")

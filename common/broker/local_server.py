@@ -138,6 +138,7 @@ class LocalServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "LocalServer":
+        """Start the server and wait until it answers. Raise ServerUnavailable."""
         self.start()
         return self
 

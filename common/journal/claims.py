@@ -69,8 +69,9 @@ def next_claim(
 ) -> Claim:
     """Return the claim of an incarnation that continues at the end of the run's journal. Write nothing.
 
-    A record that a kill interrupted is logged and not counted. Raise ConfigError if the journal or a
-    claim is damaged or missing. Damage before `checkpointed` is ignored.
+    A last record that is incomplete or damaged is logged and not counted. Raise ConfigError if a claim
+    or the journal's beginning is missing, or if whole records follow the damage. Damage before
+    `checkpointed` is ignored.
     """
     claims = read_claims(run_folder)
     parent = max(claims, default=0)

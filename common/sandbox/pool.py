@@ -137,6 +137,8 @@ class SandboxPool:
         """Return a process that is ready, after at most _STARTS attempts.
 
         A process that is killed before it is ready was killed from outside, so another one is started.
+        Raise ConfigError if a process is not ready in time or its memory limit is too small. Raise
+        SandboxFailed if it was killed at every attempt.
         """
         for _ in range(_STARTS):
             process = self._new_process()

@@ -76,7 +76,10 @@ def _describe(task: TaskFiles) -> None:
 
 
 def _train(folder: Path, model: Path, task: TaskFiles, options: Demo) -> None:
-    """Run `penstock up` with the demo's recipe and print progress; raise DemoFailed if the run fails."""
+    """Run `penstock up` in this process with the demo's recipe, and print progress.
+
+    The settings stay in the environment. Raise DemoFailed if the run fails or is stopped early.
+    """
     os.environ |= {
         "RUN_NAME": folder.name,
         "RUN_DIR": str(folder.parent),

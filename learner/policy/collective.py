@@ -62,7 +62,7 @@ class AllRanksPolicy:
         self._on_all_ranks("reading a checkpoint", "load", folder)
 
     def export(self, folder: Path) -> None:
-        """Write the weights as a Hugging Face model, see TrainablePolicy."""
+        """Write the weights as a Hugging Face model. Raise NotFinite on NaN or infinity."""
         self._on_all_ranks("writing weights", "export", folder)
 
     def close(self) -> None:
