@@ -151,10 +151,8 @@ class TicketFlow:
             while not self._stopping.is_set():
                 self.issue_tickets(step)
                 self._advance(step)
-                if (
-                    self.evaluator.running
-                ):  # a resume past this step would not evaluate the version again
-                    continue
+                if self.evaluator.running:
+                    continue  # a resume past this step would not evaluate the version again
                 try:
                     groups = self.intake.form(step)
                 except NoSignal:
