@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,16 @@ def hang_once(
 
 def slow(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
     time.sleep(0.3)
+    return length_in_letters(prompts, completions)
+
+
+def wait_for_files(
+    prompts: list[str], completions: list[str], folder: list[str], count: list[int], **columns: Any
+) -> list[float]:
+    """Makes a file in the folder, and returns when the folder holds `count` files."""
+    tempfile.mkstemp(dir=folder[0])
+    while len(os.listdir(folder[0])) < count[0]:
+        time.sleep(0.01)
     return length_in_letters(prompts, completions)
 
 

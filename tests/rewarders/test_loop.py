@@ -59,6 +59,13 @@ def ask_for(run: RunUnderTest, *rewards: str) -> None:
     run.change_contract(rewards=tuple(reward(name) for name in rewards))
 
 
+def make_meeting(tmp_path: Path) -> Path:
+    """Make the folder in which scorings wait for each other (bad_rewards.wait_for_files)."""
+    folder = tmp_path / "meeting"
+    folder.mkdir()
+    return folder
+
+
 def dead_reasons(connection: Connection, keys: Keys) -> list[str]:
     return [
         fields[b"reason"].decode() for _, fields in connection.execute("XRANGE", keys.dead, "-", "+")
@@ -198,15 +205,19 @@ def test_work_of_a_lost_rewarder_is_taken_over(run: RunUnderTest, rewarder: Star
     assert isinstance(scored, ScoredGroup)
 
 
-def test_a_long_scoring_keeps_its_lease(run: RunUnderTest, rewarder: StartRewarder) -> None:
-    ask_for(run, "slow")
-    run.hand_in("train:0", "4", "five")
-    with rewarder(lease_s=0.2):
-        other = run.stream(run.keys.rollouts, "rewarder-other", lease_s=0.2)
-        deadline = time.monotonic() + 10
-        while not run.queue.outcomes("train", "0-0", 1) and time.monotonic() < deadline:
+def test_a_long_scoring_keeps_its_lease(
+    run: RunUnderTest, rewarder: StartRewarder, tmp_path: Path
+) -> None:
+    ask_for(run, "wait_for_files")
+    meeting = make_meeting(tmp_path)
+    run.hand_in("train:0", "4", "five", folder=str(meeting), count=2)
+    with rewarder(lease_s=1.0, user=""):
+        other = run.stream(run.keys.rollouts, "rewarder-other", lease_s=1.0)
+        wait_until(lambda: list(meeting.iterdir()), "the start of the scoring")
+        for _ in range(25):
             assert not other.reclaim(1)
-            time.sleep(0.05)
+            time.sleep(0.1)
+        (meeting / "end").touch()
         (scored,) = run.outcomes("train", 1)
     assert isinstance(scored, ScoredGroup)
 
@@ -241,15 +252,17 @@ def test_a_last_attempt_is_made_alone(
     assert order == ["train:0", "train:1", "train:2"]
 
 
-def test_groups_are_scored_side_by_side(run: RunUnderTest, rewarder: StartRewarder) -> None:
-    ask_for(run, "slow")
+def test_groups_are_scored_side_by_side(
+    run: RunUnderTest, rewarder: StartRewarder, tmp_path: Path
+) -> None:
+    """Each of the four scorings waits until all four have begun."""
+    ask_for(run, "wait_for_files")
+    meeting = make_meeting(tmp_path)
     for number in range(4):
-        run.hand_in(f"train:{number}", "4", "five")
-    with rewarder(workers=4):
-        wait_until(lambda: run.queue.outcomes("train", "0-0", 1), "the first")
-        start = time.monotonic()
+        run.hand_in(f"train:{number}", "4", "five", folder=str(meeting), count=4)
+    with rewarder(workers=4, user=""):
         run.outcomes("train", 4)
-        assert time.monotonic() - start < 0.8  # one after the other takes 0.9 s more
+    assert len(list(meeting.iterdir())) == 4  # none was killed and tried again
 
 
 def test_no_more_is_taken_than_can_be_scored(

@@ -99,13 +99,11 @@ def test_what_goes_wrong_is_a_failure_and_the_next_scoring_works(
 
 
 @pytest.mark.parametrize("name", ["hang", "hang_in_c", "spin"])
-def test_a_hang_is_killed_in_time_and_the_next_scoring_works(make_pool: MakePool, name: str) -> None:
-    pool = make_pool(timeout_s=0.3)
-    start = time.monotonic()
-    with pytest.raises(ScoringFailed, match=r"took more than 0\.3 s"):
+def test_a_hang_is_killed_and_the_next_scoring_works(make_pool: MakePool, name: str) -> None:
+    pool = make_pool(timeout_s=1.5)
+    with pytest.raises(ScoringFailed, match=r"took more than 1\.5 s"):
         score(pool, name, "a")
     assert score(pool, "length_in_letters", "a") == (1.0,)
-    assert time.monotonic() - start < 3
 
 
 def test_a_tower_of_powers_is_a_failure_and_not_a_zero(make_pool: MakePool) -> None:
@@ -120,15 +118,18 @@ def test_a_reward_without_its_column_is_a_failure(pool: ScoringPool) -> None:
         score(pool, "accuracy", "5")
 
 
-def test_a_hang_does_not_hold_up_the_other_processes(make_pool: MakePool) -> None:
-    pool = make_pool(workers=2, timeout_s=1.0)
+def test_a_long_scoring_does_not_hold_up_the_other_processes(
+    make_pool: MakePool, tmp_path: Path
+) -> None:
+    pool = make_pool(workers=2, timeout_s=60.0, user="")
     with ThreadPoolExecutor() as threads:
-        hanging = threads.submit(score, pool, "hang", "a")
-        wait_until(hanging.running, "the hang")
+        long = threads.submit(score, pool, "wait_for_files", "a", folder=str(tmp_path), count=2)
+        wait_until(lambda: list(tmp_path.iterdir()), "the start of the long scoring")
         for _ in range(20):
             assert score(pool, "length_in_letters", "a") == (1.0,)
-        assert not hanging.done()
-        assert isinstance(hanging.exception(), ScoringFailed)
+        assert not long.done()
+        (tmp_path / "end").touch()
+        assert long.result() == (1.0,)
 
 
 def test_an_idle_process_may_be_killed(make_pool: MakePool) -> None:
