@@ -217,4 +217,7 @@ class CurrentScorer:
         try:
             return make_scorer(decode(data, Contract), self._pool, self._name)
         except MalformedMessage as error:
-            raise ContractMismatch(f"the contract cannot be read: {error}") from error
+            raise ContractMismatch(
+                f"the learner's contract cannot be read: {error}. "
+                "Install the learner's release of penstock for this rewarder."
+            ) from error

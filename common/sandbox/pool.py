@@ -145,7 +145,11 @@ class SandboxPool:
             try:
                 fits = process.schedule(ready, args=(self._memory_bytes,)).result(START_TIMEOUT_S)
             except TimeoutError:
-                fits = False
+                _kill(process)
+                raise ConfigError(
+                    f"a sandbox process was not ready after {START_TIMEOUT_S:g} s: this machine is too "
+                    f"busy. Stop other programs, or lower {self._settings.section}_WORKERS."
+                ) from None
             except (pebble.ProcessExpired, RuntimeError):
                 _kill(process)
                 continue
@@ -153,8 +157,8 @@ class SandboxPool:
                 return process
             _kill(process)
             raise ConfigError(
-                f"sandbox processes do not start within {START_TIMEOUT_S:g} s and "
-                f"{self._settings.memory_gib:g} GiB: raise {self._settings.section}_MEMORY_GIB"
+                f"a sandbox process does not start with {self._settings.memory_gib:g} GiB of memory: "
+                f"raise {self._settings.section}_MEMORY_GIB"
             )
         raise SandboxFailed(f"a sandbox process was killed {_STARTS} times before it was ready")
 

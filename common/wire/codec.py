@@ -32,7 +32,10 @@ def encode(message: object) -> bytes:
 
 
 def decode(data: bytes, *expected: type[Message]) -> Message:
-    """Return the message in the bytes. Raise MalformedMessage if its type is not an expected one."""
+    """Return the message in the bytes.
+
+    Raise MalformedMessage if the bytes are not a message of an expected type and of this wire schema.
+    """
     envelope = unpack(data)
     if not isinstance(envelope, list) or len(envelope) != 3:
         raise MalformedMessage(f"expected [schema, type, fields], found {_brief(envelope)}")
@@ -42,7 +45,11 @@ def decode(data: bytes, *expected: type[Message]) -> Message:
         raise MalformedMessage(f"{found}: install the same release of penstock everywhere")
     for kind in expected:
         if kind.__name__ == name:
-            return cast(Message, _from_wire(kind, body, name))
+            try:
+                return cast(Message, _from_wire(kind, body, name))
+            except MalformedMessage as error:
+                advice = "If its sender runs another release of penstock, install the same everywhere"
+                raise MalformedMessage(f"{error}. {advice}") from error
     names = " or ".join(kind.__name__ for kind in expected)
     raise MalformedMessage(f"expected a {names}, found {_brief(name)}")
 

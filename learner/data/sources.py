@@ -102,7 +102,10 @@ def _as_data_error(source: Source, split: str) -> Iterator[None]:
     try:
         yield
     except (datasets.exceptions.DatasetsError, pyarrow.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{source.name} (split {split}): cannot be loaded: {error}") from error
+        raise DataError(
+            f"{source.name} (split {split}): cannot be loaded: {error}. Correct LEARNER_DATASET or "
+            "LEARNER_DATASET_SPLIT (for evaluation LEARNER_EVAL_DATASET or LEARNER_EVAL_SPLIT)."
+        ) from error
 
 
 def _read_file(path: Path) -> "Dataset":

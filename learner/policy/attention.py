@@ -122,9 +122,8 @@ def _unpacked_attention(
     """
     if mask is _BOUNDARIES_NEEDED:
         raise ConfigError(
-            f"position ids start over within the row, but {type(module).__name__} was not given "
-            "cu_seq_lens_q. Pass Row.model_inputs; if they were passed, the model drops them: "
-            "set LEARNER_PACKING=false."
+            f"this model cannot train on packed rows: set LEARNER_PACKING=false. (The position ids start "
+            f"over within a row, but {type(module).__name__} was not given cu_seq_lens_q.)"
         )
     query, key, _ = qkv
     if mask is None and query.shape[2] == key.shape[2]:

@@ -80,5 +80,8 @@ def execute_calls(policy: TrainablePolicy) -> None:
         try:
             method, arguments = broadcast(None)
         except RuntimeError as error:
-            raise DeadlineExceeded(f"rank {rank()} lost its connection to rank 0: {error}") from error
+            raise DeadlineExceeded(
+                f"rank {rank()} lost its connection to rank 0 ({error}). Rank 0's log has the reason; "
+                "correct it, and start all ranks again."
+            ) from error
         getattr(policy, method)(*arguments)
