@@ -14,7 +14,7 @@ class Learner(LearnerCommand):
     """Train the policy: issue tickets, take scored groups, publish weights."""
 
     def work(self) -> int:
-        """Train until the run's end and return the exit code. Raise DiskFull if the disk is full."""
+        """Train until the run's end and return 0. Raise DiskFull, or the errors of run_learner."""
         stopping = begin_role()
         from penstock.learner.start import run_learner
 
@@ -27,7 +27,7 @@ class Learner(LearnerCommand):
             raise DiskFull(f"{error}: make room, then start again to resume") from error
 
     def describe(self) -> Mapping[str, object]:
-        """Return the numbers that follow from the settings, such as the Updates of the run."""
+        """Return figures such as the number of steps. Raise ConfigError or DataError as make_plan."""
         from penstock.learner.data.plan import describe
 
         return describe(self.learner)

@@ -42,7 +42,9 @@ log = get_logger(__name__)
 class Learner:
     """One incarnation of the learner, from the step it resumes at to the end of the run.
 
-    Creating a learner retrains the tail of the journal and joins the streams of the queue server.
+    Creating a learner retrains the tail of the journal and joins the streams of the queue server. Raise
+    ConfigError if the journal is damaged or a tracker does not start, MalformedMessage if a group in the
+    journal is not of this wire schema, DiskFull, or the errors of Connection.call, such as RunTaken.
     """
 
     def __init__(
@@ -94,7 +96,9 @@ class Learner:
         Produces: per step a journal record, an Update, published weights, a line in metrics.jsonl.
         Ends when: the steps of the plan are made, or the learner is asked to stop.
 
-        Raise DeadlineExceeded, NoSignal, NotFinite, DiskFull, RunTaken or ServerUnavailable.
+        Raise DeadlineExceeded, NoSignal, NotFinite, DiskFull, RunTaken, RunNotReady, ServerUnavailable
+        or MalformedMessage. Raise ConfigError if the server or a claim's file is unusable, DataError if
+        a streamed data set cannot be read.
         """
         self._publish()
         log.info(f"Training from step {self._step} to {self._plan.steps}.")
@@ -112,9 +116,10 @@ class Learner:
         self._finish()
 
     def _take_groups(self) -> TakenGroups | None:
-        """Return what `TicketFlow.take_groups` returns; record evaluations that ended meanwhile.
+        """Return what `TicketFlow.take_groups` returns, or raise its errors; record ended evaluations.
 
         On NoSignal record the filtered groups, which show why nothing could be learned, and raise again.
+        Raise RunTaken or DiskFull if a file of the run cannot be written.
         """
         try:
             taken = self._flow.take_groups(self._step)
@@ -127,7 +132,7 @@ class Learner:
     def _journal(self, taken: TakenGroups) -> dict[str, Any]:
         """Write the batch's record, acknowledge its groups, return its metrics.
 
-        From here on the batch is trained: a resume retrains it from the journal.
+        From here on a resume retrains the batch. Raise DiskFull, or Connection.call's errors.
         """
         metrics = group_metrics(taken.groups, taken.arrivals, self._plan.reward_weights)
         metrics["perf/rollout_wait_s"] = self._phases.seconds(WAITING)
@@ -148,7 +153,7 @@ class Learner:
         return metrics
 
     def _update(self, batch: Batch, groups: list[ScoredGroup]) -> Update:
-        """Train on the batch and count the step. Raise NotFinite after too many skipped Updates."""
+        """Train and count the step. Raise NotFinite for too many skipped Updates, RunTaken, DiskFull."""
         with self._phases.enter(UPDATE):
             update = self._policy.update(batch, self._step)
         failpoint("updated")
@@ -159,7 +164,7 @@ class Learner:
         return update
 
     def _report_not_finite(self, groups: list[ScoredGroup]) -> None:
-        """Store the groups of a skipped Update. Raise NotFinite after max_nonfinite_steps in a row."""
+        """Store and log a skipped Update's groups. Raise NotFinite if too many, RunTaken, DiskFull."""
         path = self._folder.not_finite / f"{self._step:08d}.msgpack"
         self._folder.write_file(path, pack(encode_groups(groups)))
         log.error(f"Step {self._step} changed nothing: gradients are not finite.", groups=str(path))
@@ -173,13 +178,16 @@ class Learner:
     def _record_completions(
         self, step: int, groups: list[ScoredGroup], filtered: Sequence[Verdict], batch: Batch
     ) -> None:
-        """Write the completions table of a step, unless LEARNER_LOG_COMPLETIONS is off."""
+        """Write a step's table, if any and LEARNER_LOG_COMPLETIONS is on. Raise RunTaken, DiskFull."""
         rows = completion_rows(step, groups, filtered, batch, self._plan.reward_weights)
         if rows and self._settings.log_completions:
             self._recorder.completions(step, rows)
 
     def _publish(self) -> None:
-        """Write the current weights as a version, announce it, and start its evaluation if due."""
+        """Write the weights as a version, announce it, start its evaluation if due; record ended ones.
+
+        Wait for a running evaluation first. Raise NotFinite, DiskFull, or `TicketFlow.publish`'s errors.
+        """
         version = Version(self._folder.incarnation, self._step)
         weights = write_version(self._folder, self._policy, version, self._parent)
         self._parent = weights.hash
@@ -197,7 +205,7 @@ class Learner:
         return asked and self._step not in self._recorder.evaluated_steps()
 
     def _record_evaluations(self) -> None:
-        """Write the metrics and answers of evaluations that have ended, and keep the best model."""
+        """Write and log results of ended evaluations; keep the best model. Raise RunTaken, DiskFull."""
         columns = [question.columns for question in self._plan.source.eval_questions]
         for result in self._flow.evaluator.take_ended():
             metrics = summarise(result.answers, self._settings.main_reward)
@@ -210,7 +218,7 @@ class Learner:
             log.info(f"Evaluated step {result.version.step}: {', '.join([*figures, missing])}.")
 
     def _keep_if_best(self, version: Version, metrics: dict[str, float]) -> None:
-        """Copy the version's model to best/ if its main reward is the largest so far."""
+        """Copy the model to best/ if wanted and best so far. Raise RunTaken, DiskFull, ValueError."""
         name = f"eval/rewards/{self._settings.main_reward}/mean"
         if not self._settings.save_best_model or name not in metrics:
             return
@@ -219,7 +227,7 @@ class Learner:
             log.info(f"Step {version.step} has the best model so far: {name} {metrics[name]:.3f}.")
 
     def _record(self, taken: TakenGroups, batch: Batch, update: Update, metrics: dict[str, Any]) -> None:
-        """Write the step's metrics and completions, and log the step."""
+        """Write the step's metrics and completions, and log the step. Raise RunTaken, DiskFull."""
         step_s, update_s = self._phases.step_s, self._phases.seconds(UPDATE)
         metrics |= update_metrics(update) | {
             "perf/step_s": step_s,
@@ -241,12 +249,12 @@ class Learner:
         failpoint("recorded")
 
     def _checkpoint_if_due(self) -> None:
-        """Write a checkpoint every save_steps steps; `_finish` writes that of the last step."""
+        """Write a checkpoint each save_steps steps, not after the last. Raise `_checkpoint`'s errors."""
         if self._step - self._saved >= self._settings.save_steps and self._step < self._plan.steps:
             self._checkpoint()
 
     def _checkpoint(self) -> None:
-        """Write a checkpoint of the current step."""
+        """Write and log a checkpoint of the step. Raise RunTaken, DiskFull, NotFinite or ConfigError."""
         position, recorded = self._commit_log.position, self._commit_log.recorded
         checkpoint = save_checkpoint(
             self._folder, self._policy, self._step, position, recorded, self._settings
@@ -257,7 +265,11 @@ class Learner:
         log.info(f"Checkpoint of step {self._step} written to {checkpoint.folder.name}{size}.")
 
     def _finish(self) -> None:
-        """End the run if all steps are made; otherwise leave the run ready to resume."""
+        """End the run if all steps are made; otherwise leave the run ready to resume.
+
+        Wait for a running evaluation, write a checkpoint and the last metrics, close the trackers. Raise
+        DeadlineExceeded, `_checkpoint`'s errors, or Connection.call's, such as RunTaken.
+        """
         self._flow.finish_evaluation(self._step)
         self._record_evaluations()
         complete = self._step >= self._plan.steps and not self._stopping.is_set()

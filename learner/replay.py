@@ -47,10 +47,11 @@ def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
     """Train the run in `folder` from its first record and compare. Write model and metrics to `out`.
 
     `changes` are settings to change, by name without prefix. Raise ConfigError if the journal is
-    missing, damaged or trimmed, if a setting is wrong, or if `out` is a run's folder.
+    missing, damaged or trimmed, if a setting is wrong, or if `out` is a run's folder. Raise
+    MalformedMessage for groups of another wire schema, NotFinite, DiskFull, or OSError for no model.
     """
     if world_size() > 1:
-        raise ConfigError("a replay is one process: start it without torchrun")
+        raise ConfigError(f"a replay is 1 process, not {world_size()}: start it without torchrun")
     run_folder, out_folder = RunFolder(folder), LearnerFolder(out.resolve(), 0)
     if out_folder.claims.exists() or out_folder.journal.exists():
         raise ConfigError(f"--out {out}: a run's own files would be overwritten; name another folder")
@@ -90,11 +91,11 @@ def _settings(recorded: Mapping[str, Any], changes: Mapping[str, str]) -> Learne
 def _difference(one: Path, other: Path) -> float:
     """Return the largest absolute difference of two models' weights.
 
-    Raise ConfigError if a file cannot be read or the tensors' names differ.
+    Raise ConfigError if a file cannot be read or the names differ, RuntimeError if the shapes differ.
     """
     ours, theirs = _weights(one), _weights(other)
     if ours.keys() != theirs.keys():
-        raise ConfigError(f"{one} and {other} hold different tensors")
+        raise ConfigError(f"the replay was made, but {one} and {other} hold different tensors")
     return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
 
 
@@ -110,16 +111,17 @@ def _weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _metrics(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield each step with its metrics, except times and rates, as text: NaN is unequal to itself."""
+    """Yield each row's step, and its metrics without times and rates as JSON. No file yields no row."""
     for found in read_json_lines(path):
         row = {name: value for name, value in found.items() if not name.startswith("perf/")}
-        yield row["step"], json.dumps(row, sort_keys=True)
+        yield row["step"], json.dumps(row, sort_keys=True)  # as text: NaN is unequal to itself
 
 
 def main(folder: str, out: str, changes: str) -> int:
     """Replay for `penstock replay` and print the comparison as a line of JSON; return the exit code.
 
-    `changes` is JSON: settings to change, by name without prefix.
+    `changes` is JSON: settings to change, by name without prefix. On a PenstockError print it and return
+    its exit code. Raise ValueError if `changes` is not JSON.
     """
     configure_logs("replay", "text")
     try:

@@ -51,7 +51,8 @@ def retrain_tail(
     Batches are built with the settings in their records, except for `changes`. They are trained with the
     policy's settings, so a changed loss or learning rate has an effect from the checkpoint on. A policy
     that resumes from a checkpoint without optimizer must have its weights already. Raise ConfigError if
-    the journal is damaged, MalformedMessage if a group in it is not of this wire schema.
+    the journal is damaged, MalformedMessage if a group in it is not of this wire schema, pydantic's
+    ValidationError if a record's settings with the changes are not valid, and RunTaken, DiskFull.
     """
     past = Past(checkpoint.step if checkpoint else 0)
     if checkpoint:
@@ -72,7 +73,7 @@ def retrain_tail(
 
 
 def _load(checkpoint: Checkpoint, policy: TrainablePolicy, ledger: Ledger) -> None:
-    """Load a checkpoint into policy and ledger. Log a warning if the resume is not exact."""
+    """Load a checkpoint into policy and ledger; for bare weights leave the policy, and log a warning."""
     if checkpoint.bare_weights:
         log.warning("The checkpoint has no optimizer state: the resumed run is not exactly the same.")
     else:
@@ -85,7 +86,7 @@ def _load(checkpoint: Checkpoint, policy: TrainablePolicy, ledger: Ledger) -> No
 def _retrain(
     record: Mapping[str, Any], policy: TrainablePolicy, recorder: Recorder, changes: Mapping[str, Any]
 ) -> Update:
-    """Train the batch of a record and write its metrics and completions again. Return the Update."""
+    """Train a record's batch, write its metrics and completions again. Raise retrain_tail's errors."""
     step, weights = record["step"], record["reward_weights"]
     groups = [decode(group, ScoredGroup) for group in record["groups"]]
     settings = LearnerSettings(**{**record["settings"], **changes})

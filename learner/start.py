@@ -41,7 +41,10 @@ from penstock.learner.streams.learner_queue import LearnerQueue
 def run_learner(command: LearnerCommand, stopping: threading.Event) -> None:
     """Lock the run's folder, connect to the queue server and train, as rank 0.
 
-    Any other rank executes the calls of the policy that rank 0 broadcasts.
+    Any other rank executes the calls of the policy that rank 0 broadcasts, and raises DeadlineExceeded
+    if it loses rank 0. A process whose launcher ends is killed. Raise RunTaken if another learner holds
+    the run, ServerUnavailable or ConfigError if no usable server answers, ConfigError or DataError if
+    the plan cannot be made; then DeadlineExceeded, NoSignal, NotFinite, DiskFull, see Learner.train.
     """
     end_with_launcher()
     if rank() > 0:
@@ -61,7 +64,8 @@ def _claim_and_train(
     """Claim the run on the queue server and in its folder, then train to the end of the run.
 
     `gone` names learners of this host that have surely ended: their leases are not waited for.
-    Raise RunTaken if another learner holds the run.
+    Raise RunTaken if another learner holds the run, ConfigError or DataError if the plan cannot be made,
+    OSError if a file cannot be written, and the errors of Learner.train and Connection.call.
     """
     run = command.run
     nonce = read_nonce(run.folder)
@@ -97,7 +101,7 @@ def _claim_and_train(
 def _make_policy(
     command: LearnerCommand, plan: Plan, checkpoint: Checkpoint | None, phases: Phases
 ) -> AllRanksPolicy:
-    """Build the policy on all ranks. Raise ConfigError if the settings do not fit the checkpoint."""
+    """Build the policy on all ranks. Raise ConfigError if settings, model and checkpoint do not fit."""
     if checkpoint:
         check_loadable(checkpoint, command.learner)
     bare = checkpoint.bare_weights if checkpoint else None
