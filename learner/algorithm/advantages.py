@@ -35,7 +35,7 @@ def compute_advantages(
     of_batch = estimator == "reinforce_plus_plus" and scale != "group"
 
     def advantages(totals_G: np.ndarray) -> np.ndarray:
-        """Return the advantages of one group, (G,)."""
+        """Return the advantages of one group, (G,): 0 for NaN, all 0 if fewer than 2 rewards count."""
         group_K = _without_missing(totals_G)
         if len(batch_K if of_batch else group_K) < 2:
             return np.zeros_like(totals_G)

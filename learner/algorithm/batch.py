@@ -58,6 +58,7 @@ def build_batch(
 
     A token is trained if `trainable_tokens` allows it, its rollout has a reward, and its staleness is at
     most max_staleness. Example: max_staleness 2 and step 7: tokens of versions 5 to 7 are trained.
+    Raise KeyError if `reward_weights` lacks a reward of a group.
     """
     totals = [total_rewards(scored.rewards, reward_weights) for scored in groups]
     advantages = compute_advantages(totals, settings.advantage_estimator, settings.scale_rewards)
@@ -78,8 +79,8 @@ def build_batch(
 def trainable_tokens(rollout: Rollout, settings: LearnerSettings) -> np.ndarray:
     """Return for each token whether it may be trained, whatever its staleness, (T,).
 
-    With mask_truncated_completions no token of a completion that was cut at the longest length is
-    trained. Its reward still counts in its group's baseline, as in TRL.
+    This is the rollout's mask. With mask_truncated_completions no token of a completion that was cut at
+    the longest length is trained. Its reward still counts in its group's baseline, as in TRL.
     """
     if settings.mask_truncated_completions and rollout.finish_reason == "length":
         return np.zeros(len(rollout.token_ids), dtype=np.bool_)

@@ -37,14 +37,16 @@ def map_columns(
     """Return which columns of `names` hold the question and the gold answer.
 
     `row` is any row of the data set: nested names are looked up in this row. Raise DataError, naming
-    the columns that are there, if none fits.
+    the columns that are there, if the question's, or a gold answer's that a reward needs, is not found.
     """
     found = list(names)
 
     def has(name: str) -> bool:
+        """Return whether the column, or the nested value in `row`, is there."""
         return name in found or (name.partition(".")[0] in found and look_up(row, name) is not None)
 
     def pick(named: str, usual: tuple[str, ...], variable: str) -> str:
+        """Return `named` if given, else the first of `usual` that is there. Raise DataError for none."""
         for name in filter(has, [named] if named else usual):
             return name
         usual_ones = f"none of the columns {', '.join(usual)} is there"
@@ -91,7 +93,7 @@ def without_answer(prompt: object) -> object:
 
 
 def check_row(prompt: object, solution: object, mapping: ColumnMapping, where: str) -> None:
-    """Raise DataError unless the prompt is a text or a list of messages, and a needed gold is not null.
+    """Raise DataError if the prompt is blank, or neither text nor messages, or if a mapped gold is null.
 
     `where` names the data set and the row in the error: `gsm8k.jsonl, row 3`.
     """
@@ -102,10 +104,11 @@ def check_row(prompt: object, solution: object, mapping: ColumnMapping, where: s
     if not usable:
         raise DataError(
             f"{where}: {mapping.prompt} is {prompt!r}; expected a text, or a list of messages with a "
-            "role and a text as content"
+            "role and a text as content. Correct the row, or LEARNER_PROMPT_COLUMN"
         )
     if mapping.solution and solution is None:
-        raise DataError(f"{where}: {mapping.solution} is null; expected the gold answer")
+        remedy = "Correct the row, or LEARNER_SOLUTION_COLUMN"
+        raise DataError(f"{where}: {mapping.solution} is null; expected the gold answer. {remedy}")
 
 
 def _is_message(found: object) -> bool:

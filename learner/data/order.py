@@ -24,7 +24,7 @@ class Questions(Protocol):
     """Questions by their position in the run. Positions go on over the epochs."""
 
     def at(self, position: int) -> Question:
-        """Return the question at a position; raise DataError if a stream has no question."""
+        """Return the question at a position. Raise DataError or ConfigError if a stream is unusable."""
 
     def __len__(self) -> int:
         """Return the number of questions in an epoch; 0 if this number is not known."""
@@ -112,7 +112,7 @@ class Streamed:
     def at(self, position: int) -> Question:
         """Return the question at a position, reading the stream up to this position.
 
-        Raise DataError when the stream has no question at all.
+        Raise DataError if the stream has no question or a bad row, ConfigError if the template fails.
         """
         if position not in self._kept and position < next(reversed(self._kept), 0):
             self._kept.clear()
@@ -124,11 +124,11 @@ class Streamed:
         return self._kept[position]
 
     def _numbered(self) -> Iterator[tuple[int, Question]]:
-        """Yield the questions of all epochs with their positions; raise DataError if there is none."""
+        """Yield positions and questions without end. Raise DataError if none, or open_epoch's errors."""
         position = 0
         for epoch in itertools.count():
             for question in self._open_epoch(epoch):
                 yield position, question
                 position += 1
             if position == 0:
-                raise DataError(f"{self._name}: the stream has no question")
+                raise DataError(f"{self._name}: no row gave a question. Correct LEARNER_DATASET")

@@ -29,8 +29,8 @@ class Plan:
 def make_plan(settings: LearnerSettings) -> Plan:
     """Return the plan that the settings describe. A hub id is downloaded.
 
-    Raise ConfigError if the settings contradict each other or the model, DataError if a data set cannot
-    be read.
+    Raise ConfigError if the settings contradict each other or the model, or if model, template or a
+    reward's code is not found. Raise DataError if a data set cannot be read.
     """
     check_sampling(settings)
     model_folder = resolve_model(settings.model)
@@ -90,7 +90,7 @@ def count_steps(settings: LearnerSettings, questions: int) -> int:
 def resolve_model(name: str) -> Path:
     """Return the absolute path of a local model folder, or of a hub id's downloaded copy.
 
-    Raise ConfigError if the name is neither.
+    Raise ConfigError if the name is empty or neither, or if the download fails.
     """
     if not name:
         raise ConfigError("LEARNER_MODEL is not set: name a Hugging Face model folder or a hub id")
@@ -109,7 +109,7 @@ def resolve_model(name: str) -> Path:
 
 
 def read_model(folder: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedConfig]:
-    """Return tokenizer and configuration of a model folder; raise ConfigError if unreadable."""
+    """Return a model folder's tokenizer and text configuration. Raise ConfigError if unreadable."""
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             raise ConfigError(
@@ -136,7 +136,7 @@ def check_length(settings: LearnerSettings, config: PreTrainedConfig) -> None:
 
 
 def describe(settings: LearnerSettings) -> dict[str, int | str]:
-    """Return the figures that --dry-run prints beside the settings. Reads data, but no weights."""
+    """Return --dry-run's figures. Reads data, but no weights. Raise ConfigError or DataError."""
     plan = make_plan(settings)
     groups = plan.steps * settings.groups_per_step
     return {

@@ -29,7 +29,7 @@ log = get_logger(__name__)
 
 
 class QuestionReader:
-    """Converts rows of data sets to questions. `too_long` counts the prompts over the limit."""
+    """Converts rows to questions; `too_long` counts long prompts. Raise ConfigError as Template does."""
 
     def __init__(self, settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase) -> None:
         self.too_long = 0
@@ -39,7 +39,8 @@ class QuestionReader:
     def read(self, row: Mapping[str, object], mapping: ColumnMapping, where: str) -> Question | None:
         """Return the question of a row, or None if its prompt is too long and such prompts are dropped.
 
-        Raise DataError, which begins with `where`, if the row has no usable question or gold answer.
+        Raise DataError, which begins with `where`, if the row has no usable question or gold answer,
+        and ConfigError if the chat template rejects the question.
         """
         prompt = look_up(row, mapping.prompt)
         solution = look_up(row, mapping.solution) if mapping.solution else None
@@ -61,9 +62,9 @@ class QuestionReader:
 def load_questions(
     settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Questions, list[Question]]:
-    """Return the questions to train on, and those that are held out for evaluation.
+    """Return the questions to train on, and those held out for evaluation. Log how many are too long.
 
-    Raise DataError if a data set cannot be read, ConfigError if the settings contradict each other.
+    Raise DataError if a data set cannot be read, ConfigError if the settings or a template do not fit.
     """
     reader = QuestionReader(settings, tokenizer)
     sources = [Source.parse(name) for name in settings.dataset or settings.eval_dataset]
@@ -94,7 +95,7 @@ def read_questions(
 ) -> list[Question]:
     """Return all questions of a data set. Log its columns.
 
-    Raise DataError if the data set cannot be read, or if every prompt in it is too long.
+    Raise DataError if it cannot be read or no prompt is short enough, ConfigError if the template fails.
     """
     rows = load_rows(source, split, settings.seed)
     mapping = map_columns(rows.column_names, source.name, settings, rows[0] if len(rows) else {})
@@ -106,7 +107,7 @@ def read_questions(
     questions = [question for question in found if question is not None]
     if not questions:
         raise DataError(
-            f"{source.name}: all {len(rows)} prompts are longer than LEARNER_MAX_PROMPT_LENGTH="
+            f"{source.name}: none of the {len(rows)} prompts has at most LEARNER_MAX_PROMPT_LENGTH="
             f"{settings.max_prompt_length} tokens. Raise it, or set LEARNER_OVERLONG_PROMPTS=truncate."
         )
     return questions
@@ -146,7 +147,7 @@ def open_stream(sources: list[Source], settings: LearnerSettings, reader: Questi
     """Return the questions of one data set, read while they are needed.
 
     The first question is read at once, so that an unreadable data set raises DataError before the run
-    starts. Raise ConfigError if the settings need the number of questions, which a stream does not have.
+    starts. Raise ConfigError if the settings need the number of questions, or if the template fails.
     """
     if len(sources) > 1 or settings.eval_holdout or not settings.max_steps:
         raise ConfigError(
@@ -156,6 +157,7 @@ def open_stream(sources: list[Source], settings: LearnerSettings, reader: Questi
     (source,) = sources
 
     def open_epoch(epoch: int) -> Iterable[Question]:
+        """Yield an epoch's questions. Raise DataError or ConfigError as QuestionReader.read does."""
         seed = settings.seed + epoch if settings.dataset_shuffle else None
         mapping: ColumnMapping | None = None
         for number, row in enumerate(stream_rows(source, settings.dataset_split, seed), 1):

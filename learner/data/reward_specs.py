@@ -32,7 +32,7 @@ def resolve_reward(asked: str, weight: float, settings: LearnerSettings) -> Rewa
 def _options(name: str, settings: LearnerSettings) -> dict[str, str | int | float]:
     """Return a built-in reward's keyword arguments, from the settings of the same names.
 
-    Lengths that are 0 become max_completion_length.
+    Lengths that are 0 become max_completion_length. Raise KeyError if no built-in has the name.
     """
     options = {option: getattr(settings, option) for option in BUILT_IN[name]}
     for option in ("cosine_max_len", "soft_max_length"):

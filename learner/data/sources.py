@@ -45,7 +45,7 @@ class Source:
 
     @classmethod
     def parse(cls, text: str) -> "Source":
-        """Return the source that NAME[:CONFIG][@REVISION][#COUNT] names, or raise DataError."""
+        """Return the source of NAME[:CONFIG][@REVISION][#COUNT]. Raise DataError for another form."""
         name, marker, count = text.rpartition("#") if "#" in text else (text, "", "0")
         if marker and not (count.isdecimal() and int(count)):
             raise DataError(f"{text}: expected a number of rows after #, found {count!r}")
@@ -75,7 +75,7 @@ def load_rows(source: Source, split: str, seed: int) -> "Dataset":
 
 
 def _load(source: Source, split: str) -> "Dataset":
-    """Return all rows of a data set; raise DataError, ValueError or an error of the libraries."""
+    """Return all rows of a data set. Raise DataError, ValueError, OSError or the libraries' errors."""
     import datasets
 
     path = source.path
@@ -109,7 +109,7 @@ def _as_data_error(source: Source, split: str) -> Iterator[None]:
 
 
 def _read_file(path: Path) -> "Dataset":
-    """Return the rows of a file of JSON, Parquet or CSV; raise DataError if it is none or unreadable."""
+    """Return a JSON, Parquet or CSV file's rows. Raise DataError, ValueError, OSError if unreadable."""
     import datasets
 
     if path.suffix not in _KINDS:
@@ -123,15 +123,17 @@ def _read_file(path: Path) -> "Dataset":
     try:
         return datasets.Dataset.from_list(rows)
     except UnicodeEncodeError as error:
-        raise DataError(f"{path}: a text holds half a character (a lone surrogate): {error}") from error
+        problem = "a text holds half a character (a lone surrogate); remove it"
+        raise DataError(f"{path}: {problem}: {error}") from error
     except (ValueError, TypeError, OverflowError) as error:  # pyarrow's errors are ValueErrors
-        raise DataError(f"{path}: a column mixes kinds of values: {error}") from error
+        raise DataError(f"{path}: give each column one kind of values, not several: {error}") from error
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
     """Return the rows of a CSV file, every value as text: `01` stays `01`.
 
-    Raise DataError if the file is empty or a row, which is named, has too few or too many values.
+    Raise DataError if the file is empty or no CSV, or if a row, which is named, has too few or too many
+    values. Raise UnicodeDecodeError if the file is not UTF-8.
     """
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, restkey="", strict=True)
@@ -141,9 +143,10 @@ def read_table(path: Path) -> list[dict[str, str]]:
             raise DataError(f"{path}, line {reader.line_num}: not readable as CSV: {error}") from error
     for number, row in enumerate(rows, 2):
         if "" in row or None in row.values():
-            raise DataError(f"{path}, row {number}: expected {len(reader.fieldnames or ())} columns")
+            expected = f"expected {len(reader.fieldnames or ())} columns, as in the first line"
+            raise DataError(f"{path}, row {number}: {expected}. Quote a value that has a comma")
     if not rows:
-        raise DataError(f"{path} is empty")
+        raise DataError(f"{path} is empty: write rows to the file, or name another one")
     return rows
 
 
@@ -168,7 +171,7 @@ def read_lines(path: Path) -> list[dict[str, object]]:
             )
         rows.append(row)
     if columns is None:
-        raise DataError(f"{path} is empty")
+        raise DataError(f"{path} is empty: write rows to the file, or name another one")
     return rows
 
 

@@ -101,7 +101,7 @@ def _contents(messages: list[dict[str, Any]]) -> str:
 def read_prompt(text: str) -> str:
     """Return a prompt as it is, or the text of the file it names (*.txt, *.md).
 
-    Raise ConfigError if the file cannot be read.
+    Raise ConfigError, naming LEARNER_SYSTEM_PROMPT, if the file cannot be read.
     """
     is_file = text.endswith((".txt", ".md")) and "\n" not in text
     return _read_file(text, "LEARNER_SYSTEM_PROMPT") if is_file else text

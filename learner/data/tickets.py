@@ -25,7 +25,8 @@ class TicketSource:
         """Return the training ticket `train:NUMBER` of a version.
 
         `position` is its question's position over all epochs, NUMBER if not given. A question that is
-        asked again keeps its position (train:3 and train:9: position 3), and gets other samples.
+        asked again keeps its position (train:3 and train:9: position 3), and gets other samples. Raise
+        DataError or ConfigError as Questions.at does, MalformedMessage if the prompt has no token.
         """
         if position is None:
             position = ticket.number
@@ -52,7 +53,7 @@ class TicketSource:
         )
 
     def evaluation(self, version: Version, index: int) -> Ticket:
-        """Return the ticket that asks held-out question `index` of a version."""
+        """Return the ticket that asks a version question `index`. Raise IndexError if there is none."""
         question = self.eval_questions[index]
         return Ticket(
             id=TicketId.evaluation(version, index),
