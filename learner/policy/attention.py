@@ -122,7 +122,7 @@ def _unpacked_attention(
     """
     if mask is _BOUNDARIES_NEEDED:
         raise ConfigError(
-            f"this model cannot train on packed rows: set LEARNER_PACKING=false. (The position ids start "
+            f"this model cannot train on packed rows: set LEARNER_PACKING=false. (Position ids start "
             f"over within a row, but {type(module).__name__} was not given cu_seq_lens_q.)"
         )
     query, key, _ = qkv
@@ -201,7 +201,7 @@ def _can_use_flash(query: Tensor, value: Tensor, dropout: float) -> bool:
 
 
 def _flash_attention(qkv: _QKV, bounds: Tensor, longest: int, options: _Options) -> Tensor:
-    """Return the row's attention (1, L, heads, width), computed in one CUDA call."""
+    """Return attention (1, L, heads, width) by one CUDA call. Raise ImportError before torch 2.10."""
     from torch.nn.attention.varlen import varlen_attn  # needs torch 2.10
 
     queries, keys, values = (part.squeeze(0).transpose(0, 1).contiguous() for part in qkv)

@@ -43,22 +43,22 @@ class AllRanksPolicy:
         self._policy, self._phases = policy, phases
 
     def _on_all_ranks(self, phase: str, method: str, *arguments: Any) -> Any:
-        """Broadcast the call to the other ranks, execute it here (on rank 0) and return its result."""
+        """Broadcast a call to all ranks and return its result on this one, rank 0. Raise its errors."""
         with self._phases.enter(phase):
             broadcast((method, arguments))
             return getattr(self._policy, method)(*arguments)
 
     def update(self, batch: Batch, step: int) -> Update:
-        """Make an Update on all ranks, see TrainablePolicy."""
+        """Train on the batch on all ranks, return the Update; `step` counts the Updates made before."""
         made: Update = self._on_all_ranks(UPDATE, "update", batch, step)
         return made
 
     def save(self, folder: Path) -> None:
-        """Write the state of the training on all ranks, see TrainablePolicy."""
+        """Write the state of the training into the folder, on all ranks together, for `load`."""
         self._on_all_ranks("writing a checkpoint", "save", folder)
 
     def load(self, folder: Path) -> None:
-        """Restore the state of the training on all ranks, see TrainablePolicy."""
+        """Restore the state that `save` wrote, exactly, on all ranks together."""
         self._on_all_ranks("reading a checkpoint", "load", folder)
 
     def export(self, folder: Path) -> None:
@@ -73,7 +73,7 @@ class AllRanksPolicy:
 def execute_calls(policy: TrainablePolicy) -> None:
     """Execute the calls that rank 0 broadcasts, on any other rank, up to and including `close`.
 
-    Raise DeadlineExceeded when the connection to rank 0 is lost.
+    Raise DeadlineExceeded when the connection to rank 0 is lost, and what a call itself raises.
     """
     method = ""
     while method != "close":

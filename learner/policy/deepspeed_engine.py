@@ -34,7 +34,7 @@ class DeepSpeedEngine:
     """A PolicyModel in training under ZeRO 0 to 3.
 
     In bf16 the stage is at least 1, because only then DeepSpeed keeps fp32 master weights: a step of
-    1e-6 on a weight of 1.0 rounds to nothing in bf16.
+    1e-6 on a weight of 1.0 rounds to nothing in bf16. Creating an engine joins the process group.
     """
 
     def __init__(self, module: PolicyModel, settings: LearnerSettings) -> None:

@@ -47,7 +47,7 @@ def merge_adapter(state: Mapping[str, torch.Tensor], scale: float) -> dict[str, 
     """Return the weights of a model without adapters that computes the same: W + scale x B A.
 
     `state` holds weights and adapters by name, and is not changed. Merging into the trained weights and
-    back would change them by rounding. LoRA, arXiv:2106.09685, section 4.1.
+    back would change them by rounding. LoRA, arXiv:2106.09685, sect. 4.1. Raise KeyError without A or B.
     Example: W = [[1]], A = [[2]], B = [[3]] and scale 0.5 give [[4]].
     """
     merged = {name: value for name, value in state.items() if ".lora_" not in name}

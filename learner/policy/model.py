@@ -21,7 +21,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class PolicyModel(nn.Module):
-    """A Hugging Face model that maps a packed row to log-probabilities, never holding all logits."""
+    """A model that maps packed rows to log-probabilities. Raise ConfigError as make_logprob_head."""
 
     def __init__(self, model: PreTrainedModel, settings: LearnerSettings) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class PolicyModel(nn.Module):
 
 
 def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
-    """Load a model without dropout. Raise ConfigError if packing is unsupported or liger missing."""
+    """Load a model, dropout off. Raise ConfigError if packing or liger fails, OSError for no model."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=_DTYPES[settings.dtype])
     if settings.packing:
         use_packed_attention(model)
@@ -56,7 +56,7 @@ def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
 
 
 def load_policy(folder: Path, settings: LearnerSettings) -> tuple[PolicyModel, PeftModel | None]:
-    """Load the model to train; return it and its LoRA adapter (None without LoRA). Raise ConfigError."""
+    """Return the model to train, its LoRA adapter or None. Raise ConfigError, OSError if unusable."""
     model = load_model(folder, settings)
     adapter = add_adapter(model, settings) if settings.lora_rank else None
     if settings.gradient_checkpointing:

@@ -47,15 +47,16 @@ class MiniBatch:
 
 
 class Policy:
-    """A TrainablePolicy: a model under DeepSpeed and its reference. All ranks call a method together."""
+    """A TrainablePolicy: a model under DeepSpeed and its reference. All ranks call a method together.
+
+    Creating one loads weights from the folder `start`, or if None from the model; the model is the
+    reference. `steps` is the number of Updates of the run, over which the learning rate falls. Raise
+    ConfigError if settings, model and machine do not fit, OSError or ValueError for no model folder.
+    """
 
     def __init__(
         self, model_folder: Path, settings: LearnerSettings, steps: int, start: Path | None = None
     ) -> None:
-        """Load weights from the folder `start`, or if None from the model; the model is the reference.
-
-        `steps` is the number of Updates of the run, over which the learning rate falls.
-        """
         self._settings, self._steps = settings, steps
         self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model_folder)
         module, self._adapter = load_policy(start or model_folder, settings)
@@ -220,7 +221,7 @@ class Policy:
             self._reference.load(folder)
 
     def export(self, folder: Path) -> None:
-        """Write a Hugging Face folder, see `write_model`. Raise NotFinite first on NaN or infinity."""
+        """Write a Hugging Face folder, by rank 0. Raise NotFinite on every rank for NaN or infinity."""
         state = whole_state(self._engine)
         if rank() == 0:
             write_model(folder, self.model, self._tokenizer, state, self._adapter, self._settings)

@@ -61,7 +61,7 @@ def end_with_launcher() -> None:
 
 
 def broadcast(value: Any) -> Any:
-    """Return rank 0's value on every rank; the other ranks pass None. All ranks call together."""
+    """Return rank 0's value on every rank; all call together. Raise RuntimeError if a rank is lost."""
     if world_size() == 1:
         return value
     box = [value]
@@ -70,7 +70,7 @@ def broadcast(value: Any) -> Any:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return every rank's value, in the ranks' order, on every rank. All ranks call together."""
+    """Return all ranks' values, in order; all call together. Raise RuntimeError if a rank is lost."""
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
@@ -83,7 +83,7 @@ def message_group() -> dist.ProcessGroup:
     """Return the process group that carries Python objects, made at the first call.
 
     The backend is gloo also on GPUs, where nccl carries the gradients: a message may take a day, a
-    gradient may not. `cache_clear` forgets the group, when the processes leave their default group.
+    gradient may not. `cache_clear` forgets the group. Raise ValueError without a default process group.
     """
     group = dist.new_group(backend="gloo", timeout=_MESSAGE_TIMEOUT)
     assert isinstance(group, dist.ProcessGroup)

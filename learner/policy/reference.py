@@ -33,7 +33,10 @@ class BaseModelReference:
 
 
 class FrozenCopyReference:
-    """A second model, not trained, whole on every rank, on the policy's device or LEARNER_REF_DEVICE."""
+    """A second model, not trained, whole on every rank, on the policy's device or LEARNER_REF_DEVICE.
+
+    Creating one raises ConfigError if LEARNER_REF_DEVICE is no device here, and load_model's errors.
+    """
 
     def __init__(self, folder: Path, settings: LearnerSettings, device: torch.device) -> None:
         self._device = _find_device(settings.ref_device) if settings.ref_device else device
@@ -90,7 +93,7 @@ def _row_on(row: Row, device: torch.device) -> Row:
 def make_reference(
     folder: Path, settings: LearnerSettings, engine: DeepSpeedEngine, adapter: PeftModel | None
 ) -> BaseModelReference | FrozenCopyReference | None:
-    """Return the reference of the KL term, or None if LEARNER_BETA is 0. Raise ConfigError."""
+    """Return the KL term's reference, None if LEARNER_BETA is 0. Raise ConfigError if unusable."""
     if not settings.beta:
         return None
     if adapter is not None:
