@@ -28,9 +28,9 @@ def completion_rows(
     batch: Batch,
     weights: Mapping[str, float],
 ) -> list[dict[str, Any]]:
-    """Return a row per completion of the batch of step `step`, and one per filtered group.
+    """Return a row per completion of the batch of step `step`, and per filtered group with rewards.
 
-    `batch` has the sequences of all rollouts of `groups`, in their order.
+    `batch` has the sequences of all rollouts of `groups`, in order. Raise KeyError without a weight.
     """
     advantages = iter(sequence.advantage for sequence in batch.sequences)
     rows = [
@@ -94,7 +94,7 @@ def _row(
 
 
 def to_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return rows as the bytes of a Parquet file."""
+    """Return rows as a Parquet file's bytes. Raise ArrowException if a column mixes kinds of values."""
     import pyarrow
     from pyarrow import parquet
 

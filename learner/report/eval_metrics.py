@@ -19,7 +19,7 @@ def pass_at_k(n: int, right: int, k: int) -> float:
     """Return the chance that k completions, drawn from n of which `right` are right, hold a right one.
 
     Source: Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv:2107.03374), eq. 1.
-
+    Raise ZeroDivisionError if k is above n.
     Example:
         >>> pass_at_k(4, 1, 2)
         0.5

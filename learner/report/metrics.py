@@ -64,7 +64,7 @@ def group_metrics(
     """Return the metrics of rewards and lengths over the trained and the filtered groups of a step.
 
     trained/ and dropped/ compare the trained groups with those dropped for passing max_staleness. Long
-    completions arrive late, so dropped groups are longer than the average.
+    completions arrive late, so dropped groups are longer than average. Raise ValueError for no group.
     """
     rewards = [group.rewards for group in groups]
     rewards += [verdict.rewards for verdict in arrivals.filtered if verdict.rewards]

@@ -22,6 +22,7 @@ class Recorder:
     """Writes the run's metrics, completions and evaluations, and sends them to the trackers.
 
     Every write waits while the disk is full, and raises RunTaken or DiskFull as LearnerFolder does.
+    Creating a Recorder starts the trackers; raise ConfigError if one is not found or does not start.
     """
 
     def __init__(self, folder: LearnerFolder, report_to: Sequence[str], run: str) -> None:
@@ -29,7 +30,7 @@ class Recorder:
         self._trackers = Trackers(report_to, folder.path, run)
 
     def cut_after(self, step: int) -> None:
-        """Delete metrics after `step`, which a resumed learner writes again, and torn evaluations."""
+        """Delete metrics after `step`, and evaluations cut off by a kill. Raise RunTaken, DiskFull."""
         folder = self._folder
         rows = [row for row in read_json_lines(folder.metrics) if row["step"] <= step]
         folder.write_file(folder.metrics, _to_lines(rows))
@@ -46,19 +47,19 @@ class Recorder:
         return [row for row in rows if counts[row["step"], row["version"]] == row["questions"]]
 
     def metrics(self, step: int, metrics: Row, track: bool = True) -> None:
-        """Append a step's metrics. A retrained step has `track` False: the trackers have it already."""
+        """Append a step's metrics; with `track` tell the trackers too. Raise RunTaken, DiskFull."""
         self._append(self._folder.metrics, [{"step": step} | metrics | {"step": step}])
         if track:
             self._trackers.tell(lambda tracker: tracker.log(metrics, step))
 
     def completions(self, step: int, rows: Sequence[Row], track: bool = True) -> None:
-        """Write a step's completions as a file; `track` as for metrics."""
+        """Write a step's completions; with `track` tell the trackers too. Raise RunTaken, DiskFull."""
         self._folder.write_file(self._folder.completion_table(step), to_parquet(rows))
         if track:
             self._trackers.tell(lambda tracker: tracker.log_completions(rows, step))
 
     def evaluation(self, result: Evaluated, columns: Sequence[Row], metrics: dict[str, float]) -> None:
-        """Append a line per held-out question, with its answers; send the metrics to the trackers."""
+        """Append a line of answers per question; tell the trackers. Raise RunTaken, DiskFull."""
         step, version = result.version.step, str(result.version)
         head = {"step": step, "version": version, "questions": len(result.answers)}
         rows = [head | asdict(answer) | {"columns": columns[answer.index]} for answer in result.answers]
@@ -66,16 +67,16 @@ class Recorder:
         self._trackers.tell(lambda tracker: tracker.log(metrics, step))
 
     def results(self, name: Literal["train", "eval"], metrics: Row) -> None:
-        """Write the newest figures as train_results.json or eval_results.json."""
+        """Replace train_results.json or eval_results.json by the figures. Raise RunTaken, DiskFull."""
         data = json.dumps(metrics, indent=2, default=str).encode()
         self._folder.write_file(self._folder.results(name), data)
 
     def close(self) -> None:
-        """Close the trackers."""
+        """Close the trackers. A tracker's failure is logged, not raised."""
         self._trackers.tell(lambda tracker: tracker.close())
 
     def _append(self, path: Path, rows: Sequence[Row]) -> None:
-        """Append rows to a file, without a sync: the journal has the run's truth."""
+        """Append rows without a sync: the journal has the run's truth. Raise RunTaken, DiskFull."""
         data = _to_lines(rows)
         with path.open("ab", buffering=0) as file:
             write = partial(append_whole, file, data, file.seek(0, os.SEEK_END), sync=False)

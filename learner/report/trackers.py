@@ -31,7 +31,7 @@ MakeTracker = Callable[[Path, str], Tracker]
 
 
 class WandbTracker:
-    """Weights & Biases, set up by its own variables (WANDB_PROJECT, WANDB_MODE, ...)."""
+    """Weights & Biases, set up by WANDB_PROJECT, WANDB_MODE, ... Raise ImportError without wandb."""
 
     def __init__(self, folder: Path, run: str) -> None:
         import wandb
@@ -56,7 +56,7 @@ class WandbTracker:
 
 
 class TensorBoardTracker:
-    """Event files under tensorboard/ in the run's folder."""
+    """Event files under tensorboard/ in the run's folder. Raise ImportError without tensorboard."""
 
     def __init__(self, folder: Path, run: str) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -129,7 +129,7 @@ def _start(name: str, folder: Path, run: str) -> Tracker:
 
 
 def _load(name: str) -> MakeTracker:
-    """Run a user's module and return the function named; raise ConfigError if there is none."""
+    """Run a user's module, return its function. Raise ConfigError for none, or the module's errors."""
     source, function = split_source(name)
     module = import_code(find_code(source, f"LEARNER_REPORT_TO={name}"))
     found: MakeTracker | None = getattr(module, function, None)

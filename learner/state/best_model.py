@@ -22,7 +22,7 @@ class BestModel(TypedDict):
 
 
 def read_best(run_folder: RunFolder) -> BestModel | None:
-    """Return the note about the best model, None if there is none."""
+    """Return the note about the best model, None if there is none. Raise ValueError if it is no JSON."""
     notes = sorted(run_folder.best.glob("[0-9]*/best.json"))
     return json.loads(notes[-1].read_text()) if notes else None
 
@@ -30,10 +30,10 @@ def read_best(run_folder: RunFolder) -> BestModel | None:
 def keep_if_best(
     folder: LearnerFolder, version: Version, metric: str, value: float, answered: int
 ) -> bool:
-    """Keep the model of a version if no earlier one was as good. Return whether the model is kept.
+    """Keep a version's model and delete others, if none was as good. Return whether it is kept.
 
     A version with fewer `answered` questions than the best one is not compared with it, because the
-    questions that were answered may be the easier ones. Raise RunTaken, DiskFull.
+    questions that were answered may be the easier ones. Raise RunTaken, DiskFull, ValueError.
     """
     best = read_best(folder)
     if best is not None and best["metric"] == metric:
@@ -44,6 +44,7 @@ def keep_if_best(
     note = json.dumps({"step": version.step, "version": str(version)} | score)
 
     def copy(aside: Path) -> None:
+        """Write the version's model and best.json into the folder. Raise OSError."""
         model = folder.version(version.incarnation, version.step)
         shutil.copytree(model, aside / "model", copy_function=_link)
         write_whole(aside / "best.json", note.encode())

@@ -70,11 +70,13 @@ def save_checkpoint(
     """Write and return the checkpoint of a step, then delete old ones. Raise RunTaken, DiskFull.
 
     With several ranks a full disk is not waited for: the other ranks have written their part already.
+    Raise NotFinite if a weight holds NaN or infinity, ConfigError if a claim's file is damaged.
     """
     state: dict[str, Any] = {"step": step, "position": asdict(position), "ledger": ledger}
     state |= {"trained_with": training_kind(settings), "machine": this_machine()}
 
     def fill(aside: Path) -> None:
+        """Write all files of the checkpoint into the folder. Raise NotFinite, OSError."""
         policy.export(aside / "model")
         if not settings.save_only_model:
             policy.save(aside / "trainer")
@@ -92,7 +94,7 @@ def save_checkpoint(
 def _delete_old(folder: LearnerFolder, settings: LearnerSettings) -> None:
     """Delete all but the newest checkpoints on the chain. Trim the journal if the settings ask for it.
 
-    Nothing is deleted once a later learner has claimed the folder: that learner decides what is old.
+    Nothing is deleted once a later learner has claimed the folder. Raise ConfigError for a bad claim.
     """
     found = _newest_first(folder)  # before the claims: none of a later learner's is among them
     claims = read_claims(folder)
@@ -110,7 +112,7 @@ def _delete_old(folder: LearnerFolder, settings: LearnerSettings) -> None:
 
 
 def _trim_journal(run_folder: RunFolder, kept: list[Path], oldest: Position) -> None:
-    """Delete the segments before the oldest kept checkpoint, if the kept ones are whole."""
+    """Delete the segments before the oldest kept checkpoint; if a kept one is damaged, log an error."""
     doomed = segments_before(run_folder, oldest.incarnation, oldest.offset)
     damaged = [folder for folder in kept[1:] if _find_damage(folder)] if doomed else []
     if damaged:
@@ -126,9 +128,10 @@ def newest_position(run_folder: RunFolder) -> Position | None:
 
 
 def newest_checkpoint(folder: LearnerFolder, claim: Claim) -> Checkpoint | None:
-    """Return the newest whole checkpoint on the claim's chain, None if there is none. Raise RunTaken.
+    """Return the newest whole checkpoint on the claim's chain, None if there is none.
 
-    Newer ones are renamed to unused-..., so that they do not count among those kept.
+    Newer ones are logged and renamed to unused-..., so that they do not count among those kept. Raise
+    RunTaken if a later learner has claimed the folder, ConfigError if a claim's file is damaged.
     """
     ends = lengths_on_chain(folder, claim)
     for path in _newest_first(folder):
@@ -189,7 +192,7 @@ def _find_damage(folder: Path) -> str:
 
 
 def _read(folder: Path) -> Checkpoint:
-    """Read state.json. Raise an error of _DAMAGE if its content or its hash is wrong."""
+    """Read state.json. Raise OSError, ValueError, KeyError, TypeError or AttributeError if damaged."""
     path = folder / "state.json"
     if json.loads((folder / _MANIFEST).read_text())[path.name] != hash_file(path):
         raise ValueError(f"{path.name} differs from its hash")

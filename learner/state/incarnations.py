@@ -18,7 +18,7 @@ from penstock.common.journal.claims import Claim, Position, next_claim, read_cla
 
 
 def read_nonce(run_folder: RunFolder) -> str:
-    """Return the random text that ties the folder to its run on the queue server, or write a new one."""
+    """Return the random text that ties the folder to its run on the server; write it if missing."""
     path = run_folder.nonce
     if not path.is_file():
         write_whole(path, uuid.uuid4().hex.encode())
@@ -26,7 +26,7 @@ def read_nonce(run_folder: RunFolder) -> str:
 
 
 def next_incarnation(run_folder: RunFolder, redis_incarnation: int) -> int:
-    """Return 1 + the largest incarnation in the folder and on the queue server. Raise ConfigError."""
+    """Return 1 + the largest incarnation of both. Raise ConfigError if a claim's file is damaged."""
     return max([redis_incarnation, *read_claims(run_folder)]) + 1
 
 
@@ -36,8 +36,8 @@ def claim_incarnation(folder: LearnerFolder, checkpointed: Position | None = Non
     The server is claimed first: from then on the learner before can acknowledge nothing, so its later
     records may count or not. Raise RunTaken if this or a later incarnation is claimed here: a learner
     that was stopped between its two claims must not cut off its successor's journal. Raise ConfigError
-    if a claim or the journal is damaged. Damage of the journal before `checkpointed`, the newest
-    checkpoint's position, is ignored: a resume reads only the records after it.
+    if a claim or the journal is damaged, OSError if the claim cannot be written. Damage of the journal
+    before `checkpointed`, the newest checkpoint's position, is ignored: a resume reads only the rest.
     """
     folder.check_not_superseded()
     claim = next_claim(folder, folder.incarnation, holder_name(), checkpointed)
@@ -48,7 +48,10 @@ def claim_incarnation(folder: LearnerFolder, checkpointed: Position | None = Non
     try:
         os.link(aside, path)  # unlike a rename, refuses to replace another learner's claim
     except FileExistsError as error:
-        raise RunTaken(f"another learner claimed incarnation {claim.incarnation} first") from error
+        raise RunTaken(
+            f"another learner claimed incarnation {claim.incarnation} of {folder.path} first: stop it, "
+            "or choose another RUN_NAME"
+        ) from error
     finally:
         aside.unlink()
     failpoint("claims.linked")

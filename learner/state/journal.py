@@ -31,7 +31,7 @@ from penstock.common.journal.segments import encode_record
 
 
 class Journal:
-    """Appends one incarnation's records. While the disk is full, an append waits (see Disk)."""
+    """Appends one incarnation's records. Raise DiskFull, FileExistsError if its first file is there."""
 
     def __init__(self, folder: LearnerFolder, segment_bytes: int = 64 << 20) -> None:
         folder.journal.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ class Journal:
         self._file = self._open_segment()
 
     def append(self, kind: str, **fields: Any) -> Position:
-        """Write one record, sync it and return the position after it. Raise DiskFull."""
+        """Write and sync a record, return the position after it. Raise DiskFull after waiting."""
         record = encode_record({"kind": kind, **fields})
         if self._size and self._size + len(record) > self._segment_bytes:
             self._file.close()

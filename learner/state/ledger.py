@@ -84,7 +84,7 @@ class Ledger:
         """End a ticket as stale, because its group is over max_staleness. Perhaps repeat its question.
 
         A repeat sets `owes_record`. After a crash, the questions of tickets that were issued after the
-        last record are derived from that record, so the record must hold the repeat.
+        last record are derived from that record. Raise KeyError if the ticket is not open.
         """
         self.total_dropped += 1
         if ask_again:
@@ -112,7 +112,7 @@ class Ledger:
         }
 
     def restore(self, snapshot: LedgerTable) -> None:
-        """Replace the whole table by what `snapshot` returned."""
+        """Replace the whole table by a `snapshot`. Raise KeyError, MalformedMessage for another form."""
         self.next_number = snapshot["next_number"]
         self.open = {TicketId(name): Version.parse(text) for name, text in snapshot["open"].items()}
         self.totals = Counter(snapshot["totals"])

@@ -17,7 +17,7 @@ KEEP = 4  # version folders: an actor may still read the version before the anno
 def write_version(
     folder: LearnerFolder, policy: TrainablePolicy, version: Version, parent: str
 ) -> Weights:
-    """Export the policy as a version and return its announcement. Raise RunTaken, DiskFull.
+    """Export the policy as a version and return its announcement. Raise RunTaken, DiskFull, NotFinite.
 
     `parent` is the hash of the version before. All but the newest KEEP versions are deleted.
     """
