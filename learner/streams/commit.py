@@ -32,7 +32,7 @@ class CommitLog:
         self.recorded = ledger.snapshot()
 
     def read(self, purpose: Purpose, count: int = 64) -> list[Entry]:
-        """Return up to `count` next outcomes; `record` deletes them once their tickets have ended."""
+        """Return up to `count` next outcomes; `record` deletes them. Raise Connection.call's errors."""
         entries = self._queue.outcomes(purpose, self._read_up_to[purpose], count)
         for entry in entries:
             self._entries[purpose][entry.id] = entry.ticket
@@ -46,7 +46,7 @@ class CommitLog:
     def record(self, kind: str, **fields: Any) -> None:
         """Append a record and sync the journal, then acknowledge the tickets that ended since the last.
 
-        Raise DiskFull, RunTaken or ServerUnavailable.
+        Raise DiskFull, or Connection.call's errors, such as RunTaken and ServerUnavailable.
         """
         ends = self.ledger.take_unrecorded()
         self.recorded = self.ledger.snapshot()
@@ -54,7 +54,7 @@ class CommitLog:
         self._acknowledge(ends)
 
     def _acknowledge(self, ends: dict[TicketId, list[str]]) -> None:
-        """Close ended tickets on the server, and delete the entries of tickets that are not open."""
+        """Close ended tickets and delete entries that are not open. Raise Connection.call's errors."""
         for purpose, read in self._entries.items():
             ended = [ticket for ticket in ends if ticket.purpose == purpose]
             states = {ticket: cast(EndState, ends[ticket][0]) for ticket in ended}

@@ -64,7 +64,7 @@ class Evaluator:
         return self._version is not None
 
     def start(self, version: Version) -> None:
-        """Record the evaluation of the announced version and issue a ticket per held-out question."""
+        """Record and issue a ticket per held-out question. Raise DiskFull, Connection.call's errors."""
         self._version, self._answers = version, {}
         for index in range(self._count):
             self._commit_log.ledger.opened(TicketId.evaluation(version, index), version)
@@ -73,7 +73,7 @@ class Evaluator:
         self.issue_missing()
 
     def issue_missing(self) -> None:
-        """Issue the tickets of unanswered questions; the server ignores those that it has."""
+        """Issue tickets without answer, if an evaluation runs. Raise Connection.call's errors."""
         if self._version is None:
             return
         missing = [index for index in range(self._count) if index not in self._answers]
@@ -81,7 +81,7 @@ class Evaluator:
         self._queue.issue("eval", [(ticket.id, ticket.version, encode(ticket)) for ticket in tickets])
 
     def poll(self) -> bool:
-        """Read answers and return whether there were any. The last answer ends the evaluation."""
+        """Return whether answers came. The last ends the evaluation. Raise CommitLog.record's errors."""
         if self._version is None:
             return False
         entries = self._commit_log.read("eval")
@@ -128,7 +128,7 @@ class Evaluator:
         return all(span.version == self._version for span in spans)
 
     def _finish(self, version: Version) -> None:
-        """Record the end of the evaluation; `take_ended` returns its answers."""
+        """Record the evaluation's end, for `take_ended`. Raise DiskFull, Connection.call's errors."""
         answers = tuple(self._answers[index] for index in sorted(self._answers))
         results = [[answer.index, list(answer.completions), list(answer.rewards)] for answer in answers]
         self._version = None

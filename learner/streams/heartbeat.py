@@ -32,7 +32,7 @@ class Heartbeat:
     """Renews the learner's lease while its main loop makes progress; a context that ends the lease.
 
     When `phases` makes no progress for `stall_timeout_s`, the heartbeat calls `on_stall` with a
-    sentence that names the phase, and renews no more.
+    sentence that names the phase, and renews no more. By default `on_stall` ends the process.
     """
 
     def __init__(
@@ -50,10 +50,12 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def __enter__(self) -> "Heartbeat":
+        """Start the thread that renews the lease, and return the heartbeat."""
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Stop the thread in up to 5 s; end the lease except after ServerUnavailable. Raise nothing."""
         self._left.set()
         self._thread.join(_JOIN_S)
         if kind is not None and issubclass(kind, ServerUnavailable):
@@ -62,7 +64,10 @@ class Heartbeat:
             self._queue.beat(0.0, "leaving")
 
     def _run(self) -> None:
-        """Renew the lease until the context ends or the main loop hangs."""
+        """Renew the lease until the context ends or the main loop hangs; in that case call `on_stall`.
+
+        After RunTaken the lease is not renewed, but a hang is still noticed. Other errors are logged.
+        """
         superseded = False
         while not self._left.wait(min(self._lease_s / 4, _LONGEST_PAUSE_S)):
             if self._deadline.expired(self._phases.progress):

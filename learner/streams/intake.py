@@ -55,7 +55,7 @@ class Intake:
         self.held: dict[TicketId, ScoredGroup] = {}
 
     def fold(self, entry: Entry, step: int) -> None:
-        """Take one outcome. An outcome whose ticket has ended or is held already changes nothing."""
+        """Hold or end an open ticket by its outcome; skip any other. Raise Questions.at's errors."""
         if entry.ticket not in self._ledger.open or entry.ticket in self.held:
             return
         try:
@@ -73,7 +73,7 @@ class Intake:
             self._end_dead(entry.ticket, outcome.reason)
 
     def _accept(self, ticket: TicketId, scored: ScoredGroup, step: int) -> None:
-        """Hold a group that may be trained; end the ticket of any other as dead or stale."""
+        """Hold a trainable group; end any other's ticket dead or stale. Raise Questions.at's errors."""
         versions = [span.version for made in scored.group.rollouts for span in made.spans]
         known = [self.newest_version] if self.newest_version else []
         self.newest_version = max(versions + known, key=lambda found: (found.step, found.incarnation))
@@ -94,7 +94,7 @@ class Intake:
     def _is_as_issued(self, group: Group) -> bool:
         """Return whether the group answers the ticket as issued, with tokens that the model knows.
 
-        A group in the journal is retrained by every resume: one that cannot be trained would end all.
+        A journalled group that cannot be trained would end every resume. Raise Questions.at's errors.
         """
         position = self._ledger.position(group.ticket.id)
         asked = self._source.train(group.ticket.id, group.ticket.version, position)
@@ -113,7 +113,8 @@ class Intake:
     def form(self, step: int) -> list[ScoredGroup] | None:
         """Remove and return the groups of the next batch, or None while the batch waits for more.
 
-        The caller ends their tickets. Raise NoSignal.
+        The caller ends their tickets. Held groups over max_staleness are dropped first. Raise NoSignal
+        if all rounds of the batch, see `_spent`, are back without a usable group.
         """
         self._drop_over_lag(step)
         size = self._settings.groups_per_step
@@ -179,10 +180,12 @@ class Intake:
         return max(0, self._ledger.open[ticket].step + self._settings.max_staleness - step)
 
     def _end_dead(self, ticket: TicketId, reason: str) -> None:
+        """End the ticket as dead, and count it. Raise KeyError if the ticket is not open."""
         self._ledger.close(ticket, "dead", reason)
         self._arrivals.dead += 1
         self._arrivals.last_dead = f"{ticket}: {reason}"
 
     def _end_stale(self, ticket: TicketId, reason: str) -> None:
+        """End the ticket as stale, and count it. Raise KeyError if the ticket is not open."""
         self._ledger.close(ticket, "stale", reason)
         self._arrivals.stale += 1

@@ -23,7 +23,8 @@ class LearnerQueue:
         """Load the server's functions, make the streams and refuse older incarnations from now on.
 
         Raise RunTaken while the lease of another holder has not expired, unless that holder is in
-        `gone`: learners that have surely ended. Raise ConfigError for a run of another folder.
+        `gone`: learners that have surely ended. Raise RunTaken if a newer incarnation has claimed the
+        run, ConfigError for a run of another folder, or Connection.call's errors.
         `lease_s` 0 keeps the lease as it is: the same learner claims again after a server restart.
         """
         self.connection.load_functions()
@@ -31,13 +32,14 @@ class LearnerQueue:
         self.connection.call("claim", [self.keys.fence, *self.keys.work_streams], args)
 
     def beat(self, lease_s: float, phase: str) -> None:
-        """Renew the lease and store the learner's phase; with `lease_s` 0 end the lease."""
+        """Renew the lease, or with 0 end it; store the phase. Raise Connection.call's errors."""
         self._fenced("beat", [], [int(1000 * lease_s), phase])
 
     def issue(self, purpose: Purpose, tickets: list[tuple[TicketId, Version, bytes]]) -> list[Version]:
         """Add tickets (id, version, payload) to their stream; return the versions of first issue.
 
-        A ticket that is open on the server is not added again.
+        A ticket that is open on the server is not added again. Raise MalformedMessage for a wrong
+        version there, or Connection.call's errors.
         """
         args = [part for name, version, data in tickets for part in (name, str(version), data)]
         keys = [self.keys.open, self.keys.ledger, self.keys.tickets_for(purpose)]
@@ -45,35 +47,35 @@ class LearnerQueue:
         return [Version.parse(text(version)) for version in reply]
 
     def outcomes(self, purpose: Purpose, after: str, count: int) -> list[Entry]:
-        """Return up to `count` outcomes after a position of the stream, in the stream's order."""
+        """Return up to `count` outcomes after one. Raise MalformedMessage, Connection.call's errors."""
         reply = self._fenced("outcomes", [self.keys.outcomes_for(purpose)], [after, count])
         return [Entry(text(entry), TicketId(text(ticket)), payload) for entry, ticket, payload in reply]
 
     def close(
         self, purpose: Purpose, ends: Mapping[TicketId, EndState], entries: Iterable[str] = ()
     ) -> int:
-        """End tickets, whatever stream they are in, and delete entries; return how many were open."""
+        """End tickets, delete entries, return how many were open. Raise Connection.call's errors."""
         flat = [part for ticket, state in ends.items() for part in (ticket, state)]
         keys = [self.keys.open, self.keys.ledger, self.keys.outcomes_for(purpose)]
         return int(self._fenced("close", keys, [len(ends), *flat, *entries]))
 
     def publish_contract(self, contract: bytes) -> None:
-        """Store the contract, which actors and rewarders read when they join."""
+        """Store the contract, which actors and rewarders read. Raise Connection.call's errors."""
         self._fenced("put", [self.keys.contract], [contract])
 
     def announce(self, weights: Weights) -> None:
-        """Store the version that actors load next."""
+        """Store the version that actors load next. Raise Connection.call's errors."""
         self._fenced("put", [self.keys.weights], [encode(weights)])
 
     def set_state(self, state: str) -> None:
-        """Store the state of the run: "running" or "ended"."""
+        """Store the run's state: "running" or "ended". Raise Connection.call's errors."""
         self._fenced("put", [self.keys.state], [state])
 
     def set_totals(self, totals: Mapping[str, int]) -> None:
-        """Overwrite the server's counters of tickets with the learner's own."""
+        """Overwrite the server's counters of tickets. Raise Connection.call's errors."""
         flat = [part for name, count in totals.items() for part in (name, count)]
         self._fenced("set_totals", [self.keys.ledger], flat)
 
     def _fenced(self, function: str, keys: list[str], args: list[Any]) -> Any:
-        """Call a function of the server, which raises RunTaken for an older incarnation."""
+        """Call a function and return its reply. Raise RunTaken, or Connection.call's other errors."""
         return self.connection.call(function, [self.keys.fence, *keys], [self._incarnation, *args])

@@ -73,7 +73,8 @@ class TicketFlow:
     def join(self) -> None:
         """Set the run up on the server and restore what the server lacks. Idempotent.
 
-        Raise RunTaken if a newer incarnation has claimed the run.
+        Raise RunTaken if a newer incarnation has claimed the run, Connection.call's other errors,
+        DiskFull, MalformedMessage for a wrong text on the server, or Questions.at's errors.
         """
         self._restarts = self._connection.restarts
         self._queue.claim(self._nonce, holder_name())
@@ -94,7 +95,7 @@ class TicketFlow:
             self._queue.announce(self._weights)
 
     def _adopt(self, places: list[Place]) -> None:
-        """Enter tickets in the ledger that were issued after the journal's last record.
+        """Open tickets issued after the journal's last record. Raise MalformedMessage for a bad text.
 
         Example: the ledger ends at train:4, the server has train:7 and lost 5 and 6: all 3 are entered.
         """
@@ -109,13 +110,13 @@ class TicketFlow:
             ledger.opened(ledger.next_train_ticket(), ahead.get(ledger.next_number - 1, oldest))
 
     def _withdraw(self, places: list[Place]) -> None:
-        """Close tickets on the server that the ledger has as ended: the server lost the first call."""
+        """Close tickets on the server that the ledger has as ended. Raise Connection.call's errors."""
         ended = [place.ticket for place in places if place.ticket not in self._ledger.open]
         self._queue.close("train", {name: "stale" for name in ended if name.purpose == "train"})
         self._queue.close("eval", {name: "stale" for name in ended if name.purpose == "eval"})
 
     def _issue(self, tickets: list[TicketId]) -> None:
-        """Issue tickets at their first version or the current one. The server ignores tickets it has."""
+        """Issue tickets at their first or the current version, once each. Raise as `issue_tickets`."""
         ledger, source = self._ledger, self._plan.source
         version = self._weights.version if self._weights else Version(0, 0)
         asked = [
@@ -131,7 +132,8 @@ class TicketFlow:
 
         Example: credit 4 and 1 step of 2 groups left: at most 2 tickets are open. That a question is
         asked again is journalled before its new ticket is issued. After a kill between the two, a
-        resumed learner would otherwise take that ticket for another question.
+        resumed learner would otherwise take that ticket for another question. Raise DiskFull,
+        Connection.call's errors, such as RunTaken, or Questions.at's, such as DataError.
         """
         ledger, settings = self._ledger, self._plan.source.settings
         if ledger.owes_record:
@@ -144,7 +146,8 @@ class TicketFlow:
 
         The groups are within max_staleness, have a spread of rewards, and are in order of arrival.
         Unblocked by outcomes from the rewarders. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S
-        without any outcome, and NoSignal when too many groups in a row had nothing to learn from.
+        without any outcome, and NoSignal when too many groups in a row had nothing to learn from. Raise
+        the errors of `join` and `issue_tickets`, such as RunTaken, DiskFull and DataError.
         """
         self._deadline.restart()
         with self._phases.enter(WAITING):
@@ -164,7 +167,10 @@ class TicketFlow:
         return None
 
     def _advance(self, step: int) -> None:
-        """Join again after a server restart, read outcomes and answers; sleep 10 ms if none arrived."""
+        """Join again after a server restart, read outcomes and answers; sleep 10 ms if none arrived.
+
+        Raise DeadlineExceeded if none arrived for RUN_PROGRESS_TIMEOUT_S, and the errors of `join`.
+        """
         self._phases.poll()
         if self._connection.restarts != self._restarts:
             self.join()
@@ -179,7 +185,10 @@ class TicketFlow:
             time.sleep(_POLL_S)
 
     def publish(self, weights: Weights, step: int, evaluate: bool) -> None:
-        """Wait for the running evaluation, announce a version, and start its evaluation if asked to."""
+        """Wait for the running evaluation, announce a version, and start its evaluation if asked to.
+
+        Raise DeadlineExceeded as `take_groups` does, DiskFull, or Connection.call's errors.
+        """
         self.finish_evaluation(step)
         self._weights, self._announced_at = weights, time.monotonic()
         self._queue.announce(weights)
@@ -190,7 +199,7 @@ class TicketFlow:
         """Wait until no evaluation is running, or the learner is asked to stop.
 
         No training tickets are issued: their staleness would count from a version that is about to be
-        replaced. Raise DeadlineExceeded as `take_groups` does.
+        replaced. Raise DeadlineExceeded as `take_groups` does, or the errors of `join`.
         """
         self._deadline.restart()
         with self._phases.enter(WAITING):
@@ -198,7 +207,7 @@ class TicketFlow:
                 self._advance(step)
 
     def close_rest(self) -> None:
-        """End the tickets that are left as unused, and write the last record of the run."""
+        """End open tickets as unused; write the last record. Raise as CommitLog.record does."""
         for ticket in list(self._ledger.open):
             self._ledger.close(ticket, "unused", "the run ended")
         self._commit_log.record("end")
@@ -206,7 +215,7 @@ class TicketFlow:
     def release_workers(self) -> None:
         """Set the run's state to "ended", at which actors and rewarders leave.
 
-        The state is set again while the server was restarted meanwhile and may have lost it.
+        The state is set again while the server was restarted and may have lost it. Raise as `join` does.
         """
         self._queue.set_state("ended")
         while self._connection.restarts != self._restarts:
@@ -214,7 +223,7 @@ class TicketFlow:
             self._queue.set_state("ended")
 
     def _check_deadline(self) -> None:
-        """Log the wait every 30 s. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S."""
+        """Log each 30 s. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S, or `_missing`'s errors."""
         waited_s = f"{self._deadline.waited_s:.0f} s"
         if self._deadline.expired():
             missing = self._missing()
@@ -223,7 +232,7 @@ class TicketFlow:
             log.warning(shorten(f"Waiting for groups since {waited_s}: {self._missing()}."))
 
     def _missing(self) -> str:
-        """Return who holds the open tickets, and whether the newest weights have had results."""
+        """Return who holds open tickets, and if weights lack results. Raise Connection.call's errors."""
         held = describe_waiting(self._connection, self._queue.keys, self._run.lease_s)
         newest = self.intake.newest_version
         if self._weights is None or newest == self._weights.version:
