@@ -178,7 +178,7 @@ class Learner:
     def _record_completions(
         self, step: int, groups: list[ScoredGroup], filtered: Sequence[Verdict], batch: Batch
     ) -> None:
-        """Write a step's table, if any and LEARNER_LOG_COMPLETIONS is on. Raise RunTaken, DiskFull."""
+        """Write the step's rows if LEARNER_LOG_COMPLETIONS is on. Raise RunTaken, DiskFull."""
         rows = completion_rows(step, groups, filtered, batch, self._plan.reward_weights)
         if rows and self._settings.log_completions:
             self._recorder.completions(step, rows)

@@ -43,22 +43,22 @@ class AllRanksPolicy:
         self._policy, self._phases = policy, phases
 
     def _on_all_ranks(self, phase: str, method: str, *arguments: Any) -> Any:
-        """Broadcast a call to all ranks and return its result on this one, rank 0. Raise its errors."""
+        """Enter the phase, call the method on all ranks, return rank 0's result. Raise its errors."""
         with self._phases.enter(phase):
             broadcast((method, arguments))
             return getattr(self._policy, method)(*arguments)
 
     def update(self, batch: Batch, step: int) -> Update:
-        """Train on the batch on all ranks, return the Update; `step` counts the Updates made before."""
+        """Train on the batch on all ranks; return the Update. Raise RuntimeError if a rank is lost."""
         made: Update = self._on_all_ranks(UPDATE, "update", batch, step)
         return made
 
     def save(self, folder: Path) -> None:
-        """Write the state of the training into the folder, on all ranks together, for `load`."""
+        """Write the training's state into the folder, all ranks. Raise RuntimeError if one is lost."""
         self._on_all_ranks("writing a checkpoint", "save", folder)
 
     def load(self, folder: Path) -> None:
-        """Restore the state that `save` wrote, exactly, on all ranks together."""
+        """Restore what `save` wrote, on all ranks. Raise RuntimeError if one is lost."""
         self._on_all_ranks("reading a checkpoint", "load", folder)
 
     def export(self, folder: Path) -> None:

@@ -109,7 +109,7 @@ class Trackers:
 
 
 def _start(name: str, folder: Path, run: str) -> Tracker:
-    """Return a started tracker; raise ConfigError, whatever its code raises."""
+    """Return a started tracker. Raise ConfigError if it is not found, fails, or lacks a method."""
     try:
         tracker = (_BUILT_IN.get(name) or _load(name))(folder, run)
     except PenstockError:

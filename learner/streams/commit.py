@@ -32,7 +32,7 @@ class CommitLog:
         self.recorded = ledger.snapshot()
 
     def read(self, purpose: Purpose, count: int = 64) -> list[Entry]:
-        """Return up to `count` next outcomes; `record` deletes them. Raise Connection.call's errors."""
+        """Return up to `count` outcomes; `record` deletes ended ones. Raise Connection.call's errors."""
         entries = self._queue.outcomes(purpose, self._read_up_to[purpose], count)
         for entry in entries:
             self._entries[purpose][entry.id] = entry.ticket

@@ -55,7 +55,7 @@ class Intake:
         self.held: dict[TicketId, ScoredGroup] = {}
 
     def fold(self, entry: Entry, step: int) -> None:
-        """Hold or end an open ticket by its outcome; skip any other. Raise Questions.at's errors."""
+        """Take an open ticket's outcome: hold its group, or end it. Raise Questions.at's errors."""
         if entry.ticket not in self._ledger.open or entry.ticket in self.held:
             return
         try:
@@ -73,7 +73,7 @@ class Intake:
             self._end_dead(entry.ticket, outcome.reason)
 
     def _accept(self, ticket: TicketId, scored: ScoredGroup, step: int) -> None:
-        """Hold a trainable group; end any other's ticket dead or stale. Raise Questions.at's errors."""
+        """Hold a trainable group; end another's ticket as dead or stale. Raise Questions.at's errors."""
         versions = [span.version for made in scored.group.rollouts for span in made.spans]
         known = [self.newest_version] if self.newest_version else []
         self.newest_version = max(versions + known, key=lambda found: (found.step, found.incarnation))

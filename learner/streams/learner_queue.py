@@ -32,7 +32,7 @@ class LearnerQueue:
         self.connection.call("claim", [self.keys.fence, *self.keys.work_streams], args)
 
     def beat(self, lease_s: float, phase: str) -> None:
-        """Renew the lease, or with 0 end it; store the phase. Raise Connection.call's errors."""
+        """Renew the lease (0: end it), store the phase. Raise Connection.call's errors, as RunTaken."""
         self._fenced("beat", [], [int(1000 * lease_s), phase])
 
     def issue(self, purpose: Purpose, tickets: list[tuple[TicketId, Version, bytes]]) -> list[Version]:
@@ -47,7 +47,7 @@ class LearnerQueue:
         return [Version.parse(text(version)) for version in reply]
 
     def outcomes(self, purpose: Purpose, after: str, count: int) -> list[Entry]:
-        """Return up to `count` outcomes after one. Raise MalformedMessage, Connection.call's errors."""
+        """Return the next `count` outcomes at most. Raise MalformedMessage, Connection.call's errors."""
         reply = self._fenced("outcomes", [self.keys.outcomes_for(purpose)], [after, count])
         return [Entry(text(entry), TicketId(text(ticket)), payload) for entry, ticket, payload in reply]
 
@@ -64,15 +64,15 @@ class LearnerQueue:
         self._fenced("put", [self.keys.contract], [contract])
 
     def announce(self, weights: Weights) -> None:
-        """Store the version that actors load next. Raise Connection.call's errors."""
+        """Store the version that actors load next. Raise Connection.call's errors, such as RunTaken."""
         self._fenced("put", [self.keys.weights], [encode(weights)])
 
     def set_state(self, state: str) -> None:
-        """Store the run's state: "running" or "ended". Raise Connection.call's errors."""
+        """Store the state "running" or "ended". Raise Connection.call's errors, such as RunTaken."""
         self._fenced("put", [self.keys.state], [state])
 
     def set_totals(self, totals: Mapping[str, int]) -> None:
-        """Overwrite the server's counters of tickets. Raise Connection.call's errors."""
+        """Overwrite the counters of tickets. Raise Connection.call's errors, such as RunTaken."""
         flat = [part for name, count in totals.items() for part in (name, count)]
         self._fenced("set_totals", [self.keys.ledger], flat)
 

@@ -223,11 +223,11 @@ class TicketFlow:
             self._queue.set_state("ended")
 
     def _check_deadline(self) -> None:
-        """Log each 30 s. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S, or `_missing`'s errors."""
+        """Log the wait every 30 s. Raise RunNotReady, DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S."""
         waited_s = f"{self._deadline.waited_s:.0f} s"
         if self._deadline.expired():
-            missing = self._missing()
-            raise DeadlineExceeded(f"no results for {waited_s} (RUN_PROGRESS_TIMEOUT_S): {missing}")
+            missing = f"{self._missing()}. Start what is missing, or raise RUN_PROGRESS_TIMEOUT_S"
+            raise DeadlineExceeded(f"no results for {waited_s}: {missing}")
         if self._deadline.report_due():
             log.warning(shorten(f"Waiting for groups since {waited_s}: {self._missing()}."))
 
