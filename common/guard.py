@@ -34,7 +34,7 @@ def guard_children() -> None:
     """Start a guard, which kills every later descendant of this process once this process has ended.
 
     The guard runs from its file with -P: a folder in the working directory or on PYTHONPATH that has the
-    guard's name would otherwise be run instead, and the children would live on without any error.
+    guard's name would be run instead, and the children would live on silently. Set PENSTOCK_GUARD.
     """
     os.environ[MARK] = uuid.uuid4().hex
     command = [sys.executable, "-P", __file__, _NAME, str(os.getpid())]
@@ -42,7 +42,7 @@ def guard_children() -> None:
 
 
 def _watch(pid: int) -> None:
-    """Wait until the process `pid`, the parent, has ended; then kill what it left."""
+    """Wait until the parent `pid` has ended, then kill what it left. Exit at once if MARK is not set."""
     if MARK not in os.environ:
         sys.exit(f"guard: the variable {MARK} is not set; a guard is started by guard_children() alone")
     seen: set[psutil.Process] = set()
@@ -59,7 +59,7 @@ def _watch(pid: int) -> None:
 
 
 def _is_marked(process: psutil.Process) -> bool:
-    """Return whether a process has this guard's mark in its environment."""
+    """Return whether a process has this guard's mark in its environment; False if that is unreadable."""
     try:
         return bool(process.environ().get(MARK) == os.environ[MARK])
     except psutil.Error:  # the process has ended, or belongs to another user
@@ -67,7 +67,7 @@ def _is_marked(process: psutil.Process) -> bool:
 
 
 def _kill(processes: Iterable[psutil.Process]) -> None:
-    """Kill these processes except guards, each of which has to kill its own role's children."""
+    """Kill these processes if possible, except guards: each has to kill its own role's children."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             if _NAME not in process.cmdline():

@@ -27,13 +27,13 @@ class QueueCommand(RunCommand, ResultCommand):
     role = "queues"
 
     def work(self) -> int:
-        """Ask the queue server and print its answer; return the exit code."""
+        """Ask, print, and return the exit code. Raise ConfigError, ServerUnavailable, or as `read`."""
         limit_s = self.run.connect_timeout_s
         url = self.redis_url or started_server(self.run.folder)
         return self.ask(Connection(url, limit_s, limit_s))
 
     def ask(self, connection: Connection) -> int:
-        """Print what the server knows of the run; return the exit code."""
+        """Print what the server knows of the run; return the exit code. Raise what `read` raises."""
         return self.show(self.read(connection))
 
     def read(self, connection: Connection) -> Result:
@@ -45,7 +45,7 @@ class Status(QueueCommand):
     """Print the run's state, its streams with their consumers, its credit and its totals."""
 
     def read(self, connection: Connection) -> Result:
-        """Return the status of the run."""
+        """Return the status of the run. Raise RunNotReady without the run, or as read_status does."""
         found = read_status(connection, self.run.name)
         return Result(format_status(found), [asdict(found)])
 
@@ -54,7 +54,7 @@ class Watch(Status):
     """Print the status again every second until Ctrl-C."""
 
     def ask(self, connection: Connection) -> int:
-        """Print the status every second; on a terminal it replaces the one before. Return 0."""
+        """Print the status each second, redrawn on a terminal; return 0 on Ctrl-C. Raise as `read`."""
         try:
             while True:
                 if sys.stdout.isatty() and not self.as_json:
@@ -69,7 +69,7 @@ class Audit(QueueCommand):
     """Check that every ticket issued has ended or is in flight. The exit code is 1 if not."""
 
     def read(self, connection: Connection) -> Result:
-        """Return the audit of the run, with exit code 1 if it has faults."""
+        """Return the audit, with exit code 1 if it has faults. Raise RunNotReady without the run."""
         found = read_audit(connection, self.run.name)
         row = asdict(found) | {"faults": found.faults}
         return Result(format_audit(found), [row], 1 if found.faults else 0)
@@ -79,7 +79,7 @@ class Dead(QueueCommand):
     """Print the newest tickets that failed too often, each with the reason."""
 
     def read(self, connection: Connection) -> Result:
-        """Return the newest dead tickets, at most 50."""
+        """Return the newest dead tickets, at most 50. Raise RunNotReady without the run."""
         found = read_dead(connection, self.run.name, _DEAD_SHOWN)
         text = "\n".join(f"{ticket:<24}{printable(reason)}" for ticket, reason in found) or "none"
         return Result(text, [{"ticket": ticket, "reason": reason} for ticket, reason in found])
@@ -91,7 +91,7 @@ class Discard(QueueCommand):
     yes: CliToggleFlag[bool] = Field(False, description="confirm: work in flight is deleted too")
 
     def read(self, connection: Connection) -> Result:
-        """Delete the run's keys and return their number. Raise ConfigError without --yes."""
+        """Delete the run's keys and return how many, 0 without a run. Raise ConfigError if not --yes."""
         run, server = self.run.name, connection.address
         if not self.yes:
             raise ConfigError(

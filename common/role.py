@@ -14,7 +14,7 @@ from penstock.common.guard import guard_children
 
 
 def begin_role() -> threading.Event:
-    """Return stop_on_signals(). Child processes end with this one, even when it is killed with -9."""
+    """Start a guard that kills child processes once this one has ended; return stop_on_signals()."""
     guard_children()
     return stop_on_signals()
 
@@ -22,11 +22,12 @@ def begin_role() -> threading.Event:
 def stop_on_signals() -> threading.Event:
     """Return an event that the first SIGINT or SIGTERM sets: the role's loop finishes the work it holds.
 
-    The second signal ends the process at once.
+    The second signal ends the process at once. Raise ValueError outside of the main thread.
     """
     stopping = threading.Event()
 
     def stop(number: int, _frame: FrameType | None) -> None:
+        """Set the event; at the second signal end the process with exit code 128 + `number`."""
         if stopping.is_set():
             os._exit(128 + number)
         stopping.set()
@@ -40,7 +41,8 @@ def connect(redis_url: str, run: RunSettings, stopping: threading.Event) -> Conn
     """Return a connection to REDIS_URL, or to the server that `penstock up` started for the run.
 
     When the server is lost, the connection retries until RUN_SERVER_TIMEOUT_S is over or `stopping` is
-    set. Raise ConfigError if no server is known.
+    set. Raise ConfigError if no server is known or it cannot be used, ServerUnavailable if it does not
+    answer.
     """
     url = redis_url or started_server(run.folder)
     return Connection(url, run.connect_timeout_s, run.server_timeout_s, stopping)

@@ -42,8 +42,8 @@ class Connection:
     acknowledged writes, so a caller that relies on such writes checks them after each restart.
 
     Raise ConfigError for a URL, password, version or eviction policy that cannot work, and
-    ServerUnavailable if no server answers within `connect_timeout_s`. Later each command waits for
-    a lost server, for `server_timeout_s` or until `stopping` is set.
+    ServerUnavailable if no server answers within `connect_timeout_s`, or before `stopping` is set. Later
+    each command waits for a lost server, for `server_timeout_s` or until `stopping` is set.
     """
 
     def __init__(
@@ -73,15 +73,15 @@ class Connection:
         self._check_eviction(connect_timeout_s)
 
     def _on_connect(self, connection: redis.Connection) -> None:
-        """Log in on a new socket, and note that the server may have been restarted."""
+        """Log in on a new socket, and note a possible restart of the server. Raise redis's errors."""
         connection.on_connect()  # type: ignore[no-untyped-call]
         self._new_socket.set()
 
     def execute(self, name: str, *arguments: Argument) -> Any:
         """Send an idempotent command and return the reply. Send it again while the server is away.
 
-        Raise ServerUnavailable after the server's timeout, and RunTaken, RunNotReady or ConfigError by
-        what the server replied.
+        Raise ServerUnavailable after the server's timeout or if `stopping` is set meanwhile. Raise
+        RunTaken, RunNotReady, ConfigError or redis's ResponseError by what the server replied.
         """
         failpoint(f"{name}.before")
         send = partial(self._client.execute_command, name, *arguments)
@@ -90,7 +90,7 @@ class Connection:
         return reply
 
     def call(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        """Call one of the protocol's functions and return the reply, as `execute` does."""
+        """Call one of the protocol's functions and return the reply. Raise the errors of `execute`."""
         return self.call_each(function, keys, [args])[0]
 
     def call_each(
@@ -99,7 +99,8 @@ class Connection:
         """Call a function once per list of arguments, in one round trip. Return the replies in order.
 
         The whole pipeline is sent again when the connection is lost or the server refuses a call for
-        lack of memory, so the function must be idempotent. The failpoints are those of one call.
+        lack of memory, so the function must be idempotent. The failpoints are those of one call. Raise
+        the errors of `execute`.
         """
         head: tuple[Argument, ...] = ("FCALL", f"penstock_2_{function}", len(keys), *keys)
         failpoint(f"{function}.before")
@@ -110,7 +111,7 @@ class Connection:
         return replies
 
     def _send_all(self, commands: list[tuple[Argument, ...]]) -> list[Any]:
-        """Send the commands as one pipeline and return their replies. Raise the first error."""
+        """Send the commands as one pipeline and return the replies. Raise redis's first error."""
         pipeline = self._client.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
@@ -122,12 +123,12 @@ class Connection:
         return replies
 
     def load_functions(self) -> None:
-        """Load the protocol's functions into the server. Only the learner calls this."""
+        """Load the protocol's functions into the server, as the learner. Raise as `execute` does."""
         source = files("penstock.common.broker").joinpath("functions.lua").read_text()
         self.execute("FUNCTION", "LOAD", "REPLACE", source)
 
     def uptime(self) -> tuple[str, int]:
-        """Return the run_id of the server's process, and for how many ms it has run at least."""
+        """Return the run_id of the server's process and its least uptime in ms. Raise as `execute`."""
         info = self._retrying(lambda: self._client.info("server"), self._server_timeout_s)
         # The server counts a second that has only begun as a whole one.
         return info["run_id"], 1000 * max(0, int(info["uptime_in_seconds"]) - 1)
@@ -137,9 +138,10 @@ class Connection:
         self._client.close()
 
     def _retrying(self, send: Callable[[], Any], timeout_s: float, first: bool = False) -> Any:
-        """Return what `send` returns. Call `send` again while the server is away or out of memory.
+        """Return what `send` returns. Call `send` every 0.2 s while the server is away or out of memory.
 
-        Raise ServerUnavailable after `timeout_s` or on a stop. `first`: no log lines, no restart check.
+        Raise ServerUnavailable after `timeout_s` or on a stop, ConfigError for a wrong login or version,
+        and the errors of `_raise_translated`. `first`: no log lines, no restart check.
         """
         lost: Deadline | None = None
         while True:
@@ -178,7 +180,7 @@ class Connection:
             time.sleep(_RETRY_EVERY_S)
 
     def _notice_restart(self) -> None:
-        """Count a restart if another server process answers. Raise ConfigError for a version too old."""
+        """Count and log a restart of the server. Raise ConfigError if too old, or redis's errors."""
         self._new_socket.clear()
         info = self._client.info("server")
         if info["run_id"] != self._server_id:
@@ -197,7 +199,7 @@ class Connection:
             )
 
     def _check_eviction(self, timeout_s: float) -> None:
-        """Raise ConfigError if the server may delete keys when its memory is full."""
+        """Raise ConfigError if the server may delete keys when full, and the errors of `_retrying`."""
         info = self._retrying(lambda: self._client.info("memory"), timeout_s)
         policy = info.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":
@@ -213,7 +215,7 @@ def text(value: bytes | str) -> str:
 
 
 def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> None:
-    """Raise the error of ours that the server's error means.
+    """Raise RunTaken, ConfigError or RunNotReady, whichever the server's error means.
 
     Raise the server's error itself if unknown. Return only if waiting can help: the server is out of
     memory or cannot write to its disk.

@@ -34,7 +34,8 @@ class LearnerWatch:
     def check(self) -> None:
         """Read the heartbeat, at most once a second, and log a warning while it is missing.
 
-        Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without a heartbeat.
+        Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without a heartbeat, and the errors of
+        `_describe`.
         """
         if time.monotonic() < self._poll_at:
             return
@@ -51,7 +52,7 @@ class LearnerWatch:
             log.warning(shorten(f"{missing}: {self._describe(sign)}"))
 
     def _describe(self, sign: LearnerSign) -> str:
-        """Return who the learner is, the announced weights, and what the run waits for."""
+        """Return learner, weights and what is awaited. Raise MalformedMessage, or as Connection.call."""
         weights = self._view.weights()
         version = f"weights {weights.version} are announced" if weights else "no weights are announced"
         waiting = describe_waiting(self._connection, self._keys, self._run.lease_s)

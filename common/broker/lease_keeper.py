@@ -31,16 +31,16 @@ class LeaseKeeper:
         self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread. Call this once."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread. The leases of held entries expire."""
+        """Stop the thread, waiting at most 5 s for it. The leases of held entries expire."""
         self._stop.set()
         self._thread.join(timeout=5)
 
     def hold(self, stream: WorkStream, entry: Entry, on_lost: Callable[[], None]) -> None:
-        """Renew this entry's lease from now on."""
+        """Renew this entry's lease from now on; call `on_lost`, in the thread, if it is lost."""
         with self._lock:
             if not self._held:
                 self._stall.restart()
@@ -52,6 +52,7 @@ class LeaseKeeper:
             self._held.pop((stream, entry.id), None)
 
     def _run(self) -> None:
+        """Renew the leases every quarter of a lease until `stop`. Log a PenstockError and continue."""
         while not self._stop.wait(self._interval_s):
             try:
                 self._renew()
@@ -59,7 +60,7 @@ class LeaseKeeper:
                 log.warning(shorten(f"Leases were not renewed: {error}"))
 
     def _renew(self) -> None:
-        """Renew all held leases, unless progress has stalled. Call `on_lost` of each lost one."""
+        """Renew leases unless stalled. Call `on_lost` of lost ones. Raise as Connection.call does."""
         if self._stalled():
             return
         with self._lock:
@@ -74,7 +75,7 @@ class LeaseKeeper:
                     on_lost()
 
     def _stalled(self) -> bool:
-        """Return whether entries are held and progress has not changed for the stall timeout."""
+        """Return, and log, whether entries are held and progress stood still for the stall timeout."""
         progress = self._progress()
         with self._lock:
             if not self._held:

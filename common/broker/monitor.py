@@ -105,7 +105,7 @@ class Audit:
 
 
 def read_status(connection: Connection, run: str) -> RunStatus:
-    """Return the run's present state. Raise RunNotReady if the server holds no such run."""
+    """Return the run's state. Raise RunNotReady without the run, or as RunView.weights does."""
     keys, view = _view(connection, run)
     totals, places = view.audit()
     contract, weights, now_ms = view.contract(), view.weights(), _now_ms(connection)
@@ -127,7 +127,7 @@ def read_status(connection: Connection, run: str) -> RunStatus:
 
 
 def read_audit(connection: Connection, run: str) -> Audit:
-    """Return the run's tickets at one instant. Raise RunNotReady if the server holds no such run."""
+    """Return the run's tickets at one instant. Raise RunNotReady without a run, or as RunView.audit."""
     _, view = _view(connection, run)
     totals, in_flight = read_in_flight(connection, view)
     ended: dict[str, int] = {state: totals.get(state, 0) for state in END_STATES}
@@ -137,7 +137,7 @@ def read_audit(connection: Connection, run: str) -> Audit:
 def read_in_flight(connection: Connection, view: RunView) -> tuple[dict[str, int], tuple[InFlight, ...]]:
     """Return the ledger's totals and the open tickets, oldest entry first, at one instant.
 
-    Raise RunNotReady if no learner has set the run up.
+    Raise RunNotReady if no learner has set the run up, and the other errors of RunView.audit.
     """
     totals, places = view.audit()
     now_ms = _now_ms(connection)
@@ -158,7 +158,7 @@ def read_in_flight(connection: Connection, view: RunView) -> tuple[dict[str, int
 
 
 def read_consumers(connection: Connection, key: str) -> tuple[ConsumerStatus, ...]:
-    """Return the processes that read a work stream, dead ones included. Empty if there is no stream."""
+    """Return a stream's readers, dead ones too; () without the stream. Raise as Connection.execute."""
     if not (connection.execute("EXISTS", key) and connection.execute("XINFO", "GROUPS", key)):
         return ()
     return tuple(
@@ -168,19 +168,19 @@ def read_consumers(connection: Connection, key: str) -> tuple[ConsumerStatus, ..
 
 
 def read_dead(connection: Connection, run: str, count: int) -> list[tuple[str, str]]:
-    """Return the `count` newest dead tickets with the reasons, newest first. Raise RunNotReady."""
+    """Return the newest dead tickets with reasons, newest first. Raise RunNotReady without the run."""
     keys, _ = _view(connection, run)
     entries = connection.execute("XREVRANGE", keys.dead, "+", "-", "COUNT", count)
     return [(text(fields[b"t"]), text(fields[b"reason"])) for _, fields in entries]
 
 
 def discard_run(connection: Connection, run: str) -> int:
-    """Delete all keys of the run from the server. Return how many were deleted."""
+    """Delete all keys of the run; return how many there were. Raise as Connection.execute does."""
     return int(connection.execute("DEL", *Keys(run).all))
 
 
 def _view(connection: Connection, run: str) -> tuple[Keys, RunView]:
-    """Return the run's keys and view. Raise RunNotReady if no learner has claimed the run."""
+    """Return the run's keys and view. Raise RunNotReady if it is unclaimed, or as Connection.execute."""
     keys = Keys(run)
     view = RunView(connection, keys)
     if view.incarnation() == 0:
@@ -192,7 +192,7 @@ def _view(connection: Connection, run: str) -> tuple[Keys, RunView]:
 
 
 def _read_stream(connection: Connection, key: str, now_ms: int) -> StreamStatus:
-    """Return the status of the stream with this key."""
+    """Return the status of the stream with this key. Raise as Connection.execute does."""
     depth = int(connection.execute("XLEN", key))
     first = connection.execute("XRANGE", key, "-", "+", "COUNT", 1)
     consumers = read_consumers(connection, key)
@@ -202,7 +202,7 @@ def _read_stream(connection: Connection, key: str, now_ms: int) -> StreamStatus:
 
 
 def _now_ms(connection: Connection) -> int:
-    """Return the server's time in ms since 1970, by which the ids of entries count."""
+    """Return the server's time in ms since 1970, as ids of entries have. Raise as Connection.execute."""
     seconds, microseconds = connection.execute("TIME")
     return int(seconds) * 1000 + int(microseconds) // 1000
 

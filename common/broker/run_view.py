@@ -45,7 +45,7 @@ class LearnerSign:
     phase: str
 
     def __str__(self) -> str:
-        """Return a part of a sentence, such as "the learner is process 7 (incarnation 2)"."""
+        """Return "the learner is process 7 (incarnation 2)", or that no learner has claimed the run."""
         if not self.holder:
             return "no learner has claimed the run"
         doing = f", when last seen: {self.phase}" if self.phase else ""
@@ -60,31 +60,34 @@ class RunView:
         self._connection = connection
 
     def contract(self) -> bytes | None:
-        """Return the encoded contract, or None before the learner has set the run up."""
+        """Return the encoded contract, None before the setup. Raise as Connection.execute does."""
         return cast(bytes | None, self._connection.execute("GET", self.keys.contract))
 
     def weights(self) -> Weights | None:
-        """Return the announced weights, or None before the first announcement."""
+        """Return the announced weights or None. Raise MalformedMessage, or as Connection.execute."""
         data = self._connection.execute("GET", self.keys.weights)
         return None if data is None else decode(data, Weights)
 
     def ended(self) -> bool:
-        """Return whether the run has ended, so that actors and rewarders may leave."""
+        """Return whether the learner has ended the run. Raise as Connection.execute does."""
         return bool(self._connection.execute("GET", self.keys.state) == b"ended")
 
     def incarnation(self) -> int:
-        """Return the learner's present incarnation on this server, 0 before the first claim."""
+        """Return the learner's incarnation, 0 before any claim. Raise as Connection.execute does."""
         return int(self._connection.execute("HGET", self.keys.fence, "incarnation") or 0)
 
     def learner(self) -> LearnerSign:
-        """Return the learner's last heartbeat, with an empty holder before the first claim."""
+        """Return the last heartbeat, with holder "" before a claim. Raise as Connection.execute does."""
         names = ("holder", "incarnation", "seen", "phase")
         found = self._connection.execute("HMGET", self.keys.fence, *names)
         holder, incarnation, seen, phase = (text(value or b"") for value in found)
         return LearnerSign(holder, int(incarnation or 0), seen, phase)
 
     def audit(self) -> tuple[dict[str, int], list[Place]]:
-        """Return the ledger's totals and the open tickets, at one instant. Raise RunNotReady."""
+        """Return the ledger's totals and the open tickets, at one instant.
+
+        Raise RunNotReady before setup, MalformedMessage for a wrong ticket id, or as Connection.call.
+        """
         totals, places = self._connection.call(
             "audit", [self.keys.open, self.keys.ledger, *self.keys.work_streams], []
         )
@@ -102,6 +105,7 @@ def wait_for_contract(view: RunView, timeout_s: float, stopping: threading.Event
     """Return the encoded contract of the run, or None if `stopping` is set first.
 
     Raise DeadlineExceeded if for `timeout_s` no contract was published and no learner sent a heartbeat.
+    The wait is logged every 30 s. Raise also as Connection.execute does.
     """
     deadline = Deadline(timeout_s)
     while not stopping.is_set():

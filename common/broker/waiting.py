@@ -22,7 +22,7 @@ def describe_waiting(connection: Connection, keys: Keys, lease_s: float) -> str:
     """Return who holds the open tickets since when, and which role has no process, in one sentence.
 
     A process counts as running if it asked for work or renewed a lease within `lease_s`. Each ticket is
-    logged at debug level. Raise RunNotReady.
+    logged at debug level. Raise RunNotReady without a run, or as RunView.audit.
 
     Example: "no rewarder is running, rewarder-host-71-0c31fa was last seen 29 s ago;
     rewarder-host-71-0c31fa holds 2 groups since 31 s"
@@ -39,7 +39,7 @@ def describe_waiting(connection: Connection, keys: Keys, lease_s: float) -> str:
 
 
 def _describe_tickets(stream: str, holder: str, tickets: list[InFlight]) -> str:
-    """Return a clause on the tickets of one stream with one holder, "" if no process holds them."""
+    """Return a clause on one stream's tickets of one holder; `holder` is "" if nobody holds them."""
     noun = _HOLDS.get(stream, "result")
     count, verb = (f"1 {noun}", "waits") if len(tickets) == 1 else (f"{len(tickets)} {noun}s", "wait")
     since_s = max(ticket.since_s for ticket in tickets)
@@ -49,7 +49,7 @@ def _describe_tickets(stream: str, holder: str, tickets: list[InFlight]) -> str:
 
 
 def _describe_absence(connection: Connection, keys: Keys, role: str, lease_s: float) -> str:
-    """Return a sentence if no process of the role is running, else an empty text."""
+    """Return a sentence if no process of the role is running, else "". Raise as Connection.execute."""
     streams = [getattr(keys, stream) for stream, filled_by in _FILLED_BY.items() if filled_by == role]
     consumers = [found for key in streams for found in read_consumers(connection, key)]
     last = min(consumers, key=lambda consumer: consumer.idle_s, default=None)

@@ -56,9 +56,9 @@ class WorkStream:
         self._lease_ms = int(lease_s * 1000)
 
     def take(self, count: int, block_ms: int = 0) -> list[Entry]:
-        """Take up to `count` new entries for this consumer. Wait up to `block_ms` for the first.
+        """Take up to `count` new entries; [] if none comes within `block_ms`, at most 1 s.
 
-        Raise MalformedMessage for a wrong ticket id.
+        Raise MalformedMessage for a wrong ticket id, and the errors of Connection.execute.
         """
         block = ("BLOCK", min(block_ms, BLOCK_MS)) if block_ms > 0 else ()
         reply = self._connection.execute(
@@ -72,7 +72,11 @@ class WorkStream:
         ]
 
     def reclaim(self, count: int) -> list[Entry]:
-        """Take over up to `count` entries whose lease expired, and count a failed attempt for each."""
+        """Take over up to `count` entries whose lease expired, and count a failed attempt for each.
+
+        Return [] while the server has run for less than a lease. Raise MalformedMessage for a wrong
+        ticket id, and the errors of Connection.call.
+        """
         server, up_ms = self._connection.uptime()
         args = (self.consumer, self._lease_ms, count, self.max_attempts, server, up_ms)
         reply = self._connection.call("reclaim", self._lease_keys, args)
@@ -91,21 +95,22 @@ class WorkStream:
     def mark_alone(self, entry: Entry) -> bool:
         """Record that the ticket runs alone, so that a lost lease from now on dooms the ticket.
 
-        Return False if the lease was lost before: another consumer may hold the ticket.
+        Return False if the lease was lost before: another consumer may hold the ticket. Raise as
+        Connection.call does.
         """
         return bool(self._connection.call("mark_alone", self._lease_keys, [self.consumer, entry.id]))
 
     def renew(self, entries: Iterable[str]) -> list[bool]:
-        """Renew the leases of entry ids. Return for each whether this consumer holds the entry."""
+        """Renew leases by entry id. Return for each whether it is held. Raise as Connection.call."""
         reply = self._connection.call("renew", self._lease_keys, [self.consumer, *entries])
         return [bool(owned) for owned in reply]
 
     def handoff(self, entry: Entry, destination: str, payload: bytes) -> bool:
-        """Replace the entry by `payload` on the next stream. Return False if another was first."""
+        """Replace the entry by `payload` on a stream; False if another did. Raise as Connection.call."""
         return self.handoff_all([(entry, payload)], destination)[0]
 
     def handoff_all(self, finished: Sequence[tuple[Entry, bytes]], destination: str) -> list[bool]:
-        """Hand off several entries in one round trip. Return for each what `handoff` returns."""
+        """Hand off several entries in one round trip. Return for each, and raise, as `handoff` does."""
         replies = self._connection.call_each(
             "handoff",
             [*self._ticket_keys, destination],
@@ -114,26 +119,29 @@ class WorkStream:
         return [bool(reply) for reply in replies]
 
     def give_back(self, entry: Entry) -> bool:
-        """Put the entry back without counting an attempt. Return False if another consumer holds it."""
+        """Put the entry back, uncounted. Return False if it is not held. Raise as Connection.call."""
         return self._put_back(entry, failures=0) >= 0
 
     def fail(self, entry: Entry, purpose: Purpose, reason: str) -> bool:
         """Count a failed attempt and put the entry back, or bury the ticket after the last attempt.
 
-        Return True if the ticket was buried.
+        Return True if the ticket was buried. Raise as Connection.call does.
         """
         attempts = self._put_back(entry, failures=1)
         return attempts >= self.max_attempts and self.bury(entry, purpose, reason)
 
     def _put_back(self, entry: Entry, failures: int) -> int:
-        """Put the entry back. Return its failed attempts, or -1 if another consumer holds the entry."""
+        """Put the entry back and count `failures`. Return its failed attempts, -1 if it is not held.
+
+        After the last failed attempt the entry stays for `bury`. Raise as Connection.call does.
+        """
         args = (self.consumer, entry.id, entry.ticket, failures, self.max_attempts)
         return int(self._connection.call("put_back", self._ticket_keys, args))
 
     def bury(self, entry: Entry, purpose: Purpose, reason: str) -> bool:
         """End the ticket as dead: payload and reason go to the stream `dead`, a verdict to the learner.
 
-        Return False if another consumer holds the entry.
+        Return False if another consumer holds the entry. Raise as Connection.call does.
         """
         verdict = encode(Verdict(entry.ticket, "dead", reason))
         keys = (*self._ticket_keys, self._keys.outcomes_for(purpose), self._keys.dead)
@@ -141,5 +149,5 @@ class WorkStream:
         return bool(self._connection.call("bury", keys, args))
 
     def leave(self) -> None:
-        """Remove this consumer from the stream, unless the consumer still holds entries."""
+        """Remove this consumer from the stream unless it holds entries. Raise as Connection.call."""
         self._connection.call("remove_consumer", [self.stream], [self.consumer])
