@@ -61,7 +61,7 @@ def arm(armed: Armed | None) -> None:
 
 
 def _from_environment() -> Armed | None:
-    """Return the place that PENSTOCK_FAILPOINT names. Exit with code 78 for a malformed value.
+    """Return the place that PENSTOCK_FAILPOINT names, or None. Exit with code 78 for a malformed value.
 
     This runs at import, where no caller can catch an error.
     """

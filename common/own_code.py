@@ -25,7 +25,7 @@ def find_code(source: str, setting: str) -> ModuleSpec:
     """Return where the code of a source is: a file, or a module that can be imported here.
 
     Only the packages around a module are run. `setting`, such as "LEARNER_REWARDS=short.py:short",
-    begins the text of errors. Raise ConfigError if the code is not found.
+    begins the text of errors. Raise ConfigError if the code is not found or a package around it fails.
     """
     if source.endswith(".py"):
         path = Path(source).absolute()
@@ -51,7 +51,7 @@ def path_of(code: ModuleSpec) -> Path:
 
 
 def digest_of(code: ModuleSpec) -> str:
-    """Return the SHA-256 of the code's file, in hexadecimal digits."""
+    """Return the SHA-256 of the code's file, in hexadecimal. Raise OSError if it cannot be read."""
     return hashlib.sha256(path_of(code).read_bytes()).hexdigest()
 
 

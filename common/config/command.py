@@ -48,6 +48,7 @@ class Command(BaseSettings):
         """Return the sources of values: flags, then variables, then the file of --env-file.
 
         Variables give values only to a command with --env-file, and none to `learner help SECTION`.
+        Raise ConfigError for an unknown variable.
         """
         given = init_settings()
         if "env_file" not in cls.model_fields or given.get("words"):
@@ -70,7 +71,7 @@ class CommandGroup(Command):
     """Commands under one name, such as `queues status`. Every field is one of them."""
 
     def execute(self) -> int:
-        """Execute the command that was named on the command line."""
+        """Execute the command that was named; return its exit code and raise what it raises."""
         chosen = get_subcommand(self, cli_exit_on_error=False)
         assert isinstance(chosen, Command)
         return chosen.execute()
@@ -91,7 +92,7 @@ class ResultCommand(Command):
     as_json: CliToggleFlag[bool] = Field(False, validation_alias="json", description="print JSON lines")
 
     def show(self, result: Result) -> int:
-        """Print the result as text or as JSON and return its exit code."""
+        """Print the result as text or JSON; return its exit code, also if the reader has left."""
         lines = [json.dumps(row) for row in result.rows] if self.as_json else [result.text]
         try:
             print("".join(f"{line}\n" for line in lines), end="", flush=True)
@@ -106,7 +107,8 @@ CommandType = TypeVar("CommandType", bound=Command)
 def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | None = None) -> int:
     """Execute a command line, by default that of the process, and return the exit code.
 
-    Errors that a user can meet are printed on standard error. Without arguments a group prints its help.
+    A PenstockError is printed on standard error and gives its exit code; other errors are raised.
+    SystemExit, as after --help, gives 0. Without arguments a group prints its help.
     """
     given = sys.argv[1:] if arguments is None else arguments
     default = ["--help"] if issubclass(kind, CommandGroup) else []
@@ -144,7 +146,7 @@ def parser_of(kind: type[Command], prog: str, **texts: str) -> tuple[Parser, Cli
 
 
 def build(kind: type[CommandType], values: Mapping[str, object]) -> CommandType:
-    """Return a command of values and variables. Raise ConfigError with one line per mistake."""
+    """Return a command of values and variables. Raise ConfigError with a line per mistake."""
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:

@@ -18,6 +18,7 @@ class HelpFormatter(RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=38, width=100)
 
     def _get_help_string(self, action: Action) -> str:
+        """Return a flag's help without a default that is empty."""
         return _EMPTY_DEFAULT.sub("", action.help or "")
 
 

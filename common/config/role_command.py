@@ -34,7 +34,7 @@ class RunCommand(SettingsCommand):
     run: RunSettings = Field(RunSettings(), description="Shared by all processes of a run (RUN_*).")
 
     def execute(self) -> int:
-        """Do the work, or with --dry-run print the settings."""
+        """Do the work, or with --dry-run print the settings; return the exit code. Raise as `work`."""
         if self.dry_run:
             for name, value in environment_of(self).items():
                 print(f"{name}={value}")
@@ -61,13 +61,13 @@ class RoleCommand(RunCommand):
     @field_validator("words")
     @classmethod
     def _only_help(cls, words: list[str]) -> list[str]:
-        """Raise ValueError unless the words are none, `help`, or `help SECTION`."""
+        """Return the words. Raise ValueError unless they are none, `help`, or `help SECTION`."""
         if words[:1] not in ([], ["help"]) or len(words) > 2:
             raise ValueError(f"unexpected argument: {' '.join(words)}; see `{cls.role} --help`")
         return words
 
     def execute(self) -> int:
-        """Run the role until its end, or print the help that was asked for."""
+        """Run the role, or print the help asked for; return the exit code. Raise PenstockError."""
         if not self.words:
             return super().execute()
         text = self.section_help(self.words[1]) if self.words[1:] else self.overview(self.role)

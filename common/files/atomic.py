@@ -26,7 +26,7 @@ def make_folder(folder: Path, setting: str = "RUN_DIR") -> None:
 
 
 def sync_path(path: Path) -> None:
-    """Sync a file or a folder: files created or renamed in a synced folder survive a power cut."""
+    """Sync a file or folder, so that files made or renamed in it survive a power cut. Raise OSError."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -35,7 +35,7 @@ def sync_path(path: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Replace a file as a whole: write a temporary file beside it, sync, rename. Raise OSError."""
+    """Replace a file as a whole: write one beside it, sync, rename. Raise OSError if that fails."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
@@ -53,7 +53,8 @@ def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:
 def append_whole(file: FileIO, data: bytes, end: int, sync: bool = True) -> None:
     """Append `data` at offset `end`, after cutting off what a failed attempt left there. Raise OSError.
 
-    If the write fails, the file is cut back to `end`, now or by the next attempt. `file` is unbuffered.
+    If the write fails, raise OSError; the file is cut back to `end`, now or by the next attempt. `file`
+    is unbuffered.
     """
     file.truncate(end)
     file.seek(end)
@@ -71,7 +72,7 @@ def append_whole(file: FileIO, data: bytes, end: int, sync: bool = True) -> None
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder. When the block ends without an error, sync it and rename it to `path`.
+    """Yield a temporary folder. When the block ends without an error, sync it and put it at `path`.
 
     If the block raises, the folder is deleted. If the disk is full, raise OSError instead of the block's
     error, which may not name a full disk.
@@ -100,7 +101,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def _full_disk(folder: Path) -> OSError | None:
-    """Return the OSError of writing 64 KiB, or None: torch's errors do not name a full disk."""
+    """Return the OSError of writing 64 KiB there, else None: torch's errors do not name a full disk."""
     try:
         (folder / "probe").write_bytes(bytes(1 << 16))
     except OSError as error:
@@ -125,6 +126,6 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal."""
+    """Return the SHA-256 of a file in hexadecimal. Raise OSError if it cannot be read."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

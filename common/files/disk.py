@@ -24,7 +24,7 @@ _POLL_S = 1.0
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error means a full disk or quota. Safetensors states that in its text only."""
+    """Return whether an error means a full disk or quota. Safetensors states that in its text only."""
     if isinstance(error, OSError):
         return error.errno in _FULL
     return any(os.strerror(code) in str(error) for code in _FULL)
@@ -39,10 +39,11 @@ class Disk:
     phases: Phases = field(default_factory=Phases)  # polled by the wait: this process has not hung
 
     def write(self, what: str, path: Path, action: Callable[[], T], needed: int | None = None) -> T:
-        """Return what `action` returns, retried while the disk is full. Raise DiskFull.
+        """Return what `action` returns, retried while the disk is full. Raise DiskFull if that lasts.
 
-        When `action` raises, it must leave nothing half written. `needed` is about how many bytes it
-        writes: a retry waits until as many are free. `what` and `path` are for log and error.
+        DiskFull comes after `timeout_s` or if `stopping` is set; other errors of `action` are raised at
+        once. When `action` raises, it must leave nothing half written. `needed` is about how many bytes
+        it writes: a retry waits until as many are free. `what` and `path` are for log and error.
         """
         deadline = Deadline(self.timeout_s, longest_gap_s=math.inf)  # attempts count, however long
         wait = _Wait(what, path, needed, deadline)
@@ -56,7 +57,7 @@ class Disk:
                 self._wait(wait, max(_POLL_S, deadline.waited_s - started_s), error)
 
     def _wait(self, wait: "_Wait", pause_s: float, error: Exception) -> None:
-        """Wait for a pause, as long as the attempt took, and until there is room. Raise DiskFull."""
+        """Log, wait `pause_s` and until there is room. Raise DiskFull on a stop or at the timeout."""
         while True:
             over = pause_s > wait.deadline.remaining_s
             if over or self.stopping.is_set():

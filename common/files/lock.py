@@ -21,7 +21,8 @@ def hold_lock(path: Path, what: str) -> Iterator[list[str]]:
     """Hold the lock during the block. Raise RunTaken if another process holds it, naming that process.
 
     Yield the names of the processes that held the lock before, newest first: none of them holds it now.
-    `what` names the kind of process in the error, such as "learner".
+    `what` names the kind of process in the error, such as "learner". Raise ConfigError if the folder
+    cannot be made.
     """
     make_folder(path.parent)
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+", encoding="utf-8") as file:

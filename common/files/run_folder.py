@@ -37,31 +37,31 @@ class RunFolder:
         self.server_log = self.server / "server.log"
 
     def claim(self, incarnation: int) -> Path:
-        """The file by which a learner claimed this incarnation."""
+        """Return the file by which a learner claimed this incarnation."""
         return self.claims / f"{incarnation:06d}.json"
 
     def segment(self, incarnation: int, start: int) -> Path:
-        """The journal file of an incarnation that begins at this offset."""
+        """Return the journal file of an incarnation that begins at this offset."""
         return self.journal / f"{incarnation:06d}-{start:012d}.journal"
 
     def checkpoint(self, incarnation: int, step: int) -> Path:
-        """The folder of an incarnation's checkpoint after a step, such as checkpoints/000002-00000040"""
+        """Return the folder of an incarnation's checkpoint, such as checkpoints/000002-00000040."""
         return self.checkpoints / f"{incarnation:06d}-{step:08d}"
 
     def version(self, incarnation: int, step: int) -> Path:
-        """The absolute folder of a published version."""
+        """Return the absolute folder of a published version."""
         return self.versions.absolute() / f"{incarnation:06d}-{step:08d}"
 
     def best_model(self, step: int) -> Path:
-        """The folder of the best model, if the version of this step is the best."""
+        """Return the folder of the best model, if the version of this step is the best."""
         return self.best / f"{step:08d}"
 
     def completion_table(self, step: int) -> Path:
-        """The Parquet file with the completions of this step."""
+        """Return the Parquet file with the completions of this step."""
         return self.completions / f"completions_{step:05d}.parquet"
 
     def results(self, name: Literal["train", "eval"]) -> Path:
-        """The file with the final metrics of the training or of the newest evaluation."""
+        """Return the file with the final metrics of the training or of the newest evaluation."""
         return self.path / f"{name}_results.json"
 
     def newest_incarnation(self) -> int:
@@ -92,31 +92,35 @@ class LearnerFolder(RunFolder):
     def write(
         self, what: str, path: Path, action: Callable[[], T], needed: int | None, waits: bool = True
     ) -> T:
-        """Return what `action` returns, which writes `what` to `path`. Raise RunTaken, DiskFull.
+        """Return what `action` returns, which writes `what` to `path`; raise its errors.
 
-        See Disk.write for the arguments. With `waits` False a full disk raises DiskFull at once.
+        Raise RunTaken if a later learner has claimed the folder, DiskFull as Disk.write does, which
+        explains the arguments. With `waits` False a full disk raises DiskFull at once.
         """
 
         def attempt() -> T:
+            """Return what `action` returns; raise RunTaken if this learner was superseded."""
             self.check_not_superseded()
             return action()
 
         return (self.disk if waits else Disk()).write(what, path, attempt, needed)
 
     def write_file(self, path: Path, data: bytes) -> None:
-        """Replace a file of the run as a whole. Raise RunTaken, DiskFull."""
+        """Replace a file of the run as a whole. Raise RunTaken or DiskFull as `write` does."""
         path.parent.mkdir(exist_ok=True)
         self.write(path.name, path, lambda: write_whole(path, data), len(data))
 
     def write_folder(
         self, what: str, path: Path, fill: Callable[[Path], None], waits: bool = True
     ) -> None:
-        """Write a folder aside, which `fill` fills, and rename it to `path`. Raise RunTaken, DiskFull.
+        """Write a folder aside, which `fill` fills, and rename it to `path`. Raise as `write` does.
 
-        A retry waits until there is as much room as the newest folder beside it takes.
+        A retry waits until there is as much room as the newest folder beside it takes. RunTaken: a later
+        learner has claimed the folder. DiskFull: no room came. Errors of `fill` are raised.
         """
 
         def write() -> None:
+            """Fill the temporary folder and rename it."""
             with whole_folder(path) as aside:
                 fill(aside)
 
@@ -125,7 +129,7 @@ class LearnerFolder(RunFolder):
         self.write(what, path, write, sum(file.stat().st_size for file in files) or None, waits)
 
     def remove_asides(self) -> None:
-        """Delete folders that a killed learner had not finished writing. Raise RunTaken."""
+        """Delete folders that a killed learner left unfinished. Raise RunTaken if superseded."""
         for parent in (self.versions, self.checkpoints, self.best):
             self.check_not_superseded()
             for aside in parent.glob(".*"):

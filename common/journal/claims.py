@@ -106,6 +106,6 @@ def read_chain(
 
 
 def lengths_on_chain(run_folder: RunFolder, newest: Claim) -> dict[int, int]:
-    """Return, by incarnation, how many bytes of its journal are part of the run up to `newest`."""
+    """Return, by incarnation, its journal's bytes up to `newest`. Raise ConfigError for a bad claim."""
     lengths = {claim.parent: claim.parent_length for claim in read_claims(run_folder).values()}
     return lengths | {newest.parent: newest.parent_length}

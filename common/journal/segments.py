@@ -59,7 +59,7 @@ def encode_record(record: dict[str, Any]) -> bytes:
 
 
 def list_segments(run_folder: RunFolder, incarnation: int) -> list[Segment]:
-    """Return the files of an incarnation's journal, by start."""
+    """Return the files of an incarnation's journal, by start; [] if it has none."""
     found = run_folder.journal.glob(f"{incarnation:06d}-*.journal")
     segments = [Segment(path, int(path.stem.partition("-")[2])) for path in found]
     return sorted(segments, key=lambda segment: segment.start)

@@ -87,9 +87,11 @@ class SandboxPool:
         self._start_processes()
 
     def __enter__(self) -> Self:
+        """Return this pool."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Kill the processes as `close` does."""
         self.close()
 
     def run(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T | Mistake:
@@ -111,7 +113,7 @@ class SandboxPool:
                 self.finished += 1
 
     def close(self) -> None:
-        """Kill all processes. Closing twice does no harm."""
+        """Kill all idle processes. Closing twice does no harm; a later `run` waits for ever."""
         processes = [self._idle.get() for _ in range(self._idle.qsize())]
         for process in processes:
             _stop(process)
@@ -120,7 +122,7 @@ class SandboxPool:
         self._end_strays()
 
     def _start_processes(self) -> None:
-        """Start all processes side by side and wait until they are ready; if one fails, kill all."""
+        """Start all processes and wait for all. If one fails, kill all and raise its error."""
         start_fork_server(_CONTEXT, self._settings.environment, self._settings.preload)
         count = self._settings.workers
         with ThreadPoolExecutor(count) as threads:
@@ -165,7 +167,7 @@ class SandboxPool:
     def _run_in(
         self, process: pebble.ProcessPool, work: Callable[[*Ts], T], arguments: tuple[*Ts]
     ) -> T | Mistake:
-        """Return the result of `work` in a process, or a Mistake if the call or the process failed."""
+        """Return the result of `work`, or a Mistake if it or the process failed. Raise as `run`."""
         timeout_s, call_arguments = self._settings.timeout_s, (self._memory_bytes, work, arguments)
         try:
             future = process.schedule(call, args=call_arguments, timeout=timeout_s)
@@ -181,12 +183,14 @@ class SandboxPool:
             return Mistake(self._cause_of_death(getattr(error, "exitcode", None)))
 
     def _cause_of_death(self, exit_code: int | None) -> str:
+        """Return the text of a Mistake about a process that ended with this exit code."""
         if exit_code == OUT_OF_MEMORY:
             setting = f"{self._settings.section}_MEMORY_GIB={self._settings.memory_gib:g}"
             return f"needs more memory than {setting} allows"
         return f"killed its process (exit code {exit_code})"
 
     def _new_process(self) -> pebble.ProcessPool:
+        """Return a process that is starting. Start the fork server again if that has ended."""
         start_fork_server(_CONTEXT, self._settings.environment, self._settings.preload)  # if it died
         return pebble.ProcessPool(1, _CALLS_PER_PROCESS, prepare, (self._limits,), _CONTEXT)
 
@@ -210,6 +214,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _kill(process: pebble.ProcessPool) -> None:
+    """Kill a process and wait until it has ended."""
     _stop(process)
     process.join()
 

@@ -50,7 +50,7 @@ class Mistake:
 
 
 def prepare(limits: Limits) -> None:
-    """Set up a new sandbox process: signals, process group, limits, user, end with the parent."""
+    """Set up a sandbox process: signals, limits, user, end with parent. Raise OSError if that fails."""
     # A SIGTERM to the process group is for the role, which finishes the calls in progress.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     (Path(limits.names) / str(os.getpid())).touch()

@@ -65,8 +65,9 @@ def become(uid: int, gid: int) -> None:
 def start_fork_server(context: ForkServerContext, kept: Sequence[str], preload: Sequence[str]) -> None:
     """Start the process from which sandbox processes are forked, unless it is running.
 
-    The fork server imports the modules `preload` and inherits only the variables in KEPT and `kept`.
-    It must be started here: multiprocessing would start it with all variables, passwords included.
+    The fork server imports the modules `preload` and inherits only the variables in KEPT and `kept`. It
+    must be started here: multiprocessing would start it with all variables, passwords included.
+    Meanwhile this process lacks its other variables.
     """
     context.set_forkserver_preload(["__main__", "penstock.common.sandbox.process", *preload])
     with _starting:

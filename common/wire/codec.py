@@ -27,7 +27,7 @@ PlainData = Any
 
 
 def encode(message: object) -> bytes:
-    """Return a message, a dataclass of messages.py or the contract, as bytes."""
+    """Return a message, a dataclass of messages.py or the contract, as bytes. Raise as `pack` does."""
     return pack([SCHEMA, type(message).__name__, _to_wire(message)])
 
 
@@ -55,17 +55,17 @@ def decode(data: bytes, *expected: type[Message]) -> Message:
 
 
 def decode_outcome(data: bytes) -> Outcome:
-    """Return the scored group or verdict in the bytes. Raise MalformedMessage."""
+    """Return the scored group or verdict in the bytes. Raise MalformedMessage if they hold neither."""
     return cast(Outcome, decode(data, ScoredGroup, Verdict))
 
 
 def pack(value: PlainData) -> bytes:
-    """Return plain data (numbers, strings, lists, maps, ...) as msgpack. Escape lone surrogates."""
+    """Return plain data as msgpack, lone surrogates escaped. Raise msgpack's error for other values."""
     return cast(bytes, msgpack.packb(value, use_bin_type=True, unicode_errors="backslashreplace"))
 
 
 def unpack(data: bytes) -> PlainData:
-    """Return the plain data in msgpack bytes. Raise MalformedMessage."""
+    """Return the plain data in msgpack bytes. Raise MalformedMessage if they are not msgpack."""
     try:
         return msgpack.unpackb(data, raw=False, strict_map_key=False)
     except (ValueError, TypeError) as error:  # TypeError: a map key that cannot be hashed
@@ -122,7 +122,7 @@ def _from_wire(kind: Any, value: PlainData, where: str) -> Any:
 
 
 def _dataclass(kind: type, value: PlainData, where: str) -> Any:
-    """Return a list of fields as the dataclass `kind`. Raise MalformedMessage."""
+    """Return a list of fields as the dataclass `kind`. Raise MalformedMessage if they do not fit."""
     specs = _field_types(kind)
     if not isinstance(value, list) or len(value) != len(specs):
         raise MalformedMessage(f"{where}: expected {len(specs)} fields, found {_brief(value)}")
@@ -131,7 +131,7 @@ def _dataclass(kind: type, value: PlainData, where: str) -> Any:
 
 
 def _optional(kinds: tuple[Any, ...], value: PlainData, where: str) -> Any:
-    """Return None, or the value as the one other type of a union. Raise MalformedMessage."""
+    """Return None, or the value as the one other type of a union. Raise MalformedMessage for others."""
     if value is None:
         return _checked(type(None) in kinds, value, "a value", where)
     (kind,) = (kind for kind in kinds if kind is not type(None))

@@ -39,7 +39,7 @@ class Contract:
 
 
 def hash_tokenizer(folder: Path) -> str:
-    """Return the SHA-256 of a folder's tokenizer and chat template. Raise ConfigError if missing."""
+    """Return the SHA-256 of a folder's tokenizer and chat template. Raise ConfigError if it has none."""
     digest = hashlib.sha256()
     if not (folder / TOKENIZER_FILES[0]).is_file():
         raise ConfigError(f"{folder} has no {TOKENIZER_FILES[0]}: expected a Hugging Face model folder")
@@ -52,7 +52,8 @@ def hash_tokenizer(folder: Path) -> str:
 def check_tokenizer(contract: Contract) -> Path:
     """Return the model folder of the contract.
 
-    Raise ContractMismatch if the folder is missing here or its tokenizer differs from the learner's.
+    Raise ContractMismatch if the folder is missing here or its tokenizer differs from the learner's,
+    ConfigError if it holds no tokenizer.
     """
     folder = Path(contract.model)
     if not folder.is_dir():

@@ -24,15 +24,17 @@ class Version:
     step: int
 
     def __post_init__(self) -> None:
+        """Raise MalformedMessage if a part is negative."""
         if self.incarnation < 0 or self.step < 0:
             raise MalformedMessage(f"version {self}: a version has no negative part")
 
     def __str__(self) -> str:
+        """Return INCARNATION.STEP, such as 2.7."""
         return f"{self.incarnation}.{self.step}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the version that was written as this text. Raise MalformedMessage."""
+        """Return the version written as this text. Raise MalformedMessage for any other text."""
         found = _VERSION.fullmatch(text)
         if found is None:
             raise MalformedMessage(f"{text!r} is no version: expected INCARNATION.STEP, such as 2.7")
@@ -53,7 +55,7 @@ class TicketId(str):
     __slots__ = ()
 
     def __new__(cls, text: str) -> Self:
-        """Check the text and return it as an id. Raise MalformedMessage."""
+        """Check the text and return it as an id. Raise MalformedMessage for a text of another form."""
         if _TICKET.fullmatch(text) is None:
             raise MalformedMessage(
                 f"{text!r} is no ticket: expected train:NUMBER or eval:VERSION:INDEX, such as train:7"
@@ -62,20 +64,20 @@ class TicketId(str):
 
     @classmethod
     def train(cls, number: int) -> Self:
-        """Return the id of the training ticket with this number."""
+        """Return the id of the training ticket `number`. Raise MalformedMessage if it is negative."""
         return cls(f"train:{number}")
 
     @classmethod
     def evaluation(cls, version: Version, index: int) -> Self:
-        """Return the id of the ticket that asks a version the held-out question with this index."""
+        """Return the id of the ticket that asks a version held-out question `index`, from 0 on."""
         return cls(f"eval:{version}:{index}")
 
     @property
     def purpose(self) -> Purpose:
-        """Whether the ticket is for training or for evaluation."""
+        """Return "train" for the id of a training ticket, "eval" for that of an evaluation ticket."""
         return "train" if self.startswith("train:") else "eval"
 
     @property
     def number(self) -> int:
-        """The number of a training ticket, or the index of an evaluation ticket's question."""
+        """Return the number of a training ticket, or the index of an evaluation ticket's question."""
         return int(self.rpartition(":")[2])

@@ -53,6 +53,7 @@ class Sampling:
     seed: int
 
     def __post_init__(self) -> None:
+        """Raise MalformedMessage for a value out of range."""
         _require(self.temperature >= 0.0, f"temperature {self.temperature} is negative")
         _require(0.0 < self.top_p <= 1.0, f"top_p {self.top_p} is not in (0, 1]")
         _require(0.0 <= self.min_p <= 1.0, f"min_p {self.min_p} is not in [0, 1]")
@@ -79,6 +80,7 @@ class Ticket:
     columns: dict[str, Any]
 
     def __post_init__(self) -> None:
+        """Raise MalformedMessage for a wrong id or purpose, an empty prompt, or no generations."""
         found = TicketId(self.id).purpose
         _require(found == self.purpose, f"ticket {self.id} has the purpose {self.purpose!r}")
         _require(len(self.prompt_ids) > 0, f"ticket {self.id} has an empty prompt")
@@ -110,6 +112,7 @@ class Rollout:
     finish_reason: FinishReason
 
     def __post_init__(self) -> None:
+        """Raise MalformedMessage if sizes, spans, finish reason or a log-probability are wrong."""
         length = len(self.token_ids)
         _require(length > 0, "a rollout has no token")
         sizes = f"{length} tokens, {len(self.logprobs)} logprobs and {len(self.mask)} mask entries"
@@ -132,6 +135,7 @@ class Group:
     actor: str
 
     def __post_init__(self) -> None:
+        """Raise MalformedMessage unless there are as many rollouts as the ticket asks for."""
         found, expected = len(self.rollouts), self.ticket.num_generations
         _require(found == expected, f"{self.ticket.id}: {found} rollouts, not {expected}")
 
@@ -155,6 +159,7 @@ class ScoredGroup:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Raise MalformedMessage for wrong sizes, no reward, infinity, or a reward of a failure."""
         size = len(self.group.rollouts)
         _require(bool(self.rewards), f"{self.group.ticket.id}: no reward at all")
         _require(len(self.texts) == size, f"{len(self.texts)} texts for {size} rollouts")
@@ -190,6 +195,7 @@ class Verdict:
     completion: str = ""
 
     def __post_init__(self) -> None:
+        """Raise MalformedMessage for another state, rewards of other sizes, or infinity."""
         _require(self.state in ("filtered", "dead"), f"verdict {self.state!r} is unknown")
         sizes = {len(values) for values in self.rewards.values()}
         _require(len(sizes) <= 1 and 0 not in sizes, f"rewards of {self.ticket_id} differ in number")
