@@ -11,7 +11,7 @@ class Actor(ActorCommand):
     """Generate completions for the tickets of a run, with one inference engine."""
 
     def work(self) -> int:
-        """Generate until the run's end and return the exit code."""
+        """Generate until the run's end or a signal and return 0. Raise PenstockError if that fails."""
         stopping = begin_role()
         from penstock.actors.loop import run
         from penstock.actors.vllm_engine import VllmEngine

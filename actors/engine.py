@@ -45,8 +45,8 @@ class Engine(Protocol):
     ) -> tuple[Rollout, ...]:
         """Return `num_generations` completions of one prompt.
 
-        Raise Aborted after `abort`, PromptRefused if only this request is at fault, and EngineFailed if
-        the engine is broken.
+        Raise Aborted after `abort`, PromptRefused if only this request is at fault, EngineFailed if the
+        engine is broken, MalformedMessage if a completion is no Rollout.
         """
 
     async def abort(self, request_id: str) -> None:

@@ -52,6 +52,7 @@ class HeldTickets:
         self._last_size: dict[Purpose, int] = {"train": 0, "eval": 0}
 
     def __contains__(self, entry: Entry) -> bool:
+        """Return whether the ticket is held as this very entry."""
         return any(
             (job.entry.ticket, job.entry.id) == (entry.ticket, entry.id) for job in self._jobs.values()
         )

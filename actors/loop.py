@@ -34,11 +34,16 @@ MakeEngine = Callable[[ActorSettings, Contract, Path], Engine]
 
 
 def run(settings: ActorCommand, stopping: threading.Event, make_engine: MakeEngine) -> None:
-    """Work as an actor until the run ends or `stopping` is set."""
+    """Work as an actor until the run ends or `stopping` is set.
+
+    Raise ConfigError, ServerUnavailable, EngineFailed, DeadlineExceeded if no learner comes, RunNotReady
+    if it publishes another contract, MalformedMessage if its messages cannot be read.
+    """
     asyncio.run(_run(settings, stopping, make_engine))
 
 
 async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: MakeEngine) -> None:
+    """Do the work of `run` in an event loop, with its errors. Stop the engine at the end."""
     connection = await asyncio.to_thread(connect, settings.redis_url, settings.run, stopping)
     view = RunView(connection, Keys(settings.run.name))
     waiting = (view, settings.run.join_timeout_s, stopping)
@@ -68,7 +73,7 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
 
 
 def _start_engine(settings: ActorCommand, contract: Contract, make_engine: MakeEngine) -> Engine:
-    """Return an engine on the contract's model; raise EngineFailed, or ContractMismatch."""
+    """Return an engine. Raise EngineFailed, ContractMismatch, or ConfigError without a tokenizer."""
     model = check_tokenizer(contract)
     log.info(f"Starting the inference engine on {model}.")
     began = time.monotonic()

@@ -85,8 +85,8 @@ class TicketWorker:
     async def run(self) -> None:
         """Work until the run ends or `stopping` is set. Call this once.
 
-        Raise RunNotReady if the run is gone from the server or has another contract. Raise what ends the
-        actor: EngineFailed, ServerUnavailable, or DeadlineExceeded if the learner is gone.
+        Raise RunNotReady if the run is gone or has another contract. Raise what ends the actor:
+        EngineFailed, ServerUnavailable, MalformedMessage, or DeadlineExceeded if the learner is gone.
         """
         self._leases.start()
         try:
@@ -112,7 +112,7 @@ class TicketWorker:
 
         Waits for: room in the engine, credit, and tickets.
         Unblocked by: the learner issuing tickets, tickets that end, expired leases of other actors.
-        Produces: held tickets, whose leases are renewed.
+        Produces: held tickets, whose leases are renewed. Raise what `_take` raises.
         """
         while not self._ending:
             taken = [await self._take(purpose) for purpose in _PURPOSES]
@@ -120,7 +120,7 @@ class TicketWorker:
                 await asyncio.sleep(_IDLE_S)
 
     async def _take(self, purpose: Purpose) -> bool:
-        """Take as many tickets of a purpose as there are places; return whether there were any."""
+        """Take a ticket per place; return whether any came. Raise as `_claim` and `_admit` do."""
         count = self._held.places(purpose, self._engine.room(), self._engine.version)
         if count == 0:
             return False
@@ -131,7 +131,7 @@ class TicketWorker:
         return bool(entries)
 
     def _claim(self, purpose: Purpose, count: int) -> list[Entry]:
-        """Return up to `count` entries; twice per lease time, those with expired leases come first."""
+        """Return up to `count` entries, at times only expired ones. Raise as WorkStream.take does."""
         stream = self._streams[purpose]
         if time.monotonic() >= self._reclaim_at[purpose]:
             late = stream.reclaim(count)
@@ -141,7 +141,7 @@ class TicketWorker:
         return stream.take(count, _BLOCK_MS if purpose == "train" else 0)
 
     async def _admit(self, purpose: Purpose, entry: Entry) -> None:
-        """Hold a ticket; bury it if its last attempt ended an actor; fail it if it cannot be decoded."""
+        """Hold a ticket; bury a doomed one, fail an unreadable one. Raise as Connection.call does."""
         stream = self._streams[purpose]
         if entry in self._held:  # reclaimed from ourselves after a pause: the job is still running
             return
@@ -159,6 +159,7 @@ class TicketWorker:
         self._held.add(job)
 
         def on_lost() -> None:  # runs in the lease thread
+            """Call `_lose` in the event loop."""
             self._loop.call_soon_threadsafe(self._lose, job)
 
         self._leases.hold(stream, entry, on_lost)
@@ -176,7 +177,7 @@ class TicketWorker:
     # Serving them
 
     def _start_jobs(self) -> None:
-        """Start a `_serve` task for each job that may start now."""
+        """Start a `_serve` task for each job that may start now; none while the worker is ending."""
         for job in self._held.startable(self._engine.version, steady=not self._follower.taking):
             if self._ending:
                 return
@@ -191,7 +192,7 @@ class TicketWorker:
         Waits for: the engine's completions, then the queue server's confirmation.
         Unblocked by: the engine, or an abort when the lease is lost or the worker ends.
         Produces: a group on `rollouts`, or the ticket back on its stream, or a failed attempt.
-        Ends when: the ticket is no longer held. Raise EngineFailed if the engine broke.
+        Ends when: the ticket is not held. Raise EngineFailed if the engine broke, or as Connection.call.
         """
         ticket = job.ticket
         try:
@@ -218,7 +219,7 @@ class TicketWorker:
         self._start_jobs()
 
     async def _hand_off(self, job: Job, rollouts: tuple[Rollout, ...]) -> None:
-        """Hand off a job's group, together with the groups that ended during the last hand-off."""
+        """Hand off a job's group and others that ended. Raise MalformedMessage, or as Connection.call."""
         group = Group(job.ticket, rollouts, self._consumer)
         self._finished[job.stream].append((job.entry, group))
         async with self._handing_off:
@@ -229,7 +230,7 @@ class TicketWorker:
                 await asyncio.to_thread(self._hand_off_all, job.stream, finished)
 
     def _hand_off_all(self, stream: WorkStream, finished: list[tuple[Entry, Group]]) -> None:
-        """Send groups in one round trip; log those whose ticket another actor handed off before."""
+        """Send groups in one round trip; log those that came too late. Raise as Connection.call does."""
         encoded = [(entry, encode(group)) for entry, group in finished]
         first = stream.handoff_all(encoded, self._keys.rollouts)
         for (entry, _), was_first in zip(finished, first, strict=True):
@@ -237,7 +238,7 @@ class TicketWorker:
                 log.info(f"Dropped a group: another actor handed off ticket {entry.ticket} first.")
 
     async def _give_back(self, job: Job) -> None:
-        """Put a ticket back without counting an attempt, unless another actor has it by now."""
+        """Put a ticket back, uncounted, unless another actor has it. Raise as Connection.call does."""
         self._leases.release(job.stream, job.entry)
         self._held.remove(job)
         if not job.lost:
@@ -261,7 +262,7 @@ class TicketWorker:
         """Check the run, the engine and the learner once a second, and log the engine's speed.
 
         Ends when: the learner ended the run, or a signal set `stopping`. Raise RunNotReady if the run is
-        lost, EngineFailed if the engine hangs, and DeadlineExceeded if the learner is gone.
+        lost, EngineFailed if the engine hangs, DeadlineExceeded without learner, or as RunView.weights.
         """
         check_at = 0.0
         while not self._stopping.is_set():
@@ -276,7 +277,7 @@ class TicketWorker:
             await asyncio.sleep(_IDLE_S)
 
     def _has_ended(self) -> bool:
-        """Return whether the run is over; raise RunNotReady if it is gone or has another contract."""
+        """Return whether the run is over. Raise RunNotReady if it is gone, or as `check_same` does."""
         data = self._view.contract()
         if data is None:
             raise RunNotReady("the run is gone from the queue server")
@@ -298,7 +299,7 @@ class TicketWorker:
 
 
 def check_same(joined: Contract, data: bytes) -> None:
-    """Raise RunNotReady, with the differences, unless an encoded contract is the one that was joined."""
+    """Raise RunNotReady, with the differences, for another contract, MalformedMessage if `data` is none."""
     published = decode(data, Contract)
     if published.hash != joined.hash:
         raise RunNotReady(

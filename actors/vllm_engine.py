@@ -41,8 +41,8 @@ _CPU_BATCH_TOKENS = 4096
 class VllmEngine:
     """An Engine on vLLM 0.32, on a GPU or on the CPU. Make it inside of an event loop.
 
-    __init__ loads the model folder and blocks until vLLM is ready. Raise EngineFailed if vLLM does not
-    start within ACTOR_START_TIMEOUT_S.
+    __init__ loads the model folder and blocks until vLLM is ready. Raise EngineFailed if vLLM fails or
+    takes more than ACTOR_START_TIMEOUT_S. Environment variables of vLLM that have no value get one.
     """
 
     def __init__(self, settings: ActorSettings, contract: Contract, model: Path) -> None:
@@ -71,7 +71,7 @@ class VllmEngine:
         return self._version
 
     async def stop(self) -> None:
-        """End the engine and its processes."""
+        """End the engine and its processes. Call this once."""
         self._llm.shutdown()
         del self._llm  # freed now: at the interpreter's end its __del__ would print an error
 
@@ -81,7 +81,8 @@ class VllmEngine:
         """Return `num_generations` completions of one prompt.
 
         At temperature 0 one completion is sampled and repeated. Raise Aborted after `abort`,
-        PromptRefused if vLLM refuses the request, EngineFailed if vLLM fails or has no weights yet.
+        PromptRefused if vLLM refuses it, MalformedMessage if a completion is no Rollout, EngineFailed if
+        vLLM fails or has no weights yet.
         """
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
@@ -106,7 +107,7 @@ class VllmEngine:
         return rollouts * (num_generations // distinct)
 
     def _sampling(self, sampling: Sampling, count: int) -> Any:
-        """Return vLLM's SamplingParams for `count` completions."""
+        """Return vLLM's SamplingParams for `count` completions. Raise ValueError if vLLM refuses."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -178,7 +179,7 @@ def engine_arguments(settings: ActorSettings, contract: Contract, model: Path) -
 
 
 def read_stop_ids(model: Path) -> list[int]:
-    """Return the end tokens that a model folder names, sorted; vLLM adds the tokenizer's own one."""
+    """Return a model folder's end tokens, sorted; vLLM adds the tokenizer's. Raise ValueError if damaged."""
     found: set[int] = set()
     for path in (model / "generation_config.json", model / "config.json"):
         named = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
@@ -188,7 +189,7 @@ def read_stop_ids(model: Path) -> list[int]:
 
 
 def _rollout(completion: Any) -> Rollout:
-    """Return a vLLM completion as a Rollout; with logprobs=0 its flat lists have one entry per token."""
+    """Return a vLLM completion, with flat lists for logprobs=0, as a Rollout. Raise MalformedMessage."""
     spans = completion.weight_versions
     return Rollout(
         token_ids=np.array(completion.token_ids, dtype="<i4"),
@@ -208,10 +209,11 @@ def _token_counter(total: list[int]) -> Any:
             pass
 
         def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+            """Add the tokens that a step generated."""
             if iteration_stats is not None:
                 total[0] += iteration_stats.num_generation_tokens
 
         def log_engine_initialized(self) -> None:
-            pass
+            """Do nothing."""
 
     return TokenCounter

@@ -40,8 +40,8 @@ class WeightFollower:
     async def poll(self) -> bool:
         """Take the announced version if the engine has another one. Return whether it was taken.
 
-        Raise EngineFailed if the engine broke. After `learner_timeout_s` raise DeadlineExceeded if the
-        learner announced nothing and sent no heartbeat, WeightsRejected if no weights were usable.
+        Raise EngineFailed if the engine broke, or as RunView.weights. After `learner_timeout_s` raise
+        DeadlineExceeded without announcement and heartbeat, WeightsRejected without usable weights.
         """
         weights = await asyncio.to_thread(self._view.weights)
         if weights is None:
@@ -79,7 +79,7 @@ class WeightFollower:
         log.debug(f"Took weights {weights.version} in {time.monotonic() - began:.3f} s.")
 
     async def _check_learner(self) -> None:
-        """Raise DeadlineExceeded if the learner sent no heartbeat for long; announcing may take long."""
+        """Raise DeadlineExceeded after RUN_JOIN_TIMEOUT_S without a heartbeat, or as RunView.learner."""
         sign = await asyncio.to_thread(self._view.learner)
         if self._deadline.expired(progress=sign):
             raise DeadlineExceeded(
