@@ -11,7 +11,7 @@ class Rewarder(RewarderCommand):
     """Score the completions of a run and filter groups without signal."""
 
     def work(self) -> int:
-        """Score until the run's end and return the exit code."""
+        """Score until the run's end or a signal and return 0. Raise PenstockError if that fails."""
         stopping = begin_role()
         from penstock.rewarders.loop import run
 

@@ -40,7 +40,8 @@ class Reward(Protocol):
 def adapt(found: object, name: str) -> Reward:
     """Return a reward of TRL's signature for a user's function or class.
 
-    Raise ConfigError if `found` has none of the known forms. `name` is the reward's name in errors.
+    Raise ConfigError if `found` has none of the known forms, and what a class raises when made. `name`
+    is the reward's name in errors.
     """
     function = _callable_of(found) if inspect.isclass(found) else found
     if not callable(function):
@@ -66,7 +67,7 @@ def adapt(found: object, name: str) -> Reward:
 
 
 def _callable_of(kind: type) -> Callable[..., Any]:
-    """Return a new instance of a class, or its bare `__call__` if that has no parameter `self`."""
+    """Return a new instance of a class, or its `__call__` if that has no `self`. Raise its errors."""
     call = kind.__call__
     if next(iter(inspect.signature(call).parameters), "") == "completions":  # as in ms-swift's guide
         return call
@@ -81,6 +82,7 @@ def _from_groups(function: Callable[..., Any], with_messages: bool) -> Reward:
     """
 
     def reward(prompts: list[Any], completions: list[Any], **columns: Any) -> Any:
+        """Return the function's values for a group; raise what it raises."""
         if with_messages and isinstance(prompts[0], list):
             completions = [[{"role": "assistant", "content": text}] for text in completions]
         everything = {"prompts": prompts, "completions": completions, **columns}
@@ -94,6 +96,7 @@ def _from_verl(function: Callable[..., Any]) -> Reward:
     """Return a reward that calls verl's compute_score once per completion."""
 
     def reward(completions: list[str], solution: list[Any], **columns: Any) -> list[Any]:
+        """Return each completion's score; raise what compute_score raises."""
         scores = []
         for index, text in enumerate(completions):
             row = {name: values[index] for name, values in columns.items() if isinstance(values, list)}
@@ -115,6 +118,7 @@ def _from_pairs(function: Callable[..., Any]) -> Reward:
     """Return a reward that calls the function with each completion and its gold answer."""
 
     def reward(completions: list[str], solution: list[Any], **columns: Any) -> list[Any]:
+        """Return the function's value per completion; raise what it raises."""
         pairs = zip(completions, solution, strict=True)
         return [_finished(function(text, gold)) for text, gold in pairs]
 
@@ -130,7 +134,7 @@ def _accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Map
 
 
 def _finished(value: Any) -> Any:
-    """Return a value; if it is awaitable, its result, with all tasks left behind cancelled."""
+    """Return a value, or an awaitable's result; raise its errors. Tasks left behind are cancelled."""
     if not inspect.isawaitable(value):
         return value
     try:

@@ -32,7 +32,8 @@ def load_reward(spec: RewardSpec) -> Reward:
 def _load_own(source: str, name: str, digest: str) -> Reward:
     """Run a user's module once per digest and return its reward, adapted.
 
-    The reward is the module's attribute, or else the entry of its dictionary `orms` (ms-swift).
+    It is the module's attribute, or the entry of its dictionary `orms` (ms-swift). Raise ConfigError if
+    there is none, and as `_run_module` and `adapt` do.
     """
     module = _run_module(source, digest)
     found = getattr(module, name, getattr(module, "orms", {}).get(name))
@@ -42,7 +43,7 @@ def _load_own(source: str, name: str, digest: str) -> Reward:
 
 
 def _run_module(source: str, digest: str) -> ModuleType:
-    """Run a user's module and return it; raise ConfigError if its code has another SHA-256."""
+    """Run a user's module and return it. Raise its errors, ConfigError if missing or of another hash."""
     code = find_code(source, f"the contract's reward {source}")
     found = digest_of(code)
     if found != digest:

@@ -34,7 +34,11 @@ log = get_logger(__name__)
 
 
 def run(settings: RewarderCommand, stopping: threading.Event) -> None:
-    """Work as a rewarder until the run ends or `stopping` is set."""
+    """Work as a rewarder until the run ends or `stopping` is set.
+
+    Raise ConfigError, SandboxFailed, ServerUnavailable, DeadlineExceeded without a learner,
+    ContractMismatch if the contract cannot be served, RunNotReady or MalformedMessage as `serve` does.
+    """
     connection = connect(settings.redis_url, settings.run, stopping)
     view = RunView(connection, Keys(settings.run.name))
     contract = wait_for_contract(view, settings.run.join_timeout_s, stopping)
@@ -50,7 +54,7 @@ def run(settings: RewarderCommand, stopping: threading.Event) -> None:
 class Rewarder:
     """Takes as many groups as there are free scoring processes, and scores each group in a thread.
 
-    Use the rewarder as a context. Raise ContractMismatch if this process cannot serve the contract.
+    Use it as a context. Raise ContractMismatch or ConfigError if it cannot serve the contract.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class Rewarder:
         self._reported = (0, time.monotonic())
 
     def __enter__(self) -> "Rewarder":
+        """Start to renew leases and return this rewarder."""
         self._keeper.start()
         log.info(f"{self._stream.consumer} joined run {self._settings.run.name}.")
         return self
@@ -93,8 +98,8 @@ class Rewarder:
     def serve(self, stopping: threading.Event) -> None:
         """Score groups until the run has ended or `stopping` is set; then finish those in progress.
 
-        Raise DeadlineExceeded if the learner is gone, ServerUnavailable if the queue server is, and
-        ContractMismatch if this process cannot serve a new contract.
+        Raise DeadlineExceeded if the learner is gone, RunNotReady or ServerUnavailable if the server is,
+        ContractMismatch if it cannot serve a new contract, MalformedMessage for a wrong ticket id.
         """
         while not stopping.is_set() and not self._view.ended():
             try:
@@ -109,7 +114,7 @@ class Rewarder:
         self._settle(wait_for_all=True)
 
     def _start_work(self) -> None:
-        """Start scoring one group per free process. Wait up to 1 s if there is nothing to do."""
+        """Start scoring a group per free process, or wait 1 s. Raise as WorkStream.take and `_start`."""
         free = self._settings.rewarder.workers - len(self._busy)
         if not free:
             wait(self._busy, BLOCK_MS / 1000, FIRST_COMPLETED)
@@ -121,7 +126,7 @@ class Rewarder:
             self._start(entry)
 
     def _next_entries(self, count: int) -> list[Entry]:
-        """Take up to `count` groups. At least twice per lease time, reclaim lost ones first."""
+        """Take up to `count` groups, at times only ones with lost leases. Raise as WorkStream.take."""
         now = time.monotonic()
         if now >= self._reclaim_at:
             self._reclaim_at = now + self._settings.run.lease_s / 2
@@ -135,7 +140,7 @@ class Rewarder:
     def _start(self, entry: Entry) -> None:
         """Score a group in a thread. A last attempt runs alone, and this method waits for its end.
 
-        If the rewarder dies then, that group is known to be the cause.
+        If it dies then, that group is known to be the cause. Raise as `_settle` and Connection.call.
         """
         alone = self._stream.runs_alone(entry) and not entry.doomed
         if alone:
@@ -148,7 +153,7 @@ class Rewarder:
             self._settle(wait_for_all=True)
 
     def _settle(self, wait_for_all: bool = False) -> None:
-        """Remove ended threads from `_busy`; raise an error that concerns more than one group."""
+        """Remove ended threads from `_busy`; raise the first error that concerns more than one group."""
         if wait_for_all:
             wait(self._busy)
         done = {future for future in self._busy if future.done()}
@@ -157,7 +162,7 @@ class Rewarder:
             future.result()
 
     def _serve_entry(self, entry: Entry) -> None:
-        """Score one group and release its lease. A group that the server lost is issued again."""
+        """Score a group and release its lease; log one that the server lost. Raise as `_score_entry`."""
         try:
             self._score_entry(entry)
         except RunNotReady:
@@ -166,7 +171,7 @@ class Rewarder:
             self._keeper.release(self._stream, entry)
 
     def _score_entry(self, entry: Entry) -> None:
-        """Hand off one group's outcome, or count a failed attempt; bury it after the last attempt."""
+        """Hand off, fail or bury a group's outcome. Raise ContractMismatch, or as Connection.call."""
         purpose = entry.ticket.purpose
         if entry.doomed:
             self._count("failed")
@@ -187,7 +192,7 @@ class Rewarder:
         """Decode and score one group.
 
         Raise ScoringFailed or MalformedMessage for this group, ContractMismatch if this process cannot
-        serve the learner's contract.
+        serve the learner's contract, or as Connection.execute does.
         """
         group = decode(entry.payload, Group)
         if group.ticket.id != entry.ticket:
@@ -195,6 +200,7 @@ class Rewarder:
         return self._scorer.for_group(group).score_group(group)
 
     def _count(self, what: str) -> None:
+        """Add 1 to a count."""
         with self._counting:
             self._counts[what] += 1
 

@@ -39,7 +39,7 @@ def check_reward(spec: RewardSpec) -> str:
 
 
 def call_reward(spec: RewardSpec, arguments: Arguments) -> Scores:
-    """Load a reward and apply it; raise what `apply_reward` and `load_reward` raise."""
+    """Load and apply a reward. Raise ConfigError, ValueError for wrong values, or its own errors."""
     return apply_reward(load_reward(spec), arguments, is_own=bool(spec.source))
 
 
@@ -77,7 +77,7 @@ class Log:
         self.extra[encodable(str(column))] = tuple(plain)
 
     def log_metric(self, name: str, value: float) -> None:
-        """Store a number that is averaged over a step's groups; raise ValueError if it is not finite."""
+        """Store a number to average over a step's groups. Raise ValueError or TypeError otherwise."""
         if not math.isfinite(value):
             raise ValueError(f"log_metric({name!r}) is {value}")
         self.metrics[encodable(str(name))] = float(value)

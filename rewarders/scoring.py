@@ -84,7 +84,7 @@ class Scorer:
     def _score_texts(self, group: Group, texts: list[str]) -> GroupScores:
         """Return all rewards of one group. A rollout that cannot be scored has None for every reward.
 
-        Raise ScoringFailed unless two rollouts are left to compare, or the only one of the group is.
+        Raise ScoringFailed with fewer than two rollouts left (or the only one), or as `_arguments` does.
         """
         arguments = self._arguments(group, texts)
         size = len(texts)
@@ -137,7 +137,7 @@ class Scorer:
             raise ScoringFailed(f"{found}; and for the completion `0` alone: {error}") from error
 
     def _arguments(self, group: Group, texts: list[str]) -> dict[str, list[Any]]:
-        """Return a reward's arguments. Without a column `prompt`, the prompt's tokens are decoded."""
+        """Return a reward's arguments. Without a column `prompt` decode the ids. Raise as `_decode`."""
         prompt = group.ticket.columns.get("prompt")
         if prompt is None:
             (prompt,) = self._decode([group.ticket.prompt_ids])
@@ -150,7 +150,7 @@ class Scorer:
         }
 
     def _decode(self, sequences: list[np.ndarray]) -> list[str]:
-        """Return the texts of token ids, without special tokens; raise MalformedMessage."""
+        """Return the texts of token ids, no special ones. Raise MalformedMessage for a negative id."""
         numbers = [ids.tolist() for ids in sequences]
         try:
             return self.tokenizer.decode_batch(numbers, skip_special_tokens=True)
@@ -164,7 +164,7 @@ def _only(arguments: dict[str, list[Any]], indices: Sequence[int]) -> dict[str, 
 
 
 def make_scorer(contract: Contract, pool: ScoringPool, name: str) -> Scorer:
-    """Return a contract's scorer. Raise ContractMismatch if a reward or the tokenizer does not fit."""
+    """Return a contract's scorer. Raise ContractMismatch or ConfigError if it does not fit here."""
     for spec in contract.rewards:
         if mistake := pool.check(spec):
             raise ContractMismatch(f"LEARNER_REWARDS: {spec.name} cannot be used here: {mistake}")
@@ -175,7 +175,7 @@ def make_scorer(contract: Contract, pool: ScoringPool, name: str) -> Scorer:
 class CurrentScorer:
     """The scorer of the contract in force, shared by all threads.
 
-    Raise ContractMismatch if this process cannot serve the contract.
+    Raise ContractMismatch or ConfigError if this process cannot serve the contract.
     """
 
     def __init__(self, view: RunView, pool: ScoringPool, name: str, contract: bytes) -> None:
@@ -189,7 +189,7 @@ class CurrentScorer:
         """Return the scorer in force; for a group of another contract, read the contract again first.
 
         If the contract is still the same, the group is an old one: the learner decides what becomes of
-        its outcome. Raise ContractMismatch if this process cannot serve the new contract.
+        its outcome. Raise ContractMismatch if it cannot serve the new one, or as Connection.execute.
         """
         with self._changing:
             if group.ticket.contract != self._scorer.contract.hash:
@@ -199,21 +199,21 @@ class CurrentScorer:
     def rejoin(self, timeout_s: float, stopping: threading.Event) -> None:
         """Wait until a learner has published a contract, and adopt it. Return early on `stopping`.
 
-        Raise DeadlineExceeded if none was published in time, ContractMismatch as `for_group` does.
+        Raise DeadlineExceeded if none was published in time, and as `for_group` does.
         """
         data = wait_for_contract(self._view, timeout_s, stopping)
         with self._changing:
             self._adopt(data)
 
     def _adopt(self, data: bytes | None) -> None:
-        """Change to an encoded contract unless it is None or in force; raise ContractMismatch."""
+        """Change to an encoded contract, and log it, unless None or in force. Raise as `_make` does."""
         before = self._scorer.contract
         if data is not None and data != encode(before):
             self._scorer = self._make(data)
             log.info("The contract changed.", changes=describe_difference(before, self._scorer.contract))
 
     def _make(self, data: bytes) -> Scorer:
-        """Return a scorer of an encoded contract; raise ContractMismatch."""
+        """Return a scorer of an encoded contract. Raise ContractMismatch if it is unusable here."""
         try:
             return make_scorer(decode(data, Contract), self._pool, self._name)
         except MalformedMessage as error:

@@ -16,7 +16,7 @@ class ScoringFailed(PenstockError):
 
 
 class ScoringPool(SandboxPool):
-    """A SandboxPool of REWARDER_WORKERS processes that have imported the rewards."""
+    """A SandboxPool of REWARDER_WORKERS processes. Raise ConfigError or SandboxFailed if one fails."""
 
     def __init__(self, settings: RewarderSettings) -> None:
         super().__init__(

@@ -33,7 +33,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 def accuracy(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:
     """Return 1.0 where the answer equals the gold solution, else 0.0; all None without a gold answer.
 
-    Example: for "#### 72", "It is <answer>72</answer>" gets 1.0 and "71" gets 0.0.
+    Raise as `is_right`. Example: for "#### 72", "It is <answer>72</answer>" gets 1.0 and "71" gets 0.0.
     """
     return _by_verdict(completions, solution, lambda _, right: float(right))
 
@@ -41,7 +41,7 @@ def accuracy(completions: list[str], solution: list[Any], **columns: Any) -> lis
 def acc(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:
     """Return 1.0 where the last box holds the gold answer, -0.5 for another box, -1.0 without a box.
 
-    All are None without a gold answer.
+    All are None without a gold answer. Raise as `is_right` does.
     """
     gold = read_gold(solution[0])
     if not gold:
@@ -53,7 +53,7 @@ def acc(completions: list[str], solution: list[Any], **columns: Any) -> list[flo
 def base_acc(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:
     """Return 1.0 where the answer is right and in <think>..</think><answer>..</answer>, else 0.0.
 
-    All are None without a gold answer. Example: "<answer>72</answer>" alone gets 0.0 though 72 is right.
+    All are None without a gold answer. Raise as `is_right`. Example: "<answer>72</answer>" gets 0.0.
     """
     return _by_verdict(
         completions, solution, lambda index, right: float(right and has_structure(completions[index]))
@@ -73,11 +73,13 @@ def cosine(
 ) -> list[float | None]:
     """Return a value by correctness and length: right answers lose with length, wrong ones gain.
 
-    The four values are those at length 0 and at `cosine_max_len` tokens, joined by half a cosine. With
-    the defaults and cosine_max_len 100, a right answer of 50 tokens gets 0.75, a wrong one -0.25.
+    The four values are those at length 0 and at `cosine_max_len` tokens, joined by half a cosine. All
+    are None without a gold answer. Raise as `is_right`. With the defaults and cosine_max_len 100, a
+    right answer of 50 tokens gets 0.75, a wrong one -0.25.
     """
 
     def value(index: int, right: bool) -> float:
+        """Return the value of one completion."""
         wrong_ends = (cosine_min_len_value_wrong, cosine_max_len_value_wrong)
         right_ends = (cosine_min_len_value_correct, cosine_max_len_value_correct)
         ends = right_ends if right else wrong_ends
@@ -91,7 +93,7 @@ def length(
 ) -> list[float | None]:
     """Return 0.5 for the group's shortest completion to -0.5 for its longest, by number of tokens.
 
-    Wrong answers get at most 0; all are None without a gold answer.
+    Wrong answers get at most 0; all are None without a gold answer. Raise as `is_right` does.
     """
     gold = read_gold(solution[0])
     if not gold:
@@ -101,7 +103,7 @@ def length(
 
 
 def read_gold(solution: Any) -> list[Any]:
-    """Return the expressions that math_verify reads from a gold solution; [] if it cannot read it."""
+    """Return the expressions that math_verify reads from a gold solution, [] if none. Raise as _read."""
     return _read(final_answer(str(solution)))
 
 
@@ -114,7 +116,7 @@ def is_right(gold: list[Any], answer: str) -> bool:
 def _by_verdict(
     completions: list[str], solution: list[Any], value: Callable[[int, bool], float]
 ) -> list[float | None]:
-    """Return `value(index, is right)` per completion; all None if the gold answer cannot be read."""
+    """Return `value(index, is right)` per completion; None without gold answer. Raise as `is_right`."""
     gold = read_gold(solution[0])
     if not gold:
         return [None] * len(completions)

@@ -8,7 +8,7 @@ from typing import Any
 def soft_overlong(
     completion_ids: list[list[int]], soft_max_length: int, soft_cache_length: int, **columns: Any
 ) -> list[float]:
-    """Return DAPO's `overlong_punishment` of each completion: -1 from soft_max_length tokens on."""
+    """Return 0 per completion, or down to -1 in the last soft_cache_length of soft_max_length tokens."""
     return [overlong_punishment(len(ids), soft_max_length, soft_cache_length) for ids in completion_ids]
 
 
