@@ -219,7 +219,7 @@ class TicketWorker:
         self._start_jobs()
 
     async def _hand_off(self, job: Job, rollouts: tuple[Rollout, ...]) -> None:
-        """Hand off a job's group and others that ended. Raise MalformedMessage, or as Connection.call."""
+        """Hand off a job's group and ended ones. Raise MalformedMessage, or as Connection.call does."""
         group = Group(job.ticket, rollouts, self._consumer)
         self._finished[job.stream].append((job.entry, group))
         async with self._handing_off:
@@ -299,7 +299,7 @@ class TicketWorker:
 
 
 def check_same(joined: Contract, data: bytes) -> None:
-    """Raise RunNotReady, with the differences, for another contract, MalformedMessage if `data` is none."""
+    """Raise RunNotReady, with the differences, for another contract, MalformedMessage for none."""
     published = decode(data, Contract)
     if published.hash != joined.hash:
         raise RunNotReady(

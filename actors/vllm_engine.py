@@ -179,7 +179,7 @@ def engine_arguments(settings: ActorSettings, contract: Contract, model: Path) -
 
 
 def read_stop_ids(model: Path) -> list[int]:
-    """Return a model folder's end tokens, sorted; vLLM adds the tokenizer's. Raise ValueError if damaged."""
+    """Return a model folder's end tokens, sorted, but the tokenizer's. Raise ValueError if damaged."""
     found: set[int] = set()
     for path in (model / "generation_config.json", model / "config.json"):
         named = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None

@@ -64,7 +64,7 @@ class Child:
         return process.pid if process is not None else None
 
     def start(self, environment: Mapping[str, str]) -> None:
-        """Start the process in a session of its own, and report its output from now on."""
+        """Start the process in a session of its own; report its output. Raise OSError if that fails."""
         self._process = subprocess.Popen(
             self.service.command, env=dict(environment), start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

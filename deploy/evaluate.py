@@ -40,9 +40,10 @@ class Evaluate(ResultCommand):
     rewards: str | None = Field(None, description="the first one decides whether an answer is right")
 
     def execute(self) -> int:
-        """Evaluate and print the figures. With --json the processes' lines go to standard error.
+        """Evaluate and print the figures. Return the run's exit code, 1 if it was stopped early.
 
-        Raise ConfigError if the run exists already.
+        With --json the processes' lines go to standard error. Raise ConfigError if the run exists
+        already, or as Up.run does.
         """
         given = {variable: getattr(self, flag) for flag, variable in _VARIABLES.items()}
         os.environ.update({name: str(value) for name, value in given.items() if value is not None})

@@ -23,7 +23,7 @@ def read_procfile(path: Path | None) -> dict[str, str]:
 
 
 def parse(text: str, source: str) -> dict[str, str]:
-    """Return commands by name, in their order; raise ConfigError naming a malformed line."""
+    """Return commands by name, in order. Raise ConfigError for a bad line, a name twice, or no line."""
     commands: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):

@@ -62,7 +62,7 @@ class Samples(ResultCommand):
         return self
 
     def execute(self) -> int:
-        """Print what was asked for. Raise ConfigError if the run has none of it."""
+        """Print what was asked for; return 0. Raise ConfigError if the run has none, or as read_rows."""
         configure_logs("samples", "text")
         if self.evaluations:
             return self.show(self.evaluated())
@@ -84,7 +84,7 @@ class Samples(ResultCommand):
         return Result("\n".join([title] * bool(title) + texts), rows)
 
     def compared(self, steps: Sequence[int]) -> Result:
-        """Return questions asked at both steps, or the first row of each step if there are none."""
+        """Return questions of both steps, else each step's first row. Raise ConfigError without rows."""
         tables = [read_rows(self.run, step) for step in steps]
         asked = [{row["prompt"]: row for row in reversed(rows)} for rows in tables]
         both = [prompt for prompt in asked[0] if prompt in asked[1]][: self.count]
@@ -145,7 +145,7 @@ def read_rows(run: Path, step: int | None = None) -> list[Row]:
 
 
 def _read_file(path: Path) -> list[Row]:
-    """Return the rows of a Parquet file. Raise ConfigError if the learner did not write the file."""
+    """Return a Parquet file's rows. Raise ConfigError if it is damaged or not written by the learner."""
     import pyarrow
     from pyarrow import parquet
 

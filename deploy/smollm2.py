@@ -23,7 +23,7 @@ class ConvertSmolLM2(Command):
     folder: CliPositionalArg[Path] = Field(description="model folder to write")
 
     def execute(self) -> int:
-        """Convert the package's file. Raise ConfigError when the package is not installed."""
+        """Convert the package's file, return 0. Raise ConfigError if it is missing, or as `convert`."""
         source = find_gguf()
         print(f"converting {source}")
         print(f"{self.folder}: {convert(source, self.folder):,} parameters")

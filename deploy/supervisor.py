@@ -79,7 +79,7 @@ class Supervisor:
         self._stops += 1
 
     def run(self) -> int:
-        """Run until the run is over. Return the learner's exit code, or the code that ended the run."""
+        """Run until the end; return the learner's exit code or the one that ended it. Raise OSError."""
         try:
             while self._phase == "running" and not self._stops:
                 self._tick()
@@ -90,7 +90,7 @@ class Supervisor:
         return self._learner_code if self._failed_code is None else self._failed_code
 
     def _tick(self) -> None:
-        """Handle the processes that ended, start those that are due, and sleep 0.05 s."""
+        """Handle processes that ended, start due ones, sleep 0.05 s. Raise OSError if a start fails."""
         for child in self.children:
             code = child.reap()
             if code is not None:
@@ -136,7 +136,7 @@ class Supervisor:
             self._phase = "stopping"
 
     def _start_due(self) -> None:
-        """Start the processes that are due, in order; stop at a service that is not ready yet."""
+        """Start due processes, up to a service that is not ready. Raise OSError if a start fails."""
         now = time.monotonic()
         for position, child in enumerate(self.children):
             if child.wanted and not child.running and now >= child.due_at:

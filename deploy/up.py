@@ -45,7 +45,7 @@ class Up(Command):
     rewarders: int | None = Field(None, ge=0, description="rewarders to run; by default 1")
 
     def execute(self) -> int:
-        """Run until the run's end and print all lines. Return the learner's exit code."""
+        """Run until the run's end, print all lines, return the exit code. Raise as `run` does."""
         return self.run()
 
     def run(self, report: Callable[[Report], None] | None = None) -> int:
@@ -53,7 +53,7 @@ class Up(Command):
 
         `report` takes every line and event; by default they are printed. In the main thread the first
         SIGINT or SIGTERM ends the run in order, the second one at once. Raise ConfigError if a setting
-        or the Procfile is wrong.
+        or the Procfile is wrong, RunTaken if the run goes on already.
         """
         commands = read_procfile(self.procfile)
         counts = self._counts(commands)
@@ -97,7 +97,7 @@ def role_services(commands: Mapping[str, str]) -> list[Service]:
 
 
 def queue_service(run_folder: RunFolder) -> Service:
-    """Return the service of the run's own queue server. Raise ConfigError if none is installed."""
+    """Return the service of the run's own queue server. Raise ConfigError if none can start."""
     plan = prepare(run_folder)
     return Service("queue", plan.command, SERVER_STAGE, True, partial(answers, plan.url))
 

@@ -50,7 +50,7 @@ def make_base_model(folder: Path, task: TaskFiles, seed: int, report: Callable[[
     the threads of so small a model wait for each other. The same seed makes the same model on the same
     machine. `report` receives lines of progress and of the result. A folder that an earlier call
     completed stays as it is. Raise BaseModelError when no measured accuracy within MAX_STEPS is between
-    LOWEST_ACCURACY and HIGHEST_ACCURACY.
+    LOWEST_ACCURACY and HIGHEST_ACCURACY, TaskError for an unreadable question.
     """
     done = folder / "done"
     if done.is_file():
@@ -71,7 +71,7 @@ def make_base_model(folder: Path, task: TaskFiles, seed: int, report: Callable[[
 
 
 def _split_by_pair(problems: Sequence[Problem], seed: int) -> tuple[list[Problem], list[Problem]]:
-    """Return the problems to train on, and those of VALIDATION_PAIRS operand pairs to validate with."""
+    """Return problems to train on and, of VALIDATION_PAIRS pairs, to validate. Raise as operand_pair."""
     pairs = [operand_pair(problem.question) for problem in problems]
     aside = set(random.Random(seed).sample(sorted(set(pairs)), VALIDATION_PAIRS))
     train = [problem for problem, pair in zip(problems, pairs, strict=True) if pair not in aside]

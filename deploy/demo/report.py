@@ -30,7 +30,7 @@ _FIGURES = (
 
 
 def print_report(run_folder: RunFolder) -> None:
-    """Print the table, sample answers, the audit, where the files are, and the verdict."""
+    """Print table, answers, audit, files and verdict. Raise as LocalServer, read_audit and read_rows."""
     metrics, answers = read_json_lines(run_folder.metrics), read_json_lines(run_folder.evaluations)
     right = right_by_step(answers)
     print_table(metrics, right)
@@ -58,7 +58,7 @@ def _is_right(row: Row) -> bool:
 
 
 def print_table(metrics: Sequence[Row], right: dict[int, list[bool]]) -> None:
-    """Print the figures of the first and the last ten steps side by side, each with its meaning."""
+    """Print the figures before and after, with their meaning. Raise ValueError for one evaluation."""
     first, *_, last = right
     solved = f"{fmean(right[first]):>8.1%}{fmean(right[last]):>8.1%}"
     count = max(1, min(10, len(metrics) // 2))
@@ -76,7 +76,7 @@ def _mean(name: str, rows: Sequence[Row]) -> float:
 
 
 def print_answers(answers: Sequence[Row]) -> None:
-    """Print the first held-out questions with the answers before and after training."""
+    """Print the first questions, answered before and after. Raise KeyError for fewer than eight."""
     rows = {(row["step"], row["index"]): row for row in answers}
     print(f"\n{'held-out question':<24}{'before training':<24}after training")
     for index in range(ANSWERS_SHOWN):
@@ -105,7 +105,7 @@ def draw_curve(metrics: Sequence[Row], right: dict[int, list[bool]], path: Path)
 
 
 def trained_twice(folder: Path) -> int:
-    """Return how often the completions have a group that an earlier step was trained on."""
+    """Return how many groups were trained again in a later step. Raise ConfigError as read_rows does."""
     trained = {(row["ticket"], row["step"]) for row in read_rows(folder) if row["state"] == "trained"}
     return len(trained) - len({ticket for ticket, _ in trained})
 
@@ -125,7 +125,7 @@ Audit of the queue server: {audit.issued:,} groups of answers were asked for.
 
 
 def verdict(right: dict[int, list[bool]]) -> str:
-    """Return the sentence that sums the run up: how many held-out sums were solved before and after."""
+    """Return a sentence: held-out sums solved before and after. Raise ValueError with one evaluation."""
     first, *_, last = right.values()
     return (
         f"Verdict: of {len(last)} held-out sums the model solved {sum(first)} before training and "

@@ -45,7 +45,7 @@ class Demo(Command):
     dir: Path = Field(Path("runs"), description="folder for all files of the demo")
 
     def execute(self) -> int:
-        """Run the demo and return the exit code 0. Raise DemoFailed if its run does not end well."""
+        """Run the demo and return 0. Raise DemoFailed, TaskError, BaseModelError, or as print_report."""
         warnings.simplefilter("ignore")  # a first run shows the demo's own lines, and errors
         logging.disable(logging.WARNING)
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
@@ -78,7 +78,7 @@ def _describe(task: TaskFiles) -> None:
 def _train(folder: Path, model: Path, task: TaskFiles, options: Demo) -> None:
     """Run `penstock up` in this process with the demo's recipe, and print progress.
 
-    The settings stay in the environment. Raise DemoFailed if the run fails or is stopped early.
+    The settings stay in the environment. Raise DemoFailed if the run fails or is stopped, or as Up.run.
     """
     os.environ |= {
         "RUN_NAME": folder.name,
@@ -148,7 +148,7 @@ class Progress:
                 self._print(f"Still waiting for {awaited}. The log says more.")
 
     def _show_evaluation(self) -> None:
-        """Print the newest evaluation unless it is printed already."""
+        """Print the newest evaluation, if there is one that is not printed yet."""
         results = self._run_folder.results("eval")
         found = json.loads(results.read_text()) if results.is_file() else {"step": -1}
         if found["step"] > self._evaluated:

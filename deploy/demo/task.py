@@ -47,8 +47,9 @@ class TaskFiles:
 def write_task(folder: Path, seed: int) -> TaskFiles:
     """Write pretrain.jsonl, train.jsonl and heldout.jsonl into `folder`, check them, return their paths.
 
-    The same seed writes the same bytes. Pre-training and training hold every question of their
-    pairs; the held-out split holds one question per pair, so that its questions are independent.
+    The same seed writes the same bytes. Raise TaskError as check_task does. Pre-training and training
+    hold every question of their pairs; the held-out split holds one question per pair, so that its
+    questions are independent.
     """
     rng = random.Random(seed)
     pairs = list(combinations_with_replacement(OPERANDS, 2))
@@ -65,7 +66,7 @@ def write_task(folder: Path, seed: int) -> TaskFiles:
 
 
 def check_task(files: TaskFiles) -> None:
-    """Raise TaskError unless every label is right and no operand pair occurs in two splits."""
+    """Raise TaskError if a label or question is wrong or an operand pair occurs in two splits."""
     owner: dict[Pair, Path] = {}
     for path in (files.pretrain, files.train, files.heldout):
         pairs = {_checked_pair(problem, path) for problem in read_problems(path)}
@@ -78,7 +79,7 @@ def check_task(files: TaskFiles) -> None:
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """Return the problems of one split, in the order of the file."""
+    """Return a split's problems in the file's order. Raise OSError, or ValueError for a bad line."""
     return [Problem(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -108,7 +109,7 @@ def _write_problems(path: Path, problems: Sequence[Problem]) -> None:
 
 
 def _checked_pair(problem: Problem, path: Path) -> Pair:
-    """Return the operands of a problem; raise TaskError, naming the file, if its answer is wrong."""
+    """Return a problem's operands. Raise TaskError for a wrong answer, naming the file, or question."""
     pair = operand_pair(problem.question)
     expected = str(sum(pair))
     if problem.answer != expected:
