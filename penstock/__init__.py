@@ -81,7 +81,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name from its module; raise AttributeError for any other name."""
+    """Return a public name from its module. Raise AttributeError for any other name, or ImportError."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}; see penstock.__all__")
     found = getattr(import_module(_MODULE_OF[name]), name)

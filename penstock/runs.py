@@ -74,7 +74,8 @@ def run(
     one that comes with Penstock. `output` is the file that takes the log lines; None prints them.
 
     Ctrl-C is passed on: the run ends in order, a second Ctrl-C ends the run at once, and then
-    KeyboardInterrupt is raised. A run that fails raises nothing: see the result's exit code.
+    KeyboardInterrupt is raised. A run that fails raises nothing: see the result's exit code. Raise
+    OSError if `output` cannot be opened.
     """
     sections: dict[str, Section | None] = {
         "RUN": run, "LEARNER": learner, "ACTOR": actor, "REWARDER": rewarder,
@@ -110,7 +111,7 @@ def _variables(sections: Mapping[str, Section | None]) -> dict[str, str]:
 
 @contextmanager
 def _opened(path: Path | None) -> Iterator[int | None]:
-    """Give the descriptor of a file that is opened for appending; None without a path."""
+    """Give the descriptor of a file opened for appending; None without a path. Raise OSError."""
     if path is None:
         yield None
         return
@@ -145,8 +146,9 @@ def status(run: RunSettings | str, redis_url: str = "") -> RunStatus:
     """Return what a run does now: streams, consumers, credit, totals.
 
     A text is the name of a run below runs/. Without `redis_url` the queue server is the one that
-    `penstock up` started for the run. Raise ConfigError if no server is known, ServerUnavailable if the
-    server does not answer, RunNotReady if there is no such run on the server.
+    `penstock up` started for the run. Raise ValueError if the text is no name, ConfigError if no server
+    is known or usable, MalformedMessage for another release's run, ServerUnavailable if the server does
+    not answer, RunNotReady if there is no such run on the server.
     """
     return _ask(run, redis_url, read_status)
 
@@ -154,13 +156,18 @@ def status(run: RunSettings | str, redis_url: str = "") -> RunStatus:
 def audit(run: RunSettings | str, redis_url: str = "") -> Audit:
     """Return what became of every ticket of a run; `faults` is empty if every ticket is accounted for.
 
-    Arguments and errors are those of `status`.
+    Arguments are those of `status`. Raise ConfigError if no server is known, ServerUnavailable if it
+    does not answer, RunNotReady without the run, and the other errors of `status`.
     """
     return _ask(run, redis_url, read_audit)
 
 
 def _ask(run: RunSettings | str, redis_url: str, read: Callable[[Connection, str], Found]) -> Found:
-    """Return what `read` returns for a run on its queue server."""
+    """Return what `read` returns for a run on its queue server, and raise its errors.
+
+    Raise ValueError if a text is no run's name, ConfigError if no server is known or it cannot be used,
+    ServerUnavailable if it does not answer.
+    """
     settings = RunSettings(name=run) if isinstance(run, str) else run
     limit_s = settings.connect_timeout_s
     connection = Connection(redis_url or started_server(settings.folder), limit_s, limit_s)
@@ -174,7 +181,8 @@ def read_journal(run_folder: Path | str) -> Iterator[JournalRecord]:
     """Yield the records of a run in order, over all starts of the learner.
 
     A run may be read while it goes on: the last record, if half written, is left out. Raise ConfigError
-    if there is no journal, or if records are missing or damaged.
+    if there is no journal, or if records are missing or damaged, MalformedMessage if another release
+    wrote them.
     """
     folder = RunFolder(Path(run_folder))
     claims = read_claims(folder)
@@ -192,7 +200,7 @@ def read_journal(run_folder: Path | str) -> Iterator[JournalRecord]:
 
 
 def _decoded(position: Position, record: Mapping[str, Any]) -> JournalRecord:
-    """Return a record with its messages decoded."""
+    """Return a record with its messages decoded. Raise MalformedMessage if one cannot be."""
     fields = {name: value for name, value in record.items() if name != "kind"}
     for name, kind in (("groups", ScoredGroup), ("filtered", Verdict)):
         if name in fields:
@@ -205,7 +213,7 @@ def replay(run_folder: Path | str, out: Path | str | None = None, **changes: obj
 
     Model and metrics go to `out`, by default RUN_FOLDER/replay. `changes` are learner settings to
     change: `loss_type="gspo"`. Raise the error that ended the child: ConfigError if there is no journal
-    or a setting is wrong.
+    or a setting is wrong, PenstockError itself for an unknown exit code.
     """
     from penstock.learner.replay import Replayed
 

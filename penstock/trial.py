@@ -50,7 +50,7 @@ def try_reward(
 
 
 def _name_of(reward: Callable[..., object]) -> str:
-    """Return the name of a function or class, or of an instance's class."""
+    """Return the name of a function or class, or of an instance's class; "unnamed" for a lambda."""
     name = getattr(reward, "__name__", type(reward).__name__)
     return name if name.isidentifier() else "unnamed"  # <lambda>
 
@@ -66,7 +66,7 @@ def _with_reward(asked: str, settings: LearnerSettings) -> LearnerSettings:
 
 
 def _function_of(reward: str | Callable[..., object], settings: LearnerSettings) -> tuple[Reward, bool]:
-    """Return the function to call, and whether it is the user's own."""
+    """Return the function to call, and whether it is the user's own. Raise ConfigError if unusable."""
     if not isinstance(reward, str):
         return adapt(reward, _name_of(reward)), True
     spec = resolve_reward(reward, 1.0, settings)
