@@ -99,7 +99,7 @@ class VllmEngine:
         except (VLLMClientError, ValueError) as error:
             raise PromptRefused(f"the engine refused {request_id}: {error}") from error
         except Exception as error:  # a dead engine raises whatever it was doing
-            raise EngineFailed(f"vLLM failed at {request_id}: {error!r}") from error
+            raise EngineFailed(f"vLLM failed at {request_id}: {error!r}; start again") from error
         completions = sorted(output.outputs, key=lambda completion: completion.index)
         rollouts = tuple(_rollout(item) for item in completions if item.token_ids)
         if any(item.finish_reason not in ("stop", "length") for item in completions):
@@ -138,7 +138,7 @@ class VllmEngine:
             self._hash, self._version = weights.hash, weights.version
             await self._llm.resume_generation()
         except Exception as error:  # vLLM raises whatever its parts raise
-            raise EngineFailed(f"vLLM could not take {weights.version}: {error!r}") from error
+            raise EngineFailed(f"vLLM did not take {weights.version}: {error!r}; start again") from error
 
     def room(self) -> int:
         """Return how many more completions can start now."""

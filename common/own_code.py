@@ -37,7 +37,7 @@ def find_code(source: str, setting: str) -> ModuleSpec:
             found = importlib.util.find_spec(source)
         except (Exception, SystemExit) as error:  # the package's own code runs, and may raise anything
             cause = f"{type(error).__name__}: {error}"
-            raise ConfigError(f"{setting}: {source} cannot be imported: {cause}") from error
+            raise ConfigError(f"{setting}: {source} cannot be imported: {cause}; correct it") from error
         remedy = "name a file (file.py:function), or put the folder it is in on PYTHONPATH"
         hint = f"there is no module {source} here; {remedy}"
     if found is None or found.loader is None or not path_of(found).is_file():

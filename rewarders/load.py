@@ -38,7 +38,7 @@ def _load_own(source: str, name: str, digest: str) -> Reward:
     module = _run_module(source, digest)
     found = getattr(module, name, getattr(module, "orms", {}).get(name))
     if found is None:
-        raise ConfigError(f"{source} has no {name}; it has {public_names(module)}")
+        raise ConfigError(f"{source} has no {name}; it has {public_names(module)}: correct the name")
     return adapt(found, name)
 
 

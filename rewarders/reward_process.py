@@ -71,7 +71,7 @@ class Log:
         # A lone surrogate becomes a question mark, and a number too long for a message becomes a text.
         plain = json.loads(text.encode("utf-8", "replace"), parse_int=_whole_number)
         if (count := len(plain)) != self.size:
-            raise ValueError(f"log_extra({column!r}) has {count} values for {self.size} completions")
+            raise ValueError(f"log_extra({column!r}) has {count} values; expected {self.size}, one each")
         if len(json.dumps(plain)) > _EXTRA_BYTES:
             raise ValueError(f"log_extra({column!r}) is larger than {_EXTRA_BYTES} bytes")
         self.extra[encodable(str(column))] = tuple(plain)
@@ -79,7 +79,7 @@ class Log:
     def log_metric(self, name: str, value: float) -> None:
         """Store a number to average over a step's groups. Raise ValueError or TypeError otherwise."""
         if not math.isfinite(value):
-            raise ValueError(f"log_metric({name!r}) is {value}")
+            raise ValueError(f"log_metric({name!r}) is {value}; expected a finite number")
         self.metrics[encodable(str(name))] = float(value)
 
 

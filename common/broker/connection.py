@@ -170,7 +170,7 @@ class Connection:
                 ) from cause
             if self._stopping.is_set():
                 raise ServerUnavailable(
-                    f"stopped while waiting for the queue server at {self.address}"
+                    f"stopped while waiting for the queue server at {self.address}; start it first"
                 ) from cause
             if report and not first:
                 wait = (

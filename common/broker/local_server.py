@@ -160,7 +160,7 @@ class LocalServer:
                 self.kill()
                 raise ServerUnavailable(
                     f"the queue server did not start within {_START_TIMEOUT_S:g} s (exit code "
-                    f"{ended}): {' '.join(self._command)}"
+                    f"{ended}): {' '.join(self._command)}; see {self._log}"
                 )
             time.sleep(_POLL_S)
 
@@ -193,7 +193,7 @@ def _kept_url(run_folder: RunFolder) -> str | None:
     deadline = Deadline(_LEAVE_TIMEOUT_S)
     while answers(url):  # a killed `penstock up` takes its server along within a second or two
         if deadline.expired():
-            raise ConfigError(f"a queue server already runs in {path.parent}: is the run started twice?")
+            raise ConfigError(f"a queue server already runs in {path.parent}: stop it, or set RUN_NAME")
         time.sleep(0.1)
     return _new_url(parts.password, parts.port)
 

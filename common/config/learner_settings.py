@@ -245,7 +245,7 @@ class LearnerSettings(
                 "answers are all the same"
             )
         if self.evaluate_only and not (self.eval_dataset or self.eval_holdout):
-            raise ValueError("LEARNER_EVALUATE_ONLY needs LEARNER_EVAL_DATASET")
+            raise ValueError("LEARNER_EVALUATE_ONLY needs LEARNER_EVAL_DATASET or LEARNER_EVAL_HOLDOUT")
         if self.eval_dataset and self.eval_holdout:
             raise ValueError("give LEARNER_EVAL_DATASET or LEARNER_EVAL_HOLDOUT, not both")
         return self
@@ -319,7 +319,7 @@ class LearnerSettings(
         if self.delta and self.delta <= 1 + self.epsilon_high:
             raise ValueError("LEARNER_DELTA must be above 1 + LEARNER_EPSILON_HIGH (or 0: none)")
         if self.min_lr > self.learning_rate:
-            raise ValueError("LEARNER_MIN_LR is above LEARNER_LEARNING_RATE")
+            raise ValueError(f"LEARNER_MIN_LR={self.min_lr:g} is above LEARNER_LEARNING_RATE: lower it")
         if self.warmup_steps and self.warmup_ratio:
             raise ValueError("give LEARNER_WARMUP_STEPS or LEARNER_WARMUP_RATIO, not both")
         return self
@@ -360,9 +360,9 @@ class LearnerSettings(
                 "LEARNER_SYNC_REF_MODEL and LEARNER_OUTER_ITERATION_STEPS off, or train all weights"
             )
         if self.ref_device and (self.lora_rank or not self.beta):
-            raise ValueError("LEARNER_REF_DEVICE: there is no reference model (LEARNER_BETA=0, or LoRA)")
+            raise ValueError("LEARNER_REF_DEVICE: no reference model (LEARNER_BETA=0 or LoRA): clear it")
         if self.sync_ref_model and not self.beta:
-            raise ValueError("LEARNER_SYNC_REF_MODEL: there is no reference model (LEARNER_BETA=0)")
+            raise ValueError("LEARNER_SYNC_REF_MODEL: no reference model (LEARNER_BETA=0): leave it off")
         return self
 
     @property
@@ -381,7 +381,7 @@ def _check_functions(variable: str, kind: str, asked: Iterable[str], known: Coll
     for text in asked:
         source, name = split_source(text)
         if not name.isidentifier() or text.endswith(".py"):
-            raise ValueError(f"{variable}: {text!r} names no function")
+            raise ValueError(f"{variable}: {text!r} names no function: expected file.py:function")
         if not source and name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"

@@ -162,7 +162,10 @@ class SandboxPool:
                 f"a sandbox process does not start with {self._settings.memory_gib:g} GiB of memory: "
                 f"raise {self._settings.section}_MEMORY_GIB"
             )
-        raise SandboxFailed(f"a sandbox process was killed {_STARTS} times before it was ready")
+        raise SandboxFailed(
+            f"a sandbox process was killed {_STARTS} times before it was ready: free memory, or lower "
+            f"{self._settings.section}_WORKERS"
+        )
 
     def _run_in(
         self, process: pebble.ProcessPool, work: Callable[[*Ts], T], arguments: tuple[*Ts]
