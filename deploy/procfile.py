@@ -32,7 +32,7 @@ def parse(text: str, source: str) -> dict[str, str]:
         if found is None:
             raise ConfigError(f"{source}, line {number}: expected `name: command`, found {line!r}")
         if found["name"] in commands:
-            raise ConfigError(f"{source}, line {number}: {found['name']} is there twice")
+            raise ConfigError(f"{source}, line {number}: {found['name']} is there twice; rename one")
         commands[found["name"]] = found["command"]
     if not commands:
         raise ConfigError(f"{source} names no process: expected lines `name: command`")

