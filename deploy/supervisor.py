@@ -79,7 +79,7 @@ class Supervisor:
         self._stops += 1
 
     def run(self) -> int:
-        """Run to the end; return the learner's exit code or that which ended the run. Raise OSError."""
+        """Run to the end; return the learner's exit code, or the one that ended it. Raise OSError."""
         try:
             while self._phase == "running" and not self._stops:
                 self._tick()

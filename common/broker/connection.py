@@ -99,8 +99,7 @@ class Connection:
         """Call a function once per list of arguments, in one round trip. Return the replies in order.
 
         The whole pipeline is sent again when the connection is lost or the server refuses a call for
-        lack of memory, so the function must be idempotent. The failpoints are those of one call. Raise
-        the errors of `execute`.
+        lack of memory, so the function must be idempotent. Raise the errors of `execute`.
         """
         head: tuple[Argument, ...] = ("FCALL", f"penstock_2_{function}", len(keys), *keys)
         failpoint(f"{function}.before")

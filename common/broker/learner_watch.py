@@ -34,8 +34,7 @@ class LearnerWatch:
     def check(self) -> None:
         """Read the heartbeat, at most once a second, and log a warning while it is missing.
 
-        Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without a heartbeat, and the errors of
-        `_describe`.
+        Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without a heartbeat, or as `_describe`.
         """
         if time.monotonic() < self._poll_at:
             return

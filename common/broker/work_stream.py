@@ -95,8 +95,7 @@ class WorkStream:
     def mark_alone(self, entry: Entry) -> bool:
         """Record that the ticket runs alone, so that a lost lease from now on dooms the ticket.
 
-        Return False if the lease was lost before: another consumer may hold the ticket. Raise as
-        Connection.call does.
+        Return False if the lease was lost before. Raise as Connection.call does.
         """
         return bool(self._connection.call("mark_alone", self._lease_keys, [self.consumer, entry.id]))
 

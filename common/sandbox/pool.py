@@ -163,8 +163,7 @@ class SandboxPool:
                 f"raise {self._settings.section}_MEMORY_GIB"
             )
         raise SandboxFailed(
-            f"a sandbox process was killed {_STARTS} times before it was ready: free memory, or lower "
-            f"{self._settings.section}_WORKERS"
+            f"a starting process was killed {_STARTS} times: lower {self._settings.section}_WORKERS"
         )
 
     def _run_in(

@@ -33,7 +33,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 def accuracy(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:
     """Return 1.0 where the answer equals the gold solution, else 0.0; all None without a gold answer.
 
-    Raise as `is_right`. Example: for "#### 72", "It is <answer>72</answer>" gets 1.0 and "71" gets 0.0.
+    Raise what math_verify raises. Example: for "#### 72", "<answer>72</answer>" gets 1.0, "71" gets 0.0.
     """
     return _by_verdict(completions, solution, lambda _, right: float(right))
 
@@ -41,7 +41,7 @@ def accuracy(completions: list[str], solution: list[Any], **columns: Any) -> lis
 def acc(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:
     """Return 1.0 where the last box holds the gold answer, -0.5 for another box, -1.0 without a box.
 
-    All are None without a gold answer. Raise as `is_right` does.
+    All are None without a gold answer. Raise what math_verify raises.
     """
     gold = read_gold(solution[0])
     if not gold:
@@ -53,7 +53,7 @@ def acc(completions: list[str], solution: list[Any], **columns: Any) -> list[flo
 def base_acc(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:
     """Return 1.0 where the answer is right and in <think>..</think><answer>..</answer>, else 0.0.
 
-    All are None without a gold answer. Raise as `is_right`. Example: "<answer>72</answer>" gets 0.0.
+    All are None without a gold answer. Raise what math_verify raises. "<answer>72</answer>" gets 0.0.
     """
     return _by_verdict(
         completions, solution, lambda index, right: float(right and has_structure(completions[index]))
@@ -74,8 +74,8 @@ def cosine(
     """Return a value by correctness and length: right answers lose with length, wrong ones gain.
 
     The four values are those at length 0 and at `cosine_max_len` tokens, joined by half a cosine. All
-    are None without a gold answer. Raise as `is_right`. With the defaults and cosine_max_len 100, a
-    right answer of 50 tokens gets 0.75, a wrong one -0.25.
+    are None without a gold answer. Raise what math_verify raises. With the defaults and cosine_max_len
+    100, a right answer of 50 tokens gets 0.75, a wrong one -0.25.
     """
 
     def value(index: int, right: bool) -> float:
@@ -93,7 +93,7 @@ def length(
 ) -> list[float | None]:
     """Return 0.5 for the group's shortest completion to -0.5 for its longest, by number of tokens.
 
-    Wrong answers get at most 0; all are None without a gold answer. Raise as `is_right` does.
+    Wrong answers get at most 0; all are None without a gold answer. Raise what math_verify raises.
     """
     gold = read_gold(solution[0])
     if not gold:
