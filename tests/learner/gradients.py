@@ -1,13 +1,12 @@
-"""A script: the gradients of one mini-batch, under torchrun or alone, written to a file.
+"""The gradients of one mini-batch, and an Update with NaN. As a script, for two ranks under torchrun:
 
-python -m tests.learner.gradients MODEL OUT.pt setting=value ...
+torchrun --nproc-per-node=2 -m tests.learner.gradients MODEL OUT.pt
 
-With nan=1: the weights after an Update with NaN in one sequence, and after a sound one.
+All cases of two ranks run in one group of processes, because most of the time is their start.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +17,18 @@ from deepspeed.utils import safe_get_full_grad
 
 from penstock.learner.algorithm.batch import Batch, TrainSequence
 from penstock.learner.policy.policy import Policy
-from penstock.learner.policy.processes import rank
+from penstock.learner.policy.processes import rank, world_size
 from tests.learner.builders import make_settings
+
+CUTS_OF_TWO_RANKS = (
+    {"zero_stage": "0"},
+    {"zero_stage": "2", "micro_batch_tokens": 24},
+    {"zero_stage": "3", "micro_batch_tokens": 24},
+)
+"""Settings under which two ranks compute the gradient."""
+
+NAN_STAGES = ("0", "2", "3")
+"""ZeRO stages under which one of two ranks gets NaN."""
 
 LENGTHS = [(3, 2), (5, 9), (2, 1), (9, 17), (4, 6), (1, 12), (6, 3)]
 """Prompt and completion of each sequence: ragged, so that ranks and rows get unequal shares."""
@@ -53,7 +62,7 @@ def gradients(policy: Policy) -> dict[str, torch.Tensor]:
     for name, parameter in policy._engine.module.named_parameters():
         gradient = parameter.grad if policy._engine.stage == 0 else safe_get_full_grad(parameter)
         if gradient is not None:
-            found[name] = gradient.detach().clone()
+            found[name] = gradient.detach().cpu().clone()
     return found
 
 
@@ -72,17 +81,22 @@ def weights_around_nan(policy: Policy) -> dict[str, torch.Tensor]:
     return found | {"after a sound one": total()}
 
 
+def make_policy(model: Path, settings: dict[str, object]) -> Policy:
+    """A policy with the model's weights."""
+    return Policy(model, make_settings(**settings), steps=10)
+
+
 def main() -> None:
-    model, out, *options = sys.argv[1:]
-    settings = dict(option.split("=", 1) for option in options)
-    with_nan = settings.pop("nan", "")
-    policy = Policy(Path(model), make_settings(**settings), steps=10)
-    found = weights_around_nan(policy) if with_nan else gradients(policy)
+    model, out = map(Path, sys.argv[1:])
+    cuts = {str(settings): gradients(make_policy(model, settings)) for settings in CUTS_OF_TWO_RANKS}
+    nan = {}
+    for stage in NAN_STAGES:
+        policy = make_policy(model, {"zero_stage": stage, "learning_rate": 0.01})
+        nan[stage] = weights_around_nan(policy)
     if rank() == 0:
-        torch.save(found, out)
+        torch.save({"ranks": world_size(), "cuts": cuts, "nan": nan}, out)
     policy.close()
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     main()
