@@ -163,7 +163,8 @@ class SandboxPool:
                 f"raise {self._settings.section}_MEMORY_GIB"
             )
         raise SandboxFailed(
-            f"a starting process was killed {_STARTS} times: lower {self._settings.section}_WORKERS"
+            f"a sandbox process was killed {_STARTS} times before it was ready: free memory, or lower "
+            f"{self._settings.section}_WORKERS"
         )
 
     def _run_in(
