@@ -71,7 +71,7 @@ class Log:
         # A lone surrogate becomes a question mark, and a number too long for a message becomes a text.
         plain = json.loads(text.encode("utf-8", "replace"), parse_int=_whole_number)
         if (count := len(plain)) != self.size:
-            raise ValueError(f"log_extra({column!r}) has {count} values; expected {self.size}, one each")
+            raise ValueError(f"log_extra({column!r}) has {count} values for {self.size} completions")
         if len(json.dumps(plain)) > _EXTRA_BYTES:
             raise ValueError(f"log_extra({column!r}) is larger than {_EXTRA_BYTES} bytes")
         self.extra[encodable(str(column))] = tuple(plain)
