@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.e2e.site import moved, replay
 from tests.judge import judge
+from tests.traps import trap_folders
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
 
@@ -45,12 +46,13 @@ class Demo:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    folder = tmp_path_factory.mktemp("demo")
+    folder = trap_folders(tmp_path_factory.mktemp("demo"))
+    variables = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "PYTHONPATH": str(folder)}
     runs = folder / "runs"  # the command gets it relative, as by default: paths are part of its lines
     command = Path(sys.executable).with_name("penstock")
     done = subprocess.run(
         [command, "demo", "--seed", str(SEED), "--steps", str(STEPS), "--dir", "runs"],
-        cwd=folder, env=os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}, stdout=subprocess.PIPE,
+        cwd=folder, env=os.environ | variables, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]
