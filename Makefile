@@ -26,7 +26,7 @@ install: $(VENV)/installed
 # leaves out the packages' templates and examples that are not valid Python.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-deps --retries 0 --extra-index-url $(TORCH_INDEX) torch==2.13.0
+	$(BIN)/pip install --quiet --no-deps --extra-index-url $(TORCH_INDEX) torch==2.13.0
 	$(BIN)/pip install --quiet --no-deps --no-compile -r constraints.txt
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compileall.log || true

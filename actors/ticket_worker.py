@@ -197,7 +197,7 @@ class TicketWorker:
         ticket = job.ticket
         try:
             if job.alone and not await asyncio.to_thread(job.stream.mark_alone, job.entry):
-                raise Aborted(job.request_id)  # another actor has the ticket by now
+                raise Aborted(job.request_id)  # another actor took the ticket over
             rollouts = await self._engine.generate(
                 job.request_id, ticket.prompt_ids, ticket.sampling, ticket.num_generations
             )

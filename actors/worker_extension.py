@@ -9,7 +9,7 @@ class WorkerExtension:
     model_runner: Any
 
     def take_weights(self, folder: str) -> None:
-        """Replace the present weights by those of a model folder. Raise what vLLM raises.
+        """Replace the current weights by those of a model folder. Raise what vLLM raises.
 
         On the CPU vLLM multiplies with packed copies of the weights. When the output head is tied to the
         embedding, `reload_weights` (vLLM 0.32) renews the embedding and keeps the head's old packed

@@ -211,7 +211,7 @@ def _is_alive(pid: int) -> bool:
     """Return whether a process of this id runs that this process may signal."""
     try:
         os.kill(pid, 0)
-    except (ProcessLookupError, PermissionError):  # by now the id may be of another user's process
+    except (ProcessLookupError, PermissionError):  # the id may meanwhile be of another user's process
         return False
     return True
 
