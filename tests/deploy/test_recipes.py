@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from dotenv import dotenv_values
 
+import penstock.actors.loop
+import penstock.rewarders.loop
+from penstock.common.config.command import load
+from penstock.common.config.role_command import ActorCommand, LearnerCommand, RewarderCommand
 from penstock.learner.__main__ import main
+from penstock.learner.start import run_learner
+from tests.actors.fake_actor import make_engine
 from tests.e2e.site import FAKE_PROCFILE, ROOT, Site, make_model
 
 RECIPES = sorted((ROOT / "deploy" / "recipes").glob("*.env"))
@@ -72,28 +80,69 @@ def test_a_recipe_resolves_and_says_how_many_steps_it_makes(
     assert re.search(r"steps\W+[1-9]", said.out), said.out
 
 
-@pytest.mark.e2e
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_trains_a_stand_in(recipe, model, tmp_path):
+def training_variables(recipe: Path, folder: Path, model: Path) -> dict[str, str]:
     """All but the model, the data, the lengths and the number of steps is the recipe's."""
-    kept = {name: value for name, value in dotenv_values(recipe).items() if value is not None}
-    changes = variables_for(recipe, tmp_path) | {
+    kept = dotenv_values(recipe)
+    return variables_for(recipe, folder) | {
         "LEARNER_MODEL": str(model),
         "LEARNER_MAX_STEPS": "2",
         "LEARNER_GROUPS_PER_STEP": "2",
         "LEARNER_NUM_GENERATIONS": "4",
         "LEARNER_FILTER_ZERO_STD": "false",
         "LEARNER_EVAL_HOLDOUT": "4" if "LEARNER_EVAL_HOLDOUT" in kept else "0",
+        "REWARDER_WORKERS": kept.get("REWARDER_WORKERS") or "1",
         "RUN_NAME": "e2e",
+        "RUN_DIR": str(folder / "runs"),
+        "RUN_LEASE_S": "3",
     }
-    site = Site(tmp_path, FAKE_PROCFILE)
-    theirs = {"RUN_DIR", "RUN_LEASE_S", "REWARDER_WORKERS"}
-    site.variables = {name: value for name, value in site.variables.items() if name in theirs}
-    site.variables |= kept | changes
-    site.start()
-    assert site.wait(600) == 0, "\n".join(site.lines[-30:])
-    rows = [json.loads(line) for line in (site.run_folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_two_steps(run_folder: Path) -> None:
+    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_trains_a_stand_in(recipe, model, tmp_path, queue_server, monkeypatch):
+    """The roles are threads of this process: the imports of 13 learners would take over a minute."""
+    variables = training_variables(recipe, tmp_path, model)
+    name = f"recipe-{recipe.stem}"  # the queue server is that of all tests
+    for variable, value in (variables | {"RUN_NAME": name, "REDIS_URL": queue_server.url}).items():
+        monkeypatch.setenv(variable, value)
+    # Once a process has left its group, DeepSpeed cannot work in it any more.
+    monkeypatch.setattr("penstock.learner.policy.policy.leave_process_group", lambda: None)
+    monkeypatch.chdir(ROOT)
+    flags = ["--env-file", str(recipe)]
+    learner, actor, rewarder = (
+        load(kind, kind.role, flags) for kind in (LearnerCommand, ActorCommand, RewarderCommand)
+    )
+    stopping = threading.Event()
+    with ThreadPoolExecutor(2) as threads:
+        workers = [
+            threads.submit(penstock.actors.loop.run, actor, stopping, make_engine),
+            threads.submit(penstock.rewarders.loop.run, rewarder, stopping),
+        ]
+        for worker in workers:
+            worker.add_done_callback(lambda _: stopping.set())  # one that fails ends all
+        try:
+            run_learner(learner, stopping)
+        finally:
+            stopping.set()
+    for worker in workers:
+        worker.result()
+    assert_two_steps(tmp_path / "runs" / name)
+
+
+@pytest.mark.e2e
+def test_penstock_up_trains_a_recipe(model, tmp_path):
+    """The recipe with settings of all roles, read from its file and handed to real processes."""
+    recipe = ROOT / "deploy" / "recipes" / "smollm2-gsm8k-cpu.env"
+    site = Site(tmp_path, FAKE_PROCFILE)
+    site.variables = training_variables(recipe, tmp_path, model)
+    site.start("--env-file", str(recipe))
+    assert site.wait(600) == 0, "\n".join(site.lines[-30:])
+    assert_two_steps(site.run_folder)
 
 
 def test_the_page_names_tests_and_recipes_that_exist():
