@@ -25,12 +25,13 @@ install: $(VENV)/installed
 # torch, and text models need none of them. pip compiles modules on one core; compileall uses all, and
 # leaves out the packages' templates and examples that are not valid Python.
 $(VENV)/installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-deps --extra-index-url $(TORCH_INDEX) torch==2.13.0
-	$(BIN)/pip install --quiet --no-deps --no-compile -r constraints.txt
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
-	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compileall.log || true
-	touch $@
+	@echo "Installing Penstock and its packages into $(VENV): about two minutes."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install -qq --no-deps --extra-index-url $(TORCH_INDEX) torch==2.13.0
+	@$(BIN)/pip install -qq --no-deps --no-compile -r constraints.txt
+	@$(BIN)/pip install -qq --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compileall.log || true
+	@touch $@
 
 # New versions of all packages, as pyproject.toml allows them.
 lock:
