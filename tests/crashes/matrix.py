@@ -2,10 +2,10 @@
 
     python -m tests.crashes.matrix [--record] [--alone] [ROLE:PLACE ...]
 
-prints a line of JSON per place. In a run each role dies once, at a place of its own; the file that a
-dying role leaves tells whether it died there. A fault counts against every place of its run. With
---alone, and for a role that missed its place, a run has one death. --record prints the places that a
-calm run passes by, and how often.
+prints a line of JSON per place. In a run the learner dies twice and the others once, each at a place
+of its own; the file that a dying role leaves tells whether it died there. A fault counts against every
+place of its run. With --alone, and for a place that was missed, a run has one death. --record prints
+the places that a calm run passes by, and how often.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LATEST = 10
 """The latest passage at which a process dies: what is passed by more often is polled."""
 
 _LIMIT_S = 90.0
-"""Three deaths cost three leases, one after the other at worst."""
+"""Four deaths cost four leases, one after the other at worst."""
 
 _WORKERS = (
     "GET", "HMGET", "XREADGROUP", "reclaim", "renew", "handoff", "put_back", "mark_alone", "bury",
@@ -76,40 +76,51 @@ def points() -> list[tuple[str, str]]:
 def record(folder: Path) -> dict[str, Counter[str]]:
     """The places each role passes by in a calm run, and how often; raises AssertionError."""
     recordings = {role: Recording("", path=folder / f"{role}.passed") for role in ROLES}
-    verdict = World(in_new_folder(folder, "calm"), recordings).run()
+    verdict = World(
+        in_new_folder(folder, "calm"), {role: [one] for role, one in recordings.items()}
+    ).run()
     assert not verdict.faults, verdict
     return {role: Counter(found.path.read_text().split()) for role, found in recordings.items()}
 
 
-Deaths = dict[str, tuple[str, int]]
-"""By role, the place where it dies, and at which passage."""
+Death = tuple[str, str, int]
+"""A role, the place where it dies, and at which passage."""
 
 
-def share_runs(wanted: list[tuple[str, str]], passed: dict[str, Counter[str]]) -> list[Deaths]:
-    """The deaths of each run: at most one place of each role, half-way through its passages."""
-    places = [
-        [(role, (place, _half_way(passed[role][place]))) for at, place in wanted if at == role]
+def share_runs(wanted: list[tuple[str, str]], passed: dict[str, Counter[str]]) -> list[list[Death]]:
+    """The deaths of each run, half-way through the passages of a place: one per role, the learner's two.
+
+    The learner has twice as many places. It dies first where a run passes by least often, which is
+    mostly at its start: then the run that is left is as long as a calm one.
+    """
+    learners, actors, rewarders = (
+        [
+            (role, place, max(1, min(passed[role][place] // 2, _LATEST)))
+            for at, place in wanted
+            if at == role
+        ]
         for role in ROLES
-    ]
-    return [dict(filter(None, deaths)) for deaths in itertools.zip_longest(*places)]
+    )
+    learners.sort(key=lambda death: passed["learner"][death[1]])
+    runs = (len(learners) + 1) // 2
+    together = itertools.zip_longest(learners[:runs], learners[runs:], actors, rewarders)
+    return [[death for death in deaths if death] for deaths in together]
 
 
-def _half_way(passages: int) -> int:
-    return max(1, min(passages // 2, _LATEST))
-
-
-def die_at(folder: Path, deaths: Deaths) -> list[dict]:
-    """A run in which each role dies once; a role that missed its place has another run of its own."""
-    home = in_new_folder(folder, "-".join(f"{role}-{place}" for role, (place, _) in deaths.items()))
+def die_at(folder: Path, deaths: list[Death]) -> list[dict]:
+    """A run with these deaths; those whose place was missed have another run of their own."""
+    home = in_new_folder(folder, "-".join(f"{role}-{place}" for role, place, _ in deaths))
     armed = {
-        role: Armed(place, passage, home / f"{role}.fired") for role, (place, passage) in deaths.items()
+        (role, place): Armed(place, passage, home / f"{role}-{place}.fired")
+        for role, place, passage in deaths
     }
-    verdict = World(home, armed, limit_s=_LIMIT_S).run()
+    by_role = {role: [one for (at, _), one in armed.items() if at == role] for role in ROLES}
+    verdict = World(home, by_role, limit_s=_LIMIT_S).run()
     results = []
-    for role, (place, passage) in deaths.items():
-        died = (home / f"{role}.fired").exists()
+    for role, place, passage in deaths:
+        died = (home / f"{role}-{place}.fired").exists()
         if not died and not verdict.faults and (len(deaths) > 1 or passage > 1):
-            results += die_at(folder, {role: (place, passage if len(deaths) > 1 else 1)})
+            results += die_at(folder, [(role, place, passage if len(deaths) > 1 else 1)])
             continue
         results.append(
             {
@@ -129,7 +140,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--record", action="store_true", help="print the places of a calm run")
     parser.add_argument("--alone", action="store_true", help="one death per run")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
+    parser.add_argument("--jobs", type=int, default=2 * (os.cpu_count() or 1), help="runs at a time")
     parser.add_argument("points", nargs="*", metavar="ROLE:PLACE")
     options = parser.parse_args()
     sound = True

@@ -3,28 +3,32 @@
     python -m tests.crashes.mutants [NAME ...]
 
 A mutant is a copy of the sources with a few texts replaced. Its scenario is also tried on the sources
-as they are, and must end sound there.
+as they are, and must end sound there. All runs are forked from a process that has imported everything;
+for a mutant, the fork imports the sources again.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
+import traceback
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.crashes import scenarios
 from tests.crashes.scenarios import Scenario, dies_at
+from tests.crashes.world import in_new_folder, prepare_model
 
 ROOT = Path(__file__).parents[2]
 _PACKAGES = ("penstock", "common", "learner", "actors", "rewarders", "deploy", "tests")
-_LIMIT_S = 300
 
 Edit = tuple[str, str, str]
 """A file, a text in it, and what comes in its place."""
@@ -191,12 +195,11 @@ def copy_sources(folder: Path, edits: tuple[Edit, ...]) -> Path:
     return folder
 
 
-def try_mutant(name: str) -> dict:
+def try_mutant(folder: Path, name: str) -> dict:
     """The verdicts on the scenario, with the rule and without."""
     mutant = MUTANTS[name]
-    kept = run_scenario(name)
-    with tempfile.TemporaryDirectory(prefix="penstock-mutant-") as folder:
-        taken_out = _verdict(name, copy_sources(Path(folder), mutant.edits))
+    kept = run_scenario(folder, name)
+    taken_out = _verdict(folder, name, copy_sources(folder / f"{name}, sources", mutant.edits))
     as_expected = not kept["kinds"] and mutant.verdict in taken_out["kinds"]
     return {
         "mutant": name,
@@ -208,27 +211,37 @@ def try_mutant(name: str) -> dict:
     }
 
 
-def _verdict(name: str, sources: Path) -> dict:
-    """In a process of its own, which imports those sources."""
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.crashes.mutants", "--scenario", name],
-        cwd=sources,
-        env=os.environ | {"PYTHONPATH": str(sources), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
+def _verdict(folder: Path, name: str, sources: Path) -> dict:
+    """In a fork, which imports those sources. The libraries are imported already."""
+    found = sources / "verdict.json"
+    pid = os.fork()
+    if pid == 0:
+        try:
+            mutants = _import_again(sources)
+            found.write_text(json.dumps(mutants.run_scenario(folder, name)))
+        except BaseException:  # whatever it is, a forked process must not return into its parent's code
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    return json.loads(found.read_text())
 
 
-def run_scenario(name: str) -> dict:
+def _import_again(sources: Path) -> Any:
+    """This module and all of Penstock, from those sources."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("penstock", "tests")]:
+        del sys.modules[name]
+    os.chdir(sources)
+    sys.path.insert(0, str(sources))
+    again = importlib.import_module("tests.crashes.mutants")
+    inside = [sys.modules[name].__file__ for name in ("tests.judge", "penstock.common.failpoint")]
+    assert all(path and path.startswith(str(sources)) for path in inside), inside
+    return again
+
+
+def run_scenario(folder: Path, name: str) -> dict:
     """The scenario on the sources that this process imported."""
-    from tests.crashes.world import in_new_folder
-
-    with tempfile.TemporaryDirectory(prefix="penstock-crashes-") as folder:
-        verdict = MUTANTS[name].scenario(in_new_folder(Path(folder), "run")).run()
+    verdict = MUTANTS[name].scenario(in_new_folder(folder, name)).run()
     return {
         "kinds": sorted(verdict.kinds),
         "faults": verdict.faults[:5],
@@ -239,18 +252,17 @@ def run_scenario(name: str) -> dict:
 def main() -> int:
     """Try the mutants named, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scenario", metavar="NAME", help="run only a mutant's scenario, here")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants at a time")
+    parser.add_argument("--jobs", type=int, default=2 * (os.cpu_count() or 1), help="mutants at a time")
     parser.add_argument("names", nargs="*", metavar="NAME")
     options = parser.parse_args()
-    if options.scenario:
-        print(json.dumps(run_scenario(options.scenario)))
-        return 0
     right = True
-    with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
-        for result in pool.imap_unordered(try_mutant, options.names or MUTANTS):
-            right &= result["as_expected"]
-            print(json.dumps(result), flush=True)
+    with tempfile.TemporaryDirectory(prefix="penstock-mutants-") as name:
+        folder = Path(name)
+        prepare_model(folder)
+        with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
+            for result in pool.imap_unordered(partial(try_mutant, folder), options.names or MUTANTS):
+                right &= result["as_expected"]
+                print(json.dumps(result), flush=True)
     return 0 if right else 1
 
 

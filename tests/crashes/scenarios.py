@@ -25,7 +25,7 @@ def dies_at(role: str, place: str, passage: int, **options: Any) -> Scenario:
     """A role dies once at a place; `options` are the learner's settings."""
 
     def make(folder: Path) -> World:
-        return World(folder, {role: Armed(place, passage, folder / "fired")}, options=options)
+        return World(folder, {role: [Armed(place, passage, folder / "fired")]}, options=options)
 
     return make
 
@@ -33,7 +33,7 @@ def dies_at(role: str, place: str, passage: int, **options: Any) -> Scenario:
 def learner_dies_before_slow_actors(folder: Path) -> World:
     """The learner is back while much of what it issued is still being generated."""
     armed = Armed("updated", 3, folder / "fired")
-    return World(folder, {"learner": armed}, options={"max_staleness": 8}, token_delay_s=0.1)
+    return World(folder, {"learner": [armed]}, options={"max_staleness": 8}, token_delay_s=0.1)
 
 
 def poison_kills_the_actor(folder: Path) -> World:
@@ -79,4 +79,4 @@ def stopped_learner_goes_on(folder: Path) -> World:
     """A learner stops about to issue; another, whom its lock does not reach, takes over; it goes on."""
 
     armed = Armed("issue.before", 8, folder / "fired", signal.SIGSTOP)
-    return World(folder, {"learner": armed}, options={"max_steps": 12})
+    return World(folder, {"learner": [armed]}, options={"max_steps": 12})

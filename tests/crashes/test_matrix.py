@@ -1,4 +1,4 @@
-"""Every place to die; a run has one death of each role."""
+"""Every place to die; a run has two deaths of the learner and one of each other role."""
 
 from __future__ import annotations
 

@@ -15,11 +15,12 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import datasets  # noqa: F401 - the learner imports it late: each fork would, for a second
 import numpy as np
 
 import penstock.actors.loop
@@ -58,7 +59,7 @@ SLOW_S = 0.8
 STEPS = 6
 _PDEATHSIG = 1
 _ZOMBIE_SLEEPS = 4  # Updates
-_LOOK_EVERY_S = 0.01
+_LOOK_EVERY_S = 0.03
 _ENDS_EVERY_S = 0.05  # so that an actor hands off several groups together
 _LEAVE_S = 10.0
 
@@ -109,13 +110,14 @@ class InlinePool:
 
 @dataclass
 class World:
-    """One run in a folder of its own. `armed` says where a role dies, `options` are the learner's.
+    """One run in a folder of its own. `options` are the learner's settings.
 
+    `armed` says where a role dies; with several places, each start of the role is armed with the next.
     `on_step` is called at each Update, to make trouble.
     """
 
     folder: Path
-    armed: Mapping[str, Armed] = field(default_factory=dict)
+    armed: Mapping[str, Sequence[Armed]] = field(default_factory=dict)
     misbehaviour: str = "refuse"
     on_step: Callable[[World, int], None] = lambda _world, _step: None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -168,7 +170,7 @@ class World:
                         self.start(role)
             self.watch.look()
             now = time.monotonic()
-            if over_at is not None and (self._has_fired() or now - over_at > _LEAVE_S):
+            if over_at is not None and (self._have_fired() or now - over_at > _LEAVE_S):
                 return
             if now > deadline:
                 self.stuck = f"not over after {self.limit_s:g} s, at step {step}"
@@ -181,9 +183,10 @@ class World:
     def start(self, role: str) -> None:
         """Fork a role."""
         mains = {"learner": self._be_learner, "actor": self._be_actor, "rewarder": self._be_rewarder}
+        armed = next((one for one in self.armed.get(role, ()) if not _has_fired(one)), None)
         pid = os.fork()
         if pid == 0:
-            _become(mains[role], self.folder / f"{role}.log", self.armed.get(role))
+            _become(mains[role], self.folder / f"{role}.log", armed)
         self.pids[role] = pid
 
     def steps(self) -> int:
@@ -215,8 +218,8 @@ class World:
         if step == self._zombie_wakes_at and "zombie" in self.pids:
             os.kill(self.pids["zombie"], signal.SIGCONT)
 
-    def _has_fired(self) -> bool:
-        return all(armed.fired is not None and armed.fired.exists() for armed in self.armed.values())
+    def _have_fired(self) -> bool:
+        return all(_has_fired(one) for armed in self.armed.values() for one in armed)
 
     def _last_line(self, role: str) -> str:
         lines = (self.folder / f"{role}.log").read_text().splitlines()
@@ -364,6 +367,10 @@ def _become(main: Callable[[], None], log: Path, armed: Armed | None) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _has_fired(armed: Armed) -> bool:
+    return armed.fired is not None and armed.fired.exists()
 
 
 def _kind_of(fault: str) -> str:
