@@ -35,7 +35,7 @@ class RunTaken(PenstockError, exit_code=73):
 
 
 class ServerUnavailable(PenstockError, exit_code=69):
-    """The queue server did not answer within the timeout."""
+    """The queue server did not answer within the timeout, or refused a command."""
 
 
 class RunNotReady(PenstockError, exit_code=75):

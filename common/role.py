@@ -41,8 +41,7 @@ def connect(redis_url: str, run: RunSettings, stopping: threading.Event) -> Conn
     """Return a connection to REDIS_URL, or to the server that `penstock up` started for the run.
 
     When the server is lost, the connection retries until RUN_SERVER_TIMEOUT_S is over or `stopping` is
-    set. Raise ConfigError if no server is known or it cannot be used, ServerUnavailable if it does not
-    answer.
+    set. Raise ConfigError for no server or one that cannot be used, ServerUnavailable for no answer.
     """
     url = redis_url or started_server(run.folder)
     return Connection(url, run.connect_timeout_s, run.server_timeout_s, stopping)

@@ -96,8 +96,7 @@ class Samples(ResultCommand):
     def by_difficulty(self, rows: Iterable[Row]) -> Result:
         """Return per question how often it was asked, its mean reward, and how often it was filtered.
 
-        Questions that begin with the same SHOWN letters count as one: rows of filtered groups hold no
-        more of the question.
+        Questions with the same first SHOWN letters count as one: filtered groups' rows hold no more.
         """
         groups: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
         for row in rows:

@@ -205,7 +205,7 @@ class Learner:
         return asked and self._step not in self._recorder.evaluated_steps()
 
     def _record_evaluations(self) -> None:
-        """Write and log results of ended evaluations; keep the best model. Raise RunTaken, DiskFull."""
+        """Record evaluations that ended; keep the best model. Raise RunTaken, DiskFull, ConfigError."""
         columns = [question.columns for question in self._plan.source.eval_questions]
         for result in self._flow.evaluator.take_ended():
             metrics = summarise(result.answers, self._settings.main_reward)
@@ -218,7 +218,7 @@ class Learner:
             log.info(f"Evaluated step {result.version.step}: {', '.join([*figures, missing])}.")
 
     def _keep_if_best(self, version: Version, metrics: dict[str, float]) -> None:
-        """Copy the model to best/ if wanted and best so far. Raise RunTaken, DiskFull, ValueError."""
+        """Copy the model to best/ if wanted and best so far. Raise RunTaken, DiskFull, ConfigError."""
         name = f"eval/rewards/{self._settings.main_reward}/mean"
         if not self._settings.save_best_model or name not in metrics:
             return

@@ -10,15 +10,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from penstock.common.config.command import mistake
-from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError, PenstockError
 from penstock.common.files.atomic import make_folder, read_json_lines
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
@@ -28,7 +24,7 @@ from penstock.learner.policy.deepspeed_engine import join_process_group
 from penstock.learner.policy.policy import Policy
 from penstock.learner.policy.processes import world_size
 from penstock.learner.report.recorder import Recorder
-from penstock.learner.resume import retrain_tail
+from penstock.learner.resume import retrain_tail, settings_of
 from penstock.learner.state.ledger import Ledger
 
 log = get_logger(__name__)
@@ -47,8 +43,9 @@ def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
     """Train the run in `folder` from its first record and compare. Write model and metrics to `out`.
 
     `changes` are settings to change, by name without prefix. Raise ConfigError if the journal is
-    missing, damaged or trimmed, if a setting is wrong, or if `out` is a run's folder. Raise
-    MalformedMessage for groups of another wire schema, NotFinite, DiskFull, or OSError for no model.
+    missing, damaged or trimmed, if a setting or the model folder is wrong, if `out` is a run's folder,
+    under torchrun, or, after the replay, if the models cannot be compared. Raise MalformedMessage for
+    groups of another wire schema, NotFinite or DiskFull.
     """
     if world_size() > 1:
         raise ConfigError(f"a replay is 1 process, not {world_size()}: start it without torchrun")
@@ -60,7 +57,7 @@ def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
     if not headers:
         raise ConfigError(f"{folder}: no journal of a run there; expected journal/*.journal and claims/")
     header = headers[0]
-    settings = _settings(header["settings"], changes)
+    settings = settings_of(header["settings"], changes)
     if any(later["settings"] != header["settings"] for later in headers):
         log.warning("The run's settings changed at a resume: the replay uses the first settings.")
     torch.set_num_threads(header["machine"]["threads"])  # the order of sums depends on it
@@ -79,23 +76,16 @@ def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
     return Replayed(past.step, difference, sorted(others))
 
 
-def _settings(recorded: Mapping[str, Any], changes: Mapping[str, str]) -> LearnerSettings:
-    """Return a run's settings with the changes. Raise ConfigError if they are not valid."""
-    try:
-        return LearnerSettings(**{**recorded, **changes})
-    except ValidationError as error:
-        mistakes = "\n".join(mistake(detail, ("LEARNER", *detail["loc"])) for detail in error.errors())
-        raise ConfigError(f"these settings cannot be replayed: {mistakes}") from error
-
-
 def _difference(one: Path, other: Path) -> float:
     """Return the largest absolute difference of two models' weights.
 
-    Raise ConfigError if a file cannot be read or the names differ, RuntimeError if the shapes differ.
+    Raise ConfigError if a file cannot be read, or if names or shapes of the tensors differ.
     """
     ours, theirs = _weights(one), _weights(other)
-    if ours.keys() != theirs.keys():
-        raise ConfigError(f"the replay was made, but {one} and {other} hold different tensors")
+    shapes = [{name: tensor.shape for name, tensor in found.items()} for found in (ours, theirs)]
+    if shapes[0] != shapes[1]:
+        found = f"the replay was made, but {one} and {other} hold different tensors"
+        raise ConfigError(f"{found}: replay with the model folder and the releases of the run")
     return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
 
 

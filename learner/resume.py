@@ -8,7 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
+from penstock.common.config.command import mistake
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.errors import ConfigError
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.journal.claims import Claim, read_chain
 from penstock.common.log import get_logger
@@ -45,14 +49,16 @@ def retrain_tail(
     checkpoint: Checkpoint | None,
     changes: Mapping[str, Any] | None = None,
 ) -> Past:
-    """Bring policy and ledger to the end of the journal and return the step reached. Publish nothing.
+    """Train the journal's batches after the checkpoint again; return the step reached. Publish nothing.
 
+    Metrics after the checkpoint are deleted, and written again with the completions. The ledger gets the
+    state of the journal's end.
     Example: checkpoint of step 40, journal until step 43: the batches of steps 41 to 43 are trained.
     Batches are built with the settings in their records, except for `changes`. They are trained with the
     policy's settings, so a changed loss or learning rate has an effect from the checkpoint on. A policy
     that resumes from a checkpoint without optimizer must have its weights already. Raise ConfigError if
-    the journal is damaged, MalformedMessage if a group in it is not of this wire schema, pydantic's
-    ValidationError if a record's settings with the changes are not valid, and RunTaken, DiskFull.
+    the journal is damaged or a setting in it wrong, MalformedMessage if a group or ledger in it is of
+    another release, RunTaken or DiskFull.
     """
     past = Past(checkpoint.step if checkpoint else 0)
     if checkpoint:
@@ -89,7 +95,7 @@ def _retrain(
     """Train a record's batch, write its metrics and completions again. Raise retrain_tail's errors."""
     step, weights = record["step"], record["reward_weights"]
     groups = [decode(group, ScoredGroup) for group in record["groups"]]
-    settings = LearnerSettings(**{**record["settings"], **changes})
+    settings = settings_of(record["settings"], changes)
     batch = build_batch(groups, weights, step - 1, settings)
     update = policy.update(batch, step - 1)
     if settings.log_completions:
@@ -99,6 +105,15 @@ def _retrain(
     recorder.metrics(step, record["metrics"] | update_metrics(update), track=False)
     log.info("Retrained a step from the journal.", step=step)
     return update
+
+
+def settings_of(recorded: Mapping[str, Any], changes: Mapping[str, str]) -> LearnerSettings:
+    """Return a run's settings with the changes. Raise ConfigError if they are not valid."""
+    try:
+        return LearnerSettings(**{**recorded, **changes})
+    except ValidationError as error:
+        mistakes = "\n".join(mistake(detail, ("LEARNER", *detail["loc"])) for detail in error.errors())
+        raise ConfigError(f"these settings of the journal are wrong: {mistakes}") from error
 
 
 def encode_groups(groups: list[ScoredGroup]) -> list[bytes]:

@@ -64,8 +64,8 @@ def _claim_and_train(
     """Claim the run on the queue server and in its folder, then train to the end of the run.
 
     `gone` names learners of this host that have surely ended: their leases are not waited for.
-    Raise RunTaken if another learner holds the run, ConfigError or DataError if the plan cannot be made,
-    OSError if a file cannot be written, and the errors of Learner.train and Connection.call.
+    Raise RunTaken if another learner holds the run, ConfigError or DataError for wrong data, models,
+    journals or settings, OSError for a file, and the errors of Learner.train and Connection.call.
     """
     run = command.run
     nonce = read_nonce(run.folder)

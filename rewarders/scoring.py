@@ -26,6 +26,8 @@ log = get_logger(__name__)
 _OWN_ARGUMENTS = ("prompt", "prompts", "completions", "completion_ids", "log_extra", "log_metric")
 """Columns of the data set that a reward does not get by these names: its own arguments replace them."""
 
+_NOT_THE_ANSWERS = "no completion is at fault; correct the reward, or the columns of this question"
+
 
 @dataclass(slots=True)
 class GroupScores:
@@ -133,8 +135,11 @@ class Scorer:
             self.pool.score(spec, harmless)
         except ScoringFailed as error:
             if str(error) == str(found):
-                raise ScoringFailed(f"{error}, for the completion `0` too") from error
-            raise ScoringFailed(f"{found}; and for the completion `0` alone: {error}") from error
+                raise ScoringFailed(
+                    f"{error}, for the completion `0` too: {_NOT_THE_ANSWERS}"
+                ) from error
+            alone = f"for the completion `0` alone: {error}"
+            raise ScoringFailed(f"{found}; and {alone}: {_NOT_THE_ANSWERS}") from error
 
     def _arguments(self, group: Group, texts: list[str]) -> dict[str, list[Any]]:
         """Return a reward's arguments. Without a column `prompt` decode the ids. Raise as `_decode`."""

@@ -81,7 +81,7 @@ class Connection:
         """Send an idempotent command and return the reply. Send it again while the server is away.
 
         Raise ServerUnavailable after the server's timeout or if `stopping` is set meanwhile. Raise
-        RunTaken, RunNotReady, ConfigError or redis's ResponseError by what the server replied.
+        RunTaken, RunNotReady, ConfigError or ServerUnavailable by what the server replied.
         """
         failpoint(f"{name}.before")
         send = partial(self._client.execute_command, name, *arguments)
@@ -216,12 +216,14 @@ def text(value: bytes | str) -> str:
 def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> None:
     """Raise RunTaken, ConfigError or RunNotReady, whichever the server's error means.
 
-    Raise the server's error itself if unknown. Return only if waiting can help: the server is out of
+    Raise ServerUnavailable for an unknown error. Return only if waiting can help: the server is out of
     memory or cannot write to its disk.
     """
     code, _, message = str(error).partition(" ")
     if code == "FENCED":
-        raise RunTaken(f"{message}: this learner was superseded and stops") from error
+        raise RunTaken(
+            f"{message} and continues the run: this learner was superseded and stops"
+        ) from error
     if code == "TAKEN":
         raise RunTaken(f"{message} ({address})") from error
     if code == "FOREIGN":
@@ -240,4 +242,4 @@ def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> No
             f"the queue server {address} refuses this user: {error}. Give the user these rights"
         ) from error
     if not (isinstance(error, redis.exceptions.OutOfMemoryError) or code in ("OOM", "MISCONF")):
-        raise error
+        raise ServerUnavailable(f"the queue server {address} refused a command: {error}") from error

@@ -193,7 +193,10 @@ def _kept_url(run_folder: RunFolder) -> str | None:
     deadline = Deadline(_LEAVE_TIMEOUT_S)
     while answers(url):  # a killed `penstock up` takes its server along within a second or two
         if deadline.expired():
-            raise ConfigError(f"a queue server already runs in {path.parent}: stop it, or set RUN_NAME")
+            raise ConfigError(
+                f"a queue server already runs in {path.parent}: end the `penstock up` that started it, "
+                "or choose another RUN_NAME"
+            )
         time.sleep(0.1)
     return _new_url(parts.password, parts.port)
 

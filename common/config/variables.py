@@ -25,7 +25,7 @@ _KUBERNETES = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?)$")
 
 
 def variables() -> list[str]:
-    """Return the names of all variables that begin with a prefix of SECTIONS."""
+    """Return the variables of all settings, set or not, such as LEARNER_MAX_STEPS."""
     return [
         f"{prefix}_{name.upper()}" for prefix, kind in SECTIONS.items() for name in kind.model_fields
     ]

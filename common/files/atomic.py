@@ -51,10 +51,9 @@ def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 
 def append_whole(file: FileIO, data: bytes, end: int, sync: bool = True) -> None:
-    """Append `data` at offset `end`, after cutting off what a failed attempt left there. Raise OSError.
+    """Append `data` to the unbuffered `file` at offset `end`, where a failed attempt is cut off first.
 
-    If the write fails, raise OSError; the file is cut back to `end`, now or by the next attempt. `file`
-    is unbuffered.
+    Raise OSError if the write fails; the file is cut back to `end`, now or by the next attempt.
     """
     file.truncate(end)
     file.seek(end)

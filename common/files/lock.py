@@ -20,9 +20,8 @@ _ON_THIS_HOST = f" on {socket.gethostname()}"
 def hold_lock(path: Path, what: str) -> Iterator[list[str]]:
     """Hold the lock during the block. Raise RunTaken if another process holds it, naming that process.
 
-    Yield the names of the processes that held the lock before, newest first: none of them holds it now.
-    `what` names the kind of process in the error, such as "learner". Raise ConfigError if the folder
-    cannot be made.
+    Yield the names of the processes that held the lock before, newest first; none holds it now. `what`
+    names the process in the error, such as "learner". Raise ConfigError if the folder cannot be made.
     """
     make_folder(path.parent)
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+", encoding="utf-8") as file:

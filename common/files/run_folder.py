@@ -86,8 +86,8 @@ class LearnerFolder(RunFolder):
         """Raise RunTaken if a later incarnation of the learner has claimed the folder."""
         newest = self.newest_incarnation()
         if newest > self.incarnation:
-            now = f"incarnation {newest} of the learner holds the run's folder"
-            raise RunTaken(f"{now}: this learner was superseded and stops")
+            now = f"incarnation {newest} of the learner holds the folder {self.path}"
+            raise RunTaken(f"{now} and continues the run: this learner was superseded and stops")
 
     def write(
         self, what: str, path: Path, action: Callable[[], T], needed: int | None, waits: bool = True

@@ -70,8 +70,7 @@ class SandboxPool:
 
     Use the pool as a context, which kills the processes at its end. Each process is a pebble pool of its
     own: a pebble pool that loses an idle worker is broken as a whole. Raise ConfigError if the user does
-    not exist or the memory limit is too low to start, SandboxFailed if processes were killed at every
-    start.
+    not exist or the memory limit is too low, SandboxFailed if processes were killed at every start.
     """
 
     def __init__(self, settings: SandboxSettings) -> None:

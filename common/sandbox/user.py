@@ -45,8 +45,7 @@ def user_of(name: str, variable: str) -> tuple[int, int]:
 def become(uid: int, gid: int) -> None:
     """Change this process's user for good. Of root's rights only reading all files is kept.
 
-    Without that right an interpreter installed in root's home could import nothing more. Raise OSError
-    if the kernel refuses.
+    Without it an interpreter in root's home could import no more. Raise OSError if the kernel refuses.
     """
     system = ctypes.CDLL(None, use_errno=True)
     linux = sys.platform == "linux"

@@ -79,7 +79,7 @@ def _split_by_pair(problems: Sequence[Problem], seed: int) -> tuple[list[Problem
 
 
 def _encode(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerFast) -> Examples:
-    """Return questions with their answers and eos as token ids and labels."""
+    """Return questions, answers and eos as padded ids, and labels that mask questions and padding."""
     prompts = [tokenizer.encode(problem.question) for problem in problems]
     answers = [[*tokenizer.encode(p.answer), tokenizer.eos_token_id] for p in problems]
     rows = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]

@@ -58,7 +58,7 @@ def _is_right(row: Row) -> bool:
 
 
 def print_table(metrics: Sequence[Row], right: dict[int, list[bool]]) -> None:
-    """Print the first and last ten steps' figures, explained. Raise ValueError for one evaluation."""
+    """Print means of the first and last ten steps. Raise ValueError for fewer than two evaluations."""
     first, *_, last = right
     solved = f"{fmean(right[first]):>8.1%}{fmean(right[last]):>8.1%}"
     count = max(1, min(10, len(metrics) // 2))

@@ -109,7 +109,7 @@ def _write_problems(path: Path, problems: Sequence[Problem]) -> None:
 
 
 def _checked_pair(problem: Problem, path: Path) -> Pair:
-    """Return a problem's operands. Raise TaskError for a wrong answer, naming the file, or question."""
+    """Return a problem's operands, smaller first. Raise TaskError for a wrong answer or question."""
     pair = operand_pair(problem.question)
     expected = str(sum(pair))
     if problem.answer != expected:

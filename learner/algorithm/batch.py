@@ -103,7 +103,8 @@ def is_over_lag(scored: ScoredGroup, step: int, settings: LearnerSettings) -> bo
 
     With LEARNER_OVER_LAG=set_aside a single trainable token over max_staleness makes the group too
     stale. With `mask` all its trainable tokens must be over max_staleness: `build_batch` masks single
-    ones. Example: max_staleness 2 and step 7, tokens of versions 4 and 5: too stale with set_aside only.
+    ones. A group without trainable tokens is never too stale. Example: max_staleness 2 and step 7,
+    tokens of versions 4 and 5: too stale with set_aside only.
     """
     rollouts = scored.group.rollouts
     lags = [token_staleness(item, step)[trainable_tokens(item, settings)] for item in rollouts]

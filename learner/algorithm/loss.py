@@ -165,12 +165,12 @@ def _correction(tokens: LossTokens, options: LossOptions) -> Correction:
 
 
 def _token_clipping(tokens: LossTokens, options: LossOptions) -> _Surrogate:
-    """Return min(r A, clip(r) A): DAPO (arXiv:2503.14476, eq. 8); GRPO is the case of equal bounds."""
+    """Return `_clipped_objective` of tokens' ratios: DAPO (arXiv:2503.14476, eq. 8), GRPO, dual clip."""
     return _clipped_objective(safe_exp(tokens.logprobs_N - tokens.old_N), tokens.advantages_N, options)
 
 
 def _sequence_clipping(tokens: LossTokens, options: LossOptions) -> _Surrogate:
-    """Return min(s A, clip(s) A), s the sequence's geometric mean ratio: GSPO (arXiv:2507.18071)."""
+    """Return `_clipped_objective` of sequences' geometric mean ratios: GSPO (arXiv:2507.18071)."""
     log_ratio_N = tokens.logprobs_N - tokens.old_N
     mates = tokens.sequence_N, tokens.mask_N, tokens.sequences
     log_ratio_N = reduce_per_sequence(log_ratio_N, *mates, mean=True)

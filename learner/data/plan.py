@@ -119,7 +119,9 @@ def read_model(folder: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedConfig]
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder).get_text_config()
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"LEARNER_MODEL={folder}: cannot be read: {error}") from error
+        raise ConfigError(
+            f"LEARNER_MODEL={folder}: cannot be read: {error}. Repair the folder, or name another model"
+        ) from error
     return tokenizer, config
 
 

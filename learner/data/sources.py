@@ -109,7 +109,7 @@ def _as_data_error(source: Source, split: str) -> Iterator[None]:
 
 
 def _read_file(path: Path) -> "Dataset":
-    """Return a JSON, Parquet or CSV file's rows. Raise DataError, ValueError, OSError if unreadable."""
+    """Return a JSON, Parquet or CSV file's rows. Raise the errors of `_load` if it is not readable."""
     import datasets
 
     if path.suffix not in _KINDS:

@@ -10,7 +10,7 @@ still generate and accept padded batches. Packed positions without boundaries ra
 """
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -129,10 +129,8 @@ def _unpacked_attention(
     if mask is None and query.shape[2] == key.shape[2]:
         return _causal_attention(*qkv, options).transpose(1, 2).contiguous(), None
     dropout, scale, _ = options
-    found: tuple[Tensor, None] = sdpa_attention_forward(
-        module, *qkv, mask, dropout=dropout, scaling=scale, **kwargs
-    )
-    return found
+    kwargs |= {"dropout": dropout, "scaling": scale}
+    return cast(tuple[Tensor, None], sdpa_attention_forward(module, *qkv, mask, **kwargs))
 
 
 def _attend_per_sequence(qkv: _QKV, bounds: list[int], options: _Options) -> Tensor:
@@ -227,11 +225,9 @@ def _make_mask(
     Raise ConfigError if the model adds a mask function of its own.
     """
     if attention_mask is not None or q_length != kv_length:
-        mask: Tensor | None = sdpa_mask(
-            q_length=q_length, kv_length=kv_length, attention_mask=attention_mask,
-            allow_is_causal_skip=allow_is_causal_skip, use_vmap=use_vmap, **kwargs,
-        )  # fmt: skip
-        return mask
+        kwargs |= {"allow_is_causal_skip": allow_is_causal_skip, "use_vmap": use_vmap}
+        lengths = {"q_length": q_length, "kv_length": kv_length}
+        return cast(Tensor | None, sdpa_mask(**lengths, attention_mask=attention_mask, **kwargs))
     if use_vmap:
         raise ConfigError(_REFUSAL.format("the model has an attention mask of its own"))
     return None if allow_is_causal_skip else _BOUNDARIES_NEEDED

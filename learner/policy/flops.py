@@ -18,7 +18,7 @@ class FlopCounter:
     2 x length^2 x heads x head size per layer (causal: half of PaLM's). The output layer counts for
     completion tokens only. A backward pass takes the same for the activations, and once more for the
     trained weights.
-    Activations that checkpointing computes again count once. Experts of a mixture of experts do not.
+    Activations that checkpointing computes again count once. Experts of a mixture of experts count 0.
     Example: a linear layer of 1,000 weights takes 20,000 operations forwards for 10 tokens, and 60,000
     for a training pass.
     """

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
@@ -40,8 +41,15 @@ class PolicyModel(nn.Module):
 
 
 def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
-    """Load a model, dropout off. Raise ConfigError if packing or liger fails, OSError for no model."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=_DTYPES[settings.dtype])
+    """Load a model, dropout off. Raise ConfigError if there is none, or packing or liger fails."""
+    dtype = _DTYPES[settings.dtype]
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(
+            f"{folder} (LEARNER_MODEL, or a checkpoint's model): expected a causal language model with "
+            f"weights as *.safetensors: {error}"
+        ) from error
     if settings.packing:
         use_packed_attention(model)
     if settings.use_liger_kernel:
@@ -56,7 +64,7 @@ def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
 
 
 def load_policy(folder: Path, settings: LearnerSettings) -> tuple[PolicyModel, PeftModel | None]:
-    """Return the model to train, its LoRA adapter or None. Raise ConfigError, OSError if unusable."""
+    """Return the model to train, its LoRA adapter or None. Raise ConfigError if unusable."""
     model = load_model(folder, settings)
     adapter = add_adapter(model, settings) if settings.lora_rank else None
     if settings.gradient_checkpointing:

@@ -51,7 +51,7 @@ class Policy:
 
     Creating one loads weights from the folder `start`, or if None from the model; the model is the
     reference. `steps` is the number of Updates of the run, over which the learning rate falls. Raise
-    ConfigError if settings, model and machine do not fit, OSError or ValueError for no model folder.
+    ConfigError if settings, model and machine do not fit. Joins the process group, which `close` leaves.
     """
 
     def __init__(

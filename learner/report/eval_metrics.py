@@ -41,8 +41,7 @@ def majority(answers: Sequence[str], right: Sequence[bool]) -> bool:
 def summarise(answers: Sequence[Answer], main_reward: str) -> dict[str, float]:
     """Return the metrics of an evaluation by name. A reward that applies to no answer has no metric.
 
-    Questions whose ticket died count in eval/unanswered alone, and completions that could not be scored
-    in eval/unscored alone.
+    Questions whose ticket died count in eval/unanswered alone, unscored completions in eval/unscored.
     """
     given = [answer for answer in answers if answer.scored()]
     metrics: dict[str, float] = {

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
+from penstock.common.errors import ConfigError
 from penstock.common.files.atomic import write_whole
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.wire.ids import Version
@@ -22,9 +23,12 @@ class BestModel(TypedDict):
 
 
 def read_best(run_folder: RunFolder) -> BestModel | None:
-    """Return the note about the best model, None if there is none. Raise ValueError if it is no JSON."""
+    """Return the note about the best model, None if there is none. Raise ConfigError if damaged."""
     notes = sorted(run_folder.best.glob("[0-9]*/best.json"))
-    return json.loads(notes[-1].read_text()) if notes else None
+    try:
+        return json.loads(notes[-1].read_text()) if notes else None
+    except ValueError as error:
+        raise ConfigError(f"{notes[-1]}: damaged ({error}): delete {notes[-1].parent}") from error
 
 
 def keep_if_best(
@@ -33,7 +37,7 @@ def keep_if_best(
     """Keep a version's model and delete others, if none was as good. Return whether it is kept.
 
     A version with fewer `answered` questions than the best one is not compared with it, because the
-    questions that were answered may be the easier ones. Raise RunTaken, DiskFull, ValueError.
+    questions that were answered may be the easier ones. Raise RunTaken, DiskFull, ConfigError.
     """
     best = read_best(folder)
     if best is not None and best["metric"] == metric:

@@ -149,7 +149,7 @@ def newest_checkpoint(folder: LearnerFolder, claim: Claim) -> Checkpoint | None:
 
 
 def training_kind(settings: LearnerSettings) -> dict[str, Any]:
-    """Return, by variable, the settings that determine the form of the optimizer's state."""
+    """Return what shapes the optimizer's state: settings by variable, and the number of processes."""
     return {
         "LEARNER_DTYPE": settings.dtype,
         "LEARNER_ZERO_STAGE": settings.resolved_zero_stage,

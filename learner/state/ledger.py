@@ -12,6 +12,7 @@ ticket 7 asks it again (1 repeat): ticket 8 asks question 7.
 from collections import Counter
 from typing import TypedDict
 
+from penstock.common.errors import MalformedMessage
 from penstock.common.wire.ids import TicketId, Version
 from penstock.common.wire.messages import END_STATES, EndState
 
@@ -112,14 +113,17 @@ class Ledger:
         }
 
     def restore(self, snapshot: LedgerTable) -> None:
-        """Replace the whole table by a `snapshot`. Raise KeyError, MalformedMessage for another form."""
-        self.next_number = snapshot["next_number"]
-        self.open = {TicketId(name): Version.parse(text) for name, text in snapshot["open"].items()}
-        self.totals = Counter(snapshot["totals"])
-        self.total_dropped = snapshot["total_dropped"]
-        self._positions = {TicketId(name): at for name, at in snapshot["positions"].items()}
-        self._to_repeat = list(snapshot["to_repeat"])
-        self._repeats = snapshot["repeats"]
+        """Replace the whole table by a `snapshot`. Raise MalformedMessage for one of another form."""
+        try:
+            self.next_number = snapshot["next_number"]
+            self.open = {TicketId(name): Version.parse(text) for name, text in snapshot["open"].items()}
+            self.totals = Counter(snapshot["totals"])
+            self.total_dropped = snapshot["total_dropped"]
+            self._positions = {TicketId(name): at for name, at in snapshot["positions"].items()}
+            self._to_repeat = list(snapshot["to_repeat"])
+            self._repeats = snapshot["repeats"]
+        except KeyError as error:
+            raise MalformedMessage(f"ledger without {error}: use the run's penstock release") from error
         self.unrecorded, self.owes_record = {}, False
 
     def eval_open(self) -> list[TicketId]:

@@ -55,7 +55,7 @@ class Heartbeat:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Stop the thread in up to 5 s; end the lease except after ServerUnavailable. Raise nothing."""
+        """Stop the thread in up to 5 s; end the lease except after ServerUnavailable. Raise no error."""
         self._left.set()
         self._thread.join(_JOIN_S)
         if kind is not None and issubclass(kind, ServerUnavailable):

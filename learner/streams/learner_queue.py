@@ -25,7 +25,7 @@ class LearnerQueue:
         Raise RunTaken while the lease of another holder has not expired, unless that holder is in
         `gone`: learners that have surely ended. Raise RunTaken if a newer incarnation has claimed the
         run, ConfigError for a run of another folder, or Connection.call's errors.
-        `lease_s` 0 keeps the lease as it is: the same learner claims again after a server restart.
+        `lease_s` 0 neither checks nor changes the lease: the same learner, after a server's restart.
         """
         self.connection.load_functions()
         args: list[Any] = [nonce, self._incarnation, holder, int(1000 * lease_s), *gone]

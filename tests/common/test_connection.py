@@ -159,6 +159,11 @@ def test_an_error_among_several_is_raised_and_the_next_command_has_its_own_reply
     assert connection.execute("ECHO", "next") == b"next"
 
 
+def test_a_command_that_the_server_refuses_is_an_error_of_ours(connection: Connection) -> None:
+    with pytest.raises(ServerUnavailable, match="refused a command: unknown command"):
+        connection.execute("NO-SUCH-COMMAND")
+
+
 @pytest.mark.parametrize("error", ["MISCONF full", "OOM command not allowed"])
 def test_calls_that_a_full_server_refuses_are_sent_again_until_all_are_done(
     private_server: LocalServer, error: str

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, T5Config
 
+from penstock.common.errors import ConfigError
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Version
@@ -35,6 +37,21 @@ def test_micro_batches_make_the_same_update_as_one_batch(model_folder):
     assert pieces.loss == pytest.approx(whole.loss, abs=1e-6)
     assert pieces.grad_norm == pytest.approx(whole.grad_norm, rel=1e-4)
     assert torch.allclose(whole_weights, pieces_weights, atol=1e-6)
+
+
+def test_a_folder_without_a_causal_language_model_is_refused(model_folder, tmp_path):
+    folder = tmp_path / "T5"
+    shutil.copytree(model_folder, folder)
+    T5Config().save_pretrained(folder)
+    with pytest.raises(ConfigError, match="expected a causal language model"):
+        make_policy(folder)
+    shutil.copy(model_folder / "config.json", folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="safetensors"):
+        make_policy(folder)
+    (folder / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(ConfigError, match="safetensors"):
+        make_policy(folder)
 
 
 def test_company_in_a_row_does_not_change_log_probabilities(model_folder):

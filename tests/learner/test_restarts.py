@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from penstock.common.broker.run_view import RunView
-from penstock.common.errors import NoSignal, NotFinite, RunTaken
+from penstock.common.errors import ConfigError, NoSignal, NotFinite, RunTaken
 from penstock.common.failpoint import Armed, arm
-from penstock.common.files.run_folder import LearnerFolder
+from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.learner import loop
 from penstock.learner.state import checkpoint
 from penstock.learner.state.best_model import read_best
@@ -67,6 +67,13 @@ def test_a_kill_while_the_best_model_is_kept_loses_no_evaluation(run):
     assert run.evaluated() == [0, 2]
     assert read_best(run.run_folder)["step"] == 0
     assert json.loads((run.folder / "eval_results.json").read_text())["step"] == 2
+
+
+def test_a_damaged_note_of_the_best_model_is_named(tmp_path):
+    (tmp_path / "best" / "00000001").mkdir(parents=True)
+    (tmp_path / "best" / "00000001" / "best.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"best\.json: damaged"):
+        read_best(RunFolder(tmp_path))
 
 
 def test_evaluations_and_checkpoints_come_as_often_as_asked(run):

@@ -22,6 +22,7 @@ from penstock.common.errors import ContractMismatch, DeadlineExceeded
 from penstock.common.wire.codec import decode
 from penstock.common.wire.messages import ScoredGroup, Verdict
 from penstock.rewarders.filtering import NO_REWARD, NO_SPREAD
+from penstock.rewarders.scoring import _NOT_THE_ANSWERS
 from tests.helpers import runs_alone, wait_until
 from tests.rewarders.stand_ins import (
     RewarderThread,
@@ -155,7 +156,9 @@ def test_a_reward_that_keeps_failing_ends_as_dead_and_never_as_zero(
     with rewarder():
         (verdict,) = run.outcomes("train", 1)
         (name,) = read_consumer_names(connection, keys)
-    cause = "reward leave: killed its process (exit code 3), for the completion `0` too"
+    cause = (
+        f"reward leave: killed its process (exit code 3), for the completion `0` too: {_NOT_THE_ANSWERS}"
+    )
     reason = f"{cause} (reported by {name})"
     assert verdict == Verdict("train:0", "dead", reason)
     assert dead_reasons(connection, keys) == [reason]
