@@ -86,7 +86,7 @@ class LearnerFolder(RunFolder):
         """Raise RunTaken if a later incarnation of the learner has claimed the folder."""
         newest = self.newest_incarnation()
         if newest > self.incarnation:
-            now = f"incarnation {newest} of the learner holds the folder {self.path}"
+            now = f"incarnation {newest} of the learner holds the run's folder {self.path}"
             raise RunTaken(f"{now} and continues the run: this learner was superseded and stops")
 
     def write(
