@@ -100,12 +100,15 @@ class Site:
 
     def start(self, *arguments: str) -> None:
         """Start `penstock up`; its lines are collected."""
-        self.process = subprocess.Popen(
-            [*self.command, "up", "--procfile", self.folder / "Procfile",
-             *arguments], cwd=self.cwd, env=os.environ | self.variables, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
+        self.process = self.launch(["up", "--procfile", str(self.folder / "Procfile"), *arguments])
         threading.Thread(target=self._collect, daemon=True).start()
+
+    def launch(self, arguments: list[str]) -> subprocess.Popen[str]:
+        """Start the command `penstock`; its output is a pipe."""
+        return subprocess.Popen(
+            [*self.command, *arguments], cwd=self.cwd, env=os.environ | self.variables,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
 
     def _collect(self) -> None:
         assert self.process is not None

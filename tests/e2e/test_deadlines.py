@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.e2e.site import FAKE_PROCFILE, ROOT, Site
+from tests.e2e.forked import ForkedSite
+from tests.e2e.site import FAKE_PROCFILE, ROOT
 
 pytestmark = pytest.mark.e2e
 
@@ -78,7 +79,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_run_ends_within_its_limit_and_says_who_was_waited_for(name: str, tmp_path) -> None:
     case = CASES[name]
-    site = Site(
+    site = ForkedSite(
         tmp_path, case.procfile, RUN_PROGRESS_TIMEOUT_S=str(LIMIT_S), RUN_LEASE_S="2",
         LEARNER_EVAL_DATASET="", LEARNER_MAX_STEPS="1000", FAKE_TOKEN_DELAY_S="0.02", **case.variables,
     )  # fmt: skip

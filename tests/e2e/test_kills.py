@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from tests.e2e.forked import ForkedSite
 from tests.e2e.kills import run_with_kills
-from tests.e2e.site import FAKE_PROCFILE, Site
+from tests.e2e.site import FAKE_PROCFILE
 
 pytestmark = pytest.mark.e2e
 
 
 def test_a_run_survives_kill_9_of_each_of_its_processes(tmp_path):
-    site = Site(
+    site = ForkedSite(
         tmp_path, FAKE_PROCFILE, LEARNER_MAX_STEPS="16", LEARNER_SAVE_STEPS="3",
         FAKE_TOKEN_DELAY_S="0.02",
     )  # fmt: skip

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.site import FAKE_PROCFILE, Site
+from tests.e2e.forked import ForkedSite
+from tests.e2e.site import FAKE_PROCFILE
 from tests.helpers import LossyProxy
 from tests.judge import judge
 
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.e2e
 
 def test_a_run_that_loses_every_20th_reply_ends_as_any_other(tmp_path, private_server):
     with LossyProxy(private_server.url, every=20) as network:
-        site = Site(
+        site = ForkedSite(
             tmp_path, FAKE_PROCFILE, REDIS_URL=network.url, LEARNER_MAX_STEPS="20",
             RUN_MAX_ATTEMPTS="8", FAKE_TOKEN_DELAY_S="0.01",
         )  # fmt: skip

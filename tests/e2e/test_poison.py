@@ -17,7 +17,8 @@ from penstock.common.files.run_folder import RunFolder
 from penstock.common.wire.ids import TicketId, Version
 from penstock.learner.data.order import Question, Shuffled
 from penstock.learner.data.tickets import TicketSource
-from tests.e2e.site import FAKE_PROCFILE, Site
+from tests.e2e.forked import ForkedSite
+from tests.e2e.site import FAKE_PROCFILE
 from tests.judge import judge, read_records
 from tests.tiny_tokenizer import LETTERS
 
@@ -45,7 +46,7 @@ def poison(path: Path, ticket: str) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def most_held(site: Site) -> int:
+def most_held(site: ForkedSite) -> int:
     """Tickets that one actor holds."""
     connection = Connection(started_server(RunFolder(site.run_folder)), 10, 10)
     consumers = read_consumers(connection, Keys("e2e").tickets)
@@ -54,7 +55,7 @@ def most_held(site: Site) -> int:
 
 
 def test_a_prompt_that_kills_the_engine_takes_none_of_the_64_others_along(tmp_path: Path) -> None:
-    site = Site(
+    site = ForkedSite(
         tmp_path, FAKE_PROCFILE, LEARNER_MAX_STEPS="2", LEARNER_GROUPS_PER_STEP=str(PER_STEP),
         LEARNER_NUM_GENERATIONS="2", LEARNER_EVAL_DATASET="", FAKE_TOKEN_DELAY_S="0.05",
         FAKE_POISON=str(LETTERS.index("a")), FAKE_MISBEHAVIOUR="exit",

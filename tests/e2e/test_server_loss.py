@@ -14,7 +14,8 @@ from tests.chaos.plan import Floors, Plan
 from tests.chaos.run import run_chaos
 from tests.chaos.victims import SERVER
 from tests.e2e.aof import added, read_file
-from tests.e2e.site import FAKE_PROCFILE, Site
+from tests.e2e.forked import ForkedSite
+from tests.e2e.site import FAKE_PROCFILE
 from tests.e2e.slow_disk import build_slow_disk
 from tests.helpers import is_dead, wait_until
 from tests.judge import judge, read_records
@@ -33,7 +34,7 @@ def test_twenty_kills_of_a_server_on_a_slow_disk_that_lost_what_it_had_acknowled
 
 
 def test_after_the_servers_folder_is_gone_exactly_the_tickets_in_flight_are_issued_again(tmp_path):
-    site = Site(tmp_path, FAKE_PROCFILE, LEARNER_MAX_STEPS="40", FAKE_TOKEN_DELAY_S="0.05")
+    site = ForkedSite(tmp_path, FAKE_PROCFILE, LEARNER_MAX_STEPS="40", FAKE_TOKEN_DELAY_S="0.05")
     site.start()
     site.wait_for(lambda: site.steps() >= 10, "step 10")
     kill_all(site)
@@ -55,7 +56,7 @@ def test_after_the_servers_folder_is_gone_exactly_the_tickets_in_flight_are_issu
     assert (verdict["steps"], verdict["states"]["trained"]) == (40, 160)
 
 
-def kill_all(site: Site) -> None:
+def kill_all(site: ForkedSite) -> None:
     """kill -9 of the supervisor; what it started follows."""
     assert site.process is not None
     whole = psutil.Process(site.process.pid)
@@ -65,13 +66,13 @@ def kill_all(site: Site) -> None:
     wait_until(lambda: all(map(is_dead, everybody)), "all processes to end")
 
 
-def issued(site: Site) -> set[int]:
+def issued(site: ForkedSite) -> set[int]:
     """Numbers of the training tickets that ever lay on the server's stream."""
     stream = Keys(site.variables["RUN_NAME"]).tickets
     return {number(ticket) for _, ticket in added(read_file(site.run_folder), stream)}
 
 
-def ended_in_journal(site: Site) -> set[int]:
+def ended_in_journal(site: ForkedSite) -> set[int]:
     """Numbers of the training tickets whose end is written down."""
     ends = (ticket for _, record in read_records(site.run_folder) for ticket in record["ends"])
     return {number(ticket) for ticket in ends if ticket.startswith("train:")}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +14,8 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.broker.run_view import RunView
-from tests.e2e.site import FAKE_PROCFILE, ROOT, Site
+from tests.e2e.forked import Forked, ForkedSite
+from tests.e2e.site import FAKE_PROCFILE, ROOT
 from tests.helpers import wait_until
 from tests.judge import judge
 
@@ -26,19 +25,13 @@ STEPS = 12
 
 
 @contextmanager
-def role(module: str, site: Site, url: str) -> Iterator[subprocess.Popen[str]]:
-    """A role's process, killed at the end; what it says on standard error goes to a file."""
-    said = (site.folder / f"{module}.err").open("a+")
-    process = subprocess.Popen(
-        [sys.executable, "-m", module], cwd=ROOT, stderr=said, text=True,
-        env=os.environ | site.variables | {"REDIS_URL": url},
-    )  # fmt: skip
+def role(module: str, site: ForkedSite, url: str) -> Iterator[Forked]:
+    """A role's process, killed at the end."""
+    process = Forked(module, [], ROOT, os.environ | site.variables | {"REDIS_URL": url})
     try:
         yield process
     finally:
         process.kill()
-        process.wait()
-        said.close()
 
 
 def lease_lives(view: RunView, connection: Connection) -> bool:
@@ -49,7 +42,7 @@ def lease_lives(view: RunView, connection: Connection) -> bool:
 
 
 def test_nothing_of_a_superseded_learner_enters_the_run(tmp_path: Path) -> None:
-    site = Site(
+    site = ForkedSite(
         tmp_path, FAKE_PROCFILE, LEARNER_MAX_STEPS=str(STEPS), LEARNER_SAVE_STEPS="2",
         LEARNER_EVAL_DATASET="", FAKE_TOKEN_DELAY_S="0.05",
     )  # fmt: skip
@@ -72,9 +65,10 @@ def test_nothing_of_a_superseded_learner_enters_the_run(tmp_path: Path) -> None:
             assert first.wait(60) == 73
             assert second.wait(120) == 0
         assert actor.wait(30) == rewarder.wait(30) == 0
+        said = first.stdout.read()
         totals, places = view.audit()
         connection.close()
-    assert "of the learner holds the run" in (site.folder / "penstock.learner.err").read_text()
+    assert "of the learner holds the run" in said
     assert (totals["trained"], places) == (STEPS * 4, [])
     verdict = judge(site.run_folder)
     assert verdict["faults"] == []
