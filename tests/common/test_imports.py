@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ def imports_of(path: Path) -> Iterator[str]:
             yield node.module
 
 
+@cache
 def packages_imported_by(package: str) -> dict[str, set[str]]:
     """Per file, the folders of Penstock and the libraries it imports."""
     return {

@@ -133,10 +133,10 @@ def test_an_installation_adds_one_name(installation: Installation) -> None:
 @pytest.mark.e2e
 def test_every_console_script_runs_among_the_traps(installation: Installation, tmp_path: Path) -> None:
     here, path = trap_folders(tmp_path / "here"), trap_folders(tmp_path / "path")
+    places = {"cwd": str(here), "PYTHONPATH": str(path)}
     for script in SCRIPTS:
-        for place in ({"cwd": str(here)}, {"PYTHONPATH": str(path)}):
-            assert "usage" in installation.run(script, "--help", **place).lower(), script
-            assert installation.run(script, "--version", **place).startswith("penstock "), script
+        assert "usage" in installation.run(script, "--help", **places).lower(), script
+        assert installation.run(script, "--version", **places).startswith("penstock "), script
 
 
 @pytest.mark.e2e
