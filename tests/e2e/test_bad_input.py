@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from penstock.common.wire.codec import encode
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.learner.streams.learner_queue import LearnerQueue
+from tests.e2e.forked_learner import ForkedLearners
 from tests.e2e.site import ROOT, make_model, write_questions
 from tests.helpers import wait_until
 
@@ -33,11 +35,17 @@ def model(tmp_path_factory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture(scope="module")
+def learners() -> Iterator[ForkedLearners]:
+    with ForkedLearners() as learners:
+        yield learners
+
+
 class Desk:
     """A folder, a server and a model; runs a role to its end."""
 
-    def __init__(self, folder: Path, url: str, model: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, url: str, model: Path, learners: ForkedLearners):
+        self.folder, self.learners = folder, learners
         self.variables = {
             "REDIS_URL": url,
             "RUN_NAME": folder.name,
@@ -49,7 +57,11 @@ class Desk:
             "LEARNER_MAX_COMPLETION_LENGTH": "8",
         }
 
-    def run(self, role: str, *arguments: str, **changes: str) -> tuple[int, str]:
+    def run(self, role: str, *arguments: str, forked: bool = True, **changes: str) -> tuple[int, str]:
+        """Exit code and standard error. `forked` False: a learner too is a new Python process."""
+        if role == "learner" and forked:
+            variables = os.environ | self.variables | changes
+            return self.learners.run(arguments, variables, self.folder / "stderr.txt")
         module = {"learner": "penstock.learner", "actor": "penstock.actors"}.get(
             role, "penstock.rewarders"
         )
@@ -88,8 +100,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path, queue_server, model) -> Desk:
-    return Desk(tmp_path, queue_server.url, model)
+def desk(tmp_path, queue_server, model, learners) -> Desk:
+    return Desk(tmp_path, queue_server.url, model, learners)
 
 
 def told(outcome: tuple[int, str], code: int, *words: str) -> None:
@@ -116,13 +128,14 @@ def test_an_unreadable_line(desk):
 @pytest.mark.parametrize("role", ["learner", "actor", "rewarder"])
 def test_a_misspelt_variable(desk, role):
     told(
-        desk.run(role, LEARNER_LERNING_RATE="1"), 78,
+        desk.run(role, forked=False, LEARNER_LERNING_RATE="1"), 78,
         "unknown variable LEARNER_LERNING_RATE: did you mean LEARNER_LEARNING_RATE?",
     )  # fmt: skip
 
 
 def test_a_value_of_the_wrong_kind(desk):
-    told(desk.run("learner", LEARNER_MAX_STEPS="many"), 78, "LEARNER_MAX_STEPS", "'many'")
+    outcome = desk.run("learner", forked=False, LEARNER_MAX_STEPS="many")
+    told(outcome, 78, "LEARNER_MAX_STEPS", "'many'")
 
 
 @pytest.mark.parametrize("value", ["handoff.after:soon", "handoff.after:0", "handoff.after:", ":3"])
@@ -132,7 +145,9 @@ def test_a_failpoint_that_names_no_passage(desk, value):
 
 def test_a_model_that_is_not_there(desk):
     told(
-        desk.run("learner", LEARNER_MODEL=str(desk.folder / "nothing"), HF_HUB_OFFLINE="1"), 78,
+        desk.run(
+            "learner", forked=False, LEARNER_MODEL=str(desk.folder / "nothing"), HF_HUB_OFFLINE="1"
+        ), 78,
         "LEARNER_MODEL", "neither a folder here nor a model that can be downloaded",
     )  # fmt: skip
 
