@@ -121,7 +121,7 @@ def join_process_group() -> None:
 def leave_process_group() -> None:
     """Destroy the process group. A process that ends without this call ends in SIGABRT."""
     message_group.cache_clear()
-    torch.distributed.destroy_process_group()
+    deepspeed.comm.destroy_process_group()  # and what DeepSpeed keeps of it: a replay may follow
 
 
 def _config(settings: LearnerSettings, stage: int) -> dict[str, Any]:
