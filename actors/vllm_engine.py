@@ -8,6 +8,9 @@ Settings of vLLM that make its numbers the ones that the learner expects:
   even after the same weights return: requests that were in flight left blocks of two versions.
 - No chunked prefill on the CPU. When a prompt with a seed is split over two steps, vLLM 0.32 rewinds the
   generator; CPU generators refuse ("CPU Generator does not use offset") and the engine dies.
+- VLLM_ENABLE_V1_MULTIPROCESSING=0, which matters on a CPU only: the engine's process holds the model. A
+  second process would import vLLM once more and spin while it waits for work. Only there vLLM binds
+  threads to cores, so VLLM_CPU_OMP_THREADS_BIND brings it back.
 - VLLM_WORKER_MULTIPROC_METHOD=spawn. A forked worker hangs if its parent had used OpenMP threads.
 """
 
@@ -49,6 +52,8 @@ class VllmEngine:
         os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(int(settings.start_timeout_s)))
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
+        bound = "VLLM_CPU_OMP_THREADS_BIND" in os.environ
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(bound)))
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 

@@ -40,9 +40,9 @@ Result = TypeVar("Result")
 class Live:
     """An engine with its event loop in a thread, so that tests are plain functions."""
 
-    def __init__(self, folder: Path, dtype: str) -> None:
+    def __init__(self, a: Path, b: Path, dtype: str) -> None:
         self.dtype = dtype
-        self.a, self.b = train_pair(folder, dtype)
+        self.a, self.b = a, b
         contract = Contract(str(self.a), "", dtype, 384, (RewardSpec("accuracy"),), True, 4, 8)
         self.loop = asyncio.new_event_loop()
         self._steps = 0
@@ -80,10 +80,16 @@ class Live:
         return self.call(self.sample_all(prompts, sampling, count))
 
 
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """Two versions of a slightly trained model in each precision."""
+    return train_pair(tmp_path_factory.mktemp("models"), list(TOLERANCE))
+
+
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """A started engine on a slightly trained model."""
-    live = Live(tmp_path_factory.mktemp("models"), request.param)
+def live(request: pytest.FixtureRequest, models: dict[str, tuple[Path, Path]]) -> Iterator[Live]:
+    """A started engine on the first version of the model."""
+    live = Live(*models[request.param], request.param)
     yield live
     live.call(live.engine.stop())
     live.loop.call_soon_threadsafe(live.loop.stop)

@@ -15,8 +15,8 @@ PAD, BOS, EOS = 0, 1, 2
 VOCABULARY = ["<pad>", "<bos>", "<eos>", *"0123456789+-= "]
 
 
-def train_pair(folder: Path, dtype: str) -> tuple[Path, Path]:
-    """Two versions of one model, a few training steps apart, saved in the precision `dtype`."""
+def train_pair(folder: Path, dtypes: list[str]) -> dict[str, tuple[Path, Path]]:
+    """Two versions of one model, a few training steps apart, saved in each precision of `dtypes`."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -27,16 +27,15 @@ def train_pair(folder: Path, dtype: str) -> tuple[Path, Path]:
         )
     )  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    paths = []
     for name, steps in (("a", 60), ("b", 20)):
         for _ in range(steps):
             optimizer.zero_grad()
             ids = _repeated_digits(32)
             model(input_ids=ids, labels=ids.masked_fill(ids == PAD, -100)).loss.backward()
             optimizer.step()
-        paths.append(folder / name)
-        _save(model, paths[-1], dtype)
-    return paths[0], paths[1]
+        for dtype in dtypes:
+            _save(model, folder / dtype / name, dtype)
+    return {dtype: (folder / dtype / "a", folder / dtype / "b") for dtype in dtypes}
 
 
 def load(folder: Path) -> LlamaForCausalLM:
