@@ -18,7 +18,8 @@ import torch
 from pyarrow import parquet
 from transformers import AutoModelForCausalLM
 
-from tests.e2e.site import moved, replay
+from penstock.learner.replay import Replayed, replay
+from tests.e2e.site import moved
 from tests.judge import judge
 from tests.traps import trap_folders
 
@@ -47,12 +48,11 @@ class Demo:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     folder = trap_folders(tmp_path_factory.mktemp("demo"))
-    variables = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "PYTHONPATH": str(folder)}
     runs = folder / "runs"  # the command gets it relative, as by default: paths are part of its lines
     command = Path(sys.executable).with_name("penstock")
     done = subprocess.run(
         [command, "demo", "--seed", str(SEED), "--steps", str(STEPS), "--dir", "runs"],
-        cwd=folder, env=os.environ | variables, stdout=subprocess.PIPE,
+        cwd=folder, env=os.environ | {"PYTHONPATH": str(folder)}, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]
@@ -118,5 +118,4 @@ def test_the_final_checkpoint_is_the_published_policy_and_loads_with_transformer
 
 def test_the_journal_alone_gives_the_same_weights_bit_for_bit(demo):
     assert moved(demo.base_model, demo.run_folder) > 1e-4
-    replayed = replay(demo.run_folder)
-    assert replayed == {"steps": STEPS, "weights_difference": 0.0, "steps_with_other_metrics": []}
+    assert replay(demo.run_folder, demo.run_folder / "replay", {}) == Replayed(STEPS, 0.0, [])
