@@ -8,9 +8,8 @@ Settings of vLLM that make its numbers the ones that the learner expects:
   even after the same weights return: requests that were in flight left blocks of two versions.
 - No chunked prefill on the CPU. When a prompt with a seed is split over two steps, vLLM 0.32 rewinds the
   generator; CPU generators refuse ("CPU Generator does not use offset") and the engine dies.
-- VLLM_ENABLE_V1_MULTIPROCESSING=0, which matters on a CPU only: the engine's process holds the model. A
-  second process would import vLLM once more and spin while it waits for work. Only there vLLM binds
-  threads to cores, so VLLM_CPU_OMP_THREADS_BIND brings it back.
+- VLLM_ENABLE_V1_MULTIPROCESSING=0: on a CPU, no second process that imports vLLM again and spins while
+  it waits. vLLM binds threads to cores only there, so VLLM_CPU_OMP_THREADS_BIND brings it back.
 - VLLM_WORKER_MULTIPROC_METHOD=spawn. A forked worker hangs if its parent had used OpenMP threads.
 """
 

@@ -4,9 +4,8 @@ Pre-training stops on the steep part of its learning curve, where the skill is t
 is not sure of it: that is what reinforcement learning can build on. The criterion is an accuracy
 measured on a validation slice of the pre-training pairs, so the held-out questions stay unseen and
 the speed of the machine changes nothing. The learning rate is still high at that point, hence the
-accuracy swings by several points within a few steps: it is measured often, and has to lie in a band
-and not merely above a threshold. While few questions of the training batch itself are solved, it is
-measured for the report only: a measurement costs as much as half a training step.
+accuracy swings by several points within a few steps: it is measured often, and has to lie in a band,
+not merely above a threshold. Far from it only the report needs a measurement.
 """
 
 import random
@@ -47,7 +46,7 @@ class BaseModelError(PenstockError):
 def make_base_model(folder: Path, task: TaskFiles, seed: int, report: Callable[[str], None]) -> None:
     """Pre-train the base model on `task.pretrain` and save it as a Hugging Face checkpoint.
 
-    Takes about 70 seconds of one core, and limits torch to one thread in this process: on a busy machine
+    Takes about 40 seconds of one core, and limits torch to one thread in this process: on a busy machine
     the threads of so small a model wait for each other. The same seed makes the same model on the same
     machine. `report` receives lines of progress and of the result. A folder that an earlier call
     completed stays as it is. Raise BaseModelError when no measured accuracy within MAX_STEPS is between
