@@ -8,8 +8,10 @@ CHAOS_FLAGS ?=
 BIN := $(VENV)/bin
 
 # On a CPU-only machine a plain `torch` would bring gigabytes of CUDA. This build comes from PyTorch's
-# own index, named on this one step only; where it cannot be reached, pip takes the build it finds.
+# own index, named on this one step only; where it cannot be reached, pip takes the build it finds. The
+# first try makes no retries, which pip would warn of.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH := --no-deps --extra-index-url $(TORCH_INDEX) torch==2.13.0
 
 WORKERS ?= 4
 
@@ -27,7 +29,7 @@ install: $(VENV)/installed
 $(VENV)/installed: pyproject.toml constraints.txt
 	@echo "Installing Penstock and its packages into $(VENV): about two minutes."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install -qq --no-deps --extra-index-url $(TORCH_INDEX) torch==2.13.0
+	@$(BIN)/pip install -qq --retries 0 $(TORCH) || $(BIN)/pip install -qq $(TORCH)
 	@$(BIN)/pip install -qq --no-deps --no-compile -r constraints.txt
 	@$(BIN)/pip install -qq --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compileall.log || true
@@ -36,7 +38,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 # New versions of all packages, as pyproject.toml allows them.
 lock:
 	$(PYTHON) -m venv --clear $(VENV)-lock
-	$(VENV)-lock/bin/pip install --quiet --no-deps --extra-index-url $(TORCH_INDEX) torch==2.13.0
+	$(VENV)-lock/bin/pip install --quiet $(TORCH)
 	$(VENV)-lock/bin/pip install --quiet -e '.[all,dev]'
 	$(VENV)-lock/bin/pip freeze --all --exclude-editable --exclude pip --exclude torch --exclude triton \
 		--exclude torchvision --exclude torchaudio --exclude torchcodec > constraints.txt
