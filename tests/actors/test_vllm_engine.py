@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,16 +14,18 @@ import numpy as np
 import pytest
 
 from penstock.actors.engine import Aborted, PromptRefused, WeightsRejected, hash_weights
+from penstock.actors.vllm_engine import VllmEngine, engine_arguments
 from penstock.common.config.settings import ActorSettings
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import Int32s, Rollout, Sampling, Version, Weights
 from penstock.common.wire.reward_spec import RewardSpec
-
-pytest.importorskip("vllm")
-from penstock.actors.vllm_engine import VllmEngine, engine_arguments
 from tests.actors.tiny_llama import EOS, greedy, load, teacher_forced, train_pair
 
-pytestmark = pytest.mark.engine
+pytestmark = [
+    pytest.mark.engine,
+    # Importing vLLM takes five seconds, and each of pytest's workers collects this file.
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
+]
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-3}
 """Largest mean difference of log-probabilities between engine and trainer."""
