@@ -59,7 +59,7 @@ class HeldTickets:
 
     @property
     def running(self) -> list[Job]:
-        """Jobs that the engine is sampling."""
+        """Jobs that have started: those being sampled or handed off."""
         return [job for job in self._jobs.values() if job.running]
 
     @property
@@ -81,10 +81,10 @@ class HeldTickets:
         return any(job.ticket.purpose == "eval" for job in self.running)
 
     def startable(self, version: Version | None, steady: bool) -> list[Job]:
-        """Return the jobs that may start now, eval tickets first.
+        """Return the jobs that may start now (see Job.is_ready), eval tickets first.
 
-        A job marked `alone` starts only when no other job is running, and nothing starts beside it: if
-        the engine dies then, that ticket is known to be the cause.
+        Once a job marked `alone` is ready, no other starts before it, and it starts when none runs any
+        more: if the engine dies then, that ticket is known to be the cause.
         """
         running = self.running
         if any(job.alone for job in running):

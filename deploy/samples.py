@@ -196,11 +196,11 @@ def heading(row: Row) -> str:
 
 
 def shown(text: str, width: int) -> str:
-    """Return a text for a terminal: cut to `width` letters, control characters written out.
+    """Return a text for a terminal: cut to `width` letters (0: uncut), control characters written out.
 
     Example:
         >>> shown("a\\x1b[2J\\n" + "b" * 10, 12)
-        'a\\\\x1b[2J\\n            bbbbb ... (5 more)'
+        'a\\\\x1b[2J\\n            bbbbbb ... (4 more)'
     """
     cut = text[: width or None]
     more = f" ... ({len(text) - len(cut)} more)" if len(cut) < len(text) else ""

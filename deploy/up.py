@@ -103,9 +103,9 @@ def queue_service(run_folder: RunFolder) -> Service:
 
 
 def child_environment(env_file: Path | None) -> dict[str, str]:
-    """Return the file's variables and those of this process, which win, for the children.
+    """Return the children's variables: the file's, and this process's, which win.
 
-    PATH begins with the folder of this installation's commands.
+    PATH begins with this installation's commands; PYTHONUNBUFFERED is 1. Raise OSError for the file.
     """
     found = read_environment(env_file)
     found["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), found.get("PATH", "")])

@@ -254,7 +254,7 @@ class Learner:
             self._checkpoint()
 
     def _checkpoint(self) -> None:
-        """Write and log a checkpoint of the step. Raise RunTaken, DiskFull, NotFinite or ConfigError."""
+        """Write and log a checkpoint, delete old ones. Raise the errors of save_checkpoint."""
         position, recorded = self._commit_log.position, self._commit_log.recorded
         checkpoint = save_checkpoint(
             self._folder, self._policy, self._step, position, recorded, self._settings

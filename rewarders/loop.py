@@ -87,7 +87,7 @@ class Rewarder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Finish the groups in progress, stop renewing leases, kill the processes, leave the stream."""
+        """Finish groups in progress, stop renewals, kill processes, leave. Raise ConfigError."""
         self._threads.shutdown()
         self._keeper.stop()
         self._pool.close()

@@ -104,8 +104,8 @@ class Scorer:
     def _score(self, spec: RewardSpec, arguments: dict[str, list[Any]], scores: GroupScores) -> None:
         """Add one reward to `scores`. If the call fails, find the completions at fault by single calls.
 
-        The completions at fault get a failure. The others are scored together again, because a reward
-        may compare the completions. Raise ScoringFailed if none is at fault, or if that call fails too.
+        Those get a failure. The others, if any, are scored together again: a reward may compare them.
+        Raise ScoringFailed if that call fails, or if the reward fails for the completion `0` too.
         """
         try:
             found = self.pool.score(spec, _only(arguments, scores.healthy))

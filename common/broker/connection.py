@@ -148,7 +148,7 @@ class Connection:
                 reply = send()
                 if self._new_socket.is_set() and not first:
                     self._notice_restart()
-                if lost is not None:
+                if lost is not None and not first:
                     log.info(f"The queue server answers again after {lost.waited_s:.1f} s.")
                 return reply
             except redis.exceptions.AuthenticationError as error:
@@ -216,8 +216,7 @@ def text(value: bytes | str) -> str:
 def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> None:
     """Raise RunTaken, ConfigError or RunNotReady, whichever the server's error means.
 
-    Raise ServerUnavailable for an unknown error. Return only if waiting can help: the server is out of
-    memory or cannot write to its disk.
+    Raise ServerUnavailable for an unknown error. Return only if waiting helps: memory or disk is full.
     """
     code, _, message = str(error).partition(" ")
     if code == "FENCED":

@@ -25,6 +25,8 @@ from penstock.common.wire.messages import SCHEMA, Outcome, ScoredGroup, Verdict
 Message = TypeVar("Message")
 PlainData = Any
 
+_OTHER_RELEASE = "If its sender runs another release of penstock, install the same everywhere"
+
 
 def encode(message: object) -> bytes:
     """Return a message, a dataclass of messages.py or the contract, as bytes. Raise as `pack` does."""
@@ -38,7 +40,9 @@ def decode(data: bytes, *expected: type[Message]) -> Message:
     """
     envelope = unpack(data)
     if not isinstance(envelope, list) or len(envelope) != 3:
-        raise MalformedMessage(f"expected [schema, type, fields], found {_brief(envelope)}")
+        raise MalformedMessage(
+            f"expected [schema, type, fields], found {_brief(envelope)}. {_OTHER_RELEASE}"
+        )
     schema, name, body = envelope
     if schema != SCHEMA:
         found = f"found wire schema {schema}, expected {SCHEMA}"
@@ -48,8 +52,7 @@ def decode(data: bytes, *expected: type[Message]) -> Message:
             try:
                 return cast(Message, _from_wire(kind, body, name))
             except MalformedMessage as error:
-                advice = "If its sender runs another release of penstock, install the same everywhere"
-                raise MalformedMessage(f"{error}. {advice}") from error
+                raise MalformedMessage(f"{error}. {_OTHER_RELEASE}") from error
     names = " or ".join(kind.__name__ for kind in expected)
     raise MalformedMessage(f"expected a {names}, found {_brief(name)}")
 
@@ -93,7 +96,7 @@ def _field_types(kind: type) -> tuple[tuple[str, Any], ...]:
 
 
 def _from_wire(kind: Any, value: PlainData, where: str) -> Any:
-    """Return plain data as a value of an annotated type. Raise MalformedMessage, naming the field."""
+    """Return plain data as a value of an annotated type. Raise MalformedMessage if it does not fit."""
     origin = get_origin(kind)
     if kind is Any:
         return value

@@ -42,7 +42,7 @@ def hash_tokenizer(folder: Path) -> str:
     """Return the SHA-256 of a folder's tokenizer and chat template. Raise ConfigError if it has none."""
     digest = hashlib.sha256()
     if not (folder / TOKENIZER_FILES[0]).is_file():
-        raise ConfigError(f"{folder} has no {TOKENIZER_FILES[0]}: expected a Hugging Face model folder")
+        raise ConfigError(f"{folder} has no {TOKENIZER_FILES[0]}: put the learner's model folder there")
     for name in TOKENIZER_FILES:
         path = folder / name
         digest.update(name.encode() + (path.read_bytes() if path.is_file() else b""))

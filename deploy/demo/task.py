@@ -79,7 +79,7 @@ def check_task(files: TaskFiles) -> None:
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """Return a split's problems in the file's order. Raise OSError, or ValueError for a bad line."""
+    """Return a split's problems in the file's order. Raise OSError, ValueError, TypeError if bad."""
     return [Problem(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -115,6 +115,6 @@ def _checked_pair(problem: Problem, path: Path) -> Pair:
     if problem.answer != expected:
         raise TaskError(
             f"{path}: {problem.question} is labelled {problem.answer!r}, expected {expected!r}: "
-            "write the task again"
+            "start `penstock demo` again, which writes the file anew"
         )
     return pair

@@ -142,8 +142,7 @@ def aggregation_weights(
 def _zero_masked_tokens(tokens: LossTokens) -> LossTokens:
     """Return the tokens with all values of masked tokens set to 0.
 
-    Their ratios become 1 and their products 0. Masking the products instead would pass a NaN on in the
-    backward pass: 0 x NaN = NaN.
+    Their ratios become 1 and their products 0. Masking the products would pass on NaN: 0 x NaN = NaN.
     """
     kept = ("mask_N", "sequence_N", "sequences")
     names = [field.name for field in fields(tokens) if field.name not in kept]

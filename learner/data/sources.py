@@ -126,7 +126,7 @@ def _read_file(path: Path) -> "Dataset":
         problem = "a text holds half a character (a lone surrogate); remove it"
         raise DataError(f"{path}: {problem}: {error}") from error
     except (ValueError, TypeError, OverflowError) as error:  # pyarrow's errors are ValueErrors
-        raise DataError(f"{path}: give each column one kind of values, not several: {error}") from error
+        raise DataError(f"{path}: a column mixes kinds, such as texts and numbers: {error}") from error
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
@@ -211,7 +211,8 @@ def stream_rows(source: Source, split: str, seed: int | None) -> Iterator[dict[s
 
     path = source.path
     if path is not None and (not path.exists() or path.suffix not in _KINDS):
-        raise DataError(f"{source.name}: expected a JSONL, Parquet or CSV file, or a hub id, to stream")
+        expected = f"expected a hub id or an existing file that ends in {', '.join(_KINDS)}"
+        raise DataError(f"{source.name}: {expected}. Correct it, or LEARNER_DATASET_STREAMING=false")
 
     with _as_data_error(source, split):
         if path is not None:

@@ -220,9 +220,10 @@ def _make_mask(
     *, q_length: int, kv_length: int, attention_mask: Tensor | None = None,
     allow_is_causal_skip: bool = True, use_vmap: bool = False, **kwargs: Any,
 ) -> Tensor | None:  # fmt: skip
-    """Return the mask for `packed_attention`: None for whole sequences, "sdpa"'s with padding or cache.
+    """Return the mask for `packed_attention`: with padding or cache "sdpa"'s, else None or a marker.
 
-    Raise ConfigError if the model adds a mask function of its own.
+    None is for whole sequences, the marker _BOUNDARIES_NEEDED for packed rows. Raise ConfigError if the
+    model adds a mask function of its own, except with padding or cache.
     """
     if attention_mask is not None or q_length != kv_length:
         kwargs |= {"allow_is_causal_skip": allow_is_causal_skip, "use_vmap": use_vmap}

@@ -19,8 +19,7 @@ class FlopCounter:
     completion tokens only. A backward pass takes the same for the activations, and once more for the
     trained weights.
     Activations that checkpointing computes again count once. Experts of a mixture of experts count 0.
-    Example: a linear layer of 1,000 weights takes 20,000 operations forwards for 10 tokens, and 60,000
-    for a training pass.
+    Example: for 10 tokens 1,000 linear weights take 20,000 operations forwards, 60,000 in training.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:

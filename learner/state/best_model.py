@@ -34,9 +34,9 @@ def read_best(run_folder: RunFolder) -> BestModel | None:
 def keep_if_best(
     folder: LearnerFolder, version: Version, metric: str, value: float, answered: int
 ) -> bool:
-    """Keep a version's model and delete others, if none was as good. Return whether it is kept.
+    """Keep a version's model and delete others, if none was as good by this metric. Return whether.
 
-    A version with fewer `answered` questions than the best one is not compared with it, because the
+    A version with fewer `answered` questions than the best one is not kept either, because the
     questions that were answered may be the easier ones. Raise RunTaken, DiskFull, ConfigError.
     """
     best = read_best(folder)
