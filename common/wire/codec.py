@@ -5,8 +5,8 @@ schema: their annotations give the type of each field, and their `__post_init__`
 between fields. Bytes that do not fit raise MalformedMessage.
 
 Example:
-    >>> decode(encode(Span(Version(1, 2), 0, 5)), Span)
-    Span(version=Version(incarnation=1, step=2), start=0, end=5)
+    >>> decode(encode(Verdict("train:7", "dead", "failed 5 times")), Verdict).reason
+    'failed 5 times'
 """
 
 import reprlib

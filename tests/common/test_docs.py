@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import runpy
 from pathlib import Path
 
+import pytest
+
 import penstock.common.errors
 from penstock.common.errors import NEVER_RESTARTED, PenstockError
+from tests.size import ROOT, product_files
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "configuration.md").read_text()
@@ -15,6 +20,19 @@ PAGE = (DOCS / "configuration.md").read_text()
 def test_the_tables_of_variables_are_those_of_the_settings():
     made = runpy.run_path(str(DOCS / "make_tables.py"))
     assert made["page"]() == PAGE, "run `python docs/make_tables.py`"
+
+
+def examples() -> list[str]:
+    """The modules with an example in a docstring."""
+    files = [path for path in product_files() if path.suffix == ".py" and ">>> " in path.read_text()]
+    return [".".join(("penstock", *path.relative_to(ROOT).with_suffix("").parts)) for path in files]
+
+
+@pytest.mark.parametrize("module", examples())
+def test_the_examples_of_docstrings_are_true(module):
+    found = doctest.testmod(importlib.import_module(module))
+    assert found.attempted > 0
+    assert found.failed == 0
 
 
 def test_every_exit_code_is_documented_with_whether_it_is_restarted():

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 import torch
 
-import penstock.learner.policy.optimizer
 from penstock.learner.policy.optimizer import learning_rate, make_optimizer
 from tests.learner.builders import make_settings
 
@@ -34,10 +31,6 @@ def test_linear_and_cosine_go_from_the_peak_to_min_lr(kind):
     assert found == sorted(found, reverse=True)
     assert found[5] == pytest.approx(0.55)
     assert (found[2] > 0.85) == (kind == "cosine")
-
-
-def test_the_example_is_true():
-    assert doctest.testmod(penstock.learner.policy.optimizer).failed == 0
 
 
 def test_parameters_that_are_frozen_are_not_given_to_the_optimizer():
