@@ -165,7 +165,7 @@ class TicketWorker:
         self._leases.hold(stream, entry, on_lost)
 
     def _lose(self, job: Job) -> None:
-        """Abort a job whose lease is lost, or remove it if it waits: another actor has the ticket."""
+        """Mark a job as lost; unless the worker is ending, abort it, or remove it if it waits."""
         job.lost = True
         if self._ending:
             return

@@ -84,9 +84,8 @@ class VllmEngine:
     ) -> tuple[Rollout, ...]:
         """Return `num_generations` completions of one prompt.
 
-        At temperature 0 one completion is sampled and repeated. Raise Aborted after `abort`,
-        PromptRefused if vLLM refuses it, MalformedMessage if a completion is no Rollout, EngineFailed if
-        vLLM fails or has no weights yet.
+        At temperature 0 one is sampled and repeated. Raise Aborted after `abort`, PromptRefused by vLLM,
+        MalformedMessage if a completion is no Rollout, EngineFailed if vLLM fails or has no weights.
         """
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input

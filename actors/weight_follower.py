@@ -61,8 +61,7 @@ class WeightFollower:
     async def _take(self, weights: Weights) -> None:
         """Load weights into the engine.
 
-        Raise WeightsRejected if nothing was changed yet, EngineFailed if loading breaks the engine or
-        takes longer than the timeout.
+        Raise WeightsRejected if nothing has changed, EngineFailed after a failed load or the timeout.
         """
         began = time.monotonic()
         self.taking = True

@@ -96,9 +96,8 @@ class Learner:
         Produces: per step a journal record, an Update, published weights, a line in metrics.jsonl.
         Ends when: the steps of the plan are made, or the learner is asked to stop.
 
-        Raise DeadlineExceeded, NoSignal, NotFinite, DiskFull, RunTaken, RunNotReady, ServerUnavailable
-        or MalformedMessage. Raise ConfigError if the server or a claim's file is unusable, DataError if
-        a streamed data set cannot be read.
+        Raise DeadlineExceeded, NoSignal, NotFinite, DiskFull, RunTaken, RunNotReady, ServerUnavailable,
+        MalformedMessage, ConfigError for the server or a claim's file, DataError for streamed rows.
         """
         self._publish()
         log.info(f"Training from step {self._step} to {self._plan.steps}.")

@@ -85,7 +85,7 @@ def _difference(one: Path, other: Path) -> float:
     shapes = [{name: tensor.shape for name, tensor in found.items()} for found in (ours, theirs)]
     if shapes[0] != shapes[1]:
         found = f"the replay was made, but {one} and {other} hold different tensors"
-        raise ConfigError(f"{found}: replay with the model folder and the releases of the run")
+        raise ConfigError(f"{found}: restore the model folder and the packages that the run had")
     return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
 
 

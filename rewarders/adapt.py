@@ -38,10 +38,9 @@ class Reward(Protocol):
 
 
 def adapt(found: object, name: str) -> Reward:
-    """Return a reward of TRL's signature for a user's function or class.
+    """Return a reward of TRL's signature for a user's function or class, called `name` in errors.
 
-    Raise ConfigError if `found` has none of the known forms, and what a class raises when made. `name`
-    is the reward's name in errors.
+    Raise ConfigError if `found` has none of the known forms, and what a class raises when made.
     """
     function = _callable_of(found) if inspect.isclass(found) else found
     if not callable(function):
@@ -67,7 +66,7 @@ def adapt(found: object, name: str) -> Reward:
 
 
 def _callable_of(kind: type) -> Callable[..., Any]:
-    """Return a new instance of a class, or its `__call__` if that has no `self`. Raise its errors."""
+    """Return a new instance, or `__call__` if its first parameter is `completions`. Raise its errors."""
     call = kind.__call__
     if next(iter(inspect.signature(call).parameters), "") == "completions":  # as in ms-swift's guide
         return call

@@ -241,4 +241,5 @@ def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> No
             f"the queue server {address} refuses this user: {error}. Give the user these rights"
         ) from error
     if not (isinstance(error, redis.exceptions.OutOfMemoryError) or code in ("OOM", "MISCONF")):
-        raise ServerUnavailable(f"the queue server {address} refused a command: {error}") from error
+        found = f"the queue server {address} refused a command: {error}"
+        raise ServerUnavailable(f"{found}. Set REDIS_URL to a server that takes writes") from error

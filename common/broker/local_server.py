@@ -181,14 +181,14 @@ def _kept_url(run_folder: RunFolder) -> str | None:
     """Return the stored URL, with a new port if another program took the old one; None without a file.
 
     Wait up to 5 s for a server in the folder to end. Raise ConfigError if it does not or the file is
-    malformed, OSError or ValueError if the file cannot be read.
+    malformed, OSError if the file cannot be read.
     """
     path = run_folder.server_url
     if not path.is_file():
         return None
-    url = path.read_text().strip()
-    parts = urlsplit(url)
-    if not parts.port or not parts.password:
+    url = path.read_bytes().decode(errors="replace").strip()
+    found = re.fullmatch(r"redis://:(\w+)@[\w.]+:(\d+)/0", url)
+    if not found:
         raise ConfigError(f"{path} holds no address of a queue server: delete the file")
     deadline = Deadline(_LEAVE_TIMEOUT_S)
     while answers(url):  # a killed `penstock up` takes its server along within a second or two
@@ -198,7 +198,7 @@ def _kept_url(run_folder: RunFolder) -> str | None:
                 "or choose another RUN_NAME"
             )
         time.sleep(0.1)
-    return _new_url(parts.password, parts.port)
+    return _new_url(found[1], int(found[2]))
 
 
 def _new_url(password: str, old_port: int = 0) -> str:

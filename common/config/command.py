@@ -131,7 +131,7 @@ def load(kind: type[CommandType], prog: str, arguments: Sequence[str]) -> Comman
     try:
         return build(kind, source(args=list(arguments))())
     except SettingsError as error:
-        raise ConfigError(f"{error}: {error.__cause__}") from error
+        raise ConfigError(f"{error}; correct the value, see `{prog} --help`") from error
 
 
 def parser_of(kind: type[Command], prog: str, **texts: str) -> tuple[Parser, CliSettingsSource[Any]]:

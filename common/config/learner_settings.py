@@ -302,7 +302,7 @@ class LearnerSettings(
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> "LearnerSettings":
-        """Raise ValueError if bounds of loss, correction or learning rate exclude each other."""
+        """Raise ValueError if settings of loss, correction or learning rate contradict each other."""
         if self.importance_sampling_min > self.importance_sampling_cap:
             raise ValueError("LEARNER_IMPORTANCE_SAMPLING_MIN is above LEARNER_IMPORTANCE_SAMPLING_CAP")
         whole = self.importance_sampling_correction in ("sequence", "geometric")

@@ -34,7 +34,7 @@ class RunCommand(SettingsCommand):
     run: RunSettings = Field(RunSettings(), description="Shared by all processes of a run (RUN_*).")
 
     def execute(self) -> int:
-        """Do the work, or with --dry-run print the settings; return the exit code. Raise as `work`."""
+        """Do the work, or print settings and `describe`; return the exit code. Raise as both do."""
         if self.dry_run:
             for name, value in environment_of(self).items():
                 print(f"{name}={value}")

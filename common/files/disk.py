@@ -57,7 +57,7 @@ class Disk:
                 self._wait(wait, max(_POLL_S, deadline.waited_s - started_s), error)
 
     def _wait(self, wait: "_Wait", pause_s: float, error: Exception) -> None:
-        """Log, wait `pause_s` and until there is room. Raise DiskFull on a stop or at the timeout."""
+        """Log, wait `pause_s` and, if the need is known, for room. Raise DiskFull on stop or timeout."""
         while True:
             over = pause_s > wait.deadline.remaining_s
             if over or self.stopping.is_set():

@@ -69,9 +69,8 @@ def next_claim(
 ) -> Claim:
     """Return the claim of an incarnation that continues at the end of the run's journal. Write nothing.
 
-    A last record that is incomplete or damaged is logged and not counted. Raise ConfigError if a claim
-    or the journal's beginning is missing, or if whole records follow the damage. Damage before
-    `checkpointed` is ignored.
+    An incomplete or damaged last record is logged and not counted. Raise ConfigError if a claim or the
+    journal's beginning is missing, or if whole records follow damage that is not before `checkpointed`.
     """
     claims = read_claims(run_folder)
     parent = max(claims, default=0)

@@ -55,7 +55,7 @@ def make_base_model(folder: Path, task: TaskFiles, seed: int, report: Callable[[
     done = folder / "done"
     if done.is_file():
         return report(f"Using the base model of an earlier demo: {folder}")
-    report("Pre-training a Llama on the sums until it solves about 40% of those it has not seen.")
+    report("Pre-training a Llama until it solves about 40% of the sums kept back to measure that.")
     torch.set_num_threads(1)
     tokenizer = make_tokenizer()
     train, validation = _split_by_pair(read_problems(task.pretrain), seed)
@@ -66,7 +66,7 @@ def make_base_model(folder: Path, task: TaskFiles, seed: int, report: Callable[[
     save_checkpoint(model, tokenizer, folder)
     solved = _measure_accuracy(model, _encode(read_problems(task.heldout), tokenizer))
     report(f"{model.num_parameters():,} parameters, {steps} pre-training steps.")
-    report(f"The base model solves {solved:.1%} of the held-out sums. Saved in {folder}")
+    report(f"It solves {solved:.1%} of the held-out sums, which are others. Saved in {folder}")
     done.touch()
 
 

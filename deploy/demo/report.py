@@ -21,10 +21,10 @@ WIDTH = 100
 _FIGURES = (
     ("reward", "reward", ".3f", "mean of the samples: 1 for a right answer, 0 for a wrong"),
     ("entropy", "entropy", ".3f", "uncertainty per token: 0 means always the same answer"),
-    ("groups left out", "groups/filtered", ".1f", "per step: all answers right or all wrong"),
+    ("groups filtered", "groups/filtered", ".1f", "per step: all right or all wrong, so not trained on"),
     ("staleness", "sample/staleness_mean", ".2f", "age in steps of the weights that answered"),
     ("engine against trainer", "sampling/sampling_logp_difference/mean", ".0e",
-     "log-probability: how far vLLM and the learner differ"),
+     "difference of log-probabilities, vLLM against the learner"),
 )  # fmt: skip
 """Rows of the table: title, name in metrics.jsonl, format, meaning."""
 
@@ -116,10 +116,11 @@ def print_audit(audit: Audit, twice: int) -> None:
     flying = len(audit.in_flight)
     lost = audit.issued - sum(audit.ended.values()) - flying
     print(f"""
-Audit of the queue server: {audit.issued:,} groups of answers were asked for.
+Audit of the queue server: {audit.issued:,} groups, the answers to one sum each, were asked for.
   {audit.issued} groups: {ends}, {flying} in flight; {max(lost, 0)} lost, {twice + max(-lost, 0)} twice
   trained: the model was updated with it, once. evaluated: a held-out sum, never trained on.
-  filtered: left out, all answers were right or all wrong. unused: came after the last step.""")
+  filtered: not trained on, all right or all wrong. unused: came after the last step.
+  in flight: not answered yet. lost, twice: groups without an end, groups trained twice.""")
     for fault in audit.faults:
         print(textwrap.fill(f"Fault: {fault}.", WIDTH))
 

@@ -110,11 +110,11 @@ def announce(steps: int, log: Path) -> None:
     print(f"""\
   Four processes: the learner trains the model, the actor answers sums with vLLM, the rewarder
   scores the answers, and the queue server carries the work between them.
-  {steps} steps. A step samples 8 answers to each of 64 sums, and makes right answers more likely.
-    reward     share of right answers: 1 for a right one, 0 for a wrong one
+  {steps} steps. A step trains on 64 groups: 8 random answers to one sum, some right and some wrong.
+    reward     share of right answers among those; "solved" counts the likeliest answer to each sum
     staleness  how many steps old the weights were that gave the answers
-    entropy    how unsure the model is of its next token; 0 is sure
-  vLLM starts now, which takes about half a minute. All output of the processes is in
+    entropy    how unsure the model is of its next token; 0 is sure, 1 a choice of about three
+  vLLM starts now, which takes a minute or two. All output of the processes is in
   {log}""", flush=True)  # fmt: skip
 
 

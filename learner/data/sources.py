@@ -132,8 +132,8 @@ def _read_file(path: Path) -> "Dataset":
 def read_table(path: Path) -> list[dict[str, str]]:
     """Return the rows of a CSV file, every value as text: `01` stays `01`.
 
-    Raise DataError if the file is empty or no CSV, or if a row, which is named, has too few or too many
-    values. Raise UnicodeDecodeError if the file is not UTF-8.
+    Raise DataError if the file is empty or no CSV, if a column has no name, or if a row, which is named,
+    has too few or too many values. Raise UnicodeDecodeError if the file is not UTF-8.
     """
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, restkey="", strict=True)
@@ -141,6 +141,8 @@ def read_table(path: Path) -> list[dict[str, str]]:
             rows = list(reader)
         except csv.Error as error:
             raise DataError(f"{path}, line {reader.line_num}: not readable as CSV: {error}") from error
+    if "" in (reader.fieldnames or ()):
+        raise DataError(f"{path}, line 1: a column has no name: name it, or leave it out (index=False)")
     for number, row in enumerate(rows, 2):
         if "" in row or None in row.values():
             expected = f"expected {len(reader.fieldnames or ())} columns, as in the first line"

@@ -190,7 +190,7 @@ _CAST_ROWS = 8192  # rows of the output weight that are cast to fp32 at a time
 
 
 def _compute_logits(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, fp32: bool) -> Tensor:
-    """Return the logits before temperature in a new tensor (N, V) of the reduction's dtype."""
+    """Return new logits (N, V) before temperature: float64 for float64 hidden states, else float32."""
     dtype = _reduction_dtype(hidden_ND)
     if not fp32 or weight_VD.dtype == dtype:
         hidden = hidden_ND.to(weight_VD.dtype) if fp32 else hidden_ND

@@ -69,8 +69,9 @@ def save_checkpoint(
 ) -> Checkpoint:
     """Write and return the checkpoint of a step, then delete old ones. Raise RunTaken, DiskFull.
 
-    With several ranks a full disk is not waited for: the other ranks have written their part already.
-    Raise NotFinite if a weight holds NaN or infinity, ConfigError if a claim's file is damaged.
+    LEARNER_JOURNAL_RETENTION=resume also deletes the journal before the oldest one kept. With several
+    ranks a full disk is not waited for: the other ranks have written their part already. Raise NotFinite
+    if a weight holds NaN or infinity, ConfigError if a claim's file is damaged.
     """
     state: dict[str, Any] = {"step": step, "position": asdict(position), "ledger": ledger}
     state |= {"trained_with": training_kind(settings), "machine": this_machine()}

@@ -123,7 +123,7 @@ class Ledger:
             self._to_repeat = list(snapshot["to_repeat"])
             self._repeats = snapshot["repeats"]
         except KeyError as error:
-            raise MalformedMessage(f"ledger without {error}: use the run's penstock release") from error
+            raise MalformedMessage(f"ledger without {error}: install the run's release") from error
         self.unrecorded, self.owes_record = {}, False
 
     def eval_open(self) -> list[TicketId]:

@@ -132,8 +132,8 @@ class TicketFlow:
 
         Example: credit 4 and 1 step of 2 groups left: at most 2 tickets are open. That a question is
         asked again is journalled before its new ticket is issued. After a kill between the two, a
-        resumed learner would otherwise take that ticket for another question. Raise DiskFull,
-        Connection.call's errors, such as RunTaken, or Questions.at's, such as DataError.
+        resumed learner would otherwise take that ticket for another question. Raise DiskFull, the errors
+        of Connection.call and Questions.at, or MalformedMessage for an empty prompt or a wrong version.
         """
         ledger, settings = self._ledger, self._plan.source.settings
         if ledger.owes_record:

@@ -65,7 +65,7 @@ def correctness(completions: list[str], solution: list[Any], **columns: Any) -> 
 
 
 def tagged_answer(completion: str) -> str | None:
-    """Return the inside of the last <answer> block; None if it is missing, not closed, or "..."."""
+    """Return the last <answer> block, stripped; None if it is missing, not closed, or "..."."""
     _, opened, rest = completion.rpartition("<answer>")
     inside, closed, _ = rest.partition("</answer>")
     answer = inside.strip()

@@ -66,6 +66,14 @@ def test_a_second_server_in_the_same_folder_is_refused(
         prepare(RunFolder(tmp_path / "private"))
 
 
+@pytest.mark.parametrize("text", [b"", b"\xff", b"redis://:password@127.0.0.1:many/0", b"redis://x:1/0"])
+def test_a_file_without_an_address_is_named(tmp_path: Path, text: bytes) -> None:
+    prepare(RunFolder(tmp_path))
+    (tmp_path / "queue/url").write_bytes(text)
+    with pytest.raises(ConfigError, match=r"url holds no address of a queue server: delete"):
+        prepare(RunFolder(tmp_path))
+
+
 def test_a_port_that_a_stranger_took_is_given_up(tmp_path: Path) -> None:
     with LocalServer(tmp_path / "stranger") as stranger:
         address = stranger.url.rpartition("@")[2]

@@ -240,8 +240,9 @@ def test_untidy_files_are_read(tmp_path, name, text):
             '{"prompt": [{"role": "user", "content": null}], "answer": "2"}',
             "role and a text as content",
         ),
+        ("q.csv", ",question,answer\n0,1+1=,2\n", "line 1: a column has no name"),
     ],
-    ids=["ending", "columns", "surrogate", "too long", "no content"],
+    ids=["ending", "columns", "surrogate", "too long", "no content", "nameless column"],
 )
 def test_what_cannot_be_read_is_told_with_its_cause(tmp_path, name, text, words):
     (tmp_path / name).write_text(text)
