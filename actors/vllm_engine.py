@@ -8,8 +8,8 @@ Settings of vLLM that make its numbers the ones that the learner expects:
   even after the same weights return: requests that were in flight left blocks of two versions.
 - No chunked prefill on the CPU. When a prompt with a seed is split over two steps, vLLM 0.32 rewinds the
   generator; CPU generators refuse ("CPU Generator does not use offset") and the engine dies.
-- VLLM_ENABLE_V1_MULTIPROCESSING=0: on a CPU, no second process that imports vLLM again and spins while
-  it waits. vLLM binds threads to cores only there, so VLLM_CPU_OMP_THREADS_BIND brings it back.
+- VLLM_ENABLE_V1_MULTIPROCESSING=0: on a CPU, no second process that spins while it waits. vLLM binds
+  threads only there: it stays with VLLM_CPU_OMP_THREADS_BIND and without OMP_NUM_THREADS.
 - VLLM_WORKER_MULTIPROC_METHOD=spawn. A forked worker hangs if its parent had used OpenMP threads.
 """
 
@@ -51,7 +51,7 @@ class VllmEngine:
         os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(int(settings.start_timeout_s)))
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        bound = "VLLM_CPU_OMP_THREADS_BIND" in os.environ
+        bound = "VLLM_CPU_OMP_THREADS_BIND" in os.environ or "OMP_NUM_THREADS" not in os.environ
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(bound)))
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -182,7 +182,7 @@ def engine_arguments(settings: ActorSettings, contract: Contract, model: Path) -
 
 
 def read_stop_ids(model: Path) -> list[int]:
-    """Return a model folder's end tokens, sorted, but the tokenizer's. Raise ValueError if damaged."""
+    """Return the end tokens that a model folder's configs name, sorted. Raise ValueError if damaged."""
     found: set[int] = set()
     for path in (model / "generation_config.json", model / "config.json"):
         named = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None

@@ -29,7 +29,7 @@ class Limits:
     """Times in seconds, and how many failures in a row an essential service may have.
 
     The wait before a restart doubles from `first_backoff_s` to `longest_backoff_s` (1, 2, 4, ... 30 s),
-    and is 1 s again after a process ran for `settled_s`. A service is waited for at most `ready_s`.
+    and starts over when a process ran for `settled_s`. A service is waited for at most `ready_s`.
     """
 
     first_backoff_s: float = 1.0

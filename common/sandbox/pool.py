@@ -70,7 +70,7 @@ class SandboxPool:
 
     Use the pool as a context, which kills the processes at its end. Each process is a pebble pool of its
     own: a pebble pool that loses an idle worker is broken as a whole. Raise ConfigError if the user does
-    not exist or the memory limit is too low, SandboxFailed if processes were killed at every start.
+    not exist or the memory limit is too low, SandboxFailed if the start failed otherwise.
     """
 
     def __init__(self, settings: SandboxSettings) -> None:
@@ -138,8 +138,8 @@ class SandboxPool:
         """Return a process that is ready, after at most _STARTS attempts.
 
         A process that is killed before it is ready was killed from outside, so another one is started.
-        Raise ConfigError if a process is not ready in time or its memory limit is too small. Raise
-        SandboxFailed if it was killed at every attempt.
+        Raise ConfigError if the memory limit is too small. Raise SandboxFailed if a process is not ready
+        in time, or was killed at every attempt.
         """
         for _ in range(_STARTS):
             process = self._new_process()
@@ -147,7 +147,7 @@ class SandboxPool:
                 fits = process.schedule(ready, args=(self._memory_bytes,)).result(START_TIMEOUT_S)
             except TimeoutError:
                 _kill(process)
-                raise ConfigError(
+                raise SandboxFailed(
                     f"a sandbox process was not ready after {START_TIMEOUT_S:g} s: this machine is too "
                     f"busy. Stop other programs, or lower {self._settings.section}_WORKERS."
                 ) from None

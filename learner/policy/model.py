@@ -1,5 +1,6 @@
 """The policy's model: loading, and the way from a packed row to log-probabilities."""
 
+from errno import ENOENT
 from pathlib import Path
 
 import torch
@@ -41,11 +42,13 @@ class PolicyModel(nn.Module):
 
 
 def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
-    """Load a model, dropout off. Raise ConfigError if there is none, or packing or liger fails."""
+    """Load a model, dropout off. Raise ConfigError for no model, packing or liger; OSError of a disk."""
     dtype = _DTYPES[settings.dtype]
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     except (OSError, ValueError, SafetensorError) as error:
+        if isinstance(error, OSError) and error.errno not in (None, ENOENT):
+            raise  # of the disk or the network: a restart may help
         raise ConfigError(
             f"{folder} (LEARNER_MODEL, or a checkpoint's model): expected a causal language model with "
             f"weights as *.safetensors: {error}"

@@ -59,7 +59,7 @@ class Heartbeat:
         self._left.set()
         self._thread.join(_JOIN_S)
         if kind is not None and issubclass(kind, ServerUnavailable):
-            return  # the main loop has waited for the server already
+            return  # the main loop has waited for the server already, or was refused
         with contextlib.suppress(PenstockError):  # superseded, or no server: the lease expires by itself
             self._queue.beat(0.0, "leaving")
 

@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import traceback
@@ -29,6 +30,8 @@ from tests.crashes.world import in_new_folder, prepare_model
 
 ROOT = Path(__file__).parents[2]
 _PACKAGES = ("penstock", "common", "learner", "actors", "rewarders", "deploy", "tests")
+
+_LIMIT_S = 300  # for a run that takes some ten seconds
 
 Edit = tuple[str, str, str]
 """A file, a text in it, and what comes in its place."""
@@ -216,6 +219,7 @@ def _verdict(folder: Path, name: str, sources: Path) -> dict:
     found = sources / "verdict.json"
     pid = os.fork()
     if pid == 0:
+        signal.alarm(_LIMIT_S)  # whatever hangs
         try:
             mutants = _import_again(sources)
             found.write_text(json.dumps(mutants.run_scenario(folder, name)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import threading
@@ -13,12 +14,12 @@ import pytest
 from dotenv import dotenv_values
 
 import penstock.actors.loop
-import penstock.rewarders.loop
 from penstock.common.config.command import load
-from penstock.common.config.role_command import ActorCommand, LearnerCommand, RewarderCommand
+from penstock.common.config.role_command import ActorCommand, LearnerCommand
 from penstock.learner.__main__ import main
 from penstock.learner.start import run_learner
 from tests.actors.fake_actor import make_engine
+from tests.e2e.forked import Forked
 from tests.e2e.site import FAKE_PROCFILE, ROOT, Site, make_model
 
 RECIPES = sorted((ROOT / "deploy" / "recipes").glob("*.env"))
@@ -105,32 +106,31 @@ def assert_two_steps(run_folder: Path) -> None:
 @pytest.mark.e2e
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_trains_a_stand_in(recipe, model, tmp_path, queue_server, monkeypatch):
-    """The roles are threads of this process: the imports of 13 learners would take over a minute."""
+    """In this process, with the actor as a thread: the imports of 13 learners take over a minute.
+
+    The rewarder is a process of its own, because for a moment it empties the environment.
+    """
     variables = training_variables(recipe, tmp_path, model)
     name = f"recipe-{recipe.stem}"  # the queue server is that of all tests
     for variable, value in (variables | {"RUN_NAME": name, "REDIS_URL": queue_server.url}).items():
         monkeypatch.setenv(variable, value)
-    # Once a process has left its group, DeepSpeed cannot work in it any more.
-    monkeypatch.setattr("penstock.learner.policy.policy.leave_process_group", lambda: None)
     monkeypatch.chdir(ROOT)
     flags = ["--env-file", str(recipe)]
-    learner, actor, rewarder = (
-        load(kind, kind.role, flags) for kind in (LearnerCommand, ActorCommand, RewarderCommand)
-    )
+    learner, actor = (load(kind, kind.role, flags) for kind in (LearnerCommand, ActorCommand))
+    rewarder = Forked("penstock.rewarders", flags, ROOT, os.environ)
     stopping = threading.Event()
     with ThreadPoolExecutor(2) as threads:
-        workers = [
-            threads.submit(penstock.actors.loop.run, actor, stopping, make_engine),
-            threads.submit(penstock.rewarders.loop.run, rewarder, stopping),
-        ]
-        for worker in workers:
-            worker.add_done_callback(lambda _: stopping.set())  # one that fails ends all
+        acting = threads.submit(penstock.actors.loop.run, actor, stopping, make_engine)
+        rewarding = threads.submit(rewarder.wait, 600)
+        for role in (acting, rewarding):
+            role.add_done_callback(lambda _: stopping.set())  # one that fails ends all
         try:
             run_learner(learner, stopping)
+            acting.result()
+            assert rewarding.result() == 0
         finally:
             stopping.set()
-    for worker in workers:
-        worker.result()
+            rewarder.kill()
     assert_two_steps(tmp_path / "runs" / name)
 
 

@@ -13,6 +13,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -108,6 +109,15 @@ class Forked:
         self.pid = self._process.pid
         self.stdout = os.fdopen(os.dup(reader.fileno()))  # with standard error
 
+    def read(self, timeout: float) -> str:
+        """All output to the end; a process that does not end in time is killed."""
+        timer = threading.Timer(timeout, self.kill)
+        timer.start()
+        try:
+            return self.stdout.read()
+        finally:
+            timer.cancel()
+
     def poll(self) -> int | None:
         """The exit code, or None while it runs."""
         return self._process.exitcode
@@ -138,6 +148,6 @@ class ForkedSite(Site):
     def replay(self, *arguments: str) -> dict[str, Any]:
         command = ["replay", "--json", str(self.run_folder), *arguments]
         process = Forked("penstock.deploy", command, ROOT, os.environ | {"OMP_NUM_THREADS": "1"})
-        output = process.stdout.read()
-        assert process.wait(600) == 0, output
+        output = process.read(600)
+        assert process.wait(60) == 0, output
         return json.loads(output.splitlines()[-1])

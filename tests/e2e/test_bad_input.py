@@ -57,8 +57,8 @@ class Runner:
         """
         if role == "learner" and forked:
             learner = Forked("penstock.learner", arguments, ROOT, os.environ | self.variables | changes)
-            output = learner.stdout.read()
-            return learner.wait(300), output
+            output = learner.read(300)
+            return learner.wait(60), output
         module = {"learner": "penstock.learner", "actor": "penstock.actors"}.get(
             role, "penstock.rewarders"
         )

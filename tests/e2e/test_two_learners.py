@@ -32,6 +32,7 @@ def role(module: str, site: ForkedSite, url: str) -> Iterator[Forked]:
         yield process
     finally:
         process.kill()
+        process.wait(60)
 
 
 def lease_lives(view: RunView, connection: Connection) -> bool:

@@ -214,10 +214,10 @@ def test_a_long_scoring_keeps_its_lease(
     ask_for(run, "wait_for_files")
     meeting = make_meeting(tmp_path)
     run.hand_in("train:0", "4", "five", folder=str(meeting), count=2)
-    with rewarder(lease_s=1.0, user=""):
-        other = run.stream(run.keys.rollouts, "rewarder-other", lease_s=1.0)
+    with rewarder(lease_s=2.0, timeout_s=60.0, user=""):
+        other = run.stream(run.keys.rollouts, "rewarder-other", lease_s=2.0)
         wait_until(lambda: list(meeting.iterdir()), "the start of the scoring")
-        for _ in range(25):
+        for _ in range(50):
             assert not other.reclaim(1)
             time.sleep(0.1)
         (meeting / "end").touch()
@@ -263,7 +263,7 @@ def test_groups_are_scored_side_by_side(
     meeting = make_meeting(tmp_path)
     for number in range(4):
         run.hand_in(f"train:{number}", "4", "five", folder=str(meeting), count=4)
-    with rewarder(workers=4, user=""):
+    with rewarder(workers=4, timeout_s=60.0, user=""):
         run.outcomes("train", 4)
     assert len(list(meeting.iterdir())) == 4  # none was killed and tried again
 
