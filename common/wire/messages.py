@@ -17,7 +17,7 @@ import numpy as np
 from penstock.common.errors import MalformedMessage
 from penstock.common.wire.ids import Purpose, TicketId, Version
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the wire format. Every message carries this number."""
 
 Int32s = Annotated[np.ndarray, "<i4"]
@@ -89,11 +89,15 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A range [start, end) of a completion's tokens, sampled by `version`."""
+    """A range [start, end) of a completion's tokens, sampled by `version`.
+
+    `hash` is the hash of the weights that the actor had loaded, see Weights.
+    """
 
     version: Version
     start: int
     end: int
+    hash: str
 
 
 @dataclass(frozen=True, slots=True)
