@@ -4,12 +4,23 @@ import json
 from typing import Any
 
 SHOWN = 2000
-"""Most letters of a question and of a completion that a verdict carries, for people to read."""
+"""Most letters of a question, a completion or a reason in a verdict, which people read."""
 
 
 def as_text(value: Any) -> str:
     """Return a text unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def short(value: object, letters: int = 200) -> str:
+    """Return the text of an error or value of unknown origin, cut to so many letters.
+
+    Example:
+        >>> short("a" * 10, letters=6)
+        'aaa...'
+    """
+    text = encodable(str(value)[: letters + 1])
+    return text if len(text) <= letters else f"{text[: letters - 3]}..."
 
 
 def encodable(text: str) -> str:

@@ -10,6 +10,7 @@ from penstock.common.wire.ids import LARGEST
 from penstock.common.wire.limits import (
     HIGHEST_REWARD,
     LARGEST_INT32,
+    LONGEST_PATH,
     check_names,
     check_numbers,
     check_plain,
@@ -46,8 +47,8 @@ class Contract:
         for reward in self.rewards:
             check_numbers(f"the weight of reward {reward.name}", [reward.weight], HIGHEST_REWARD)
             check_plain(f"reward {reward.name}, option", reward.options)
-            check_texts([reward.source], longest=4096)
-        check_texts([self.model], longest=4096)
+            check_texts([reward.source], LONGEST_PATH)
+        check_texts([self.model], LONGEST_PATH)
         check_names("hash or dtype", [self.tokenizer_hash, self.dtype])
         check_range("tokens_per_sequence", self.tokens_per_sequence, 0, 2 * LARGEST_INT32)
         check_range("groups_per_step", self.groups_per_step, 1, LARGEST)

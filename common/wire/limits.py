@@ -25,6 +25,9 @@ LOWEST_LOGPROB = -104.0
 LONGEST_NAME = 200
 """Most letters of a name: of a column, a reward, a metric, a process, or a hash."""
 
+LONGEST_PATH = 4096
+"""Most letters of the path of a file or folder."""
+
 MOST_NAMES = 1024
 """Most columns, rewards or metrics of one message."""
 

@@ -14,10 +14,12 @@ from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 
+from penstock.common.text import SHOWN
 from penstock.common.wire.ids import LARGEST, Purpose, TicketId, Version
 from penstock.common.wire.limits import (
     HIGHEST_TEMPERATURE,
     LARGEST_INT32,
+    LONGEST_PATH,
     LOWEST_LOGPROB,
     MOST_COMPLETIONS,
     check_array,
@@ -201,7 +203,8 @@ class ScoredGroup:
         check_plain("extra column", self.extra)
         check_metrics(self.metrics)
         check_names("rewarder", [self.rewarder])
-        check_texts((*self.texts, *self.failures))
+        check_texts(self.texts)
+        check_texts(self.failures, longest=SHOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +237,7 @@ class Verdict:
         for length in self.lengths:
             check_range("length", length, 1, LARGEST_INT32)
         check_metrics(self.metrics)
-        check_texts((self.reason, self.prompt, self.completion))
+        check_texts((self.reason, self.prompt, self.completion), longest=SHOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +255,7 @@ class Weights:
     def __post_init__(self) -> None:
         """Raise MalformedMessage for a path or hash that is no text of the usual length."""
         check_names("hash", [self.hash, self.parent])
-        check_texts([self.path], longest=4096)
+        check_texts([self.path], LONGEST_PATH)
 
 
 Outcome = ScoredGroup | Verdict

@@ -98,6 +98,8 @@ REFUSED = {
     "rewards of two sizes": changed_verdict(rewards={"a": (1.0,), "b": (1.0, 2.0)}),
     "no value of a reward": changed_verdict(rewards={"a": ()}, lengths=()),
     "a verdict's reward over the bound": changed_verdict(rewards={"accuracy": (1e9 * 2, 1.0)}),
+    "a long reason": changed_verdict(reason="x" * 2001),
+    "a long failure": changed_scored(rewards={"accuracy": (1.0, None)}, failures=("", "x" * 2001)),
     "half a character in a reason": changed_verdict(reason=HALF),
     "a verdict of another ticket": changed_verdict(ticket_id="train:007"),
     "a weight that is infinite": changed_contract(rewards=(RewardSpec("accuracy", np.inf),)),
@@ -201,4 +203,4 @@ def test_a_reason_of_any_form_buries_its_ticket(run: Run) -> None:
     (entry,) = run.actor().take(1)
     assert run.actor().bury(entry, "train", HALF + "x" * 10_000)
     ((_, payload),) = run.entries(run.keys.scored)
-    assert decode(payload, Verdict).reason == "a\\ud800" + "x" * 1998
+    assert decode(payload, Verdict).reason == "a\\ud800" + "x" * 1993
