@@ -8,8 +8,9 @@ from penstock.common.errors import MalformedMessage
 
 Purpose = Literal["train", "eval"]
 
-_VERSION = re.compile(r"([0-9]+)\.([0-9]+)")
-_TICKET = re.compile(r"train:[0-9]+|eval:[0-9]+\.[0-9]+:[0-9]+")
+_N = "(?:0|[1-9][0-9]{0,14})"  # only the text that str() gives, and no number that a float cannot hold
+_VERSION = re.compile(rf"({_N})\.({_N})")
+_TICKET = re.compile(rf"train:{_N}|eval:{_N}\.{_N}:{_N}")
 
 
 @dataclass(frozen=True, slots=True, order=True)
