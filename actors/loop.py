@@ -18,6 +18,7 @@ from pathlib import Path
 from penstock.actors.engine import Engine
 from penstock.actors.ticket_worker import TicketWorker, check_same
 from penstock.common.broker.keys import Keys
+from penstock.common.broker.learner_watch import LearnerWatch
 from penstock.common.broker.run_view import RunView, wait_for_contract
 from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import ActorSettings
@@ -26,6 +27,8 @@ from penstock.common.log import get_logger
 from penstock.common.role import connect, consumer_name
 from penstock.common.wire.codec import decode
 from penstock.common.wire.contract import Contract, check_tokenizer
+
+_REJOIN_S = 0.5
 
 log = get_logger(__name__)
 
@@ -54,6 +57,7 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
     engine = _start_engine(settings, contract, make_engine)
     consumer = consumer_name("actor")
     log.info(f"{consumer} joined run {settings.run.name}.")
+    watch = LearnerWatch(connection, view.keys, settings.run)
     try:
         while not stopping.is_set():
             try:
@@ -63,6 +67,8 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
                 ).run()  # fmt: skip
             except RunNotReady as error:
                 log.warning("Joining the run again.", cause=str(error))
+            await asyncio.sleep(_REJOIN_S)  # what is wrong may stay: a key of another type
+            await asyncio.to_thread(watch.check)
             data = await asyncio.to_thread(wait_for_contract, *waiting)
             if data is not None:
                 check_same(contract, data)

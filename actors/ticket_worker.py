@@ -5,6 +5,7 @@ event loop. Calls to the queue server run in threads.
 """
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import defaultdict
@@ -103,7 +104,8 @@ class TicketWorker:
             self._ending = True
             await asyncio.to_thread(self._leases.stop)
         for stream in self._streams.values():
-            await asyncio.to_thread(stream.leave)
+            with contextlib.suppress(RunNotReady):  # such as a key of another type
+                await asyncio.to_thread(stream.leave)
 
     # Taking tickets
 
@@ -152,6 +154,8 @@ class TicketWorker:
             return
         try:
             ticket = decode(entry.payload, Ticket)
+            if ticket.id != entry.ticket:
+                raise MalformedMessage(f"the entry of {entry.ticket} holds {ticket.id}")
         except MalformedMessage as error:
             await asyncio.to_thread(stream.fail, entry, purpose, str(error))
             return
@@ -299,8 +303,11 @@ class TicketWorker:
 
 
 def check_same(joined: Contract, data: bytes) -> None:
-    """Raise RunNotReady, with the differences, for another contract, MalformedMessage for none."""
-    published = decode(data, Contract)
+    """Raise RunNotReady, with the differences, for another contract, or one that cannot be read."""
+    try:
+        published = decode(data, Contract)
+    except MalformedMessage as error:
+        raise RunNotReady(f"the contract on the queue server cannot be read: {error}") from error
     if published.hash != joined.hash:
         raise RunNotReady(
             "the learner published another contract, start the actor again:\n"

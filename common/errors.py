@@ -65,6 +65,10 @@ class DiskFull(PenstockError, exit_code=74):
     """The disk, or its quota, was full for too long. Files written before are whole."""
 
 
+class WrongType(RunNotReady):
+    """A key of the run is of another type than expected. The learner deletes and restores the key."""
+
+
 class MalformedMessage(PenstockError, exit_code=76):
     """Bytes, or a text, that are not a message, version or ticket id of this wire schema."""
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from penstock.common.broker.run_view import RunView, wait_for_contract
 from penstock.common.errors import ContractMismatch, MalformedMessage
-from penstock.common.log import get_logger
+from penstock.common.log import get_logger, shorten
 from penstock.common.reward_totals import first_scored, total_rewards
 from penstock.common.text import SHOWN, as_text
 from penstock.common.wire.codec import decode, encode
@@ -177,6 +177,16 @@ def make_scorer(contract: Contract, pool: ScoringPool, name: str) -> Scorer:
     return Scorer(contract, Tokenizer.from_file(str(folder / "tokenizer.json")), pool, name)
 
 
+def _can_be_read(data: bytes) -> bool:
+    """Return whether bytes are a contract, and log if not: the learner writes its own again."""
+    try:
+        decode(data, Contract)
+    except MalformedMessage as error:
+        log.error(shorten(f"The contract on the queue server cannot be read: {error}"))
+        return False
+    return True
+
+
 class CurrentScorer:
     """The scorer of the contract in force, shared by all threads.
 
@@ -213,7 +223,7 @@ class CurrentScorer:
     def _adopt(self, data: bytes | None) -> None:
         """Change to an encoded contract, and log it, unless None or in force. Raise as `_make` does."""
         before = self._scorer.contract
-        if data is not None and data != encode(before):
+        if data is not None and data != encode(before) and _can_be_read(data):
             self._scorer = self._make(data)
             log.info("The contract changed.", changes=describe_difference(before, self._scorer.contract))
 

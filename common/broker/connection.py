@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from penstock.common.deadline import Deadline
-from penstock.common.errors import ConfigError, RunNotReady, RunTaken, ServerUnavailable
+from penstock.common.errors import ConfigError, RunNotReady, RunTaken, ServerUnavailable, WrongType
 from penstock.common.failpoint import failpoint
 from penstock.common.log import get_logger, shorten
 
@@ -85,7 +85,11 @@ class Connection:
         """
         failpoint(f"{name}.before")
         send = partial(self._client.execute_command, name, *arguments)
-        reply = self._retrying(send, self._server_timeout_s)
+        try:
+            reply = self._retrying(send, self._server_timeout_s)
+        except WrongType as error:  # unlike a function's, this reply does not name the key
+            keys = [str(part) for part in arguments if str(part).startswith("penstock:")]
+            raise WrongType(f"{error} ({' '.join([name, *keys])})") from error
         failpoint(f"{name}.after")
         return reply
 
@@ -209,8 +213,8 @@ class Connection:
 
 
 def text(value: bytes | str) -> str:
-    """Return a reply of the server as a string."""
-    return value.decode() if isinstance(value, bytes) else value
+    """Return a reply of the server as a string. Bytes that are not UTF-8 are escaped."""
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
 def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> None:
@@ -229,6 +233,11 @@ def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> No
         raise ConfigError(
             f"{message} ({address}): choose another RUN_NAME or another server, or delete that run with "
             "`queues discard`"
+        ) from error
+    if code == "WRONGTYPE":
+        raise WrongType(
+            f"{address}: {error}: another client wrote there. The learner deletes and restores the key; "
+            "start it if it does not run, and see who may write to the queue server"
         ) from error
     if code == "NOTREADY":
         raise RunNotReady(f"{address}: {message}") from error

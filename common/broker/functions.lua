@@ -12,17 +12,65 @@
 local GROUP = 'workers'
 local ALONE = 1000000
 local DEAD_KEPT = 10000  -- dead letters are for people; the verdict is in the journal
+local KINDS = {  -- of the keys that are no streams
+  fence = 'hash', open = 'hash', ledger = 'hash', malformed = 'hash',
+  contract = 'string', weights = 'string', state = 'string',
+}
+local TICKET_STREAMS = {tickets = true, eval_tickets = true, rollouts = true, scored = true, evaluated = true}
 
-local function field_of(entry, name)
-  for i = 1, #entry[2], 2 do
-    if entry[2][i] == name then return entry[2][i + 1] end
-  end
-  return false
+-- Only texts that Penstock writes are read, as in common/wire/ids.py. Others (007, 1e3, 19 digits) may come
+-- from any client; as numbers they would stop a learner, or be another number than they look.
+local function is_number(text)
+  return text and #text <= 15 and (text == '0' or string.find(text, '^[1-9]%d*$') ~= nil)
 end
 
-local function split_place(place) return string.match(place, '^(.*)|(.*)|(.*)$') end
+local function is_version(text)
+  local incarnation, step = string.match(text, '^(%d+)%.(%d+)$')
+  return is_number(incarnation) and is_number(step)
+end
+
+local function is_ticket(text)
+  local version, index = string.match(text, '^eval:([^:]*):([^:]*)$')
+  if version then return is_version(version) and is_number(index) end
+  return is_number(string.match(text, '^train:(.*)$'))
+end
+
+-- Of a field that is there twice, the last one counts, as in the Python client.
+local function field_of(entry, name)
+  local found = false
+  for i = 1, #entry[2], 2 do
+    if entry[2][i] == name then found = entry[2][i + 1] end
+  end
+  return found
+end
+
+-- Returns stream, entry and version; nil unless the place is on one of this run's streams.
+local function split_place(open, place)
+  local stream, entry, version = string.match(place, '^([^|]*)|(%d+%-%d+)|([^|]*)$')
+  local run, name = string.match(stream or '', '^(.*:)([^:]*)$')
+  if run == string.match(open, '^(.*:)') and TICKET_STREAMS[name] and is_version(version) then
+    return stream, entry, version
+  end
+end
+
 local function place_of(stream, entry, version) return stream .. '|' .. entry .. '|' .. version end
-local function find(stream, entry) return redis.call('XRANGE', stream, entry, entry)[1] end
+
+-- Returns the entry, or nil. An error means an id beyond 64 bits, or another kind of key: no entry there.
+local function find(stream, entry)
+  local found = redis.pcall('XRANGE', stream, entry, entry)
+  return not found.err and found[1] or nil
+end
+
+-- Returns the entry at a place if it is the ticket's own: `open` may name another ticket's entry.
+local function find_own(ticket, stream, entry)
+  local found = stream and find(stream, entry)
+  return found and field_of(found, 't') == ticket and found
+end
+
+local function count_up(hash, name)
+  if not is_number(redis.call('HGET', hash, name) or '0') then redis.call('HDEL', hash, name) end
+  redis.call('HINCRBY', hash, name, 1)
+end
 
 -- Returns the version of first issue if this entry is the ticket's present one, else false.
 local function version_at(open, ticket, stream, entry)
@@ -30,7 +78,11 @@ local function version_at(open, ticket, stream, entry)
   return place and string.sub(place, 1, #here) == here and string.sub(place, #here + 1)
 end
 
-local function failed_before(found) return tonumber(field_of(found, 'a') or 0) end
+-- Returns the field `a` as a number; nil for a text that Penstock does not write.
+local function failed_before(found)
+  local count = field_of(found, 'a') or '0'
+  return is_number(count) and tonumber(count) < ALONE and tonumber(count) or nil
+end
 
 -- `pending` is a row of XPENDING: entry, consumer, idle time, delivery count.
 local function lost_leases(pending) return (pending[4] - 1) % ALONE end
@@ -49,14 +101,30 @@ end
 
 local function remove(stream, entry)
   redis.pcall('XACK', stream, GROUP, entry)
-  redis.call('XDEL', stream, entry)
+  redis.pcall('XDEL', stream, entry)
+end
+
+-- Removes an entry that is not its ticket's place: the ticket has another, has ended, or was never issued.
+local function remove_leftover(stream, entry, ticket)
+  if find_own(ticket, stream, entry) then remove(stream, entry) end
+end
+
+-- Returns an error if a key is of another type than this run gives it: an XADD to a string would fail.
+local function wrong_type(keys)
+  for _, key in ipairs(keys) do
+    local found, expected = redis.call('TYPE', key).ok, KINDS[string.match(key, '([^:]*)$')] or 'stream'
+    if found ~= 'none' and found ~= expected then
+      local text = 'WRONGTYPE the key ' .. key .. ' is a ' .. found .. ', expected a ' .. expected
+      return redis.error_reply(text)
+    end
+  end
 end
 
 -- Returns an error unless this is the newest incarnation of the learner.
 local function fenced(fence, incarnation)
   local current = redis.call('HGET', fence, 'incarnation')
   if not current then return redis.error_reply('NOTREADY the run is not set up on this server') end
-  if tonumber(current) < tonumber(incarnation) then
+  if current ~= incarnation and (not is_number(current) or tonumber(current) < tonumber(incarnation)) then
     return redis.error_reply('NOTREADY the server lost this learner\'s claim')  -- by kill -9: claim again
   end
   if current ~= incarnation then
@@ -79,7 +147,8 @@ end
 -- Returns an error while another learner's lease has not expired, unless that learner is among the `gone`.
 local function taken(fence, holder, gone)
   local found = redis.call('HMGET', fence, 'holder', 'incarnation', 'seen', 'lease')
-  local other, lease = found[1], tonumber(found[4] or 0)
+  if not (is_number(found[3]) and is_number(found[4])) then return end
+  local other, lease = found[1] or '', tonumber(found[4])
   if lease == 0 or other == holder then return end
   for _, name in ipairs(gone) do
     if name == other then return end
@@ -88,19 +157,21 @@ local function taken(fence, holder, gone)
   if idle >= lease then return end
   return redis.error_reply(string.format(
     'TAKEN the learner %s (incarnation %s) holds run %s, last seen %.1f s ago; stop it, or wait until its '
-    .. 'lease of %g s has run out', other, found[2], string.match(fence, '{(.*)}'), idle / 1000, lease / 1000))
+    .. 'lease of %g s has run out', other, found[2] or '?', string.match(fence, '{(.*)}'),
+    idle / 1000, lease / 1000))
 end
 
 -- keys: fence, work streams...; args: nonce, incarnation, holder, lease_ms, then holders that have certainly
 -- ended. With lease_ms 0 the present learner claims again, whoever's lease is stored: a server that was
 -- killed may have returned to the lease of the learner before.
 local function claim(keys, args)
+  if wrong_type({keys[1]}) then redis.call('DEL', keys[1]) end  -- holds no claim
   local nonce = redis.call('HGET', keys[1], 'nonce')
   if nonce and nonce ~= args[1] then
     return redis.error_reply('FOREIGN this server holds a run of this name from another folder')
   end
   local current = redis.call('HGET', keys[1], 'incarnation')
-  if current and tonumber(current) > tonumber(args[2]) then
+  if is_number(current) and tonumber(current) > tonumber(args[2]) then
     return redis.error_reply('FENCED incarnation ' .. current .. ' of the learner holds the run')
   end
   local lease = tonumber(args[4])
@@ -127,11 +198,11 @@ local function issue(keys, args)
     local place = redis.call('HGET', keys[2], ticket)
     local alive = false
     if place then
-      local stream, entry, first = split_place(place)
-      version = first
-      alive = find(stream, entry)
+      local stream, entry, first = split_place(keys[2], place)
+      version = first or version
+      alive = find_own(ticket, stream, entry)
     else
-      redis.call('HINCRBY', keys[3], 'issued', 1)
+      count_up(keys[3], 'issued')
     end
     if not alive then
       local entry = redis.call('XADD', keys[4], '*', 't', ticket, 'd', payload)
@@ -161,8 +232,7 @@ local function handoff(keys, args)
     move(open, src, dst, entry, ticket, version, 'd', args[3])
     return 1
   end
-  local found = find(src, entry)  -- left over: the ticket has another entry by now, or has ended
-  if found and field_of(found, 't') == ticket then remove(src, entry) end
+  remove_leftover(src, entry, ticket)
   return 0
 end
 
@@ -174,14 +244,15 @@ local function put_back(keys, args)
   local open, src, consumer, entry, ticket = keys[2], keys[3], args[1], args[2], args[3]
   local pending, found = held_by(consumer, src, entry), find(src, entry)
   local version = version_at(open, ticket, src, entry)
+  if not version then remove_leftover(src, entry, ticket) end
   if not (pending and found and version) then return -1 end
   local failures = tonumber(args[4])
   local lost = lost_leases(pending) + failures
-  local attempts = failed_before(found) + lost
+  local attempts = (failed_before(found) or 0) + lost
   if failures > 0 and attempts >= tonumber(args[5]) then
     give_to(consumer, src, entry, lost, false)
   else
-    move(open, src, src, entry, ticket, version, 'd', field_of(found, 'd'), 'a', attempts)
+    move(open, src, src, entry, ticket, version, 'd', field_of(found, 'd') or '', 'a', attempts)
   end
   return attempts
 end
@@ -191,6 +262,7 @@ end
 local function bury(keys, args)
   local open, src, entry, ticket = keys[2], keys[3], args[2], args[3]
   local version = version_at(open, ticket, src, entry)
+  if not version then remove_leftover(src, entry, ticket) end
   if not (version and held_by(args[1], src, entry)) then return 0 end
   redis.call('XADD', keys[5], 'MAXLEN', '~', DEAD_KEPT, '*', 't', ticket, 'd', args[4], 'reason', args[6])
   move(open, src, keys[4], entry, ticket, version, 'd', args[5])
@@ -221,7 +293,8 @@ end
 
 -- keys: fence, src; args: consumer, lease_ms, count, max_attempts, server's run_id, its uptime in ms
 -- Takes over entries whose lease expired, and counts the attempt in the same step. Only a ticket that ran
--- alone when its lease expired is doomed. Returns {entry, ticket, payload, attempts, doomed} of each.
+-- alone when its lease expired is doomed. Returns {entry, ticket, payload, attempts, doomed} of each. An
+-- entry whose attempts are no number is returned as it is, for `drop`.
 local function reclaim(keys, args)
   local src, lease, most = keys[2], tonumber(args[2]), tonumber(args[4])
   local taken = {}
@@ -235,14 +308,29 @@ local function reclaim(keys, args)
       redis.call('XACK', src, GROUP, entry)
     else
       local before, doomed = failed_before(found), runs_alone(pending)
-      local attempts = before + lost_leases(pending) + 1
-      if attempts >= most and not doomed then attempts = math.max(before, most - 1, 1) end
-      give_to(args[1], src, entry, attempts - before, doomed)
+      local attempts = (before or 0) + lost_leases(pending) + 1
+      if attempts >= most and not doomed then attempts = math.max(before or 0, most - 1, 1) end
+      give_to(args[1], src, entry, attempts - (before or 0), doomed)
+      if not before then attempts = field_of(found, 'a') end
       local ticket, payload = field_of(found, 't'), field_of(found, 'd')
       table.insert(taken, {entry, ticket, payload, attempts, doomed and 1 or 0})
     end
   end
   return taken
+end
+
+-- keys: fence, stream, malformed; args: cause, entries...
+-- Deletes entries that no role can read, and counts them by cause. Returns how many were there.
+local function drop(keys, args)
+  local dropped = 0
+  for i = 2, #args do
+    if find(keys[2], args[i]) then
+      remove(keys[2], args[i])
+      count_up(keys[3], args[1])
+      dropped = dropped + 1
+    end
+  end
+  return dropped
 end
 
 -- keys: fence, outcome stream; args: incarnation, after, count. Returns {entry, ticket, payload} of each.
@@ -265,10 +353,10 @@ local function close(keys, args)
     local ticket, state = args[i], args[i + 1]
     local place = redis.call('HGET', keys[2], ticket)
     if place then
-      local stream, entry = split_place(place)
-      remove(stream, entry)
+      local stream, entry = split_place(keys[2], place)
+      if find_own(ticket, stream, entry) then remove(stream, entry) end
       redis.call('HDEL', keys[2], ticket)
-      redis.call('HINCRBY', keys[3], state, 1)
+      count_up(keys[3], state)
       closed = closed + 1
     end
   end
@@ -295,8 +383,21 @@ local function remove_consumer(keys, args)
   return redis.call('XGROUP', 'DELCONSUMER', keys[1], GROUP, args[1]) + 1
 end
 
+-- Returns names and counts of a hash of counters.
+local function counts_of(hash)
+  local found, counts = redis.call('HGETALL', hash), {}
+  for i = 1, #found, 2 do
+    if is_number(found[i + 1]) then
+      table.insert(counts, found[i])
+      table.insert(counts, found[i + 1])
+    end
+  end
+  return counts
+end
+
 -- keys: open, ledger, work streams...
 -- Returns the totals, and for each open ticket its place, attempts, holder and idle time, at one instant.
+-- Texts that Penstock does not write are left out.
 local function audit(keys, args)
   local leases = {}
   for i = 3, #keys do
@@ -309,19 +410,22 @@ local function audit(keys, args)
   local tickets = {}
   local open = redis.call('HGETALL', keys[1])
   for i = 1, #open, 2 do
-    local stream, entry, version = split_place(open[i + 1])
-    local pending, found = leases[place_of(stream, entry, '')], find(stream, entry)
-    local attempts = (found and failed_before(found) or 0) + (pending and lost_leases(pending) or 0)
-    local holder, idle_ms = pending and pending[2] or '', pending and pending[3] or 0
-    table.insert(tickets, {open[i], stream, entry, version, attempts, holder, idle_ms, found and 1 or 0})
+    local stream, entry, version = split_place(keys[1], open[i + 1])
+    if stream and is_ticket(open[i]) then
+      local pending, found = leases[place_of(stream, entry, '')], find_own(open[i], stream, entry)
+      local attempts = (found and failed_before(found) or 0) + (pending and lost_leases(pending) or 0)
+      local holder, idle_ms = pending and pending[2] or '', pending and pending[3] or 0
+      table.insert(tickets, {open[i], stream, entry, version, attempts, holder, idle_ms, found and 1 or 0})
+    end
   end
-  return {redis.call('HGETALL', keys[2]), tickets}
+  return {counts_of(keys[2]), tickets}
 end
 
 -- `check` is called with the fence and the first argument before the function; its error ends the call.
 local function register(name, callback, flags, check)
   local function checked(keys, args)
-    return check and check(keys[1], args[1]) or callback(keys, args)
+    local refused = name ~= 'claim' and wrong_type(keys) or check and check(keys[1], args[1])
+    return refused or callback(keys, args)
   end
   redis.register_function{function_name = 'penstock_2_' .. name, callback = checked, flags = flags}
 end
@@ -339,5 +443,6 @@ register('mark_alone', mark_alone, {'allow-oom'}, ready)
 register('put_back', put_back, {}, ready)
 register('renew', renew, {'allow-oom'}, ready)
 register('reclaim', reclaim, {'allow-oom'}, ready)
+register('drop', drop, {'allow-oom'}, ready)
 register('remove_consumer', remove_consumer, {'allow-oom'})
 register('audit', audit, {'no-writes'})

@@ -8,7 +8,7 @@ from penstock.common.broker.run_view import LearnerSign, RunView
 from penstock.common.broker.waiting import describe_waiting
 from penstock.common.config.settings import RunSettings
 from penstock.common.deadline import Deadline
-from penstock.common.errors import DeadlineExceeded
+from penstock.common.errors import DeadlineExceeded, WrongType
 from penstock.common.log import get_logger, shorten
 
 _POLL_EVERY_S = 1.0
@@ -51,8 +51,11 @@ class LearnerWatch:
             log.warning(shorten(f"{missing}: {self._describe(sign)}"))
 
     def _describe(self, sign: LearnerSign) -> str:
-        """Return learner, weights and what is awaited. Raise MalformedMessage, or as Connection.call."""
+        """Return learner, weights and what is awaited. Raise Connection.call's errors."""
         weights = self._view.weights()
         version = f"weights {weights.version} are announced" if weights else "no weights are announced"
-        waiting = describe_waiting(self._connection, self._keys, self._run.lease_s)
+        try:
+            waiting = describe_waiting(self._connection, self._keys, self._run.lease_s)
+        except WrongType as error:
+            waiting = str(error)
         return f"{sign}, {version}; {waiting}"

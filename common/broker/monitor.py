@@ -1,6 +1,6 @@
 """Snapshots of a run on its queue server, as frozen data. common/queues.py prints them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.common.broker.connection import Connection, text
 from penstock.common.broker.keys import GROUP, Keys
@@ -77,12 +77,16 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The tickets of a run at one instant: issued, ended by end state, and open (in flight)."""
+    """The tickets of a run at one instant: issued, ended by end state, and open (in flight).
+
+    `malformed` has, by cause, how many entries were deleted because no role can read them.
+    """
 
     run: str
     issued: int
     ended: dict[str, int]
     in_flight: tuple[InFlight, ...]
+    malformed: dict[str, int] = field(default_factory=dict)
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -105,7 +109,7 @@ class Audit:
 
 
 def read_status(connection: Connection, run: str) -> RunStatus:
-    """Return the run's state. Raise RunNotReady without the run, or as RunView.weights does."""
+    """Return the run's state. Raise RunNotReady without the run, MalformedMessage for its contract."""
     keys, view = _view(connection, run)
     totals, places = view.audit()
     contract, weights, now_ms = view.contract(), view.weights(), _now_ms(connection)
@@ -131,7 +135,7 @@ def read_audit(connection: Connection, run: str) -> Audit:
     _, view = _view(connection, run)
     totals, in_flight = read_in_flight(connection, view)
     ended: dict[str, int] = {state: totals.get(state, 0) for state in END_STATES}
-    return Audit(run, totals.get("issued", 0), ended, in_flight)
+    return Audit(run, totals.get("issued", 0), ended, in_flight, view.malformed())
 
 
 def read_in_flight(connection: Connection, view: RunView) -> tuple[dict[str, int], tuple[InFlight, ...]]:
@@ -171,7 +175,7 @@ def read_dead(connection: Connection, run: str, count: int) -> list[tuple[str, s
     """Return the newest dead tickets with reasons, newest first. Raise RunNotReady without the run."""
     keys, _ = _view(connection, run)
     entries = connection.execute("XREVRANGE", keys.dead, "+", "-", "COUNT", count)
-    return [(text(fields[b"t"]), text(fields[b"reason"])) for _, fields in entries]
+    return [(text(fields.get(b"t", b"?")), text(fields.get(b"reason", b"?"))) for _, fields in entries]
 
 
 def discard_run(connection: Connection, run: str) -> int:

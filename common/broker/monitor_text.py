@@ -34,6 +34,8 @@ def format_audit(found: Audit) -> str:
         held = f"held by {ticket.holder}" if ticket.holder else "held by nobody"
         place = f"{ticket.ticket} on {ticket.stream} since {ticket.since_s:.1f} s"
         lines.append(f"    {place}, {held}, attempt {ticket.attempt}")
+    for cause, count in found.malformed.items():
+        lines.append(f"  {count} entries that another client wrote were deleted: {cause}")
     total = sum(found.ended.values())
     balance = f"balances: {found.issued} = {total} ended + {len(found.in_flight)} in flight"
     return "\n".join([*lines, *(found.faults or [balance])])

@@ -1,19 +1,22 @@
 """What every process may read of a run, and the wait for a learner to set the run up."""
 
+import re
 import threading
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from penstock.common.broker.connection import Connection, text
 from penstock.common.broker.keys import Keys
 from penstock.common.deadline import Deadline
-from penstock.common.errors import DeadlineExceeded
+from penstock.common.errors import DeadlineExceeded, MalformedMessage, WrongType
 from penstock.common.log import get_logger, shorten
 from penstock.common.wire.codec import decode
+from penstock.common.wire.contract import Contract
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Weights
 
 _POLL_S = 0.2
+_INCARNATION = re.compile(rb"0|[1-9][0-9]{0,14}")
 
 log = get_logger(__name__)
 
@@ -53,40 +56,76 @@ class LearnerSign:
 
 
 class RunView:
-    """The state of a run that every process may read. Each method asks the queue server."""
+    """The state of a run that every process may read. Each method asks the queue server.
+
+    A value that no learner wrote reads as a missing one, and is logged once: the learner writes its own
+    again within a quarter of its lease, so the reader waits. The methods raise as Connection.execute.
+    """
 
     def __init__(self, connection: Connection, keys: Keys) -> None:
         self.keys = keys
         self._connection = connection
+        self._logged: set[str] = set()
 
     def contract(self) -> bytes | None:
-        """Return the encoded contract, None before the setup. Raise as Connection.execute does."""
-        return cast(bytes | None, self._connection.execute("GET", self.keys.contract))
+        """Return the encoded contract, None before the setup."""
+        return cast(bytes | None, self._read("GET", self.keys.contract))
 
     def weights(self) -> Weights | None:
-        """Return the announced weights or None. Raise MalformedMessage, or as Connection.execute."""
-        data = self._connection.execute("GET", self.keys.weights)
-        return None if data is None else decode(data, Weights)
+        """Return the announced weights or None."""
+        data = self._read("GET", self.keys.weights)
+        try:
+            return None if data is None else decode(data, Weights)
+        except MalformedMessage as error:
+            self.report(f"No weights are announced in {self.keys.weights}: {error}")
+            return None
 
     def ended(self) -> bool:
-        """Return whether the learner has ended the run. Raise as Connection.execute does."""
-        return bool(self._connection.execute("GET", self.keys.state) == b"ended")
+        """Return whether the learner has ended the run."""
+        return bool(self._read("GET", self.keys.state) == b"ended")
 
     def incarnation(self) -> int:
-        """Return the learner's incarnation, 0 before any claim. Raise as Connection.execute does."""
-        return int(self._connection.execute("HGET", self.keys.fence, "incarnation") or 0)
+        """Return the learner's incarnation, 0 before any claim."""
+        return self._incarnation_of(self._read("HGET", self.keys.fence, "incarnation") or b"")
 
     def learner(self) -> LearnerSign:
-        """Return the last heartbeat, with holder "" before a claim. Raise as Connection.execute does."""
+        """Return the last heartbeat, with holder "" before a claim."""
         names = ("holder", "incarnation", "seen", "phase")
-        found = self._connection.execute("HMGET", self.keys.fence, *names)
-        holder, incarnation, seen, phase = (text(value or b"") for value in found)
-        return LearnerSign(holder, int(incarnation or 0), seen, phase)
+        found = self._read("HMGET", self.keys.fence, *names) or (None,) * len(names)
+        holder, incarnation, seen, phase = (value or b"" for value in found)
+        return LearnerSign(text(holder), self._incarnation_of(incarnation), text(seen), text(phase))
+
+    def malformed(self) -> dict[str, int]:
+        """Return by cause how many entries were deleted because no role can read them."""
+        flat = self._read("HGETALL", self.keys.malformed) or {}
+        return {text(cause): int(count) for cause, count in flat.items() if count.isdigit()}
+
+    def _incarnation_of(self, found: bytes) -> int:
+        """Return a number from the fence; 0, which the next claim overwrites, for any other text."""
+        if not found or _INCARNATION.fullmatch(found):
+            return int(found or 0)
+        expected = f"field incarnation of {self.keys.fence} is {text(found)!r}, expected a number"
+        self.report(f"No learner holds the run: {expected}. Start the learner again.")
+        return 0
+
+    def _read(self, *command: str) -> Any:
+        """Return a command's reply, None from a key of another type. Raise as Connection.execute."""
+        try:
+            return self._connection.execute(*command)
+        except WrongType as error:
+            self.report(str(error))
+            return None
+
+    def report(self, fault: str) -> None:
+        """Log a fault as an error, once."""
+        if fault not in self._logged:
+            self._logged.add(fault)
+            log.error(shorten(fault))
 
     def audit(self) -> tuple[dict[str, int], list[Place]]:
         """Return the ledger's totals and the open tickets, at one instant.
 
-        Raise RunNotReady before setup, MalformedMessage for a wrong ticket id, or as Connection.call.
+        Raise RunNotReady before setup, WrongType for a key of another type, or as Connection.call.
         """
         totals, places = self._connection.call(
             "audit", [self.keys.open, self.keys.ledger, *self.keys.work_streams], []
@@ -104,14 +143,22 @@ class RunView:
 def wait_for_contract(view: RunView, timeout_s: float, stopping: threading.Event) -> bytes | None:
     """Return the encoded contract of the run, or None if `stopping` is set first.
 
-    Raise DeadlineExceeded if for `timeout_s` no contract was published and no learner sent a heartbeat.
-    The wait is logged every 30 s. Raise also as Connection.execute does.
+    Raise DeadlineExceeded if for `timeout_s` no contract was published and no learner sent a heartbeat,
+    MalformedMessage if for as long the contract could not be read: another release's, or another
+    client's, which the learner replaces. The wait is logged every 30 s. Raise as Connection.execute.
     """
-    deadline = Deadline(timeout_s)
+    deadline, unreadable = Deadline(timeout_s), Deadline(timeout_s)
     while not stopping.is_set():
         contract = view.contract()
-        if contract is not None:
-            return contract
+        try:
+            if contract is not None:
+                decode(contract, Contract)
+                return contract
+            unreadable.restart()
+        except MalformedMessage as error:
+            if unreadable.expired():
+                raise
+            view.report(f"Waiting for a contract in {view.keys.contract} that can be read: {error}")
         sign = view.learner()
         if deadline.expired(progress=sign):  # not while a learner reads data or fetches its model
             raise DeadlineExceeded(

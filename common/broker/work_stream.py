@@ -4,15 +4,24 @@ The life of an entry: take or reclaim -> renew while working -> handoff, give_ba
 bury (give up). Calls that only the learner makes are in learner/streams/learner_queue.py.
 """
 
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.common.broker.connection import BLOCK_MS, Connection, text
 from penstock.common.broker.keys import GROUP, Keys
+from penstock.common.errors import MalformedMessage
+from penstock.common.log import get_logger, shorten
 from penstock.common.text import SHOWN, encodable
 from penstock.common.wire.codec import encode
 from penstock.common.wire.ids import Purpose, TicketId
 from penstock.common.wire.messages import Verdict
+
+log = get_logger(__name__)
+
+_ATTEMPTS = re.compile("0|[1-9][0-9]{0,5}")
 
 BEGINNING = "0-0"
 """The position before a stream's first entry."""
@@ -30,6 +39,68 @@ class Entry:
     payload: bytes
     attempts: int = 0
     doomed: bool = False
+
+
+def read_entry(
+    entry: bytes, ticket: bytes | None, payload: bytes | None, attempts: bytes | int = 0, doomed: int = 0
+) -> Entry:
+    """Return an entry of the server's reply. Raise MalformedMessage for fields that no role writes.
+
+    The error is one of five texts, the cause by which such entries are counted.
+    """
+    if ticket is None:
+        raise MalformedMessage("no field t")
+    if payload is None:
+        raise MalformedMessage("no field d")
+    try:
+        name = TicketId(text(ticket))
+    except MalformedMessage as error:
+        raise MalformedMessage("field t is no ticket") from error
+    if not _ATTEMPTS.fullmatch(str(attempts) if isinstance(attempts, int) else text(attempts)):
+        raise MalformedMessage("field a is no count of attempts")
+    return Entry(text(entry), name, payload, int(attempts), bool(doomed))
+
+
+class EntryReader:
+    """Reads the entries of one stream, and deletes those that no role can read.
+
+    Such an entry was written by another client: it is acknowledged, deleted, counted by cause for
+    `queues audit`, and the first of each cause is logged. `purpose` is that of all its tickets, if any.
+    """
+
+    def __init__(
+        self, connection: Connection, keys: Keys, stream: str, purpose: Purpose | None = None
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._stream = stream
+        self._purpose = purpose
+        self._logged: set[str] = set()
+
+    def read(self, rows: Iterable[Sequence[Any]]) -> list[Entry]:
+        """Return the entries in rows of `read_entry`'s arguments. Raise as Connection.call does."""
+        entries: list[Entry] = []
+        malformed: defaultdict[str, list[str]] = defaultdict(list)
+        for row in rows:
+            try:
+                entry = read_entry(*row)
+                if self._purpose is not None and entry.ticket.purpose != self._purpose:
+                    raise MalformedMessage("a ticket of another purpose")
+                entries.append(entry)
+            except MalformedMessage as error:
+                malformed[str(error)].append(text(row[0]))
+        for cause, found in malformed.items():
+            self._drop(cause, found)
+        return entries
+
+    def _drop(self, cause: str, entries: list[str]) -> None:
+        """Delete and count entries; log the first of a cause. Raise as Connection.call does."""
+        keys = [self._keys.fence, self._stream, self._keys.malformed]
+        self._connection.call("drop", keys, [cause, *entries])
+        if cause not in self._logged:
+            self._logged.add(cause)
+            where = f"Deleted entry {entries[0]} of {self._stream}, which another client wrote"
+            log.error(shorten(f"{where}: {cause}. `queues audit` counts such entries."))
 
 
 class WorkStream:
@@ -55,36 +126,34 @@ class WorkStream:
         self._lease_keys = (keys.fence, stream)
         self._ticket_keys = (keys.fence, keys.open, stream)
         self._lease_ms = int(lease_s * 1000)
+        purposes: dict[str, Purpose] = {keys.tickets: "train", keys.eval_tickets: "eval"}
+        self._reader = EntryReader(connection, keys, stream, purposes.get(stream))
 
     def take(self, count: int, block_ms: int = 0) -> list[Entry]:
         """Take up to `count` new entries; [] if none comes within `block_ms`, at most 1 s.
 
-        Raise MalformedMessage for a wrong ticket id, and the errors of Connection.execute.
+        Malformed entries are deleted. Raise the errors of Connection.execute.
         """
         block = ("BLOCK", min(block_ms, BLOCK_MS)) if block_ms > 0 else ()
         reply = self._connection.execute(
             "XREADGROUP", "GROUP", GROUP, self.consumer, "COUNT", count, *block,
             "STREAMS", self.stream, ">",
         )  # fmt: skip
-        return [
-            Entry(text(entry), TicketId(text(fields[b"t"])), fields[b"d"], int(fields.get(b"a", 0)))
+        return self._reader.read(
+            (entry, fields.get(b"t"), fields.get(b"d"), fields.get(b"a", 0))
             for _, items in reply
             for entry, fields in items
-        ]
+        )
 
     def reclaim(self, count: int) -> list[Entry]:
         """Take over up to `count` entries whose lease expired, and count a failed attempt for each.
 
-        Return [] while the server has run for less than a lease. Raise MalformedMessage for a wrong
-        ticket id, and the errors of Connection.call.
+        Return [] while the server has run for less than a lease. Malformed entries are deleted. Raise
+        the errors of Connection.call.
         """
         server, up_ms = self._connection.uptime()
         args = (self.consumer, self._lease_ms, count, self.max_attempts, server, up_ms)
-        reply = self._connection.call("reclaim", self._lease_keys, args)
-        return [
-            Entry(text(entry), TicketId(text(ticket)), payload, int(attempts), bool(doomed))
-            for entry, ticket, payload, attempts, doomed in reply
-        ]
+        return self._reader.read(self._connection.call("reclaim", self._lease_keys, args))
 
     def runs_alone(self, entry: Entry) -> bool:
         """Return whether this is the ticket's last attempt, in which the consumer works on nothing else.

@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.common.broker.connection import Connection, text
 from penstock.common.broker.keys import Keys
-from penstock.common.broker.work_stream import Entry
+from penstock.common.broker.work_stream import Entry, EntryReader
 from penstock.common.wire.codec import encode
 from penstock.common.wire.ids import Purpose, TicketId, Version
 from penstock.common.wire.messages import EndState, Weights
@@ -18,6 +18,10 @@ class LearnerQueue:
         self.keys = keys
         self.connection = connection
         self._incarnation = incarnation
+        self._readers: dict[Purpose, EntryReader] = {
+            purpose: EntryReader(connection, keys, keys.outcomes_for(purpose), purpose)
+            for purpose in ("train", "eval")
+        }
 
     def claim(self, nonce: str, holder: str, lease_s: float = 0.0, gone: Iterable[str] = ()) -> None:
         """Load the server's functions, make the streams and refuse older incarnations from now on.
@@ -47,9 +51,12 @@ class LearnerQueue:
         return [Version.parse(text(version)) for version in reply]
 
     def outcomes(self, purpose: Purpose, after: str, count: int) -> list[Entry]:
-        """Return the next `count` outcomes at most. Raise MalformedMessage, Connection.call's errors."""
+        """Return the next `count` outcomes at most, and delete malformed ones between them.
+
+        Raise Connection.call's errors, such as RunTaken.
+        """
         reply = self._fenced("outcomes", [self.keys.outcomes_for(purpose)], [after, count])
-        return [Entry(text(entry), TicketId(text(ticket)), payload) for entry, ticket, payload in reply]
+        return self._readers[purpose].read(reply)
 
     def close(
         self, purpose: Purpose, ends: Mapping[TicketId, EndState], entries: Iterable[str] = ()

@@ -12,7 +12,7 @@ from penstock.common.broker.run_view import Place, RunView
 from penstock.common.broker.waiting import describe_waiting
 from penstock.common.config.settings import RunSettings
 from penstock.common.deadline import Deadline
-from penstock.common.errors import DeadlineExceeded, NoSignal
+from penstock.common.errors import DeadlineExceeded, NoSignal, WrongType
 from penstock.common.files.lock import holder_name
 from penstock.common.log import get_logger, shorten
 from penstock.common.phases import Phases
@@ -233,7 +233,10 @@ class TicketFlow:
 
     def _missing(self) -> str:
         """Return who holds open tickets, and if weights lack results. Raise Connection.call's errors."""
-        held = describe_waiting(self._connection, self._queue.keys, self._run.lease_s)
+        try:
+            held = describe_waiting(self._connection, self._queue.keys, self._run.lease_s)
+        except WrongType as error:
+            held = str(error)
         newest = self.intake.newest_version
         if self._weights is None or newest == self._weights.version:
             return held

@@ -33,11 +33,12 @@ _LIMIT_S = 90.0
 
 _WORKERS = (
     "GET", "HMGET", "XREADGROUP", "reclaim", "renew", "handoff", "put_back", "mark_alone", "bury",
-    "remove_consumer",
+    "remove_consumer", "drop",
 )  # fmt: skip
 COMMANDS: dict[str, tuple[str, ...]] = {
     "learner": (
         "HGET", "FUNCTION", "claim", "beat", "put", "audit", "close", "set_totals", "issue", "outcomes",
+        "drop",
     ),
     "actor": _WORKERS,
     "rewarder": _WORKERS,

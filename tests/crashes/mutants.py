@@ -52,7 +52,7 @@ MUTANTS: dict[str, Mutant] = {
     "issues what is alive": Mutant(
         1,
         "a resumed learner issues a ticket again while its group is on its way",
-        (("common/broker/functions.lua", "alive = find(stream, entry)", "alive = false"),),
+        (("common/broker/functions.lua", "alive = find_own(ticket, stream, entry)", "alive = false"),),
         scenarios.learner_dies_before_slow_actors,
         "twice",
     ),
@@ -162,6 +162,13 @@ MUTANTS: dict[str, Mutant] = {
         ),
         dies_at("actor", "handoff.before", 10),
         "lost",
+    ),
+    "keeps what no role can read": Mutant(
+        23,
+        "the learner meets an entry without fields at each start, and ends each time",
+        (("common/broker/work_stream.py", "malformed[str(error)].append(text(row[0]))", "raise"),),
+        scenarios.calm,
+        "stuck",
     ),
     "attempts in company bury": Mutant(
         15,

@@ -6,6 +6,7 @@ lost    a ticket that was on a stream is on none, and its end is not in the jour
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from pathlib import Path
 
@@ -18,7 +19,7 @@ _LOOK = """
 local tickets = {}
 for _, stream in ipairs(KEYS) do
   for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+')) do
-    table.insert(tickets, entry[2][2])
+    if entry[2][1] == 't' then table.insert(tickets, entry[2][2]) end
   end
 end
 return tickets
@@ -57,6 +58,12 @@ class Watch:
         for ticket in gone:
             self.found.add(("lost", f"{ticket} left the streams without an end in the journal"))
         self._seen = set(self.live)
+
+    def disturb(self) -> None:
+        """Another client writes an entry to each stream that no role can read."""
+        with contextlib.suppress(redis.exceptions.RedisError):  # the server is away
+            for stream in self._streams:
+                self._client.xadd(stream, {"x": "y"}, nomkstream=True)
 
     def forget(self) -> None:
         """The server lost what it held: nothing that was seen has to be there."""

@@ -176,6 +176,7 @@ class World:
                 self.stuck = f"not over after {self.limit_s:g} s, at step {step}"
             while step < self.steps():
                 step += 1
+                self.watch.disturb()
                 self.on_step(self, step)
                 self._wake_zombie(step)
             time.sleep(_LOOK_EVERY_S)
