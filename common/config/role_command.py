@@ -12,6 +12,7 @@ from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings, Section
 from penstock.common.config.variables import SECTIONS, environment_of
 from penstock.common.errors import ConfigError
+from penstock.common.files.modes import umask
 from penstock.common.log import configure_logs
 
 
@@ -42,7 +43,8 @@ class RunCommand(SettingsCommand):
                 print(f"# {title}: {figure}")
             return 0
         configure_logs(self.role, self.run.log_format)
-        return self.work()
+        with umask(self.run.umask):
+            return self.work()
 
     def describe(self) -> Mapping[str, object]:
         """Return what --dry-run prints beside the settings: values derived from them."""
