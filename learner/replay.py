@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from penstock.common.config.command import build
+from penstock.common.config.command import build, print_error
 from penstock.common.config.role_command import RunCommand
 from penstock.common.errors import ConfigError, PenstockError
 from penstock.common.files.atomic import make_folder, read_json_lines
@@ -122,7 +122,7 @@ def main(folder: str, out: str, changes: str) -> int:
         with umask(build(RunCommand, {}).run.umask):
             found = replay(Path(folder), Path(out), json.loads(changes))
     except PenstockError as error:
-        print(f"replay: {type(error).__name__}: {error}", file=sys.stderr)
+        print_error("replay", error)
         return error.exit_code
     print(json.dumps(asdict(found)))
     return 0
