@@ -6,7 +6,9 @@ import textwrap
 from typing import Literal, cast
 
 import structlog
-from structlog.typing import FilteringBoundLogger, Processor
+from structlog.typing import EventDict, FilteringBoundLogger, Processor
+
+from penstock.common.text import as_block, one_line
 
 _LINE = 135
 """Letters of a sentence in a log line of 160 letters; the others are for time and level."""
@@ -25,6 +27,7 @@ def configure_logs(role: str, form: Literal["text", "json"]) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%H:%M:%S" if form == "text" else "iso", utc=False),
             structlog.processors.format_exc_info,
+            *([] if form == "json" else [_escape]),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
@@ -32,6 +35,21 @@ def configure_logs(role: str, form: Literal["text", "json"]) -> None:
     )
     if form == "json":
         structlog.contextvars.bind_contextvars(role=role)
+
+
+def _escape(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Return the event with all texts escaped: others wrote some of them. JSON needs no escapes.
+
+    Only a traceback keeps its line ends, and its lines are indented.
+    """
+    found: EventDict = {}
+    for name, value in event.items():
+        text = value if isinstance(value, str) else repr(value)
+        if name in ("exception", "stack"):
+            found[name] = as_block(f"\n{text}")
+        else:
+            found[one_line(name)] = value if text.isprintable() else one_line(text)
+    return found
 
 
 def get_logger(name: str) -> FilteringBoundLogger:

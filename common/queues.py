@@ -15,7 +15,7 @@ from penstock.common.broker.monitor_text import format_audit, format_status
 from penstock.common.config.command import CommandGroup, Result, ResultCommand, execute_command
 from penstock.common.config.role_command import RunCommand
 from penstock.common.errors import ConfigError
-from penstock.common.text import printable
+from penstock.common.text import one_line
 
 _WATCH_EVERY_S = 1.0
 _DEAD_SHOWN = 50
@@ -81,7 +81,7 @@ class Dead(QueueCommand):
     def read(self, connection: Connection) -> Result:
         """Return the newest dead tickets, at most 50. Raise RunNotReady without the run."""
         found = read_dead(connection, self.run.name, _DEAD_SHOWN)
-        text = "\n".join(f"{ticket:<24}{printable(reason)}" for ticket, reason in found) or "none"
+        text = "\n".join(one_line(f"{ticket:<24}{reason}") for ticket, reason in found) or "none"
         return Result(text, [{"ticket": ticket, "reason": reason} for ticket, reason in found])
 
 

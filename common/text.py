@@ -36,6 +36,9 @@ def encodable(text: str) -> str:
 def printable(text: str) -> str:
     """Return the text with unprintable letters, such as terminal commands, escaped. Line ends stay.
 
+    Unprintable are control letters, line separators, and letters that have no width or change the
+    direction of writing. Every command and every log line of text is printed through this function.
+
     Example:
         >>> printable("a\\x1b[2J")
         'a\\\\x1b[2J'
@@ -44,3 +47,25 @@ def printable(text: str) -> str:
         letter if letter.isprintable() or letter == "\n" else letter.encode("unicode_escape").decode()
         for letter in text
     )
+
+
+def one_line(text: str) -> str:
+    """Return the text as `printable` does, its line ends escaped too.
+
+    Example:
+        >>> one_line("a\\nb")
+        'a\\\\nb'
+    """
+    return printable(text).replace("\n", "\\n")
+
+
+def as_block(text: str) -> str:
+    """Return the text as `printable` does, with all lines but the first indented.
+
+    A value with line ends inside it cannot look like another line of the log then.
+
+    Example:
+        >>> as_block("a\\nb")
+        'a\\n  b'
+    """
+    return printable(text).replace("\n", "\n  ")

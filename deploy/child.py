@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -9,6 +10,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from penstock.common.text import one_line
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,13 @@ class Child:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
-                self._report(Report(self.name, "output", line.decode(errors="replace").rstrip("\r\n")))
+                self._report(Report(self.name, "output", _shown(line)))
+
+
+def _shown(line: bytes) -> str:
+    """Return a line of output for a terminal: without colours, other commands to a terminal escaped."""
+    text = line.decode(errors="replace").rstrip("\r\n")
+    return one_line(_COLOUR.sub("", text))
 
 
 def describe_end(code: int) -> str:

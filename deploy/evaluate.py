@@ -10,6 +10,7 @@ from pydantic import Field, FilePath, NonNegativeFloat, PositiveInt
 from penstock.common.config.command import Result, ResultCommand, build
 from penstock.common.config.role_command import LearnerCommand
 from penstock.common.errors import ConfigError
+from penstock.common.text import one_line
 from penstock.deploy.up import Printer, Up
 
 _VARIABLES = {
@@ -67,6 +68,6 @@ def read_results(path: Path) -> Result:
     """Return the figures of an evaluation, in text one per line."""
     found = json.loads(path.read_text())
     figures = {name.removeprefix("eval/"): value for name, value in found.items() if name != "step"}
-    lines = [f"{name:<32}{value:>12.4f}" for name, value in figures.items()]
+    lines = [one_line(f"{name:<32}{value:>12.4f}") for name, value in figures.items()]
     files = f"\nResults  {path}\nAnswers  penstock samples {path.parent} --evaluations"
     return Result("\n".join(["", *lines, files]), [figures])

@@ -12,6 +12,7 @@ from pydantic_settings import CliPositionalArg, NoDecode
 
 from penstock.common.config.command import Result, ResultCommand
 from penstock.common.files.run_folder import RunFolder
+from penstock.common.text import one_line
 
 
 def _split(text: object) -> object:
@@ -51,7 +52,7 @@ class Replay(ResultCommand):
         if ended.returncode:
             return ended.returncode
         *other_lines, answer = ended.stdout.splitlines()
-        print(*other_lines, sep="\n", end="", file=sys.stderr)
+        print(*map(one_line, other_lines), sep="\n", end="", file=sys.stderr)
         return self.show(compared(json.loads(answer), out))
 
 

@@ -15,7 +15,7 @@ from penstock.common.errors import ConfigError
 from penstock.common.files.atomic import read_json_lines
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.log import configure_logs
-from penstock.common.text import SHOWN, as_text, printable
+from penstock.common.text import SHOWN, as_text, one_line, printable
 from penstock.common.wire.reward_spec import COLUMNS
 
 Row = dict[str, Any]
@@ -176,8 +176,8 @@ def as_lines(row: Row, width: int) -> str:
     texts |= {"solution": row["solution"]} if row["solution"] else {}
     texts |= {"why": row["failure"]} if row["failure"] else {}
     pairs = [*texts.items(), *json.loads(row["extra"]).items()]
-    lines = [f"{printable(name):<11} {shown(str(value), width)}" for name, value in pairs]
-    return "\n".join([f"--- {heading(row)}", *lines])
+    lines = [f"{one_line(name):<11} {shown(str(value), width)}" for name, value in pairs]
+    return "\n".join([one_line(f"--- {heading(row)}"), *lines])
 
 
 def heading(row: Row) -> str:
@@ -222,14 +222,14 @@ def answers_as_lines(row: Row, width: int) -> str:
     """Return a held-out question with its answers as text."""
     columns = row["columns"]
     lines = [
-        f"--- question {row['index']}, step {row['step']}",
+        one_line(f"--- question {row['index']}, step {row['step']}"),
         f"prompt      {shown(as_text(columns.get('prompt', '')), width)}",
         f"solution    {shown(as_text(columns.get('solution', '')), width)}",
     ]
     if row["reason"]:
         lines.append(f"no answer   {shown(row['reason'], width)}")
     for index, text in enumerate(row["completions"]):
-        lines.append(f"answer      {shown(text, width)}   ({_worth(row, index)})")
+        lines.append(f"answer      {shown(text, width)}   ({one_line(_worth(row, index))})")
     return "\n".join(lines)
 
 
@@ -240,5 +240,5 @@ def _worth(row: Row, index: int) -> str:
     if row["finish_reasons"][index] == "length":
         parts.append("truncated")
     if row["failures"] and row["failures"][index]:
-        parts.append(f"not scored: {printable(row['failures'][index])}")
+        parts.append(f"not scored: {row['failures'][index]}")
     return ", ".join(parts)

@@ -12,6 +12,7 @@ from pydantic_settings import CliPositionalArg
 
 from penstock.common.config.command import Command
 from penstock.common.errors import ConfigError
+from penstock.common.files.modes import share
 
 
 class ConvertSmolLM2(Command):
@@ -55,4 +56,5 @@ def convert(source: Path, folder: Path) -> int:
         del model.config.quantization_config
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    share(folder)
     return int(model.num_parameters())

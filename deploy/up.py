@@ -17,6 +17,7 @@ from penstock.common.config.role_command import RunCommand
 from penstock.common.config.variables import read_environment
 from penstock.common.errors import ConfigError
 from penstock.common.files.lock import hold_lock
+from penstock.common.files.modes import umask
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.guard import guard_children
 from penstock.deploy.child import Report, Service
@@ -59,7 +60,7 @@ class Up(Command):
         counts = self._counts(commands)
         services = role_services(commands)
         settings = build(RunCommand, {"env_file": self.env_file})  # checks the names of all variables
-        with hold_lock(settings.run.folder.up_lock, "`penstock up`"):
+        with umask(settings.run.umask), hold_lock(settings.run.folder.up_lock, "`penstock up`"):
             if not settings.redis_url:
                 services = [queue_service(settings.run.folder), *services]
             limits = Limits(ready_s=settings.run.progress_timeout_s)

@@ -15,8 +15,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from penstock.common.config.command import build, print_error
+from penstock.common.config.role_command import RunCommand
 from penstock.common.errors import ConfigError, PenstockError
 from penstock.common.files.atomic import make_folder, read_json_lines
+from penstock.common.files.modes import share, umask
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.claims import next_claim, read_chain
 from penstock.common.log import configure_logs, get_logger
@@ -68,6 +71,7 @@ def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
         recorder = Recorder(out_folder, [], "replay")
         past = retrain_tail(run_folder, claim, policy, Ledger(), recorder, None, changes)
         policy.export(out / "model")
+        share(out / "model")
     finally:
         policy.close()
     found = sorted(run_folder.checkpoints.glob(f"[0-9]*-{past.step:08d}"))
@@ -115,9 +119,10 @@ def main(folder: str, out: str, changes: str) -> int:
     """
     configure_logs("replay", "text")
     try:
-        found = replay(Path(folder), Path(out), json.loads(changes))
+        with umask(build(RunCommand, {}).run.umask):
+            found = replay(Path(folder), Path(out), json.loads(changes))
     except PenstockError as error:
-        print(f"replay: {type(error).__name__}: {error}", file=sys.stderr)
+        print_error("replay", error)
         return error.exit_code
     print(json.dumps(asdict(found)))
     return 0

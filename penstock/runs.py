@@ -87,7 +87,7 @@ def run(
     command = [sys.executable, "-P", "-m", "penstock.deploy", "up"]
     command += ["--actors", str(actors), "--rewarders", str(rewarders)]
     command += ["--procfile", str(procfile)] if procfile else []
-    with _opened(output) as file:
+    with _opened(output, run.umask) as file:
         # A session of its own: a terminal's Ctrl-C reaches the run once, from here, and not twice.
         child = subprocess.Popen(
             command,
@@ -111,13 +111,19 @@ def _variables(sections: Mapping[str, Section | None]) -> dict[str, str]:
 
 
 @contextmanager
-def _opened(path: Path | None) -> Iterator[int | None]:
-    """Give the descriptor of a file opened for appending; None without a path. Raise OSError."""
+def _opened(path: Path | None, umask: str) -> Iterator[int | None]:
+    """Give the descriptor of a file opened for appending; None without a path. Raise OSError.
+
+    A new file obeys this umask too, whatever the umask of the calling process is.
+    """
     if path is None:
         yield None
         return
-    with path.open("ab") as file:
-        yield file.fileno()
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666 & ~int(umask, 8))
+    try:
+        yield file
+    finally:
+        os.close(file)
 
 
 def _wait(child: subprocess.Popen[bytes]) -> int:

@@ -60,6 +60,7 @@ def prepare(run_folder: RunFolder) -> ServerPlan:
     """Write the server's files and return its plan. Raise ConfigError if none can start, or OSError."""
     binary = find_binary()
     run_folder = RunFolder(run_folder.path.resolve())
+    make_folder(run_folder.path)
     make_folder(run_folder.server)
     url = _kept_url(run_folder) or _new_url(secrets.token_hex(24))
     parts = urlsplit(url)

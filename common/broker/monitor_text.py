@@ -1,6 +1,9 @@
 """A run's status and audit as text, for `queues` and the demo."""
 
+from collections.abc import Iterable
+
 from penstock.common.broker.monitor import Audit, RunStatus, StreamStatus
+from penstock.common.text import one_line
 
 
 def format_status(found: RunStatus) -> str:
@@ -10,7 +13,7 @@ def format_status(found: RunStatus) -> str:
     run = f"run {found.run} on {found.server}: {found.state}, learner incarnation {found.incarnation}"
     head = f"{run}, weights {found.version or 'not announced'}"
     table = f"{'stream':<14}{'depth':>7}{'held':>7}{'waiting':>9}{'oldest':>10}"
-    return "\n".join(
+    return _join(
         [head, f"tickets: {found.open} open, {found.outstanding} of them training; credit {credit}"]
         + [f"ledger: {ledger or 'empty'}; dead letters {found.dead}", "", table]
         + [line for stream in found.streams for line in _format_stream(stream)]
@@ -38,4 +41,9 @@ def format_audit(found: Audit) -> str:
         lines.append(f"  {count} entries that another client wrote were deleted: {cause}")
     total = sum(found.ended.values())
     balance = f"balances: {found.issued} = {total} ended + {len(found.in_flight)} in flight"
-    return "\n".join([*lines, *(found.faults or [balance])])
+    return _join([*lines, *(found.faults or [balance])])
+
+
+def _join(lines: Iterable[str]) -> str:
+    """Return the lines as a text. Line ends in names that others chose are escaped."""
+    return "\n".join(map(one_line, lines))

@@ -7,8 +7,11 @@ checked before anything heavy is imported: modules such as torch are imported by
 import json
 import os
 import sys
+import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
@@ -27,7 +30,7 @@ from pydantic_settings import (
 from penstock.common.config.help import HelpFormatter, Parser, installed_version
 from penstock.common.config.variables import SECTIONS, read_environment, values_of
 from penstock.common.errors import ConfigError, PenstockError
-from penstock.common.text import printable
+from penstock.common.text import as_block, printable
 
 
 class Command(BaseSettings):
@@ -93,7 +96,7 @@ class ResultCommand(Command):
 
     def show(self, result: Result) -> int:
         """Print the result as text or JSON; return its exit code, also if the reader has left."""
-        lines = [json.dumps(row) for row in result.rows] if self.as_json else [result.text]
+        lines = [json.dumps(row) for row in result.rows] if self.as_json else [printable(result.text)]
         try:
             print("".join(f"{line}\n" for line in lines), end="", flush=True)
         except BrokenPipeError:  # `| head` read enough; Python would flush again at exit
@@ -110,6 +113,9 @@ def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | N
     A PenstockError is printed on standard error and gives its exit code; other errors are raised.
     SystemExit, as after --help, gives 0. Without arguments a group prints its help.
     """
+    if arguments is None:
+        sys.excepthook = _print_traceback
+        threading.excepthook = lambda found: _print_traceback(*found[:3])
     given = sys.argv[1:] if arguments is None else arguments
     default = ["--help"] if issubclass(kind, CommandGroup) else []
     try:
@@ -117,8 +123,21 @@ def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | N
     except SystemExit:  # after --help and --version; mistakes raise ConfigError
         return 0
     except PenstockError as error:
-        print(printable(f"{prog}: {type(error).__name__}: {error}"), file=sys.stderr, flush=True)
+        print_error(prog, error)
         return error.exit_code
+
+
+def print_error(prog: str, error: PenstockError) -> None:
+    """Print the line on standard error with which a command ends."""
+    print(as_block(f"{prog}: {type(error).__name__}: {error}"), file=sys.stderr, flush=True)
+
+
+def _print_traceback(
+    kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
+) -> None:
+    """Print an error that ends a thread, as Python does, but harmlessly to a terminal."""
+    text = "".join(traceback.format_exception(kind, error, trace)).rstrip()
+    print(as_block(text), file=sys.stderr, flush=True)
 
 
 def load(kind: type[CommandType], prog: str, arguments: Sequence[str]) -> CommandType:

@@ -12,7 +12,9 @@ from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings, Section
 from penstock.common.config.variables import SECTIONS, environment_of
 from penstock.common.errors import ConfigError
+from penstock.common.files.modes import umask
 from penstock.common.log import configure_logs
+from penstock.common.text import one_line, printable
 
 
 class SettingsCommand(Command):
@@ -37,12 +39,13 @@ class RunCommand(SettingsCommand):
         """Do the work, or print settings and `describe`; return the exit code. Raise as both do."""
         if self.dry_run:
             for name, value in environment_of(self).items():
-                print(f"{name}={value}")
+                print(printable(f"{name}={value}"))
             for title, figure in self.describe().items():
-                print(f"# {title}: {figure}")
+                print(one_line(f"# {title}: {figure}"))
             return 0
         configure_logs(self.role, self.run.log_format)
-        return self.work()
+        with umask(self.run.umask):
+            return self.work()
 
     def describe(self) -> Mapping[str, object]:
         """Return what --dry-run prints beside the settings: values derived from them."""

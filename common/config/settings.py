@@ -54,6 +54,10 @@ class RunSettings(Section):
     progress_timeout_s: float = setting(
         600.0, "seconds without any result or learner's heartbeat after which a process ends", gt=0
     )
+    umask: str = setting(
+        "077", "rights that others lack on the run's files, octal: 027 shares them with the group",
+        pattern=r"^0?0[0-7]{2}$",
+    )  # fmt: skip
     disk_timeout_s: float = setting(600.0, "seconds to wait for room on a full disk", ge=0)
     log_format: Literal["text", "json"] = setting("text", "format of the log lines")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.common.errors import ConfigError
 from penstock.common.failpoint import failpoint
+from penstock.common.files.modes import share
 from penstock.common.files.reading import DAMAGE, explain, parse_json
 from penstock.common.log import get_logger
 
@@ -18,9 +19,16 @@ log = get_logger(__name__)
 
 
 def make_folder(folder: Path, setting: str = "RUN_DIR") -> None:
-    """Create a folder and its parents. Raise ConfigError, naming the setting, if that fails."""
+    """Create a folder and its parents. Raise ConfigError, naming the setting, if that fails.
+
+    The umask decides the mode of the folder alone. New parents, such as runs/, are open to all users,
+    because another run in them may be shared.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        for parent in reversed([parent for parent in folder.parents if not parent.exists()]):
+            parent.mkdir(exist_ok=True)
+            parent.chmod(0o755)
+        folder.mkdir(exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{setting}: the folder {folder} cannot be made: {error.strerror}") from error
 
@@ -34,10 +42,14 @@ def sync_path(path: Path) -> None:
         os.close(handle)
 
 
-def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Replace a file as a whole: write one beside it, sync, rename. Raise OSError if that fails."""
+def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Replace a file as a whole: write one beside it, sync, rename. Raise OSError if that fails.
+
+    The umask narrows the mode.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    aside.unlink(missing_ok=True)  # of a killed process, perhaps with another mode
+    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -73,6 +85,7 @@ def append_whole(file: FileIO, data: bytes, end: int, sync: bool = True) -> None
 def whole_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder. When the block ends without an error, sync it and put it at `path`.
 
+    All files in it can be read by those who may read the folder. See `share`.
     If the block raises, the folder is deleted. If the disk is full, raise OSError instead of the block's
     error, which may not name a full disk.
     """
@@ -82,6 +95,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     kind = path.parent.name
     try:
         yield aside
+        share(aside)
         for made in sorted(aside.rglob("*")):
             sync_path(made)
             failpoint(f"{kind}.{made.name}")

@@ -24,7 +24,7 @@ def hold_lock(path: Path, what: str) -> Iterator[list[str]]:
     names the process in the error, such as "learner". Raise ConfigError if the folder cannot be made.
     """
     make_folder(path.parent)
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+", encoding="utf-8") as file:
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

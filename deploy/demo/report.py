@@ -11,6 +11,7 @@ from penstock.common.broker.local_server import LocalServer
 from penstock.common.broker.monitor import Audit, read_audit
 from penstock.common.files.atomic import read_json_lines
 from penstock.common.files.run_folder import RunFolder
+from penstock.common.text import one_line
 from penstock.deploy.samples import read_rows
 
 Row = dict[str, Any]
@@ -86,7 +87,7 @@ def print_answers(answers: Sequence[Row]) -> None:
             for row in ends
         )
         columns = ends[0]["columns"]
-        print(f"{columns['question'] + ' ' + columns['answer']:<24}{before:<24}{after}")
+        print(one_line(f"{columns['question'] + ' ' + columns['answer']:<24}{before:<24}{after}"))
 
 
 def draw_curve(metrics: Sequence[Row], right: dict[int, list[bool]], path: Path) -> None:
@@ -122,7 +123,7 @@ Audit of the queue server: {audit.issued:,} groups, the answers to one sum each,
   filtered: not trained on, all right or all wrong. unused: came after the last step.
   in flight: not answered yet. lost, twice: groups without an end, groups trained twice.""")
     for fault in audit.faults:
-        print(textwrap.fill(f"Fault: {fault}.", WIDTH))
+        print(textwrap.fill(one_line(f"Fault: {fault}."), WIDTH))
 
 
 def verdict(right: dict[int, list[bool]]) -> str:

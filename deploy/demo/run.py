@@ -19,9 +19,11 @@ import structlog
 from dotenv import dotenv_values
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from penstock.common.config.command import Command
+from penstock.common.config.command import Command, build
+from penstock.common.config.role_command import RunCommand
 from penstock.common.errors import PenstockError
-from penstock.common.files.atomic import read_json_lines
+from penstock.common.files.atomic import make_folder, read_json_lines
+from penstock.common.files.modes import umask
 from penstock.common.files.run_folder import RunFolder
 from penstock.deploy.child import Report
 from penstock.deploy.demo.report import WIDTH, print_report
@@ -51,6 +53,13 @@ class Demo(Command):
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
         started = time.monotonic()
         folder = self.dir / f"demo-{self.seed}-{datetime.now():%Y%m%d-%H%M%S}"
+        with umask(build(RunCommand, {}).run.umask):
+            self._make(folder)
+        print(f"The demo took {time.monotonic() - started:.0f} s.")
+        return 0
+
+    def _make(self, folder: Path) -> None:
+        """Make the run in `folder` and all that precedes it; print the report. Raise as `execute`."""
         print("== 1 of 4: data set", flush=True)
         task = write_task(self.dir / f"demo-task-{self.seed}", self.seed)
         _describe(task)
@@ -63,8 +72,6 @@ class Demo(Command):
         _train(folder, model, task, self)
         print("\n== 4 of 4: report", flush=True)
         print_report(RunFolder(folder))
-        print(f"The demo took {time.monotonic() - started:.0f} s.")
-        return 0
 
 
 def _describe(task: TaskFiles) -> None:
@@ -90,7 +97,7 @@ def _train(folder: Path, model: Path, task: TaskFiles, options: Demo) -> None:
     }
     if options.steps:
         os.environ["LEARNER_MAX_STEPS"] = str(options.steps)
-    folder.mkdir(parents=True)
+    make_folder(folder, "--dir")
     run_folder = RunFolder(folder)
     with as_file(files("penstock.deploy")) as deploy, run_folder.log.open("w") as file:
         recipe, procfile = deploy / "recipes" / "demo.env", deploy / "Procfile"

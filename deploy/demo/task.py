@@ -13,6 +13,7 @@ from itertools import combinations_with_replacement
 from pathlib import Path
 
 from penstock.common.errors import DataError
+from penstock.common.files.atomic import make_folder
 
 OPERANDS = range(10, 100)
 HELDOUT_PAIRS = 600
@@ -55,7 +56,7 @@ def write_task(folder: Path, seed: int) -> TaskFiles:
     pairs = list(combinations_with_replacement(OPERANDS, 2))
     rng.shuffle(pairs)
     heldout_pairs, rest = pairs[:HELDOUT_PAIRS], pairs[HELDOUT_PAIRS:]
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, "--dir")
     files = TaskFiles(*(folder / f"{split}.jsonl" for split in ("pretrain", "train", "heldout")))
     for path, chosen in ((files.pretrain, rest[TRAIN_PAIRS:]), (files.train, rest[:TRAIN_PAIRS])):
         problems = [problem for pair in chosen for problem in problems_of(pair)]

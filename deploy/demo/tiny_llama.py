@@ -6,6 +6,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
+from penstock.common.files.modes import share
+
 CONTEXT_TOKENS = 64
 
 _SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
@@ -62,3 +64,4 @@ def save_checkpoint(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast,
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    share(folder)

@@ -19,6 +19,7 @@ from pyarrow import parquet
 from transformers import AutoModelForCausalLM
 
 from penstock.learner.replay import Replayed, replay
+from tests.common.test_modes import wider
 from tests.e2e.site import moved
 from tests.judge import judge
 from tests.traps import trap_folders
@@ -65,6 +66,11 @@ def test_its_output_fits_100_columns_and_has_no_warning(demo):
     assert lines
     assert [line for line in lines if len(line) > 100] == []
     assert [line for line in lines if "warning" in line.lower()] == []
+
+
+def test_nobody_else_can_read_a_file_of_it(demo):
+    assert wider(demo.run_folder, 0o077) == {}
+    assert wider(demo.base_model, 0o077) == {}
 
 
 def test_every_ticket_ended_once_and_every_step_was_made(demo):

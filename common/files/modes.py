@@ -1,0 +1,30 @@
+"""Who may read the files of a run: RUN_UMASK, set while a command works."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from stat import S_IMODE
+
+
+@contextmanager
+def umask(octal: str) -> Iterator[None]:
+    """Set the process's umask during the block. Child processes and libraries then obey it too.
+
+    Example: with "027" new files have mode 0640 and new folders 0750.
+    """
+    before = os.umask(int(octal, 8))
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def share(folder: Path) -> None:
+    """Let everybody read what is below the folder who may read the folder. Raise OSError.
+
+    Some libraries ignore the umask: safetensors gives each of its files mode 0600.
+    """
+    mode = S_IMODE(folder.stat().st_mode)
+    for path in folder.rglob("*"):
+        path.chmod(mode if path.is_dir() else mode & 0o666)
