@@ -54,6 +54,12 @@ class RunSettings(Section):
     progress_timeout_s: float = setting(
         600.0, "seconds without any result or learner's heartbeat after which a process ends", gt=0
     )
+    allow_open_server: bool = setting(
+        False, "accept a queue server that lets in everybody in the network without a password"
+    )
+    queue_password_file: str = setting(
+        "", "file with the password for `penstock up --listen`, readable by its owner alone"
+    )
     disk_timeout_s: float = setting(600.0, "seconds to wait for room on a full disk", ge=0)
     log_format: Literal["text", "json"] = setting("text", "format of the log lines")
 
