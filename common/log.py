@@ -6,7 +6,9 @@ import textwrap
 from typing import Literal, cast
 
 import structlog
-from structlog.typing import FilteringBoundLogger, Processor
+from structlog.typing import EventDict, FilteringBoundLogger, Processor
+
+from penstock.common.text import hide_passwords
 
 _LINE = 135
 """Letters of a sentence in a log line of 160 letters; the others are for time and level."""
@@ -25,6 +27,7 @@ def configure_logs(role: str, form: Literal["text", "json"]) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%H:%M:%S" if form == "text" else "iso", utc=False),
             structlog.processors.format_exc_info,
+            _hide,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
@@ -32,6 +35,13 @@ def configure_logs(role: str, form: Literal["text", "json"]) -> None:
     )
     if form == "json":
         structlog.contextvars.bind_contextvars(role=role)
+
+
+def _hide(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Return the event with the passwords of its texts hidden."""
+    return {
+        name: hide_passwords(value) if isinstance(value, str) else value for name, value in event.items()
+    }
 
 
 def get_logger(name: str) -> FilteringBoundLogger:

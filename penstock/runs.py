@@ -83,6 +83,7 @@ def run(
     environment = {**os.environ, **_variables(sections)}
     if redis_url:
         environment["REDIS_URL"] = redis_url
+        environment.pop("REDIS_URL_FILE", None)
     command = [sys.executable, "-P", "-m", "penstock.deploy", "up"]
     command += ["--actors", str(actors), "--rewarders", str(rewarders)]
     command += ["--procfile", str(procfile)] if procfile else []

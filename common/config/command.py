@@ -27,15 +27,21 @@ from pydantic_settings import (
 from penstock.common.config.help import HelpFormatter, Parser, installed_version
 from penstock.common.config.variables import SECTIONS, read_environment, values_of
 from penstock.common.errors import ConfigError, PenstockError
-from penstock.common.text import printable
+from penstock.common.text import hide_passwords, printable
+
+_FLAG_SHOWN = (
+    "warning: every local user sees --redis-url, password included, in the list of processes; set "
+    "REDIS_URL, or REDIS_URL_FILE to a file with the URL"
+)
 
 
 class Command(BaseSettings):
     """Base of all commands: the fields are the flags and arguments, `execute` does the work."""
 
     model_config = SettingsConfigDict(
-        cli_kebab_case=True, cli_hide_none_type=True, cli_avoid_json=True, cli_exit_on_error=False
-    )
+        cli_kebab_case=True, cli_hide_none_type=True, cli_avoid_json=True, cli_exit_on_error=False,
+        hide_input_in_errors=True,
+    )  # fmt: skip
 
     @classmethod
     def settings_customise_sources(
@@ -112,12 +118,15 @@ def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | N
     """
     given = sys.argv[1:] if arguments is None else arguments
     default = ["--help"] if issubclass(kind, CommandGroup) else []
+    if any(word.partition("=")[0] == "--redis-url" for word in given):
+        print(f"{prog}: {_FLAG_SHOWN}", file=sys.stderr, flush=True)
     try:
         return load(kind, prog, given or default).execute()
     except SystemExit:  # after --help and --version; mistakes raise ConfigError
         return 0
     except PenstockError as error:
-        print(printable(f"{prog}: {type(error).__name__}: {error}"), file=sys.stderr, flush=True)
+        text = f"{prog}: {type(error).__name__}: {error}"
+        print(printable(hide_passwords(text)), file=sys.stderr, flush=True)
         return error.exit_code
 
 
