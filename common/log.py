@@ -8,7 +8,7 @@ from typing import Literal, cast
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
-from penstock.common.text import as_block, one_line
+from penstock.common.text import as_block, hide_passwords, one_line
 
 _LINE = 135
 """Letters of a sentence in a log line of 160 letters; the others are for time and level."""
@@ -27,6 +27,7 @@ def configure_logs(role: str, form: Literal["text", "json"]) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%H:%M:%S" if form == "text" else "iso", utc=False),
             structlog.processors.format_exc_info,
+            _hide,
             *([] if form == "json" else [_escape]),
             renderer,
         ],
@@ -49,6 +50,16 @@ def _escape(_logger: object, _method: str, event: EventDict) -> EventDict:
             found[name] = as_block(f"\n{text}")
         else:
             found[one_line(name)] = value if text.isprintable() else one_line(text)
+    return found
+
+
+def _hide(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Return the event with the passwords in its values hidden."""
+    found: EventDict = {}
+    for name, value in event.items():
+        text = value if isinstance(value, str) else repr(value)
+        hidden = hide_passwords(text)
+        found[name] = value if hidden == text else hidden
     return found
 
 

@@ -30,7 +30,7 @@ class QueueCommand(RunCommand, ResultCommand):
         """Ask, print, and return the exit code. Raise ConfigError, ServerUnavailable, or as `read`."""
         limit_s = self.run.connect_timeout_s
         url = self.redis_url or started_server(self.run.folder)
-        return self.ask(Connection(url, limit_s, limit_s))
+        return self.ask(Connection(url, limit_s, limit_s, allow_open=self.run.allow_open_server))
 
     def ask(self, connection: Connection) -> int:
         """Print what the server knows of the run; return the exit code. Raise what `read` raises."""

@@ -44,7 +44,7 @@ def connect(redis_url: str, run: RunSettings, stopping: threading.Event) -> Conn
     set. Raise ConfigError for no server or one that cannot be used, ServerUnavailable for no answer.
     """
     url = redis_url or started_server(run.folder)
-    return Connection(url, run.connect_timeout_s, run.server_timeout_s, stopping)
+    return Connection(url, run.connect_timeout_s, run.server_timeout_s, stopping, run.allow_open_server)
 
 
 def consumer_name(role: str) -> str:

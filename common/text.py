@@ -1,10 +1,15 @@
 """Conversions of texts of unknown origin, such as a data set's columns and a model's completions."""
 
 import json
+import re
 from typing import Any
 
 SHOWN = 2000
 """Most letters of a question, a completion or a reason in a verdict, which people read."""
+
+
+_LOGIN = re.compile(r"([a-z][a-z0-9+.-]*://)[^\s'\"]*@", re.IGNORECASE)
+_PASSWORD = re.compile(r"((?:password|passwd|secret|token|api_?key)=)[^\s&'\"]+", re.IGNORECASE)
 
 
 def as_text(value: Any) -> str:
@@ -31,6 +36,16 @@ def encodable(text: str) -> str:
         'a\\\\ud800'
     """
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def hide_passwords(text: str) -> str:
+    """Return the text with the logins of URLs, and the values of `password=` and the like, as `***`.
+
+    Example:
+        >>> hide_passwords("redis://me:secret@host/0 and http://host?password=secret")
+        'redis://***@host/0 and http://host?password=***'
+    """
+    return _PASSWORD.sub(r"\1***", _LOGIN.sub(r"\1***@", text))
 
 
 def printable(text: str) -> str:

@@ -11,9 +11,12 @@ from typing import TextIO
 
 from pydantic import Field, FilePath
 
-from penstock.common.broker.local_server import answers, prepare
+from penstock.common.broker.local_server import Listening, hash_password, prepare, remove_old_socket
+from penstock.common.broker.private_socket import answers
 from penstock.common.config.command import Command, build
+from penstock.common.config.redis_url import parse_host
 from penstock.common.config.role_command import RunCommand
+from penstock.common.config.secret_file import read_secret
 from penstock.common.config.variables import read_environment
 from penstock.common.errors import ConfigError
 from penstock.common.files.lock import hold_lock
@@ -44,6 +47,9 @@ class Up(Command):
     env_file: FilePath | None = Field(None, description="variables of all processes; this one's win")
     actors: int | None = Field(None, ge=0, description="actors to run; by default 1")
     rewarders: int | None = Field(None, ge=0, description="rewarders to run; by default 1")
+    listen: str = Field(
+        "", description="HOST:PORT where the queue server also takes other machines' connections"
+    )
 
     def execute(self) -> int:
         """Run until the run's end, print all lines, return the exit code. Raise as `run` does."""
@@ -61,8 +67,9 @@ class Up(Command):
         services = role_services(commands)
         settings = build(RunCommand, {"env_file": self.env_file})  # checks the names of all variables
         with umask(settings.run.umask), hold_lock(settings.run.folder.up_lock, "`penstock up`"):
+            listening = self._listening(settings)
             if not settings.redis_url:
-                services = [queue_service(settings.run.folder), *services]
+                services = [queue_service(settings.run.folder, listening), *services]
             limits = Limits(ready_s=settings.run.progress_timeout_s)
             guard_children()  # children end with `up`, even when it is killed with -9
             environment = child_environment(self.env_file)
@@ -70,7 +77,11 @@ class Up(Command):
             if threading.current_thread() is threading.main_thread():
                 for number in (signal.SIGINT, signal.SIGTERM):
                     signal.signal(number, lambda *_: supervisor.stop())
-            return supervisor.run()
+            try:
+                return supervisor.run()
+            finally:
+                if not settings.redis_url:
+                    remove_old_socket(settings.run.folder)
 
     def _counts(self, commands: Mapping[str, str]) -> dict[str, int]:
         """Return the asked numbers of processes by name. Raise ConfigError if a name has no command."""
@@ -79,6 +90,26 @@ class Up(Command):
         for name in sorted(counts.keys() - commands.keys()):
             raise ConfigError(f"--{name}s {counts[name]}: add a line `{name}: command` to the Procfile")
         return counts
+
+    def _listening(self, settings: RunCommand) -> Listening | None:
+        """Return where the server listens beside its socket, None without --listen.
+
+        Raise ConfigError without a password for the port, or if no server would be started.
+        """
+        if not self.listen:
+            return None
+        host, port = parse_host(self.listen, "--listen")
+        if settings.redis_url:
+            raise ConfigError(
+                f"--listen {self.listen}: REDIS_URL is set, so no queue server is started; leave one out"
+            )
+        if not settings.run.queue_password_file:
+            raise ConfigError(
+                f"--listen {self.listen}: RUN_QUEUE_PASSWORD_FILE is not set, expected a file with the "
+                "password of the other machines, made by `(umask 077; openssl rand -hex 24 > FILE)`"
+            )
+        password = read_secret(Path(settings.run.queue_password_file), "RUN_QUEUE_PASSWORD_FILE")
+        return Listening(host, port, hash_password(password))
 
 
 def role_services(commands: Mapping[str, str]) -> list[Service]:
@@ -97,9 +128,9 @@ def role_services(commands: Mapping[str, str]) -> list[Service]:
     ]
 
 
-def queue_service(run_folder: RunFolder) -> Service:
+def queue_service(run_folder: RunFolder, listening: Listening | None = None) -> Service:
     """Return the service of the run's own queue server. Raise ConfigError if none can start."""
-    plan = prepare(run_folder)
+    plan = prepare(run_folder, listening)
     return Service("queue", plan.command, SERVER_STAGE, True, partial(answers, plan.url))
 
 

@@ -84,6 +84,7 @@ def run(
     environment = {**os.environ, **_variables(sections)}
     if redis_url:
         environment["REDIS_URL"] = redis_url
+        environment.pop("REDIS_URL_FILE", None)
     command = [sys.executable, "-P", "-m", "penstock.deploy", "up"]
     command += ["--actors", str(actors), "--rewarders", str(rewarders)]
     command += ["--procfile", str(procfile)] if procfile else []
@@ -177,7 +178,8 @@ def _ask(run: RunSettings | str, redis_url: str, read: Callable[[Connection, str
     """
     settings = RunSettings(name=run) if isinstance(run, str) else run
     limit_s = settings.connect_timeout_s
-    connection = Connection(redis_url or started_server(settings.folder), limit_s, limit_s)
+    url = redis_url or started_server(settings.folder)
+    connection = Connection(url, limit_s, limit_s, allow_open=settings.allow_open_server)
     try:
         return read(connection, settings.name)
     finally:

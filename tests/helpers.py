@@ -8,12 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import GROUP
+from penstock.common.config.redis_url import parse_url
 
 ALONE = 1_000_000
 """Above this a delivery count says that the ticket runs alone (common/broker/functions.lua)."""
@@ -66,11 +66,10 @@ class LossyProxy:
     """
 
     def __init__(self, url: str, every: int = 0) -> None:
-        parts = urlsplit(url)
-        self._server = (parts.hostname or "", parts.port or 0)
+        self._server = parse_url(url)
         self._listener = socket.create_server(("127.0.0.1", 0))
         port = self._listener.getsockname()[1]
-        self.url = f"redis://:{parts.password}@127.0.0.1:{port}/0"
+        self.url = f"redis://:{self._server.password}@127.0.0.1:{port}/0"
         self.replies = 0
         self.lost = 0
         self._every = every
@@ -98,7 +97,8 @@ class LossyProxy:
 
     def _relay(self, client: socket.socket) -> None:
         lose = threading.Event()
-        with client, contextlib.suppress(OSError), socket.create_connection(self._server) as server:
+        with client, contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as server:
+            server.connect(self._server.path)
             threading.Thread(target=self._forward, args=(client, server, lose), daemon=True).start()
             while (reply := _receive(server)) and not self._loses(lose.is_set()):
                 client.sendall(reply)

@@ -16,6 +16,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from penstock.common.broker.open_server import check_not_open
+from penstock.common.broker.private_socket import check_listener
+from penstock.common.config.redis_url import ServerAddress, parse_url
 from penstock.common.deadline import Deadline
 from penstock.common.errors import ConfigError, RunNotReady, RunTaken, ServerUnavailable, WrongType
 from penstock.common.failpoint import failpoint
@@ -41,39 +44,58 @@ class Connection:
     `restarts` counts the changes of the server's process. A server that was killed may have lost
     acknowledged writes, so a caller that relies on such writes checks them after each restart.
 
-    Raise ConfigError for a URL, password, version or eviction policy that cannot work, and
+    Raise ConfigError for a URL, password, certificate, version or eviction policy that cannot work, and
+    for a server that is open to everybody (see `check_not_open`) unless `allow_open`. Raise
     ServerUnavailable if no server answers within `connect_timeout_s`, or before `stopping` is set. Later
     each command waits for a lost server, for `server_timeout_s` or until `stopping` is set.
     """
 
     def __init__(
-        self, url: str, connect_timeout_s: float, server_timeout_s: float, stopping: Event | None = None
+        self,
+        url: str,
+        connect_timeout_s: float,
+        server_timeout_s: float,
+        stopping: Event | None = None,
+        allow_open: bool = False,
     ) -> None:
-        scheme, _, rest = url.partition("://")
-        self.address = f"{scheme}://{rest.rpartition('@')[2]}" if rest else url  # no password
+        self._parsed = parse_url(url)
+        self.address = str(self._parsed)  # no password
         self.restarts = 0
         self._server_timeout_s = server_timeout_s
         self._new_socket = Event()
         self._stopping = stopping or Event()
-        try:
-            self._client = redis.Redis.from_url(
-                url,
+        self._client = redis.Redis(
+            connection_pool=redis.ConnectionPool(
+                **_pool_options(self._parsed),
+                db=self._parsed.database,
+                username=self._parsed.username,
+                password=self._parsed.password,
                 socket_timeout=_SOCKET_TIMEOUT_S,
                 socket_connect_timeout=min(connect_timeout_s, _SOCKET_TIMEOUT_S),
                 retry=Retry(NoBackoff(), 0),
                 redis_connect_func=self._on_connect,
             )
-        except ValueError as error:
-            raise ConfigError(f"REDIS_URL {self.address!r}: {error}") from error
+        )
         self._server_id = ""
         info = self._retrying(lambda: self._client.info("server"), connect_timeout_s, first=True)
         self._server_id = info["run_id"]
         self._new_socket.clear()
         self._check_version(info)
         self._check_eviction(connect_timeout_s)
+        if not allow_open:
+            check_not_open(self._parsed)
 
     def _on_connect(self, connection: redis.Connection) -> None:
-        """Log in on a new socket, and note a possible restart of the server. Raise redis's errors."""
+        """Log in on a new socket, and note a possible restart of the server. Raise redis's errors.
+
+        Raise ConfigError, before the password is sent, if a stranger listens at the unix socket.
+        """
+        client: Any = connection._sock
+        try:
+            check_listener(client, self._parsed)
+        except ConfigError:
+            connection.disconnect()  # type: ignore[no-untyped-call]
+            raise
         connection.on_connect()  # type: ignore[no-untyped-call]
         self._new_socket.set()
 
@@ -210,6 +232,19 @@ class Connection:
                 f"the queue server at {self.address} may evict keys (maxmemory-policy {policy}) and so "
                 "lose work: set maxmemory-policy noeviction"
             )
+
+
+def _pool_options(address: ServerAddress) -> dict[str, Any]:
+    """Return the options of redis-py's pool for a socket, a host, or a host with TLS."""
+    if address.scheme == "unix":
+        return {"connection_class": redis.UnixDomainSocketConnection, "path": address.path}
+    options: dict[str, Any] = {"host": address.host, "port": address.port}
+    if address.scheme == "rediss":
+        check_name = address.tls.get("ssl_check_hostname") != "false"
+        options |= {
+            "connection_class": redis.SSLConnection, **address.tls, "ssl_check_hostname": check_name
+        }  # fmt: skip
+    return options
 
 
 def text(value: bytes | str) -> str:

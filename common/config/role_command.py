@@ -9,6 +9,7 @@ from pydantic_settings import CliPositionalArg, CliToggleFlag
 
 from penstock.common.config.command import Command, parser_of
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.config.redis_url import parse_url
 from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings, Section
 from penstock.common.config.variables import SECTIONS, environment_of
 from penstock.common.errors import ConfigError
@@ -21,10 +22,23 @@ class SettingsCommand(Command):
     """Base of the commands that read variables."""
 
     env_file: FilePath | None = Field(None, description="file with variables; those of the process win")
-    redis_url: str = Field("", description="queue server; empty: the server that `penstock up` started")
+    redis_url: str = Field(
+        "", repr=False, description="queue server; empty: the server that `penstock up` started"
+    )
     dry_run: CliToggleFlag[bool] = Field(
         False, validation_alias="dry-run", description="print the settings as variables and end"
     )
+
+    @field_validator("redis_url")
+    @classmethod
+    def _well_formed(cls, url: str) -> str:
+        """Return the URL. Raise ValueError, without any part of the URL, if malformed."""
+        try:
+            if url:
+                parse_url(url)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return url
 
 
 class RunCommand(SettingsCommand):

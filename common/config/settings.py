@@ -58,6 +58,12 @@ class RunSettings(Section):
         "077", "rights that others lack on the run's files, octal: 027 shares them with the group",
         pattern=r"^0?0[0-7]{2}$",
     )  # fmt: skip
+    allow_open_server: bool = setting(
+        False, "accept a queue server that lets in everybody in the network without a password"
+    )
+    queue_password_file: str = setting(
+        "", "file with the password for `penstock up --listen`, readable by its owner alone"
+    )
     disk_timeout_s: float = setting(600.0, "seconds to wait for room on a full disk", ge=0)
     log_format: Literal["text", "json"] = setting("text", "format of the log lines")
 

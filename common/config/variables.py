@@ -13,6 +13,8 @@ from dotenv import dotenv_values
 from pydantic import BaseModel
 
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.config.redis_url import parse_url
+from penstock.common.config.secret_file import read_secret
 from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings, Section
 from penstock.common.errors import ConfigError
 
@@ -54,10 +56,10 @@ def read_environment(env_file: Path | str | None) -> dict[str, str]:
 def values_of(kind: type[BaseModel], environment: Mapping[str, str]) -> dict[str, object]:
     """Return the values that variables give to a command's sections and to its `redis_url`.
 
-    Raise ConfigError if a variable's name is unknown.
+    Raise ConfigError if a variable's name is unknown, or the file of REDIS_URL_FILE cannot be read.
     """
     check_names(environment)
-    found: dict[str, object] = {"redis_url": environment.get("REDIS_URL", "")}
+    found: dict[str, object] = {"redis_url": _redis_url(environment)}
     for prefix, section in SECTIONS.items():
         variable_of = {name: f"{prefix}_{name.upper()}" for name in section.model_fields}
         found[prefix.lower()] = {
@@ -68,9 +70,21 @@ def values_of(kind: type[BaseModel], environment: Mapping[str, str]) -> dict[str
     return {name: value for name, value in found.items() if name in kind.model_fields}
 
 
+def _redis_url(environment: Mapping[str, str]) -> str:
+    """Return REDIS_URL, or the line of the file REDIS_URL_FILE. Raise ConfigError if both are set."""
+    url, file = environment.get("REDIS_URL", ""), environment.get("REDIS_URL_FILE", "")
+    if url and file:
+        raise ConfigError("REDIS_URL and REDIS_URL_FILE are both set, expected one; unset the other")
+    return read_secret(Path(file), "REDIS_URL_FILE") if file else url
+
+
 def environment_of(settings: BaseModel) -> dict[str, str]:
-    """Return the variables that give a command these settings, as --dry-run prints them."""
-    found = {"REDIS_URL": url} if (url := getattr(settings, "redis_url", "")) else {}
+    """Return the variables that give a command these settings, as --dry-run prints them.
+
+    REDIS_URL is printed without user and password.
+    """
+    url = getattr(settings, "redis_url", "")
+    found = {"REDIS_URL": str(parse_url(url))} if url else {}
     for prefix in SECTIONS:
         if section := getattr(settings, prefix.lower(), None):
             for name, value in section.model_dump(mode="json").items():

@@ -34,6 +34,7 @@ class RunFolder:
         self.server = path / "queue"  # data of the queue server that `penstock up` started
         self.server_url = self.server / "url"  # address with password, mode 0600
         self.server_configuration = self.server / "server.conf"
+        self.server_users = self.server / "users.acl"
         self.server_log = self.server / "server.log"
 
     def claim(self, incarnation: int) -> Path:

@@ -8,7 +8,8 @@ import pytest
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
-from penstock.common.broker.local_server import answers, prepare, started_server
+from penstock.common.broker.local_server import prepare, started_server
+from penstock.common.broker.private_socket import answers
 from penstock.common.files.run_folder import RunFolder
 from tests.chaos.losses import LossMeter
 from tests.e2e.aof import added, read_file

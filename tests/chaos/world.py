@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from penstock.common.broker.local_server import prepare
+from penstock.common.broker.local_server import started_server
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.guard import guard_children
-from penstock.deploy.child import Child, Report
+from penstock.deploy.child import Child, Report, Service
 from penstock.deploy.procfile import read_procfile
 from penstock.deploy.supervisor import LEARNER, Limits, Supervisor
 from penstock.deploy.up import child_environment, queue_service, role_services
@@ -67,10 +67,11 @@ class World:
         began = time.monotonic()
         with ExitStack() as stack:
             self._log = stack.enter_context((self.site.folder / "roles.log").open("w"))
+            server = queue_service(RunFolder(self.run_folder))
             if self._lose_every:
-                server = prepare(RunFolder(self.run_folder)).url
-                self.network = stack.enter_context(LossyProxy(server, self._lose_every))
-            self._supervisor = self._make_supervisor()
+                url = started_server(RunFolder(self.run_folder))
+                self.network = stack.enter_context(LossyProxy(url, self._lose_every))
+            self._supervisor = self._make_supervisor(server)
             limit = threading.Timer(limit_s, self._supervisor.stop)
             thread = threading.Thread(target=beside, name="killer", daemon=True)
             limit.start()
@@ -84,8 +85,7 @@ class World:
                 thread.join(30)
         return time.monotonic() - began
 
-    def _make_supervisor(self) -> Supervisor:
-        server = queue_service(RunFolder(self.run_folder))
+    def _make_supervisor(self, server: Service) -> Supervisor:
         if self._preload:
             command = ("/usr/bin/env", f"LD_PRELOAD={self._preload}", *server.command)
             server = replace(server, command=command)

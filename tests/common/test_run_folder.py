@@ -33,6 +33,7 @@ PATHS = {
     "server": "queue",
     "server_url": "queue/url",
     "server_configuration": "queue/server.conf",
+    "server_users": "queue/users.acl",
     "server_log": "queue/server.log",
 }
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +14,8 @@ import pytest
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import LocalServer, started_server
+from penstock.common.config.redis_url import parse_url
+from penstock.common.errors import ConfigError
 from penstock.common.files.run_folder import RunFolder
 from penstock.deploy.child import Report, Service
 from penstock.deploy.supervisor import LEARNER_STAGE, SERVER_STAGE, WORKER_STAGE, Limits, Supervisor
@@ -301,6 +304,46 @@ def test_up_starts_no_server_where_redis_url_is_set(tmp_path: Path, queue_server
     out, _ = up(tmp_path, REDIS_URL=queue_server.url).communicate(timeout=120)
     assert queue_server.url in out
     assert "queue.1" not in out
+
+
+def test_up_listens_where_asked_with_the_password_of_the_file(tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("of the file\n")
+    password.chmod(0o600)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    (tmp_path / "Procfile").write_text(f"learner: {STAYS}\n")
+    process = up(tmp_path, "--listen", f"127.0.0.1:{port}", RUN_QUEUE_PASSWORD_FILE=str(password))
+    try:
+        url = f"redis://:of%20the%20file@127.0.0.1:{port}/0"
+        assert Connection(url, 60, 10).execute("PING")
+        folder = Path(parse_url(started_server(RunFolder(tmp_path / "runs/run"))).path).parent
+    finally:
+        process.terminate()
+        out, _ = process.communicate(timeout=120)
+    assert "of the file" not in out
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "listen", "error"),
+    [
+        ({}, "127.0.0.1:7000", "RUN_QUEUE_PASSWORD_FILE is not set"),
+        ({"RUN_QUEUE_PASSWORD_FILE": "none"}, "127.0.0.1:7000", "none cannot be read"),
+        ({"RUN_QUEUE_PASSWORD_FILE": "/dev/null"}, "127.0.0.1:7000", "expected one line"),
+        ({"RUN_QUEUE_PASSWORD_FILE": "none"}, "127.0.0.1:70000", "expected a port of 1 to 65535"),
+        ({"REDIS_URL": "redis://127.0.0.1:1"}, "127.0.0.1:7000", "no queue server is started"),
+    ],
+)
+def test_up_listens_with_a_password_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], listen: str, error: str
+) -> None:
+    (tmp_path / "Procfile").write_text("learner: true\n")
+    monkeypatch.setenv("RUN_DIR", str(tmp_path / "runs"))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=error):
+        Up(procfile=tmp_path / "Procfile", listen=listen).run(lambda _: None)
 
 
 @pytest.mark.e2e

@@ -1,0 +1,54 @@
+"""The refusal of a queue server that lets in everybody who reaches its port."""
+
+import contextlib
+import ipaddress
+import socket
+import ssl
+
+from penstock.common.config.redis_url import ServerAddress
+from penstock.common.errors import ConfigError
+
+_TIMEOUT_S = 10.0
+
+
+def check_not_open(address: ServerAddress) -> None:
+    """Raise ConfigError if a server beyond this machine answers a client without login.
+
+    A server on a unix socket or on loopback is not asked. The question is a PING on a connection of its
+    own, without password and without the client's certificate.
+    """
+    if address.scheme == "unix" or _is_loopback(address.host):
+        return
+    with contextlib.suppress(OSError), _connected(address) as client:
+        if _is_loopback(client.getpeername()[0]):
+            return
+        client.sendall(b"PING\r\n")
+        if client.recv(5) == b"+PONG":
+            raise ConfigError(
+                f"the queue server {address} lets in everybody who reaches it, without a password. Set "
+                "`requirepass` or users on the server and put the login into REDIS_URL, or set "
+                "RUN_ALLOW_OPEN_SERVER=true if everybody in that network may control the run"
+            )
+
+
+def _connected(address: ServerAddress) -> socket.socket:
+    """Return a connection to a host, over TLS if the URL says so. Raise OSError without one."""
+    client = socket.create_connection((address.host, address.port), timeout=_TIMEOUT_S)
+    if address.scheme == "redis":
+        return client
+    context = ssl._create_unverified_context()  # nothing secret is sent, nothing received is used
+    try:
+        return context.wrap_socket(client, server_hostname=address.host)
+    except OSError:
+        client.close()
+        raise
+
+
+def _is_loopback(host: str) -> bool:
+    """Return whether the host is `localhost` or an IP address of this machine's loopback."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower() == "localhost"
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback

@@ -1,0 +1,178 @@
+"""REDIS_URL: the address of the queue server, its login and its TLS files. Parsed here and nowhere else.
+
+    redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]
+    rediss://...[?ssl_ca_certs=FILE&ssl_certfile=FILE&ssl_keyfile=FILE&ssl_check_hostname=true]
+    unix://[[USER]:PASSWORD@]/SOCKET[?db=DATABASE&owner=UID]
+
+No error of this module contains a part of the URL: an unencoded letter may put the password anywhere.
+"""
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NoReturn
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from penstock.common.errors import ConfigError
+
+LONGEST_SOCKET_PATH = 107
+"""Bytes that the path of a unix socket may have on Linux."""
+
+_DEFAULT_PORT = 6379
+_OPTIONS = {
+    "redis": frozenset[str](),
+    "rediss": frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname"}),
+    "unix": frozenset({"db", "owner"}),
+}
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::([0-9]{1,5}))?", re.IGNORECASE | re.ASCII)
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """A parsed REDIS_URL. `owner` is the user id of a unix socket's server; None: any user's.
+
+    Example: parse_url("redis://:secret@[::1]:7000/2") has host "::1", port 7000, database 2.
+    """
+
+    scheme: str
+    host: str = ""
+    port: int = 0
+    path: str = ""
+    database: int = 0
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    owner: int | None = None
+    tls: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __str__(self) -> str:
+        """Return the address for people: `redis://***@host:6379`, without user, password and options."""
+        login = "***@" if self.password is not None else ""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        place = self.path if self.scheme == "unix" else f"{host}:{self.port}"
+        database = f"/{self.database}" if self.database and self.scheme != "unix" else ""
+        return f"{self.scheme}://{login}{place}{database}"
+
+
+def parse_url(url: str) -> ServerAddress:
+    """Return the parts of REDIS_URL. Raise ConfigError, without any part of the URL, if malformed."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme not in _OPTIONS:
+        _refuse("expected redis://, rediss:// or unix:// at the start, found none of them")
+    if not url.isascii() or re.search(r"[\s\x00-\x1f\x7f#]", url):
+        _refuse("found a space, a `#` or a letter beyond ASCII, expected it percent-encoded (# is %23)")
+    try:
+        parts = urlsplit(f"http://{rest}")  # a scheme for which urlsplit knows no special case
+    except ValueError:
+        _refuse("expected the IPv6 address of the host in brackets, such as redis://[::1]:6379/0")
+    login, _, place = parts.netloc.rpartition("@")
+    username, password = _login(login) if "@" in parts.netloc else (None, None)
+    options = _options(parts.query, scheme)
+    if scheme == "unix":
+        return _unix_address(place, parts.path, username, password, options)
+    host, port = parse_host(place)
+    database = _number(parts.path[1:] or "0", "the database after the last `/`")
+    _check_tls(options)
+    return ServerAddress(
+        scheme, host, port, "", database, username, password, None, MappingProxyType(options)
+    )
+
+
+def parse_host(place: str, source: str = "REDIS_URL") -> tuple[str, int]:
+    """Return host and port of HOST:PORT, port 6379 if none is given. Raise ConfigError if malformed."""
+    found = _HOST.fullmatch(place)
+    if not found:
+        _refuse("expected HOST:PORT, such as localhost:6379 or [::1]:6379, found another form", source)
+    host, port = found[1] or found[2], int(found[3] or _DEFAULT_PORT)
+    if not 0 < port < 1 << 16:
+        _refuse(f"expected a port of 1 to {(1 << 16) - 1}, found another number", source)
+    if found[1]:
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            _refuse("found brackets around a text that is no IPv6 address", source)
+    return host, port
+
+
+def unix_url(path: str, password: str, owner: int) -> str:
+    """Return the URL of a server at a unix socket, run by the user with this id."""
+    return f"unix://:{quote(password, safe='')}@{quote(path)}?owner={owner}"
+
+
+def _login(login: str) -> tuple[str | None, str]:
+    """Return user, None without one, and password. Raise ConfigError if malformed or incomplete."""
+    if "@" in login or login.count(":") != 1:
+        _refuse(
+            "expected USER:PASSWORD or :PASSWORD before the `@`, found another form; percent-encode "
+            "these letters of a password: `%` as %25, `@` as %40, `:` as %3A, `/` as %2F, `?` as %3F"
+        )
+    username, password = (_decoded(part) for part in login.split(":"))
+    if not password:
+        _refuse("found an empty password before the `@`, expected USER:PASSWORD or :PASSWORD")
+    return username or None, password
+
+
+def _options(query: str, scheme: str) -> dict[str, str]:
+    """Return the options after `?`. Raise ConfigError for an unknown, empty or repeated option."""
+    try:
+        pairs = parse_qsl(query, strict_parsing=True, keep_blank_values=True) if query else []
+    except ValueError:
+        pairs = [("", "")]
+    options = dict(pairs)
+    if len(options) < len(pairs) or not options.keys() <= _OPTIONS[scheme] or "" in options.values():
+        known = ", ".join(sorted(_OPTIONS[scheme])) or "none"
+        _refuse(
+            f"found an unknown, empty or repeated option after `?`. Options of {scheme}://: {known}; "
+            "the login stands before the `@`"
+        )
+    return options
+
+
+def _unix_address(
+    place: str, path: str, username: str | None, password: str | None, options: Mapping[str, str]
+) -> ServerAddress:
+    """Return the address of a unix socket. Raise ConfigError if path or options are malformed."""
+    path = _decoded(path)
+    if place or not path.startswith("/") or len(path) < 2 or "\0" in path:
+        _refuse("expected the absolute path of a socket, such as unix:///run/queue.sock")
+    if len(path.encode()) > LONGEST_SOCKET_PATH:
+        _refuse(
+            f"expected a path of a socket of at most {LONGEST_SOCKET_PATH} bytes, found a longer one"
+        )
+    database = _number(options.get("db", "0"), "db")
+    owner = _number(options["owner"], "owner") if "owner" in options else None
+    return ServerAddress("unix", "", 0, path, database, username, password, owner)
+
+
+def _check_tls(options: Mapping[str, str]) -> None:
+    """Raise ConfigError for a client's key without certificate, or a check that is not true or false."""
+    if "ssl_keyfile" in options and "ssl_certfile" not in options:
+        _refuse("found ssl_keyfile without ssl_certfile, expected both")
+    if options.get("ssl_check_hostname", "true") not in ("true", "false"):
+        _refuse("expected ssl_check_hostname=true or ssl_check_hostname=false, found another value")
+
+
+def _decoded(text: str) -> str:
+    """Return a text with its percent-encoded letters decoded. Raise ConfigError if that fails."""
+    try:
+        if re.search("%(?![0-9a-fA-F]{2})", text):
+            raise ValueError
+        return unquote(text, errors="strict")
+    except ValueError:
+        _refuse("found a `%` that begins no percent-encoded letter of UTF-8, expected %25 for a `%`")
+
+
+def _number(text: str, name: str) -> int:
+    """Return a whole number, written without sign and leading zeros. Raise ConfigError if none."""
+    if not _NUMBER.fullmatch(text):
+        _refuse(f"{name}: expected a whole number such as 0, found another text")
+    return int(text)
+
+
+def _refuse(text: str, source: str = "REDIS_URL") -> NoReturn:
+    """Raise ConfigError with this text."""
+    raise ConfigError(
+        f"{source}: {text}; the form is redis://USER:PASSWORD@HOST:PORT/DATABASE"
+    ) from None

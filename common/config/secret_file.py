@@ -1,0 +1,34 @@
+"""Secrets that are read from files, because the environment and the command line are easily seen."""
+
+import stat
+import sys
+from pathlib import Path
+
+from penstock.common.errors import ConfigError
+
+_LONGEST = 4096
+
+
+def read_secret(path: Path, setting: str) -> str:
+    """Return the one line of a file. Warn on standard error if other users may read the file.
+
+    Raise ConfigError, without the file's content, if the file cannot be read or has not one line.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(_LONGEST + 1).decode().strip()
+            mode = path.stat().st_mode
+    except (OSError, UnicodeDecodeError) as error:
+        cause = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(f"{setting}: {path} cannot be read ({cause}), expected one line") from None
+    if not text or len(text) > _LONGEST or not text.isprintable():
+        raise ConfigError(
+            f"{setting}: expected one line of printable text in {path}, found another form"
+        )
+    if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
+        print(
+            f"warning: {setting}: other users may read or change {path}: `chmod 600 {path}`",
+            file=sys.stderr,
+            flush=True,
+        )
+    return text
