@@ -93,7 +93,7 @@ def test_what_a_group_shares_it_can_read_all_of_but_the_password(tmp_path, carel
     with umask("027"):
         write_run(tmp_path / "run", [])
     lacking = {name for name, mode in modes(tmp_path / "run").items() if not mode & 0o040}
-    assert lacking == {"queue/url", "queue/server.conf"}
+    assert lacking == {"queue/url", "queue/server.conf", "queue/users.acl"}
 
 
 class Creates(RunCommand):
