@@ -85,10 +85,10 @@ def drop_rights(uid: int, gid: int) -> None:
         hide_memory()
 
 
-def hide_memory(hidden: bool = True) -> None:
+def hide_memory() -> None:
     """Keep other processes of the same user from reading and changing this process's memory."""
     if _LINUX:
-        ctypes.CDLL(None).prctl(_DUMPABLE, int(not hidden), 0, 0, 0)
+        ctypes.CDLL(None).prctl(_DUMPABLE, 0, 0, 0, 0)
 
 
 def _check(result: int, what: str) -> None:
