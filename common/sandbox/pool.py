@@ -285,7 +285,7 @@ class SandboxPool:
         try:
             while frame := handle.next_frame(self._settings.timeout_s if began else START_TIMEOUT_S):
                 if "refused" in frame and not began:
-                    self._refused(frames.short(frame["refused"]))
+                    return self._refused(frames.short(frame["refused"]), code)
                 if "prepared" in frame and not began:
                     began = True
                     self._tell_isolation(bool(frame.get("isolated")))
@@ -307,10 +307,12 @@ class SandboxPool:
             pass
         return began
 
-    def _refused(self, reason: str) -> None:
-        """Raise ConfigError with the reason why a process could not take its limits or its user."""
+    def _refused(self, reason: str, code: Code | None) -> Mistake:
+        """Return or raise the reason why a process could not take its limits or read its code."""
         if reason.startswith("MemoryError"):
-            self._too_little_memory(None)
+            return self._too_little_memory(code)
+        if code is not None:
+            return Mistake(f"{code.source} cannot be read: {reason}")
         raise ConfigError(f"a sandbox process cannot give up its rights on this machine: {reason}")
 
     def _tell_isolation(self, isolated: bool) -> None:
