@@ -23,6 +23,7 @@ class Keys:
         self.fence = prefix + "fence"  # hash: folder's nonce; learner's incarnation, lease, phase
         self.open = prefix + "open"  # hash: ticket -> the entry that holds it, first version
         self.ledger = prefix + "ledger"  # hash: issued, and a count per end state
+        self.malformed = prefix + "malformed"  # hash: cause -> entries that were deleted unread
         self.contract = prefix + "contract"
         self.weights = prefix + "weights"  # the announced version
         self.state = prefix + "state"  # "running" or "ended"
