@@ -22,6 +22,10 @@ class ConfigError(PenstockError, exit_code=78):
     """Settings, a server or a contract that cannot work: a restart would fail in the same way."""
 
 
+class NotPermitted(ConfigError):
+    """A command, or a key, that the queue server refuses to this user."""
+
+
 class ContractMismatch(ConfigError):
     """This process has other data, such as a tokenizer, than the learner published for the run."""
 

@@ -3,11 +3,13 @@
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import NoReturn
 
 from pydantic import Field
 from pydantic_settings import CliSubCommand, CliToggleFlag
 
+from penstock.common.broker.acl import default_folder, write_users
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import started_server
 from penstock.common.broker.monitor import discard_run, read_audit, read_dead, read_status
@@ -102,6 +104,30 @@ class Discard(QueueCommand):
         return Result(f"{row['keys_deleted']} keys of run {run} deleted on {server}", [row])
 
 
+class Acl(QueueCommand):
+    """Write a user per role to the queue server, and a file with the URL of each. For an operator.
+
+    The users may do what their roles need, on the keys of this run alone. Users whose files exist keep
+    their passwords. The server's functions are loaded too, which the users may not do.
+    """
+
+    out: Path | None = Field(None, description="folder for the files; by default queue/users of the run")
+
+    def ask(self, connection: Connection) -> int:
+        """Write users and files, print the files; return 0. Raise as `write_users` does."""
+        url = self.redis_url or started_server(self.run.folder)
+        folder = self.out or default_folder(self.run.folder)
+        users, saved = write_users(connection, url, self.run.name, folder)
+        lines = [f"{user.role:<10}REDIS_URL_FILE={user.file}" for user in users]
+        if not saved:
+            lines.append(
+                f"The server {connection.address} has no aclfile and forgets its users when it ends: "
+                "run this command again after each start of the server."
+            )
+        rows = [{"role": user.role, "user": user.name, "file": str(user.file)} for user in users]
+        return self.show(Result("\n".join(lines), rows))
+
+
 class Queues(CommandGroup):
     """Read a run's queues from any machine, audit its tickets, discard it.
 
@@ -112,6 +138,7 @@ class Queues(CommandGroup):
     audit: CliSubCommand[Audit] = Field(description="check that every ticket ended or is in flight")
     watch: CliSubCommand[Watch] = Field(description="the status, again every second until Ctrl-C")
     dead: CliSubCommand[Dead] = Field(description="the newest tickets that failed too often, and why")
+    acl: CliSubCommand[Acl] = Field(description="write a user per role, with what the role needs")
     discard: CliSubCommand[Discard] = Field(description="delete the run's keys from the server")
 
 

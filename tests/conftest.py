@@ -10,10 +10,12 @@ import pytest
 import structlog
 from hypothesis import settings
 
+from penstock.common.broker.acl import write_users
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.guard import guard_children
+from tests.helpers import AclUsers
 
 settings.register_profile("penstock", deadline=None, max_examples=60)
 settings.load_profile("penstock")
@@ -80,6 +82,17 @@ def connection(queue_server: LocalServer) -> Iterator[Connection]:
     connection = Connection(queue_server.url, connect_timeout_s=10, server_timeout_s=10)
     yield connection
     connection.close()
+
+
+@pytest.fixture
+def acl_users(private_server: LocalServer, tmp_path: Path, run_name: str) -> Iterator[AclUsers]:
+    """A connection per role of the test's run, each with the role's user, and the operator's."""
+    operator = Connection(private_server.url, 10, 10)
+    users, _ = write_users(operator, private_server.url, run_name, tmp_path / "users")
+    found = {user.role: Connection(user.file.read_text().strip(), 10, 10) for user in users}
+    yield AclUsers(operator, **found)
+    for connection in (operator, *found.values()):
+        connection.close()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -54,6 +55,17 @@ def is_dead(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class AclUsers:
+    """Connections to one server: of the operator, and of each role's user."""
+
+    operator: Connection
+    learner: Connection
+    actor: Connection
+    rewarder: Connection
+    reader: Connection
 
 
 class LossyProxy:

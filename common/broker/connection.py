@@ -5,8 +5,9 @@ commands that are not idempotent. Every command sent here is idempotent: a repea
 nothing, and entries whose delivery was lost are reclaimed when their lease expires.
 """
 
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.resources import files
 from threading import Event
@@ -20,7 +21,14 @@ from penstock.common.broker.open_server import check_not_open
 from penstock.common.broker.private_socket import check_listener
 from penstock.common.config.redis_url import ServerAddress, parse_url
 from penstock.common.deadline import Deadline
-from penstock.common.errors import ConfigError, RunNotReady, RunTaken, ServerUnavailable, WrongType
+from penstock.common.errors import (
+    ConfigError,
+    NotPermitted,
+    RunNotReady,
+    RunTaken,
+    ServerUnavailable,
+    WrongType,
+)
 from penstock.common.failpoint import failpoint
 from penstock.common.log import get_logger, shorten
 
@@ -32,6 +40,12 @@ _RETRY_EVERY_S = 0.2
 _REPORT_EVERY_S = 10.0
 OLDEST = (7, 0)
 """The oldest version, major and minor, of a server that has all that the protocol needs."""
+
+_READ_ONLY = frozenset({"audit"})
+"""Functions that a user without any right to write may call."""
+
+_NO_RIGHT = re.compile(r"ACL failure in script|user executing the script can't")
+"""Texts of Valkey and of Redis for a command inside of a function that the caller may not send."""
 
 Argument = bytes | str | int | float
 
@@ -127,7 +141,8 @@ class Connection:
         The whole pipeline is sent again when the connection is lost or the server refuses a call for
         lack of memory, so the function must be idempotent. Raise the errors of `execute`.
         """
-        head: tuple[Argument, ...] = ("FCALL", f"penstock_2_{function}", len(keys), *keys)
+        command = "FCALL_RO" if function in _READ_ONLY else "FCALL"
+        head: tuple[Argument, ...] = (command, f"penstock_2_{function}", len(keys), *keys)
         failpoint(f"{function}.before")
         replies: list[Any] = self._retrying(
             lambda: self._send_all([(*head, *args) for args in calls]), self._server_timeout_s
@@ -148,9 +163,20 @@ class Connection:
         return replies
 
     def load_functions(self) -> None:
-        """Load the protocol's functions into the server, as the learner. Raise as `execute` does."""
+        """Load the protocol's functions into the server, or check that an operator loaded the same.
+
+        Raise ConfigError if this user may not load functions and the server has others, or as `execute`.
+        """
         source = files("penstock.common.broker").joinpath("functions.lua").read_text()
-        self.execute("FUNCTION", "LOAD", "REPLACE", source)
+        try:
+            self.execute("FUNCTION", "LOAD", "REPLACE", source)
+        except NotPermitted as error:
+            library = self.execute("FUNCTION", "LIST", "LIBRARYNAME", "penstock_2", "WITHCODE")
+            if source.encode() not in _leaves(library):
+                raise ConfigError(
+                    f"the queue server {self.address} lacks this release's functions, and this user may "
+                    "not load any: let an operator run `queues acl` with this release"
+                ) from error
 
     def uptime(self) -> tuple[str, int]:
         """Return the run_id of the server's process and its least uptime in ms. Raise as `execute`."""
@@ -247,6 +273,15 @@ def _pool_options(address: ServerAddress) -> dict[str, Any]:
     return options
 
 
+def _leaves(reply: Any) -> Iterator[Any]:
+    """Yield the values of a nested reply, be its maps dictionaries (RESP3) or lists (RESP2)."""
+    if isinstance(reply, list | dict):
+        for part in reply.values() if isinstance(reply, dict) else reply:
+            yield from _leaves(part)
+    else:
+        yield reply
+
+
 def text(value: bytes | str) -> str:
     """Return a reply of the server as a string. Bytes that are not UTF-8 are escaped."""
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
@@ -280,9 +315,10 @@ def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> No
         raise RunNotReady(
             f"the learner has not set the run up on {address} yet: start `learner`"
         ) from error
-    if isinstance(error, redis.exceptions.NoPermissionError):
-        raise ConfigError(
-            f"the queue server {address} refuses this user: {error}. Give the user these rights"
+    if isinstance(error, redis.exceptions.NoPermissionError) or _NO_RIGHT.search(str(error)):
+        raise NotPermitted(
+            f"the queue server {address} refuses this user: {error}. Set REDIS_URL to the URL of this "
+            "role's user, or let an operator run `queues acl`"
         ) from error
     if not (isinstance(error, redis.exceptions.OutOfMemoryError) or code in ("OOM", "MISCONF")):
         found = f"the queue server {address} refused a command: {error}"

@@ -101,6 +101,14 @@ def unix_url(path: str, password: str, owner: int) -> str:
     return f"unix://:{quote(password, safe='')}@{quote(path)}?owner={owner}"
 
 
+def with_login(url: str, username: str, password: str) -> str:
+    """Return a well-formed URL with another user and password."""
+    scheme, _, rest = url.partition("://")
+    place = urlsplit(f"http://{rest}").netloc.rpartition("@")[2]
+    after = rest[len(urlsplit(f"http://{rest}").netloc) :]
+    return f"{scheme}://{quote(username, safe='')}:{quote(password, safe='')}@{place}{after}"
+
+
 def _login(login: str) -> tuple[str | None, str]:
     """Return user, None without one, and password. Raise ConfigError if malformed or incomplete."""
     if "@" in login or login.count(":") != 1:

@@ -13,6 +13,7 @@ from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.broker.monitor import read_audit
 from penstock.common.broker.work_stream import BEGINNING, Entry, WorkStream
+from penstock.common.config.redis_url import with_login
 from penstock.common.errors import ConfigError, RunNotReady, RunTaken, ServerUnavailable
 from penstock.common.wire.codec import decode
 from penstock.common.wire.ids import TicketId
@@ -146,8 +147,8 @@ def test_a_user_who_may_not_use_transactions_hands_off_in_order(
     run.issue(*range(8))
     user = ("ACL", "SETUSER", "actor", "on", ">word", "~*", "&*", "+@all", "-@transaction")
     run.connection.execute(*user)
-    address = private_server.url.rpartition("@")[2]
-    limited = run.actor(connection=Connection(f"redis://actor:word@{address}", 10, 10))
+    url = with_login(private_server.url, "actor", "word")
+    limited = run.actor(connection=Connection(url, 10, 10))
     finished = [group_of(entry, size) for entry in limited.take(8)]
     assert limited.handoff_all(finished, keys.rollouts) == [True] * 8
     found = [(entry.ticket, entry.payload) for entry in run.rewarder().take(9)]

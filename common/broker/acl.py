@@ -1,0 +1,152 @@
+"""The users of a run on its queue server: one per role, each with what the role needs and no more.
+
+A server function runs with the rights of the user who calls it: its commands are checked as if the user
+had sent them, and a call needs read and write rights for each key that it names. So the rights to call a
+function stand in a selector of their own, which names the fence too: the call is allowed, and the
+function can only read the fence.
+
+Example: `put` called by an actor is refused, as the contract is no key of the actor's calls. `claim`
+names the fence alone, so the call begins, and its HSET on the fence is refused.
+"""
+
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.local_server import hash_password
+from penstock.common.config.redis_url import parse_url, with_login
+from penstock.common.config.secret_file import read_secret
+from penstock.common.errors import ConfigError, ServerUnavailable
+from penstock.common.files.atomic import make_folder, write_whole
+from penstock.common.files.run_folder import RunFolder
+
+Role = Literal["learner", "actor", "rewarder", "reader"]
+ROLES: tuple[Role, ...] = get_args(Role)
+"""The roles that have a user. `reader` is for `queues status`, `audit`, `watch` and `dead`."""
+
+_READING = (
+    "ping", "select", "info", "time", "get", "hget", "hmget", "hgetall", "exists", "type", "xlen",
+    "xrange", "xrevrange", "xpending", "xinfo|groups", "xinfo|consumers", "fcall_ro|penstock_2_audit",
+)  # fmt: skip
+_WORKING = ("xack", "xdel", "xclaim", "xadd", "xgroup|delconsumer", "hset")
+_COUNTING = ("hget", "hdel", "hincrby", "type")
+_LEARNING = (
+    *_WORKING,
+    *_COUNTING,
+    "xreadgroup",
+    "xgroup|create",
+    "set",
+    "del",
+    "function|list",
+    "fcall",
+    "fcall_ro",
+)
+_LEASE_CALLS = ("mark_alone", "put_back", "renew", "reclaim", "drop", "remove_consumer")
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A user that was written, and the file with its URL."""
+
+    role: Role
+    name: str
+    file: Path
+
+
+def user_name(run: str, role: Role) -> str:
+    """Return the name of a role's user, such as penstock-demo-actor."""
+    return f"penstock-{run}-{role}"
+
+
+def rules(role: Role, keys: Keys) -> list[str]:
+    """Return the rules of ACL SETUSER that give a role its rights on a run's keys, and no others."""
+    if role == "reader":
+        return [*_allow(_READING), *(f"%R~{key}" for key in keys.all)]
+    if role == "learner":
+        return [*_allow(_READING, _LEARNING), *(f"~{key}" for key in keys.all)]
+    return _worker_rules(keys, actor=role == "actor")
+
+
+def _worker_rules(keys: Keys, actor: bool) -> list[str]:
+    """Return the rules of an actor or a rewarder: read the run, work on own streams, add to the next."""
+    worked = (keys.tickets, keys.eval_tickets) if actor else (keys.rollouts,)
+    following = (keys.rollouts,) if actor else keys.outcome_streams
+    ends = (*keys.outcome_streams, keys.dead)  # of a ticket that failed too often
+    streams = (*keys.work_streams, *keys.outcome_streams)
+    known = (*streams, keys.ledger, keys.fence, keys.contract, keys.weights, keys.state)
+    return [
+        *_allow(_READING, _WORKING),
+        *(f"~{key}" for key in (*worked, keys.open)),
+        *(f"%R~{key}" for key in known if key not in worked),
+        _selector(["xreadgroup"], worked),  # needs no more than the right to read, and takes entries
+        _selector(["xadd"], dict.fromkeys((*following, *ends)), "%W~"),
+        _selector(_COUNTING, [keys.malformed]),
+        _selector(_calls("handoff"), (keys.fence, keys.open, *worked, *following)),
+        _selector(_calls("bury"), (keys.fence, keys.open, *worked, *ends)),
+        _selector(_calls(*_LEASE_CALLS), (keys.fence, keys.open, keys.malformed, *worked)),
+    ]
+
+
+def write_users(connection: Connection, url: str, run: str, folder: Path) -> tuple[list[User], bool]:
+    """Load the functions, write the users of a run, and one file with a URL per role into a folder.
+
+    A user whose file exists keeps the password in that file. Return the users, and whether the server
+    stored them for its next start. Raise ConfigError without the rights of an operator, or for a
+    malformed file, and as Connection.execute does.
+    """
+    connection.load_functions()
+    make_folder(folder, "--out")
+    folder.chmod(0o700)
+    users = []
+    for role in ROLES:
+        user = User(role, user_name(run, role), folder / f"{role}.url")
+        password = _kept_password(user.file) or secrets.token_hex(24)
+        everything = ["reset", "on", f"#{hash_password(password)}", "resetchannels", "-@all"]
+        connection.execute("ACL", "SETUSER", user.name, *everything, *rules(role, Keys(run)))
+        line = f"{with_login(url, user.name, password)}\n"
+        write_whole(user.file, line.encode(), mode=0o600)
+        users.append(user)
+    return users, _saved(connection)
+
+
+def _allow(*groups: Sequence[str]) -> list[str]:
+    """Return the rules that allow the named commands."""
+    return [f"+{name}" for group in groups for name in group]
+
+
+def _calls(*names: str) -> list[str]:
+    """Return the commands that call these functions."""
+    return [f"fcall|penstock_2_{name}" for name in names]
+
+
+def _selector(commands: Sequence[str], keys: Iterable[str], right: str = "~") -> str:
+    """Return a selector: these commands on these keys, beside the user's other rights."""
+    return f"({' '.join(['-@all', *_allow(commands), *(f'{right}{key}' for key in keys)])})"
+
+
+def _kept_password(file: Path) -> str | None:
+    """Return the password in a role's file, None without a file. Raise ConfigError if malformed."""
+    if not file.exists():
+        return None
+    try:
+        return parse_url(read_secret(file, "queues acl")).password
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}; delete the file for a new password") from None
+
+
+def _saved(connection: Connection) -> bool:
+    """Return whether the server wrote its users to its aclfile. Raise ConfigError without the right."""
+    try:
+        connection.execute("ACL", "SAVE")
+    except ServerUnavailable:  # the server has no aclfile
+        return False
+    return True
+
+
+def default_folder(run_folder: RunFolder) -> Path:
+    """Return the folder for the files with URLs if none is named."""
+    return run_folder.server / "users"
