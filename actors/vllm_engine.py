@@ -196,7 +196,7 @@ def _rollout(completion: Any) -> Rollout:
     spans = completion.weight_versions
     return Rollout(
         token_ids=np.array(completion.token_ids, dtype="<i4"),
-        logprobs=np.array(completion.logprobs.logprobs, dtype="<f4"),
+        logprobs=np.minimum(np.array(completion.logprobs.logprobs, dtype="<f4"), 0.0),  # rounding
         mask=np.ones(len(completion.token_ids), dtype=bool),
         spans=tuple(Span(Version.parse(span.version), span.start, span.end) for span in spans),
         finish_reason="stop" if completion.finish_reason == "stop" else "length",

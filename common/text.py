@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 SHOWN = 2000
-"""Most letters of a question and of a completion that a verdict carries, for people to read."""
+"""Most letters of a question, a completion or a reason in a verdict, which people read."""
 
 
 def as_text(value: Any) -> str:

@@ -115,7 +115,7 @@ class Scorer:
                 try:
                     self.pool.score(spec, _only(arguments, [index]))
                 except ScoringFailed as alone:
-                    scores.failures[index] = str(alone)
+                    scores.failures[index] = str(alone)[:SHOWN]
             if not scores.healthy:
                 return
             found = self.pool.score(spec, _only(arguments, scores.healthy))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from penstock.common.broker.connection import BLOCK_MS, Connection, text
 from penstock.common.broker.keys import GROUP, Keys
+from penstock.common.text import SHOWN, encodable
 from penstock.common.wire.codec import encode
 from penstock.common.wire.ids import Purpose, TicketId
 from penstock.common.wire.messages import Verdict
@@ -142,6 +143,7 @@ class WorkStream:
 
         Return False if another consumer holds the entry. Raise as Connection.call does.
         """
+        reason = encodable(reason[:SHOWN])[:SHOWN]  # an error's text has any length and form
         verdict = encode(Verdict(entry.ticket, "dead", reason))
         keys = (*self._ticket_keys, self._keys.outcomes_for(purpose), self._keys.dead)
         args = (self.consumer, entry.id, entry.ticket, entry.payload, verdict, reason)

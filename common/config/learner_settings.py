@@ -8,10 +8,20 @@ from pydantic import model_validator
 
 from penstock.common.config.settings import Names, Numbers, PositiveNumbers, Section, setting
 from penstock.common.own_code import split_source
+from penstock.common.wire.limits import (
+    HIGHEST_REWARD,
+    HIGHEST_TEMPERATURE,
+    LARGEST_INT32,
+    LONGEST_NAME,
+    MOST_COMPLETIONS,
+    MOST_NAMES,
+)
 from penstock.common.wire.reward_spec import BUILT_IN, COLUMNS, LANGUAGES
 
 TRACKERS = ("wandb", "tensorboard")
 """The trackers that come with Penstock."""
+
+_REWARD = {"ge": -HIGHEST_REWARD, "le": HIGHEST_REWARD}
 
 LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo", "dppo"]
 AdvantageEstimator = Literal["grpo", "rloo", "reinforce_plus_plus"]
@@ -25,7 +35,7 @@ class TrainingSettings(Section):
     """Length of the run, size of its batches, and the seed."""
 
     seed: int = setting(42, "seed of question order, sampling and mini-batches", ge=0)
-    groups_per_step: int = setting(8, "questions (groups) per Update", ge=1)
+    groups_per_step: int = setting(8, "questions (groups) per Update", ge=1, le=LARGEST_INT32)
     max_steps: int = setting(0, "Updates of the run; 0: by num_train_epochs", ge=0)
     num_train_epochs: float = setting(1.0, "passes over the questions", gt=0)
     stall_timeout_s: float = setting(
@@ -52,8 +62,12 @@ class DataSettings(Section):
     )
     eval_samples: int = setting(0, "held-out questions to use; 0: all", ge=0)
     eval_steps: int = setting(0, "evaluate every N steps; 0: at start and end only", ge=0)
-    eval_num_generations: int = setting(1, "answers per held-out question (k of avg@k)", ge=1)
-    eval_temperature: float = setting(0.0, "sampling temperature; 0: greedy", ge=0)
+    eval_num_generations: int = setting(
+        1, "answers per held-out question (k of avg@k)", ge=1, le=MOST_COMPLETIONS
+    )
+    eval_temperature: float = setting(
+        0.0, "sampling temperature; 0: greedy", ge=0, le=HIGHEST_TEMPERATURE
+    )
     evaluate_only: bool = setting(False, "answer the held-out questions and train nothing")
     metric_for_best_model: str = setting("", "reward that says if an answer is right; empty: the first")
     save_best_model: bool = setting(True, "keep the model with the best evaluation")
@@ -65,7 +79,7 @@ class DataSettings(Section):
         "chat: the tokenizer's template; none: the question alone; r1; qwen_r1; or a "
         "*.jinja file; auto: chat if the tokenizer has a template",
     )
-    max_prompt_length: int = setting(512, "largest number of tokens of a prompt", ge=1)
+    max_prompt_length: int = setting(512, "largest number of tokens of a prompt", ge=1, le=LARGEST_INT32)
     overlong_prompts: Literal["drop", "truncate"] = setting(
         "drop", "drop longer prompts, or truncate them, which keeps their end"
     )
@@ -74,11 +88,13 @@ class DataSettings(Section):
 class SamplingSettings(Section):
     """Sampling of completions by the actors."""
 
-    num_generations: int = setting(8, "completions per question (group size)", ge=2)
-    max_completion_length: int = setting(512, "largest number of tokens of a completion", ge=1)
-    temperature: float = setting(1.0, "sampling temperature", gt=0)
+    num_generations: int = setting(8, "completions per question (group size)", ge=2, le=MOST_COMPLETIONS)
+    max_completion_length: int = setting(
+        512, "largest number of tokens of a completion", ge=1, le=LARGEST_INT32
+    )
+    temperature: float = setting(1.0, "sampling temperature", gt=0, le=HIGHEST_TEMPERATURE)
     top_p: float = setting(1.0, "nucleus sampling; below 1 biases the ratio", gt=0, le=1)
-    top_k: int = setting(0, "sample from the k likeliest tokens; 0: all", ge=0)
+    top_k: int = setting(0, "sample from the k likeliest tokens; 0: all", ge=0, le=LARGEST_INT32)
     min_p: float = setting(0.0, "least relative probability; above 0: biased", ge=0, le=1)
     accept_sampling_bias: bool = setting(False, "train though top_p, top_k or min_p bias the ratio")
 
@@ -86,13 +102,15 @@ class SamplingSettings(Section):
 class RewardOptions(Section):
     """Parameters of the built-in rewards; see docs/rewards.md."""
 
-    cosine_min_len_value_wrong: float = setting(-0.5, "reward: wrong answer, 0 tokens")
-    cosine_max_len_value_wrong: float = setting(0.0, "reward: wrong answer, longest")
-    cosine_min_len_value_correct: float = setting(1.0, "reward: right answer, 0 tokens")
-    cosine_max_len_value_correct: float = setting(0.5, "reward: right answer, longest")
+    cosine_min_len_value_wrong: float = setting(-0.5, "reward: wrong answer, 0 tokens", **_REWARD)
+    cosine_max_len_value_wrong: float = setting(0.0, "reward: wrong answer, longest", **_REWARD)
+    cosine_min_len_value_correct: float = setting(1.0, "reward: right answer, 0 tokens", **_REWARD)
+    cosine_max_len_value_correct: float = setting(0.5, "reward: right answer, longest", **_REWARD)
     cosine_max_len: int = setting(0, "tokens of the longest; 0: max_completion_length", ge=0)
     repetition_n_grams: int = setting(3, "words of a phrase that counts as repeated", ge=1)
-    repetition_max_penalty: float = setting(-1.0, "reward if all phrases repeat", le=0)
+    repetition_max_penalty: float = setting(
+        -1.0, "reward if all phrases repeat", ge=-HIGHEST_REWARD, le=0
+    )
     soft_max_length: int = setting(0, "soft_overlong: tokens for -1; 0: max_completion_length", ge=0)
     soft_cache_length: int = setting(
         0, "soft_overlong: tokens in which the reward falls from 0 to -1", ge=0
@@ -136,7 +154,7 @@ class LossSettings(Section):
 class LagSettings(Section):
     """Policy lag: the largest age of trained tokens, and the correction for it."""
 
-    max_staleness: int = setting(1, "versions a trained token may lag; 0: synchronous", ge=0)
+    max_staleness: int = setting(1, "versions a trained token may lag; 0: synchronous", ge=0, le=100_000)
     at_max_staleness: Literal["pace", "drop", "requeue"] = setting(
         "pace", "groups about to exceed it: train first, drop, or sample again"
     )
@@ -288,6 +306,19 @@ class LearnerSettings(
                 "of LEARNER_SOFT_MAX_LENGTH (by default the longest completion): even an empty one "
                 "would be punished"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _messages_can_carry_them(self) -> "LearnerSettings":
+        """Raise ValueError for rewards over the limits that messages have (common/wire/limits.py)."""
+        longest = max(self.reward_names, key=len)
+        if len(self.rewards) > MOST_NAMES or len(longest) > LONGEST_NAME:
+            raise ValueError(
+                f"LEARNER_REWARDS: {len(self.rewards)} rewards, the longest name has {len(longest)} "
+                f"letters; expected at most {MOST_NAMES} rewards and {LONGEST_NAME} letters"
+            )
+        if any(abs(weight) > HIGHEST_REWARD for weight in self.reward_weights):
+            raise ValueError(f"LEARNER_REWARD_WEIGHTS: expected weights within {HIGHEST_REWARD:g} of 0")
         return self
 
     @property

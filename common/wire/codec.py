@@ -9,7 +9,6 @@ Example:
     'failed 5 times'
 """
 
-import reprlib
 import types
 from dataclasses import fields, is_dataclass
 from functools import cache, partial
@@ -21,9 +20,13 @@ import numpy as np
 from penstock.common.errors import MalformedMessage
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import SCHEMA, Outcome, ScoredGroup, Verdict
+from penstock.common.wire.plain import DEEPEST, PlainData, brief, find_fault
 
 Message = TypeVar("Message")
-PlainData = Any
+
+_DEEPEST = DEEPEST + 8  # of a message: its user's data have a place within its own fields
+_MOST_VALUES = 2**22
+"""Most items of lists and maps in one message. Each takes up to 72 bytes of memory, one on the wire."""
 
 _OTHER_RELEASE = "If its sender runs another release of penstock, install the same everywhere"
 
@@ -41,11 +44,11 @@ def decode(data: bytes, *expected: type[Message]) -> Message:
     envelope = unpack(data)
     if not isinstance(envelope, list) or len(envelope) != 3:
         raise MalformedMessage(
-            f"expected [schema, type, fields], found {_brief(envelope)}. {_OTHER_RELEASE}"
+            f"expected [schema, type, fields], found {brief(envelope)}. {_OTHER_RELEASE}"
         )
     schema, name, body = envelope
     if schema != SCHEMA:
-        found = f"found wire schema {schema}, expected {SCHEMA}"
+        found = f"found wire schema {brief(schema)}, expected {SCHEMA}"
         raise MalformedMessage(f"{found}: install the same release of penstock everywhere")
     for kind in expected:
         if kind.__name__ == name:
@@ -54,7 +57,7 @@ def decode(data: bytes, *expected: type[Message]) -> Message:
             except MalformedMessage as error:
                 raise MalformedMessage(f"{error}. {_OTHER_RELEASE}") from error
     names = " or ".join(kind.__name__ for kind in expected)
-    raise MalformedMessage(f"expected a {names}, found {_brief(name)}")
+    raise MalformedMessage(f"expected a {names}, found {brief(name)}")
 
 
 def decode_outcome(data: bytes) -> Outcome:
@@ -63,16 +66,62 @@ def decode_outcome(data: bytes) -> Outcome:
 
 
 def pack(value: PlainData) -> bytes:
-    """Return plain data as msgpack, lone surrogates escaped. Raise msgpack's error for other values."""
-    return cast(bytes, msgpack.packb(value, use_bin_type=True, unicode_errors="backslashreplace"))
+    """Return plain data as msgpack. Raise MalformedMessage for values that msgpack has no form for.
+
+    A lone surrogate in a text, which no message holds, is escaped.
+    """
+    try:
+        return cast(bytes, msgpack.packb(value, use_bin_type=True, unicode_errors="backslashreplace"))
+    except (ValueError, TypeError, OverflowError) as error:
+        fault = find_fault(value, _DEEPEST) or str(error)
+        raise MalformedMessage(f"a message cannot hold this: {fault}") from error
 
 
 def unpack(data: bytes) -> PlainData:
-    """Return the plain data in msgpack bytes. Raise MalformedMessage if they are not msgpack."""
+    """Return the plain data in msgpack bytes.
+
+    Raise MalformedMessage for bytes that are not msgpack, a fault that `find_fault` names, extension
+    types, a key that is twice in a map, and too many values.
+    """
+    left = _MOST_VALUES
+
+    def count(items: int) -> None:
+        """Count the items of a list or map. Raise ValueError for too many in all."""
+        nonlocal left
+        left -= items
+        if left < 0:
+            raise ValueError(f"more than {_MOST_VALUES} values")
+
+    def read_list(items: list[Any]) -> list[Any]:
+        """Return the list, counted."""
+        count(len(items))
+        return items
+
+    def read_map(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+        """Return the map, counted. Raise ValueError if a key is there twice."""
+        count(len(pairs))
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            raise ValueError("a map has a key twice")
+        return made
+
+    most = min(len(data), _MOST_VALUES)
     try:
-        return msgpack.unpackb(data, raw=False, strict_map_key=False)
-    except (ValueError, TypeError) as error:  # TypeError: a map key that cannot be hashed
-        raise MalformedMessage(f"{len(data)} bytes are not msgpack: {error}") from error
+        value = msgpack.unpackb(
+            data, raw=False, list_hook=read_list, object_pairs_hook=read_map, ext_hook=_refuse,
+            max_array_len=most, max_map_len=most,
+        )  # fmt: skip
+        fault = find_fault(value, _DEEPEST)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        fault = str(error)[:200] or type(error).__name__  # TypeError: a key that cannot be hashed
+    if fault:
+        raise MalformedMessage(f"{len(data)} bytes are not msgpack of plain data: {fault}")
+    return value
+
+
+def _refuse(code: int, _: bytes) -> None:
+    """Raise ValueError: no message holds an extension type."""
+    raise ValueError(f"extension type {code}")
 
 
 def _to_wire(value: object) -> PlainData:
@@ -128,7 +177,7 @@ def _dataclass(kind: type, value: PlainData, where: str) -> Any:
     """Return a list of fields as the dataclass `kind`. Raise MalformedMessage if they do not fit."""
     specs = _field_types(kind)
     if not isinstance(value, list) or len(value) != len(specs):
-        raise MalformedMessage(f"{where}: expected {len(specs)} fields, found {_brief(value)}")
+        raise MalformedMessage(f"{where}: expected {len(specs)} fields, found {brief(value)}")
     named = zip(specs, value, strict=True)
     return kind(*(_from_wire(field_kind, item, f"{where}.{name}") for (name, field_kind), item in named))
 
@@ -155,11 +204,5 @@ def _array(dtype: str, value: PlainData, where: str) -> np.ndarray:
 def _checked(holds: bool, value: PlainData, expected: str, where: str) -> PlainData:
     """Return the value if the condition holds. Raise MalformedMessage otherwise."""
     if not holds:
-        raise MalformedMessage(f"{where}: expected {expected}, found {_brief(value)}")
+        raise MalformedMessage(f"{where}: expected {expected}, found {brief(value)}")
     return value
-
-
-def _brief(value: PlainData) -> str:
-    """Return the value in at most 60 letters, for errors."""
-    text = reprlib.repr(value)  # plain repr fails on a thousand nested lists
-    return text if len(text) <= 60 else f"{text[:57]}..."

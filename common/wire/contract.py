@@ -6,6 +6,18 @@ from pathlib import Path
 
 from penstock.common.errors import ConfigError, ContractMismatch
 from penstock.common.wire.codec import encode
+from penstock.common.wire.ids import LARGEST
+from penstock.common.wire.limits import (
+    HIGHEST_REWARD,
+    LARGEST_INT32,
+    LONGEST_PATH,
+    check_names,
+    check_numbers,
+    check_plain,
+    check_range,
+    check_texts,
+    require,
+)
 from penstock.common.wire.reward_spec import RewardSpec
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -26,6 +38,21 @@ class Contract:
     filter_zero_std: bool
     groups_per_step: int
     credit: int
+
+    def __post_init__(self) -> None:
+        """Raise MalformedMessage for numbers, names or options that no setting can have."""
+        names = [reward.name for reward in self.rewards]
+        check_names("reward", names)
+        require(len(set(names)) == len(names), "two rewards have the same name:", names)
+        for reward in self.rewards:
+            check_numbers(f"the weight of reward {reward.name}", [reward.weight], HIGHEST_REWARD)
+            check_plain(f"reward {reward.name}, option", reward.options)
+            check_texts([reward.source], LONGEST_PATH)
+        check_texts([self.model], LONGEST_PATH)
+        check_names("hash or dtype", [self.tokenizer_hash, self.dtype])
+        check_range("tokens_per_sequence", self.tokens_per_sequence, 0, 2 * LARGEST_INT32)
+        check_range("groups_per_step", self.groups_per_step, 1, LARGEST)
+        check_range("credit", self.credit, 1, LARGEST)
 
     @property
     def reward_weights(self) -> dict[str, float]:

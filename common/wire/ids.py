@@ -5,11 +5,16 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from penstock.common.errors import MalformedMessage
+from penstock.common.wire.plain import brief
 
 Purpose = Literal["train", "eval"]
 
-_VERSION = re.compile(r"([0-9]+)\.([0-9]+)")
-_TICKET = re.compile(r"train:[0-9]+|eval:[0-9]+\.[0-9]+:[0-9]+")
+LARGEST = 10**15 - 1
+"""The largest number in a version or ticket. The server's scripts count exactly up to 2^53."""
+
+_NUMBER = r"(0|[1-9][0-9]{0,14})"  # one form for each number: 07 would be another ticket than 7
+_VERSION = re.compile(rf"{_NUMBER}\.{_NUMBER}")
+_TICKET = re.compile(rf"train:{_NUMBER}|eval:{_NUMBER}\.{_NUMBER}:{_NUMBER}")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -24,9 +29,10 @@ class Version:
     step: int
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage if a part is negative."""
-        if self.incarnation < 0 or self.step < 0:
-            raise MalformedMessage(f"version {self}: a version has no negative part")
+        """Raise MalformedMessage if a part is negative or has more than 15 digits."""
+        if not (0 <= self.incarnation <= LARGEST and 0 <= self.step <= LARGEST):
+            parts = f"{brief(self.incarnation)}.{brief(self.step)}"
+            raise MalformedMessage(f"version {parts}: expected parts from 0 to {LARGEST}")
 
     def __str__(self) -> str:
         """Return INCARNATION.STEP, such as 2.7."""
@@ -37,7 +43,9 @@ class Version:
         """Return the version written as this text. Raise MalformedMessage for any other text."""
         found = _VERSION.fullmatch(text)
         if found is None:
-            raise MalformedMessage(f"{text!r} is no version: expected INCARNATION.STEP, such as 2.7")
+            raise MalformedMessage(
+                f"{brief(text)} is no version: expected INCARNATION.STEP, such as 2.7"
+            )
         return cls(int(found[1]), int(found[2]))
 
 
@@ -58,7 +66,8 @@ class TicketId(str):
         """Check the text and return it as an id. Raise MalformedMessage for a text of another form."""
         if _TICKET.fullmatch(text) is None:
             raise MalformedMessage(
-                f"{text!r} is no ticket: expected train:NUMBER or eval:VERSION:INDEX, such as train:7"
+                f"{brief(text)} is no ticket: expected train:NUMBER or eval:VERSION:INDEX, "
+                "such as train:7"
             )
         return super().__new__(cls, text)
 

@@ -14,8 +14,23 @@ from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 
-from penstock.common.errors import MalformedMessage
-from penstock.common.wire.ids import Purpose, TicketId, Version
+from penstock.common.text import SHOWN
+from penstock.common.wire.ids import LARGEST, Purpose, TicketId, Version
+from penstock.common.wire.limits import (
+    HIGHEST_TEMPERATURE,
+    LARGEST_INT32,
+    LONGEST_PATH,
+    LOWEST_LOGPROB,
+    MOST_COMPLETIONS,
+    check_array,
+    check_metrics,
+    check_names,
+    check_plain,
+    check_range,
+    check_rewards,
+    check_texts,
+    require,
+)
 
 SCHEMA = 2
 """Version of the wire format. Every message carries this number."""
@@ -27,15 +42,11 @@ Bools = Annotated[np.ndarray, "|b1"]
 ANSWER = "answer"
 """Name of the extra column with the answers that the rewarder extracted from an evaluation group."""
 
+_POSSIBLE = f"expected log-probabilities in [{LOWEST_LOGPROB:g}, 0], found lowest and highest"
+
 FinishReason = Literal["stop", "length"]
 EndState = Literal["trained", "filtered", "stale", "dead", "evaluated", "unused"]
 END_STATES: tuple[EndState, ...] = get_args(EndState)
-
-
-def _require(condition: bool, message: str) -> None:
-    """Raise MalformedMessage with this message unless the condition holds."""
-    if not condition:
-        raise MalformedMessage(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +65,12 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Raise MalformedMessage for a value out of range."""
-        _require(self.temperature >= 0.0, f"temperature {self.temperature} is negative")
-        _require(0.0 < self.top_p <= 1.0, f"top_p {self.top_p} is not in (0, 1]")
-        _require(0.0 <= self.min_p <= 1.0, f"min_p {self.min_p} is not in [0, 1]")
-        _require(self.top_k >= 0, f"top_k {self.top_k} is negative (0 means all)")
-        _require(self.max_tokens > 0, f"max_tokens {self.max_tokens} is not positive")
+        check_range("temperature", self.temperature, 0.0, HIGHEST_TEMPERATURE)
+        require(0.0 < self.top_p <= 1.0, "top_p is not in (0, 1]:", self.top_p)
+        check_range("min_p", self.min_p, 0.0, 1.0)
+        check_range("top_k", self.top_k, 0, LARGEST_INT32)
+        check_range("max_tokens", self.max_tokens, 1, LARGEST_INT32)
+        check_range("seed", self.seed, 0, LARGEST_INT32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +92,17 @@ class Ticket:
     columns: dict[str, Any]
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage for a wrong id or purpose, an empty prompt, or no generations."""
+        """Raise MalformedMessage for a wrong id, purpose, prompt, number, or column."""
         found = TicketId(self.id).purpose
-        _require(found == self.purpose, f"ticket {self.id} has the purpose {self.purpose!r}")
-        _require(len(self.prompt_ids) > 0, f"ticket {self.id} has an empty prompt")
-        _require(self.num_generations > 0, f"ticket {self.id} asks for no generation")
+        require(found == self.purpose, f"ticket {self.id} has the purpose", self.purpose)
+        check_array("prompt_ids", self.prompt_ids, "<i4")
+        require(len(self.prompt_ids) > 0, f"ticket {self.id} has an empty prompt")
+        require(int(self.prompt_ids.min()) >= 0, f"ticket {self.id}: a token of the prompt is negative")
+        check_range("num_generations", self.num_generations, 1, MOST_COMPLETIONS)
+        check_range("min_step", self.min_step, 0, LARGEST)
+        check_names("contract", [self.contract])
+        check_names("column", self.columns)
+        check_plain("column", self.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +120,8 @@ class Rollout:
 
     token_ids (T,); logprobs (T,) of the policy that sampled them, after temperature; mask (T,) is True
     for tokens that the policy sampled; spans cover [0, T) in order: 5 tokens may have [0, 3) and [3, 5).
-    Raise MalformedMessage if lengths or spans do not fit, or a log-probability is not finite.
+    Raise MalformedMessage if lengths or spans do not fit, or a log-probability is not in
+    [LOWEST_LOGPROB, 0].
     """
 
     token_ids: Int32s
@@ -114,16 +133,21 @@ class Rollout:
     def __post_init__(self) -> None:
         """Raise MalformedMessage if sizes, spans, finish reason or a log-probability are wrong."""
         length = len(self.token_ids)
-        _require(length > 0, "a rollout has no token")
+        for name, dtype in (("token_ids", "<i4"), ("logprobs", "<f4"), ("mask", "|b1")):
+            check_array(name, getattr(self, name), dtype)
+        require(length > 0, "a rollout has no token")
         sizes = f"{length} tokens, {len(self.logprobs)} logprobs and {len(self.mask)} mask entries"
-        _require(len(self.logprobs) == len(self.mask) == length, sizes)
-        _require(bool(np.isfinite(self.logprobs).all()), "a log-probability is not finite")
-        _require(self.finish_reason in ("stop", "length"), f"finish {self.finish_reason!r}")
+        require(len(self.logprobs) == len(self.mask) == length, sizes)
+        require(int(self.token_ids.min()) >= 0, "a token of a rollout is negative")
+        lowest, highest = float(self.logprobs.min()), float(self.logprobs.max())  # NaN if one is NaN
+        possible = lowest >= LOWEST_LOGPROB and highest <= 0.0
+        require(possible, _POSSIBLE, lowest, highest)
+        require(self.finish_reason in ("stop", "length"), "finish", self.finish_reason)
         edge = 0
         for span in self.spans:
-            _require(span.start == edge and span.end > edge, f"spans do not tile: {self.spans}")
+            require(span.start == edge and span.end > edge, "spans do not tile:", self.spans)
             edge = span.end
-        _require(edge == length, f"spans end at {edge} of {length} tokens")
+        require(edge == length, f"spans end at {edge} of {length} tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +159,10 @@ class Group:
     actor: str
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage unless there are as many rollouts as the ticket asks for."""
+        """Raise MalformedMessage for a number of rollouts that the ticket did not ask for, or a name."""
+        check_names("actor", [self.actor])
         found, expected = len(self.rollouts), self.ticket.num_generations
-        _require(found == expected, f"{self.ticket.id}: {found} rollouts, not {expected}")
+        require(found == expected, f"{self.ticket.id}: {found} rollouts, not {expected}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,22 +184,23 @@ class ScoredGroup:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage for wrong sizes, no reward, infinity, or a reward of a failure."""
+        """Raise MalformedMessage for wrong sizes or values, or a reward of a failure."""
         size = len(self.group.rollouts)
-        _require(bool(self.rewards), f"{self.group.ticket.id}: no reward at all")
-        _require(len(self.texts) == size, f"{len(self.texts)} texts for {size} rollouts")
-        for name, values in self.rewards.items():
-            _require(len(values) == size, f"reward {name}: {len(values)} values for {size}")
-            finite = all(value is None or np.isfinite(value) for value in values)
-            _require(finite, f"reward {name} is not finite: {values}")
-        _require(len(self.failures) in (0, size), f"{len(self.failures)} failures for {size} rollouts")
+        require(bool(self.rewards), f"{self.group.ticket.id}: no reward at all")
+        require(len(self.texts) == size, f"{len(self.texts)} texts for {size} rollouts")
+        check_rewards(self.rewards, size)
+        require(len(self.failures) in (0, size), f"{len(self.failures)} failures for {size} rollouts")
         for index, failure in enumerate(self.failures):
-            scored = any(values[index] is not None for values in self.rewards.values())
-            _require(not (failure and scored), f"rollout {index} has rewards, and failed: {failure}")
+            scored = failure and any(values[index] is not None for values in self.rewards.values())
+            require(not scored, f"rollout {index} has rewards, and failed:", failure)
+        check_names("extra column", self.extra)
         for name, column in self.extra.items():
-            _require(len(column) == size, f"extra column {name}: {len(column)} values for {size}")
-        for name, value in self.metrics.items():
-            _require(bool(np.isfinite(value)), f"metric {name} is not finite: {value}")
+            require(len(column) == size, f"extra column {name}: {len(column)} values for {size}")
+        check_plain("extra column", self.extra)
+        check_metrics(self.metrics)
+        check_names("rewarder", [self.rewarder])
+        check_texts(self.texts)
+        check_texts(self.failures, longest=SHOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +221,19 @@ class Verdict:
     completion: str = ""
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage for another state, rewards of other sizes, or infinity."""
-        _require(self.state in ("filtered", "dead"), f"verdict {self.state!r} is unknown")
-        sizes = {len(values) for values in self.rewards.values()}
-        _require(len(sizes) <= 1 and 0 not in sizes, f"rewards of {self.ticket_id} differ in number")
-        values = [value for row in self.rewards.values() for value in row if value is not None]
-        values += self.metrics.values()
-        _require(bool(np.isfinite(values).all()), f"a reward of {self.ticket_id} is not finite")
+        """Raise MalformedMessage for another state, or wrong sizes or values."""
+        TicketId(self.ticket_id)
+        require(self.state in ("filtered", "dead"), "unknown verdict", self.state)
+        sizes = {len(values) for values in self.rewards.values()} or {len(self.lengths)}
+        size = max(sizes)
+        fits = len(sizes) == 1 and len(self.lengths) in (0, size) and (size > 0 or not self.rewards)
+        require(fits, f"rewards and lengths of {self.ticket_id} differ in number")
+        require(size <= MOST_COMPLETIONS, f"{self.ticket_id}: {size} completions")
+        check_rewards(self.rewards, size)
+        for length in self.lengths:
+            check_range("length", length, 1, LARGEST_INT32)
+        check_metrics(self.metrics)
+        check_texts((self.reason, self.prompt, self.completion), longest=SHOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +247,11 @@ class Weights:
     path: str
     hash: str
     parent: str
+
+    def __post_init__(self) -> None:
+        """Raise MalformedMessage for a path or hash that is no text of the usual length."""
+        check_names("hash", [self.hash, self.parent])
+        check_texts([self.path], LONGEST_PATH)
 
 
 Outcome = ScoredGroup | Verdict

@@ -158,11 +158,11 @@ def test_spans_that_do_not_tile_are_malformed(spans: tuple[Span, ...]) -> None:
         type(good)(good.token_ids, good.logprobs, good.mask, spans, "stop")
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_log_probability_that_is_not_finite_is_malformed(value: float) -> None:
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.001, -105.0])
+def test_a_log_probability_that_no_sample_has_is_malformed(value: float) -> None:
     good = make_rollout(3)
     logprobs = np.array([-1, value, -1], dtype="<f4")
-    with pytest.raises(MalformedMessage, match="not finite"):
+    with pytest.raises(MalformedMessage, match="expected log-probabilities in"):
         type(good)(good.token_ids, logprobs, good.mask, good.spans, "stop")
 
 

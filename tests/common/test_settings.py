@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,11 @@ from penstock.common.config.role_command import (
 )
 from penstock.common.config.variables import check_names, variables
 from penstock.common.errors import ConfigError
+from penstock.common.wire.contract import Contract
+from penstock.common.wire.limits import HIGHEST_REWARD
+from penstock.common.wire.messages import Sampling
+from penstock.common.wire.reward_spec import RewardSpec
+from tests.common.builders import make_ticket
 
 ROLES: dict[str, type[RoleCommand]] = {
     "LEARNER": LearnerCommand,
@@ -137,3 +143,41 @@ def test_a_dry_run_prints_the_environment_that_gives_the_same_settings(
 def test_a_mistake_ends_a_role_with_78(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute_command(ActorCommand, "actor", ["--actor.dtype", "int3"]) == 78
     assert "actor: ConfigError: ACTOR_DTYPE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("LEARNER_TEMPERATURE", "100.5"),
+        ("LEARNER_EVAL_TEMPERATURE", "1000"),
+        ("LEARNER_NUM_GENERATIONS", "65537"),
+        ("LEARNER_EVAL_NUM_GENERATIONS", "65537"),
+        ("LEARNER_MAX_COMPLETION_LENGTH", str(2**31)),
+        ("LEARNER_TOP_K", str(2**31)),
+        ("LEARNER_COSINE_MAX_LEN_VALUE_WRONG", "2e9"),
+        ("LEARNER_REPETITION_MAX_PENALTY", "-2e9"),
+        ("LEARNER_REWARD_WEIGHTS", "1e300"),
+        ("LEARNER_REWARD_WEIGHTS", "nan"),
+        ("LEARNER_REWARDS", f"file.py:{'f' * 201}"),
+        ("LEARNER_REWARDS", ",".join(f"file.py:f{number}" for number in range(1025))),
+    ],
+)
+def test_what_no_message_can_carry_is_refused_beforehand(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=variable):
+        load(LearnerCommand, "learner", [])
+
+
+def test_the_largest_values_make_a_ticket_and_a_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"TEMPERATURE": "100", "NUM_GENERATIONS": "65536", "MAX_COMPLETION_LENGTH": str(2**31 - 1)}
+    values |= {"TOP_K": str(2**31 - 1), "GROUPS_PER_STEP": str(2**31 - 1), "MAX_STALENESS": "100000"}
+    for name, value in (values | {"MAX_PROMPT_LENGTH": str(2**31 - 1)}).items():
+        monkeypatch.setenv(f"LEARNER_{name}", value)
+    found = load(LearnerCommand, "learner", []).learner
+    sampling = Sampling(found.temperature, 1.0, found.top_k, 0.0, found.max_completion_length, 0)
+    replace(make_ticket(num_generations=found.num_generations), sampling=sampling)
+    tokens = found.max_prompt_length + found.max_completion_length
+    specs = (RewardSpec("accuracy", HIGHEST_REWARD),)
+    Contract("m", "h", "float32", tokens, specs, True, found.groups_per_step, found.credit)

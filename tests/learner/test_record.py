@@ -101,10 +101,10 @@ def test_extra_columns_that_are_no_json_are_kept_as_text():
     settings = make_settings()
     plan = make_plan(settings)
     scored = make_group(plan.source.train(TicketId("train:0"), Version(1, 0)))
-    scored = replace(scored, extra={"raw": (b"1", {b"2": 3})})
+    scored = replace(scored, extra={"raw": (b"1", {"2": b"3"})})
     batch = build_batch([scored], plan.reward_weights, 0, settings)
     rows = completion_rows(1, [scored], [], batch, plan.reward_weights)
-    assert [json.loads(row["extra"])["raw"] for row in rows] == ["b'1'", {}]
+    assert [json.loads(row["extra"])["raw"] for row in rows] == ["b'1'", {"2": "b'3'"}]
 
 
 def test_groups_without_any_reward_leave_no_nan_behind():
