@@ -137,7 +137,7 @@ class VllmEngine:
             if weights.hash != self._hash:
                 await self._llm.collective_rpc("take_weights", args=(str(folder),))
                 self._changes += 1
-            await self._llm.update_weight_version(str(weights.version))
+            await self._llm.update_weight_version(f"{weights.version} {weights.hash}")
             self._hash, self._version = weights.hash, weights.version
             await self._llm.resume_generation()
         except Exception as error:  # vLLM raises whatever its parts raise
@@ -198,9 +198,14 @@ def _rollout(completion: Any) -> Rollout:
         token_ids=np.array(completion.token_ids, dtype="<i4"),
         logprobs=np.minimum(np.array(completion.logprobs.logprobs, dtype="<f4"), 0.0),  # rounding
         mask=np.ones(len(completion.token_ids), dtype=bool),
-        spans=tuple(Span(Version.parse(span.version), span.start, span.end) for span in spans),
+        spans=tuple(_span(*span.version.split(), span.start, span.end) for span in spans),
         finish_reason="stop" if completion.finish_reason == "stop" else "length",
     )
+
+
+def _span(version: str, weights_hash: str, start: int, end: int) -> Span:
+    """Return a span of vLLM, whose label is "VERSION HASH", as a Span. Raise MalformedMessage."""
+    return Span(Version.parse(version), start, end, weights_hash)
 
 
 def _token_counter(total: list[int]) -> Any:

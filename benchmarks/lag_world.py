@@ -277,6 +277,6 @@ class Sampler:
             token_ids=tokens_T[:length].astype("<i4"),
             logprobs=logprobs_T[:length].astype("<f4"),
             mask=np.ones(length, dtype="|b1"),
-            spans=(Span(version, 0, length),),
+            spans=(Span(version, 0, length, ""),),
             finish_reason=finish,
         )

@@ -41,6 +41,7 @@ class FakeEngine:
 
     def __post_init__(self) -> None:
         self._tokens = 0
+        self._weights: list[Weights] = []
         self._in_flight: dict[str, tuple[int, asyncio.Event]] = {}
 
     @classmethod
@@ -88,14 +89,14 @@ class FakeEngine:
         self, request_id: str, sampling: Sampling, count: int, abort: asyncio.Event
     ) -> tuple[Rollout, ...]:
         drawn = [draw_tokens(sampling, index) for index in range(count)]
-        versions: list[Version] = []
+        versions: list[Weights] = []
         for _ in range(max(len(tokens) for tokens in drawn)):
             await asyncio.sleep(self.token_delay_s)
             if abort.is_set():
                 cut = [tokens[: len(versions)] for tokens in drawn]
                 partial = (make_rollout(tokens, versions) for tokens in cut if len(tokens))
                 raise Aborted(request_id, tuple(partial))
-            versions.append(self.taken[-1])
+            versions.append(self._weights[-1])
             self._tokens += count
         if self.ends_every_s:
             await asyncio.sleep(
@@ -110,6 +111,7 @@ class FakeEngine:
 
     async def take_weights(self, weights: Weights) -> None:
         await asyncio.to_thread(verify_weights, weights)
+        self._weights.append(weights)
         self.taken.append(weights.version)
 
     def room(self) -> int:
@@ -126,7 +128,7 @@ def draw_tokens(sampling: Sampling, index: int) -> Int32s:
     return np.append(digits, EOS)[: sampling.max_tokens].astype("<i4")
 
 
-def make_rollout(tokens: Int32s, versions: list[Version]) -> Rollout:
+def make_rollout(tokens: Int32s, versions: list[Weights]) -> Rollout:
     """A rollout of these tokens; token t was sampled under versions[t]."""
     edges = [t for t in range(len(tokens)) if t == 0 or versions[t] != versions[t - 1]]
     ends = [*edges[1:], len(tokens)]
@@ -134,6 +136,9 @@ def make_rollout(tokens: Int32s, versions: list[Version]) -> Rollout:
         token_ids=tokens,
         logprobs=np.full(len(tokens), -np.log(10.0), dtype="<f4"),
         mask=np.ones(len(tokens), dtype=bool),
-        spans=tuple(Span(versions[start], start, end) for start, end in zip(edges, ends, strict=True)),
+        spans=tuple(
+            Span(versions[start].version, start, end, versions[start].hash)
+            for start, end in zip(edges, ends, strict=True)
+        ),
         finish_reason="stop" if tokens[-1] == EOS else "length",
     )

@@ -32,7 +32,7 @@ from penstock.common.wire.limits import (
     require,
 )
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the wire format. Every message carries this number."""
 
 Int32s = Annotated[np.ndarray, "<i4"]
@@ -107,11 +107,15 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A range [start, end) of a completion's tokens, sampled by `version`."""
+    """A range [start, end) of a completion's tokens, sampled by `version`.
+
+    `hash` is the hash of the weights that the actor had loaded, see Weights.
+    """
 
     version: Version
     start: int
     end: int
+    hash: str
 
 
 @dataclass(frozen=True, slots=True)

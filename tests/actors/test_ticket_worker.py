@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +37,8 @@ def test_a_ticket_becomes_a_group_on_rollouts(a_run: Run, start_actor: StartActo
     assert len(group.rollouts) == 4
     for index, rollout in enumerate(group.rollouts):
         assert rollout.token_ids.tolist() == draw_tokens(SAMPLING, index).tolist()
-        assert rollout.spans == (Span(Version(1, 0), 0, len(rollout.token_ids)),)
+        digest = hashlib.sha256(b"weights 0").hexdigest()
+        assert rollout.spans == (Span(Version(1, 0), 0, len(rollout.token_ids), digest),)
     assert a_run.pending() == 0
 
 

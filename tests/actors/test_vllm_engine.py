@@ -162,6 +162,10 @@ def test_a_swap_in_flight_gives_spans_over_both_versions(live: Live) -> None:
 
     groups = live.call(swap_in_flight())
     seen = {tuple(span.version for span in item.spans) for group in groups for item in group}
+    hashes = {old: hash_weights(live.a), new.version: new.hash}
+    assert all(
+        span.hash == hashes[span.version] for group in groups for item in group for span in item.spans
+    )
     assert (old, new.version) in seen
     old_tokens = [
         values[: rollout.spans[0].end]

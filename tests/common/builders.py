@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 
 from penstock.common.broker.connection import Connection
@@ -25,6 +27,16 @@ from penstock.learner.streams.learner_queue import LearnerQueue
 V0 = Version(1, 0)
 
 
+def weights_hash(version: Version) -> str:
+    """The hash that the tests' weights of a version have."""
+    return hashlib.sha256(str(version).encode()).hexdigest()
+
+
+def make_span(version: Version, start: int, end: int) -> Span:
+    """A span sampled by the tests' weights of a version."""
+    return Span(version, start, end, weights_hash(version))
+
+
 def make_ticket(number: int = 7, num_generations: int = 2) -> Ticket:
     return Ticket(
         id=TicketId.train(number),
@@ -44,7 +56,7 @@ def make_rollout(length: int = 3) -> Rollout:
         token_ids=np.arange(length, dtype="<i4"),
         logprobs=np.full(length, -0.5, dtype="<f4"),
         mask=np.ones(length, dtype="|b1"),
-        spans=(Span(V0, 0, 1), Span(Version(1, 1), 1, length)),
+        spans=(make_span(V0, 0, 1), make_span(Version(1, 1), 1, length)),
         finish_reason="stop",
     )
 

@@ -21,7 +21,7 @@ from penstock.common.wire.messages import (
     Version,
     Weights,
 )
-from tests.common.builders import make_group, make_messages, make_rollout, make_ticket
+from tests.common.builders import make_group, make_messages, make_rollout, make_span, make_ticket
 
 KINDS = (Ticket, Group, ScoredGroup, Verdict, Weights)
 LEAVES = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text()
@@ -144,11 +144,11 @@ def test_a_wrong_field_is_named() -> None:
     "spans",
     [
         (),
-        (Span(Version(1, 0), 0, 2),),
-        (Span(Version(1, 0), 0, 4),),
-        (Span(Version(1, 0), 1, 3),),
-        (Span(Version(1, 0), 0, 2), Span(Version(1, 1), 1, 3)),
-        (Span(Version(1, 0), 0, 0), Span(Version(1, 1), 0, 3)),
+        (make_span(Version(1, 0), 0, 2),),
+        (make_span(Version(1, 0), 0, 4),),
+        (make_span(Version(1, 0), 1, 3),),
+        (make_span(Version(1, 0), 0, 2), make_span(Version(1, 1), 1, 3)),
+        (make_span(Version(1, 0), 0, 0), make_span(Version(1, 1), 0, 3)),
     ],
     ids=["none", "short", "long", "late start", "overlap", "empty"],
 )

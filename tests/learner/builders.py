@@ -12,13 +12,14 @@ from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.claims import Claim, Position
 from penstock.common.wire.codec import encode
 from penstock.common.wire.contract import Contract
-from penstock.common.wire.messages import Group, Rollout, ScoredGroup, Span, Ticket, Verdict, Version
+from penstock.common.wire.messages import Group, Rollout, ScoredGroup, Ticket, Verdict, Version
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.learner.data.order import Question, Shuffled
 from penstock.learner.data.plan import Plan
 from penstock.learner.data.tickets import TicketSource
 from penstock.learner.state.checkpoint import Checkpoint, newest_checkpoint, newest_position
 from penstock.learner.state.incarnations import claim_incarnation, next_incarnation
+from tests.common.builders import make_span
 
 CONTRACT = Contract("model", "hash", "float32", 40, (RewardSpec("accuracy"),), True, 2, 4)
 
@@ -69,7 +70,7 @@ def make_group(
         logprobs=np.full(length, -1.0, dtype="<f4"),
         mask=np.ones(length, dtype="|b1"),
         spans=tuple(
-            Span(Version(ticket.version.incarnation, step), int(edges[i]), int(edges[i + 1]))
+            make_span(Version(ticket.version.incarnation, step), int(edges[i]), int(edges[i + 1]))
             for i, (step, _) in enumerate(spans)
         ),
         finish_reason=finish_reason,

@@ -106,7 +106,11 @@ def make_rollout(text: str) -> Rollout:
     ids = np.append(token_ids(text), np.int32(END_ID)).astype("<i4")
     size = len(ids)
     return Rollout(
-        ids, np.full(size, -1.0, "<f4"), np.ones(size, "|b1"), (Span(VERSION, 0, size),), "stop"
+        ids,
+        np.full(size, -1.0, "<f4"),
+        np.ones(size, "|b1"),
+        (Span(VERSION, 0, size, "ff" * 32),),
+        "stop",
     )
 
 
