@@ -12,6 +12,17 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
+def short(value: object, letters: int = 200) -> str:
+    """Return the text of an error or value of unknown origin, cut to so many letters.
+
+    Example:
+        >>> short("a" * 10, letters=6)
+        'aaa...'
+    """
+    text = encodable(str(value)[: letters + 1])
+    return text if len(text) <= letters else f"{text[: letters - 3]}..."
+
+
 def encodable(text: str) -> str:
     """Return the text with each lone surrogate, which UTF-8 cannot encode, replaced by its escape.
 

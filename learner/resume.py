@@ -13,9 +13,12 @@ from pydantic import ValidationError
 from penstock.common.config.command import mistake
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
+from penstock.common.files.reading import reading
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.journal.claims import Claim, read_chain
+from penstock.common.journal.segments import REMEDY
 from penstock.common.log import get_logger
+from penstock.common.text import short
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.messages import ScoredGroup, Verdict
 from penstock.learner.algorithm.batch import build_batch
@@ -57,24 +60,27 @@ def retrain_tail(
     Batches are built with the settings in their records, except for `changes`. They are trained with the
     policy's settings, so a changed loss or learning rate has an effect from the checkpoint on. A policy
     that resumes from a checkpoint without optimizer must have its weights already. Raise ConfigError if
-    the journal is damaged or a setting in it wrong, MalformedMessage if a group or ledger in it is of
-    another release, RunTaken or DiskFull.
+    the journal is damaged, a setting in it is wrong, or a group in it is of another release, RunTaken or
+    DiskFull.
     """
     past = Past(checkpoint.step if checkpoint else 0)
     if checkpoint:
         _load(checkpoint, policy, ledger)
     machine = checkpoint.machine if checkpoint else {}
     recorder.cut_after(past.step)
-    for _, record in read_chain(run_folder, claim, checkpoint.position if checkpoint else None):
-        if record["kind"] == "header" and record["machine"] != machine:
-            machine = record["machine"]
-            warn_of_another_machine(machine)
-        if record["kind"] == "batch" and record["step"] > past.step:
-            update = _retrain(record, policy, recorder, changes or {})
+    for position, record in read_chain(run_folder, claim, checkpoint.position if checkpoint else None):
+        with reading(str(position), REMEDY):
+            ledger.restore(record["ledger"])
+            if record["kind"] == "header" and record["machine"] != machine:
+                machine = dict(record["machine"])
+                warn_of_another_machine(machine)
+            due = record["kind"] == "batch" and record["step"] > past.step
+            batch = _read_batch(record, changes or {}) if due else None
+        if batch is not None:
+            update = _retrain(batch, policy, recorder)
             past.bad_steps = past.bad_steps + 1 if update.skipped else 0
-            past.step = record["step"]
+            past.step = batch.step
             past.retrained += 1
-        ledger.restore(record["ledger"])
     return past
 
 
@@ -89,20 +95,43 @@ def _load(checkpoint: Checkpoint, policy: TrainablePolicy, ledger: Ledger) -> No
     warn_of_another_machine(checkpoint.machine)
 
 
-def _retrain(
-    record: Mapping[str, Any], policy: TrainablePolicy, recorder: Recorder, changes: Mapping[str, Any]
-) -> Update:
-    """Train a record's batch, write its metrics and completions again. Raise retrain_tail's errors."""
-    step, weights = record["step"], record["reward_weights"]
-    groups = [decode(group, ScoredGroup) for group in record["groups"]]
-    settings = settings_of(record["settings"], changes)
-    batch = build_batch(groups, weights, step - 1, settings)
-    update = policy.update(batch, step - 1)
+@dataclass(frozen=True, slots=True)
+class _RecordedBatch:
+    """The content of a record of the kind `batch`."""
+
+    step: int
+    groups: list[ScoredGroup]
+    filtered: list[Verdict]
+    reward_weights: dict[str, float]
+    settings: LearnerSettings
+    metrics: dict[str, Any]
+
+
+def _read_batch(record: Mapping[str, Any], changes: Mapping[str, Any]) -> _RecordedBatch:
+    """Return a record's batch. Raise ConfigError for wrong settings, an error of DAMAGE for damage."""
+    found = _RecordedBatch(
+        step=int(record["step"]),
+        groups=[decode(group, ScoredGroup) for group in record["groups"]],
+        filtered=[decode(verdict, Verdict) for verdict in record.get("filtered", ())],
+        reward_weights={name: float(weight) for name, weight in record["reward_weights"].items()},
+        settings=settings_of(record["settings"], changes),
+        metrics=dict(record["metrics"]),
+    )
+    rewards = [scored.rewards for scored in found.groups] + [one.rewards for one in found.filtered]
+    if unknown := {name for row in rewards for name in row} - set(found.reward_weights):
+        raise KeyError(f"the weight of {short(', '.join(sorted(unknown)))}")
+    return found
+
+
+def _retrain(batch: _RecordedBatch, policy: TrainablePolicy, recorder: Recorder) -> Update:
+    """Train a recorded batch, write its metrics and completions again. Raise retrain_tail's errors."""
+    step, settings = batch.step, batch.settings
+    built = build_batch(batch.groups, batch.reward_weights, step - 1, settings)
+    update = policy.update(built, step - 1)
     if settings.log_completions:
-        filtered = [decode(verdict, Verdict) for verdict in record.get("filtered", ())]
-        rows = completion_rows(step, groups, filtered, batch, weights)
+        rows = completion_rows(step, batch.groups, batch.filtered, built, batch.reward_weights)
         recorder.completions(step, rows, track=False)
-    recorder.metrics(step, record["metrics"] | update_metrics(update), track=False)
+    recorder.metrics(step, batch.metrics | update_metrics(update), track=False)
     log.info("Retrained a step from the journal.", step=step)
     return update
 

@@ -17,6 +17,7 @@ from penstock.common.broker.monitor import Audit, RunStatus, read_audit, read_st
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings, Section
 from penstock.common.errors import ConfigError, PenstockError
+from penstock.common.files.reading import reading
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.journal import segments
 from penstock.common.journal.claims import Position, read_chain, read_claims
@@ -181,8 +182,7 @@ def read_journal(run_folder: Path | str) -> Iterator[JournalRecord]:
     """Yield the records of a run in order, over all starts of the learner.
 
     A run may be read while it goes on: the last record, if half written, is left out. Raise ConfigError
-    if there is no journal, or if records are missing or damaged, MalformedMessage if another release
-    wrote them.
+    if there is no journal, or if records are missing, damaged, or of another release.
     """
     folder = RunFolder(Path(run_folder))
     claims = read_claims(folder)
@@ -200,12 +200,13 @@ def read_journal(run_folder: Path | str) -> Iterator[JournalRecord]:
 
 
 def _decoded(position: Position, record: Mapping[str, Any]) -> JournalRecord:
-    """Return a record with its messages decoded. Raise MalformedMessage if one cannot be."""
+    """Return a record with its messages decoded. Raise ConfigError if one cannot be."""
     fields = {name: value for name, value in record.items() if name != "kind"}
-    for name, kind in (("groups", ScoredGroup), ("filtered", Verdict)):
-        if name in fields:
-            fields[name] = [decode(message, kind) for message in fields[name]]
-    return JournalRecord(record["kind"], position, fields)
+    with reading(str(position), segments.REMEDY):
+        for name, kind in (("groups", ScoredGroup), ("filtered", Verdict)):
+            if name in fields:
+                fields[name] = [decode(message, kind) for message in fields[name]]
+        return JournalRecord(record["kind"], position, fields)
 
 
 def replay(run_folder: Path | str, out: Path | str | None = None, **changes: object) -> "Replayed":

@@ -1,7 +1,6 @@
 """Writes that a crash cannot leave half done: write aside, sync, rename, sync the folder."""
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 from penstock.common.errors import ConfigError
 from penstock.common.failpoint import failpoint
+from penstock.common.files.reading import DAMAGE, explain, parse_json
 from penstock.common.log import get_logger
 
 log = get_logger(__name__)
@@ -108,19 +108,23 @@ def _full_disk(folder: Path) -> OSError | None:
     return None
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a JSON-lines file, [] without a file. Damaged rows are logged and left out.
+def read_json_lines(path: Path, **fields: type) -> list[dict[str, Any]]:
+    """Return the rows of a JSON-lines file of a run, [] without a file.
 
-    A last row without a line end is left out too: a kill interrupted its append.
+    Each row has an integer `step`, and `fields` of these types. Damaged rows are logged and left out. A
+    last row without a line end is left out too: a kill interrupted its append.
     """
     rows = []
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     lines = text.split("\n")[:-1]  # splitlines also splits at U+2028 inside a completion
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            log.error("A damaged line is left out.", file=str(path), line=number)
+            row = parse_json(line)
+            if not all(isinstance(row[name], kind) for name, kind in {"step": int, **fields}.items()):
+                raise TypeError("a field has another type")
+            rows.append(row)
+        except DAMAGE as error:
+            log.error("A damaged line is left out.", file=str(path), line=number, error=explain(error))
     return rows
 
 

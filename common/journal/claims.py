@@ -6,14 +6,15 @@ are found by following these claims, never by the highest step. Example: incarna
 of incarnation 1. Records that incarnation 1 still appends after byte 900 are not part of the run.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.common.errors import ConfigError
+from penstock.common.files.reading import parse_json, reading
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.journal.segments import REMEDY, explain_gap, left_out, read_journal, valid_length
+from penstock.common.wire.codec import fields_as
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,10 @@ class Position:
 
     incarnation: int
     offset: int
+
+    def __str__(self) -> str:
+        """Return the record that ends at this place, for errors."""
+        return f"the journal of incarnation {self.incarnation}, record that ends at byte {self.offset}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +46,11 @@ def read_claims(run_folder: RunFolder) -> dict[int, Claim]:
     """Return all claims of the run by incarnation. Raise ConfigError if a claim's file is damaged."""
     claims = {}
     for path in run_folder.claims.glob("*.json"):
-        try:
-            claim = Claim(**json.loads(path.read_text()))
-            if not int(path.stem) == claim.incarnation > claim.parent >= 0:
+        with reading(path, f"Expected the place from which its learner continued. {REMEDY}"):
+            claim = Claim(**fields_as(Claim, parse_json(path.read_bytes()), "claim"))
+            in_order = int(path.stem) == claim.incarnation > claim.parent >= 0
+            if not (in_order and claim.parent_length >= 0):
                 raise ValueError("its numbers do not fit")
-        except (ValueError, TypeError) as error:
-            expected = "expected the place from which its learner continued"
-            raise ConfigError(f"{path}: damaged ({error}); {expected}. {REMEDY}") from error
         claims[claim.incarnation] = claim
     return claims
 

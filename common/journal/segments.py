@@ -25,6 +25,10 @@ _ZLIB_LEVEL = 1
 """Token ids, masks and texts shrink to a fifth, log-probabilities hardly. Level 6 takes three times as
 long and saves a tenth."""
 
+_LEAST_ROOM, _RATIO = 16 << 20, 8
+"""The largest record: 16 MiB, and 8 bytes for each compressed byte. A record that would be larger is
+stored uncompressed, so one that is larger was not written by a learner."""
+
 REMEDY = "Put the file back from a copy, or start a new run with LEARNER_MODEL=CHECKPOINT/model"
 
 
@@ -54,8 +58,28 @@ class LeftOut:
 
 def encode_record(record: dict[str, Any]) -> bytes:
     """Return a record as the bytes in the file: length, checksum, compressed body."""
-    body = zlib.compress(pack(record), _ZLIB_LEVEL)
+    plain = pack(record)
+    body = zlib.compress(plain, _ZLIB_LEVEL)
+    if len(plain) > _largest(body):
+        body = zlib.compress(plain, 0)
     return _PREFIX.pack(len(body), zlib.crc32(body)) + body
+
+
+def _largest(body: bytes) -> int:
+    """Return how many bytes a record's compressed body may become."""
+    return _LEAST_ROOM + _RATIO * len(body)
+
+
+def _decode_body(body: bytes) -> dict[str, Any]:
+    """Return the record in a body. Raise zlib.error or MalformedMessage if damaged or too large."""
+    unpacker = zlib.decompressobj()
+    plain = unpacker.decompress(body, _largest(body) + 1)
+    if not unpacker.eof or unpacker.unused_data or len(plain) > _largest(body):
+        raise zlib.error("the body is cut off, or larger than a learner writes")
+    record = unpack(plain, most=len(plain))
+    if not (isinstance(record, dict) and isinstance(record.get("kind"), str)):
+        raise MalformedMessage("a record is no map with its kind")
+    return record
 
 
 def list_segments(run_folder: RunFolder, incarnation: int) -> list[Segment]:
@@ -67,7 +91,7 @@ def list_segments(run_folder: RunFolder, incarnation: int) -> list[Segment]:
 
 def read_journal(
     run_folder: RunFolder, incarnation: int, start: int = 0, end: int = sys.maxsize
-) -> Iterator[tuple[int, Any]]:
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the records between two offsets, each with the offset after it.
 
     Ends early, without an error, at a torn or damaged record and where a segment is missing.
@@ -81,7 +105,7 @@ def read_journal(
                 start = offset
 
 
-def _read_segment(segment: Segment, offset: int, end: int) -> Iterator[tuple[int, Any]]:
+def _read_segment(segment: Segment, offset: int, end: int) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield a segment's records between two offsets; end at the first one that is not whole."""
     size = segment.end - segment.start
     with segment.path.open("rb") as file:
@@ -93,7 +117,7 @@ def _read_segment(segment: Segment, offset: int, end: int) -> Iterator[tuple[int
             if offset > end or len(body) < length or zlib.crc32(body) != checksum:
                 return
             try:
-                record = unpack(zlib.decompress(body))
+                record = _decode_body(body)
             except (zlib.error, MalformedMessage):
                 return
             yield offset, record

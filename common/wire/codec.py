@@ -77,20 +77,20 @@ def pack(value: PlainData) -> bytes:
         raise MalformedMessage(f"a message cannot hold this: {fault}") from error
 
 
-def unpack(data: bytes) -> PlainData:
+def unpack(data: bytes, most: int = _MOST_VALUES) -> PlainData:
     """Return the plain data in msgpack bytes.
 
     Raise MalformedMessage for bytes that are not msgpack, a fault that `find_fault` names, extension
-    types, a key that is twice in a map, and too many values.
+    types, a key that is twice in a map, and more than `most` values in lists and maps.
     """
-    left = _MOST_VALUES
+    left = most
 
     def count(items: int) -> None:
         """Count the items of a list or map. Raise ValueError for too many in all."""
         nonlocal left
         left -= items
         if left < 0:
-            raise ValueError(f"more than {_MOST_VALUES} values")
+            raise ValueError(f"more than {most} values")
 
     def read_list(items: list[Any]) -> list[Any]:
         """Return the list, counted."""
@@ -105,11 +105,11 @@ def unpack(data: bytes) -> PlainData:
             raise ValueError("a map has a key twice")
         return made
 
-    most = min(len(data), _MOST_VALUES)
+    longest = min(len(data), most)
     try:
         value = msgpack.unpackb(
             data, raw=False, list_hook=read_list, object_pairs_hook=read_map, ext_hook=_refuse,
-            max_array_len=most, max_map_len=most,
+            max_array_len=longest, max_map_len=longest,
         )  # fmt: skip
         fault = find_fault(value, _DEEPEST)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
@@ -122,6 +122,19 @@ def unpack(data: bytes) -> PlainData:
 def _refuse(code: int, _: bytes) -> None:
     """Raise ValueError: no message holds an extension type."""
     raise ValueError(f"extension type {code}")
+
+
+def fields_as(kind: type, value: PlainData, where: str) -> dict[str, Any]:
+    """Return a map that has the fields of a dataclass or TypedDict, each checked by its annotation.
+
+    Raise MalformedMessage, which begins with `where`, if a field is missing, unknown or of another type.
+    """
+    types = get_type_hints(kind, include_extras=True)
+    found = _checked(isinstance(value, dict), value, "a map", where)
+    if set(found) != set(types):
+        odd = ", ".join(sorted(map(brief, set(found) ^ set(types))))
+        raise MalformedMessage(f"{where}: missing or unknown: {odd[:200]}")
+    return {name: _from_wire(part, found[name], f"{where}.{name}") for name, part in types.items()}
 
 
 def _to_wire(value: object) -> PlainData:
@@ -155,9 +168,9 @@ def _from_wire(kind: Any, value: PlainData, where: str) -> Any:
         return _checked(value in get_args(kind), value, f"one of {get_args(kind)}", where)
     if origin in (Union, types.UnionType):
         return _optional(get_args(kind), value, where)
-    if origin is tuple:
+    if origin in (tuple, list):
         items = _checked(isinstance(value, list), value, "a list", where)
-        return tuple(_from_wire(get_args(kind)[0], item, where) for item in items)
+        return origin(_from_wire(get_args(kind)[0], item, where) for item in items)
     if origin is dict:
         items = _checked(isinstance(value, dict), value, "a map", where).items()
         read_key, read_item = (partial(_from_wire, part) for part in get_args(kind))

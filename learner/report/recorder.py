@@ -42,7 +42,7 @@ class Recorder:
 
     def _whole_evaluations(self) -> list[Row]:
         """Return the rows of evaluations that a kill did not cut off: as many rows as questions."""
-        rows = read_json_lines(self._folder.evaluations)
+        rows = read_json_lines(self._folder.evaluations, version=str, questions=int)
         counts = Counter((row["step"], row["version"]) for row in rows)
         return [row for row in rows if counts[row["step"], row["version"]] == row["questions"]]
 

@@ -12,24 +12,39 @@ import shutil
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
 from penstock.common.files.atomic import hash_file
+from penstock.common.files.reading import DAMAGE, explain, parse_json
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.claims import Claim, Position, lengths_on_chain, read_claims
 from penstock.common.journal.segments import segments_before
 from penstock.common.log import get_logger
+from penstock.common.text import short
+from penstock.common.wire.codec import fields_as
+from penstock.common.wire.ids import LARGEST
+from penstock.common.wire.limits import check_range
 from penstock.learner.policy.collective import TrainablePolicy
 from penstock.learner.policy.processes import world_size
 from penstock.learner.state.fingerprint import this_machine
-from penstock.learner.state.ledger import LedgerTable
+from penstock.learner.state.ledger import Ledger, LedgerTable
 
 log = get_logger(__name__)
 
 _MANIFEST = "manifest.json"
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError)  # raised by a damaged file
+_DAMAGE = (OSError, *DAMAGE)
+
+
+class _State(TypedDict):
+    """The content of state.json."""
+
+    step: int
+    position: dict[str, Any]
+    ledger: dict[str, Any]
+    trained_with: dict[str, Any]
+    machine: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +179,9 @@ def check_loadable(checkpoint: Checkpoint, settings: LearnerSettings) -> None:
     """Raise ConfigError, naming the changes, if the optimizer's state does not fit the settings."""
     now = training_kind(settings)
     changed = [
-        f"{name} was {then} and is {now[name]}"
+        f"{short(name)} was {short(then)} and is {now.get(name)}"
         for name, then in checkpoint.trained_with.items()
-        if then != now[name]
+        if then != now.get(name)
     ]
     if changed and checkpoint.bare_weights is None:
         raise ConfigError(
@@ -184,22 +199,36 @@ def _find_damage(folder: Path) -> str:
     """Return what is wrong with a checkpoint's files, "" if all have their hashes."""
     try:
         _read(folder)
-        for name, expected in json.loads((folder / _MANIFEST).read_text()).items():
-            if hash_file(folder / name) != expected:
-                return f"{name} differs from its hash"
+        for name, expected in _hashes(folder).items():
+            path = folder / name
+            if not (path.is_file() and path.resolve().is_relative_to(folder.resolve())):
+                return f"{short(name)} is no file of it"
+            if hash_file(path) != expected:
+                return f"{short(name)} differs from its hash"
     except _DAMAGE as error:
-        return f"unreadable: {error}"
+        return f"unreadable: {explain(error)}"
     return ""
 
 
+def _hashes(folder: Path) -> dict[str, Any]:
+    """Return the hash of each file, as the manifest states them. Raise an error of _DAMAGE."""
+    hashes = parse_json((folder / _MANIFEST).read_bytes())
+    if not isinstance(hashes, dict):
+        raise TypeError(f"{_MANIFEST} is no map of names to hashes")
+    return hashes
+
+
 def _read(folder: Path) -> Checkpoint:
-    """Read state.json. Raise OSError, ValueError, KeyError, TypeError or AttributeError if damaged."""
+    """Read state.json. Raise an error of _DAMAGE if it is damaged or differs from its hash."""
     path = folder / "state.json"
-    if json.loads((folder / _MANIFEST).read_text())[path.name] != hash_file(path):
+    if _hashes(folder)[path.name] != hash_file(path):
         raise ValueError(f"{path.name} differs from its hash")
-    state = json.loads(path.read_text())
-    named = {name: state[name] for name in ("step", "ledger", "trained_with", "machine")}
-    return Checkpoint(folder=folder, position=Position(**state["position"]), **named)
+    state = fields_as(_State, parse_json(path.read_bytes()), path.name)
+    position = Position(**fields_as(Position, state.pop("position"), "position"))
+    for number in (state["step"], position.incarnation, position.offset):
+        check_range(f"{path.name}: a number", number, 0, LARGEST)
+    Ledger().restore(state["ledger"])
+    return Checkpoint(folder=folder, position=position, **state)
 
 
 def _position(folder: Path) -> Position | None:

@@ -12,8 +12,9 @@ ticket 7 asks it again (1 repeat): ticket 8 asks question 7.
 from collections import Counter
 from typing import TypedDict
 
-from penstock.common.errors import MalformedMessage
-from penstock.common.wire.ids import TicketId, Version
+from penstock.common.wire.codec import fields_as
+from penstock.common.wire.ids import LARGEST, TicketId, Version
+from penstock.common.wire.limits import check_range
 from penstock.common.wire.messages import END_STATES, EndState
 
 
@@ -114,16 +115,18 @@ class Ledger:
 
     def restore(self, snapshot: LedgerTable) -> None:
         """Replace the whole table by a `snapshot`. Raise MalformedMessage for one of another form."""
-        try:
-            self.next_number = snapshot["next_number"]
-            self.open = {TicketId(name): Version.parse(text) for name, text in snapshot["open"].items()}
-            self.totals = Counter(snapshot["totals"])
-            self.total_dropped = snapshot["total_dropped"]
-            self._positions = {TicketId(name): at for name, at in snapshot["positions"].items()}
-            self._to_repeat = list(snapshot["to_repeat"])
-            self._repeats = snapshot["repeats"]
-        except KeyError as error:
-            raise MalformedMessage(f"ledger without {error}: install the run's release") from error
+        found = fields_as(LedgerTable, snapshot, "ledger")
+        single = [found[name] for name in ("next_number", "total_dropped", "repeats")]
+        many = [*found["to_repeat"], *found["positions"].values(), *found["totals"].values()]
+        for number in single + many:
+            check_range("ledger: a number", number, 0, LARGEST)
+        self.next_number = found["next_number"]
+        self.open = {TicketId(name): Version.parse(text) for name, text in found["open"].items()}
+        self.totals = Counter(found["totals"])
+        self.total_dropped = found["total_dropped"]
+        self._positions = {TicketId(name): at for name, at in found["positions"].items()}
+        self._to_repeat = list(found["to_repeat"])
+        self._repeats = found["repeats"]
         self.unrecorded, self.owes_record = {}, False
 
     def eval_open(self) -> list[TicketId]:

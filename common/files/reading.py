@@ -1,0 +1,50 @@
+"""Reading of files that may be damaged: by a disk, a kill, or whoever else writes to the folder."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from penstock.common.errors import ConfigError, MalformedMessage
+from penstock.common.text import short
+from penstock.common.wire.plain import DEEPEST, PlainData, find_fault
+
+DAMAGE = (
+    ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError,
+    MalformedMessage,
+)  # fmt: skip
+"""The errors of code that reads a file which has another content than expected."""
+
+_DEEPEST = DEEPEST + 8  # a row of evaluations.jsonl holds the columns of a data set
+
+
+@contextmanager
+def reading(what: Path | str, remedy: str) -> Iterator[None]:
+    """Raise ConfigError, naming file and remedy, for the block's errors that damaged content causes."""
+    try:
+        yield
+    except DAMAGE as error:
+        raise ConfigError(f"{what}: damaged ({explain(error)}). {remedy}") from error
+
+
+def explain(error: Exception) -> str:
+    """Return an error that damaged content caused in at most 200 letters.
+
+    Example:
+        >>> explain(KeyError("step"))
+        'step is missing'
+    """
+    if isinstance(error, KeyError):
+        return f"{short(error.args[0] if error.args else error)} is missing"
+    return short(error)
+
+
+def parse_json(text: str | bytes) -> PlainData:
+    """Return the value of a JSON text. Raise ValueError for no JSON and for faults of `find_fault`."""
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+    if fault := find_fault(value, _DEEPEST):
+        raise ValueError(fault)
+    return value
