@@ -7,7 +7,7 @@ refuses, `Wrong` where it accepts what it must not. Any other exception is the p
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +50,7 @@ from tests.fuzz.expected import (
 from tests.fuzz.valid import (
     EVAL,
     ISSUED_AT,
+    MODEL,
     NEWEST,
     STEP,
     TRAIN,
@@ -138,7 +139,7 @@ class Consumers:
         self._journal = FileJournal(self.folder)
         self._recorder = Recorder(self.folder, [], "x")
         self._pool: Any = LocalPool()
-        tokenizer = Tokenizer.from_file(str(Path(issued.contract.model) / "tokenizer.json"))
+        tokenizer = Tokenizer.from_file(str(issued.model / "tokenizer.json"))
         self._scorer = Scorer(issued.contract, tokenizer, self._pool, "rewarder-1")
         self._whole = scored(issued.train)
         self._losses = [issued.settings.model_copy(update=changes) for changes in LOSSES]
@@ -240,9 +241,9 @@ class Consumers:
         check_json("the answers", row)
         answers_as_lines(row, 80)
         self.folder.evaluations.unlink()
-        if answer.reason:
+        if queue.closed[EVAL] != "evaluated":
             check_text(answer.reason, LONGEST_REASON)
-            require(not answer.completions, "a reason, and completions")
+            require(answer.reason and not answer.completions, "no reason, or completions")
             return queue.closed[EVAL]
         check_group(decode_outcome(data), self.issued.eval, PUBLISHED)
         return "evaluated"
@@ -286,5 +287,6 @@ class Consumers:
         describe_difference(self.issued.contract, found)
         HeldTickets(found.credit)
         check_same(found, data)
-        make_scorer(found, self._pool, "rewarder-1")
+        local = replace(found, model=str(self.issued.model)) if found.model == MODEL else found
+        make_scorer(local, self._pool, "rewarder-1")
         return "adopted"

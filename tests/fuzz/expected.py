@@ -20,7 +20,7 @@ from tests.fuzz.valid import NEWEST, VOCABULARY, WEIGHTS
 LONGEST_TEXT = 1_000
 LONGEST_REASON = 2_100  # of a verdict: what a worker may say, and the learner's words before it
 LARGEST_REWARD = 1e9
-LOWEST_LOGPROB = -1e4
+LOWEST_LOGPROB = -104.0
 
 
 class Wrong(Exception):
@@ -73,7 +73,9 @@ def check_group(scored: ScoredGroup, issued: Ticket, published: frozenset[Versio
         require(len(values) == size, f"{len(values)} values of {name}")
         check_numbers(name, [value for value in values if value is not None])
     check_numbers("metrics", list(scored.metrics.values()), LARGEST_REWARD)
-    json.dumps([scored.extra, scored.texts, scored.failures], allow_nan=False).encode()
+    for place, failure in enumerate(scored.failures):
+        given = [values[place] for values in scored.rewards.values() if values[place] is not None]
+        require(not (failure and given), f"completion {place} failed and has the rewards {given}")
 
 
 def check_rollout(rollout: Rollout, issued: Ticket, published: frozenset[Version]) -> None:

@@ -46,6 +46,8 @@ def to_bytes(tree: Tree) -> bytes:
         return _header(0x90, 0xDC, len(tree)) + b"".join(map(to_bytes, tree))
     if isinstance(tree, Pairs):
         return _header(0x80, 0xDE, len(tree.flat) // 2) + b"".join(map(to_bytes, tree.flat))
+    if isinstance(tree, int) and not isinstance(tree, bool):
+        tree = max(-(2**63), min(tree, 2**64 - 1))  # msgpack has no other integers
     return msgpack.packb(tree, use_bin_type=True, unicode_errors="surrogatepass")
 
 

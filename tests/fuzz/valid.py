@@ -35,6 +35,8 @@ STEP = 3
 """The Updates made so far. Tickets were issued at version 1.2, and 1.3 is announced."""
 ISSUED_AT, NEWEST = Version(1, 2), Version(1, 3)
 VOCABULARY = 32
+MODEL = "/fuzz/model"
+"""The model folder in messages: a case has the same bytes wherever its files are."""
 WEIGHTS = {"accuracy": 1.0, "format": 0.5}
 TRAIN, EVAL = TicketId.train(7), TicketId.evaluation(NEWEST, 0)
 
@@ -54,6 +56,7 @@ class Sample:
 class Issued:
     """What the learner of this run knows: settings, contract and where its tickets come from."""
 
+    model: Path
     settings: LearnerSettings
     contract: Contract
     source: TicketSource
@@ -77,10 +80,10 @@ def make_issued(model: Path) -> Issued:
         eval_num_generations=2, eval_temperature=0.7, rewards=[*WEIGHTS], reward_weights=[1.0, 0.5],
     )  # fmt: skip
     rewards = tuple(RewardSpec(name, weight, options={"n": 1}) for name, weight in WEIGHTS.items())
-    contract = Contract(str(model), hash_tokenizer(model), "float32", 40, rewards, True, 1, 4)
+    contract = Contract(MODEL, hash_tokenizer(model), "float32", 40, rewards, True, 1, 4)
     questions = [_question(number) for number in range(10)]
     source = TicketSource(Shuffled([questions], [], 42, True), questions[:1], settings, contract.hash)
-    return Issued(settings, contract, source)
+    return Issued(model, settings, contract, source)
 
 
 def _question(number: int) -> Question:
@@ -120,7 +123,7 @@ def samples(issued: Issued) -> list[Sample]:
         ("evaluation", evaluation), ("evaluation", Verdict(EVAL, "dead", "failed 3 times")),
         ("rewarder", train.group), ("rewarder", evaluation.group),
         ("actor", issued.train), ("actor", issued.eval),
-        ("weights", Weights(NEWEST, f"{issued.contract.model}/000001-00000003", "ab" * 32, "cd" * 32)),
+        ("weights", Weights(NEWEST, f"{MODEL}/000001-00000003", "ab" * 32, "cd" * 32)),
         ("contract", issued.contract),
     ]  # fmt: skip
     return [_sample(consumer, message) for consumer, message in messages]
