@@ -75,6 +75,7 @@ nightly: install
 	$(BIN)/python -m tests.crashes.matrix --alone --jobs 4
 	PROTOCOL_EXAMPLES=1000 $(BIN)/python -m pytest tests/common/test_protocol_machine.py
 	$(BIN)/python -m tests.e2e.kills --real
+	$(BIN)/python -m tests.fuzz --seed $(SEED)
 	$(BIN)/penstock demo --seed $(SEED)
 	$(BIN)/python -m tests.e2e.agreement runs/demo-base-$(SEED) runs/demo-task-$(SEED)/heldout.jsonl
 	$(BIN)/python -m benchmarks.handoff

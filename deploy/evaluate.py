@@ -1,6 +1,5 @@
 """`penstock evaluate`: held-out questions through the same actors and rewarders, nothing trained."""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pydantic import Field, FilePath, NonNegativeFloat, PositiveInt
 from penstock.common.config.command import Result, ResultCommand, build
 from penstock.common.config.role_command import LearnerCommand
 from penstock.common.errors import ConfigError
+from penstock.common.files.reading import parse_json, reading
 from penstock.common.text import one_line
 from penstock.deploy.up import Printer, Up
 
@@ -65,9 +65,10 @@ class Evaluate(ResultCommand):
 
 
 def read_results(path: Path) -> Result:
-    """Return the figures of an evaluation, in text one per line."""
-    found = json.loads(path.read_text())
-    figures = {name.removeprefix("eval/"): value for name, value in found.items() if name != "step"}
-    lines = [one_line(f"{name:<32}{value:>12.4f}") for name, value in figures.items()]
+    """Return the figures of an evaluation, in text one per line. Raise ConfigError if it is damaged."""
+    with reading(path, "Remove the run's folder and evaluate again"):
+        found = parse_json(path.read_bytes())
+        figures = {name.removeprefix("eval/"): value for name, value in found.items() if name != "step"}
+        lines = [one_line(f"{name:<32}{value:>12.4f}") for name, value in figures.items()]
     files = f"\nResults  {path}\nAnswers  penstock samples {path.parent} --evaluations"
     return Result("\n".join(["", *lines, files]), [figures])

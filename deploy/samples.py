@@ -13,14 +13,28 @@ from pydantic_settings import CliPositionalArg, CliToggleFlag, CliVariadicArg
 from penstock.common.config.command import Result, ResultCommand
 from penstock.common.errors import ConfigError
 from penstock.common.files.atomic import read_json_lines
+from penstock.common.files.reading import parse_json, reading
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.log import configure_logs
 from penstock.common.text import SHOWN, as_text, one_line, printable
+from penstock.common.wire.plain import brief
 from penstock.common.wire.reward_spec import COLUMNS
 
 Row = dict[str, Any]
 
 _FILE = re.compile(r"completions_(\d+)\.parquet")
+
+_TEXTS = (
+    "prompt", "completion", "ticket", "state", "failure", "finish_reason", "versions", "solution",
+    "extra",
+)  # fmt: skip
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(_TEXTS, str),
+    **dict.fromkeys(("step", "index", "completion_length"), int),
+    "advantage": float,
+    "staleness_max": int | None,
+}
+"""The type of each column of a table of completions; other columns hold numbers or None."""
 
 _CHOICES = {
     "best": "was trained",
@@ -115,13 +129,15 @@ class Samples(ResultCommand):
         path = RunFolder(self.run).evaluations
         if not path.is_file():
             raise ConfigError(f"{path} does not exist: set LEARNER_EVAL_DATASET to evaluate")
-        found = [row for row in read_json_lines(path) if self.step in (None, row["step"])]
+        rows = read_json_lines(path, index=int, columns=dict, completions=list)
+        found = [row for row in rows if self.step in (None, row["step"])]
         if not found:
             of_step = "" if self.step is None else f" of step {self.step}"
             raise ConfigError(f"{path} has no evaluation{of_step}: choose another --step, or none")
         rows = [row for row in found if row["index"] < self.count]
         rows.sort(key=lambda row: (row["index"], row["step"]))
-        return Result("\n".join(answers_as_lines(row, self.width) for row in rows), rows)
+        with reading(path, "Remove the rows of this step"):
+            return Result("\n".join(answers_as_lines(row, self.width) for row in rows), rows)
 
 
 def read_rows(run: Path, step: int | None = None) -> list[Row]:
@@ -156,7 +172,19 @@ def _read_file(path: Path) -> list[Row]:
     if missing := set(COLUMNS) - set(rows[0] if rows else COLUMNS):
         names = ", ".join(sorted(missing))
         raise ConfigError(f"{path} was not written by the learner: it has no {names}; remove it")
+    with reading(path, "Remove the file, or choose another --step"):
+        for row in rows:
+            _check_row(row)
     return rows
+
+
+def _check_row(row: Row) -> None:
+    """Raise TypeError or ValueError for a value that the learner writes to no table of completions."""
+    for name, value in row.items():
+        if not isinstance(value, _KINDS.get(name, float | None)):
+            raise TypeError(f"{name} is {brief(value)}")
+    if not isinstance(parse_json(row["extra"]), dict):
+        raise TypeError(f"extra is {brief(row['extra'])}")
 
 
 def select(rows: list[Row], choice: str) -> list[Row]:
@@ -190,7 +218,7 @@ def heading(row: Row) -> str:
     parts.append(f"{row['completion_length']} tokens")
     if row["finish_reason"] == "length":
         parts.append("truncated")
-    if row["staleness_max"]:
+    if row["staleness_mean"]:
         parts.append(f"staleness {row['staleness_mean']:.1f}")
     return "  ".join(part for part in parts if part)
 

@@ -4,11 +4,12 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import TypedDict, cast
 
-from penstock.common.errors import ConfigError
 from penstock.common.files.atomic import write_whole
+from penstock.common.files.reading import parse_json, reading
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
+from penstock.common.wire.codec import fields_as
 from penstock.common.wire.ids import Version
 
 
@@ -19,16 +20,16 @@ class BestModel(TypedDict):
     version: str
     metric: str
     value: float
-    answered: NotRequired[int]  # of the held-out questions; absent in files of older versions
+    answered: int  # of the held-out questions
 
 
 def read_best(run_folder: RunFolder) -> BestModel | None:
     """Return the note about the best model, None if there is none. Raise ConfigError if damaged."""
     notes = sorted(run_folder.best.glob("[0-9]*/best.json"))
-    try:
-        return json.loads(notes[-1].read_text()) if notes else None
-    except ValueError as error:
-        raise ConfigError(f"{notes[-1]}: damaged ({error}): delete {notes[-1].parent}") from error
+    if not notes:
+        return None
+    with reading(notes[-1], f"Delete {notes[-1].parent}"):
+        return cast(BestModel, fields_as(BestModel, parse_json(notes[-1].read_bytes()), "best.json"))
 
 
 def keep_if_best(
@@ -41,7 +42,7 @@ def keep_if_best(
     """
     best = read_best(folder)
     if best is not None and best["metric"] == metric:
-        better = value > best["value"] and answered >= best.get("answered", 0)
+        better = value > best["value"] and answered >= best["answered"]
         if not better:
             return False
     score = {"metric": metric, "value": value, "answered": answered}

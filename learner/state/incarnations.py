@@ -13,16 +13,22 @@ from penstock.common.errors import RunTaken
 from penstock.common.failpoint import failpoint
 from penstock.common.files.atomic import make_folder, sync_path, write_whole
 from penstock.common.files.lock import holder_name
+from penstock.common.files.reading import reading
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.claims import Claim, Position, next_claim, read_claims
+from penstock.common.journal.segments import REMEDY
 
 
 def read_nonce(run_folder: RunFolder) -> str:
-    """Return the random text that ties the folder to its run on the server; write it if missing."""
+    """Return the random text that ties the folder to its run on the server; write it if missing.
+
+    Raise ConfigError if the file is damaged.
+    """
     path = run_folder.nonce
     if not path.is_file():
         write_whole(path, uuid.uuid4().hex.encode())
-    return path.read_text()
+    with reading(path, REMEDY):
+        return path.read_text()
 
 
 def next_incarnation(run_folder: RunFolder, redis_incarnation: int) -> int:

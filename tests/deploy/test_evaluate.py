@@ -9,7 +9,7 @@ import pytest
 
 from penstock.common.config.command import load
 from penstock.common.errors import ConfigError
-from penstock.deploy.evaluate import Evaluate
+from penstock.deploy.evaluate import Evaluate, read_results
 from penstock.deploy.up import Up
 
 
@@ -68,3 +68,11 @@ def test_a_run_that_is_there_is_not_touched(folder, monkeypatch):
 def test_without_questions_nothing_is_started(folder):
     with pytest.raises(ConfigError, match="LEARNER_EVAL_DATASET"):
         evaluate("--model", "m")
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"step": 1, "eval/avg@1": "x"}'])
+def test_damaged_results_are_named(tmp_path, text):
+    path = tmp_path / "eval_results.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"eval_results\.json: damaged"):
+        read_results(path)

@@ -166,3 +166,20 @@ def test_a_file_that_cannot_be_read_is_named(run, damage):
 def test_a_number_that_makes_no_sense_is_refused(run, arguments):
     with pytest.raises(ConfigError, match=arguments[0]):
         main([str(run), *arguments])
+
+
+@pytest.mark.parametrize(
+    "changes", [{"advantage": "x"}, {"prompt": 7}, {"extra": "[1]"}, {"extra": "{"}]
+)
+def test_a_table_with_values_of_another_kind_is_named(run, changes):
+    path = run / "completions" / "completions_00002.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist([ROW | changes]), path)
+    with pytest.raises(ConfigError, match=r"00002\.parquet: damaged"):
+        main([str(run)])
+
+
+def test_evaluations_of_another_form_are_named(run):
+    row = {"step": 0, "index": 0, "columns": {}, "completions": [1], "reason": ""}
+    (run / "evaluations.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(ConfigError, match=r"evaluations\.jsonl: damaged"):
+        main([str(run), "--evaluations"])

@@ -69,9 +69,10 @@ def test_a_kill_while_the_best_model_is_kept_loses_no_evaluation(run):
     assert json.loads((run.folder / "eval_results.json").read_text())["step"] == 2
 
 
-def test_a_damaged_note_of_the_best_model_is_named(tmp_path):
+@pytest.mark.parametrize("text", ["{", "[]", '{"metric": "x", "value": 1.0}', "[" * 5000])
+def test_a_damaged_note_of_the_best_model_is_named(tmp_path, text):
     (tmp_path / "best" / "00000001").mkdir(parents=True)
-    (tmp_path / "best" / "00000001" / "best.json").write_text("{")
+    (tmp_path / "best" / "00000001" / "best.json").write_text(text)
     with pytest.raises(ConfigError, match=r"best\.json: damaged"):
         read_best(RunFolder(tmp_path))
 
