@@ -75,7 +75,8 @@ class Bench:
     """A run with tickets on its stream, and the ways to turn them into groups."""
 
     def __init__(self, url: str, run: str, groups: int, payload: bytes, ticket: bytes) -> None:
-        self._client = redis.Redis.from_url(url, socket_timeout=_WAIT_S)  # a deadline, as Connection has
+        # A deadline, as Connection has; redis-py does not know Penstock's option `owner`.
+        self._client = redis.Redis.from_url(url.partition("?")[0], socket_timeout=_WAIT_S)
         self._connection = Connection(url, _WAIT_S, _WAIT_S)
         self._keys = Keys(run)
         self._queue = LearnerQueue(self._connection, self._keys, incarnation=1)
@@ -244,7 +245,7 @@ def _summary(values: list[float]) -> dict[str, float]:
 def _server() -> Iterator[str]:
     """The product's server (append-only file, synced every second); it does not rewrite its file."""
     with tempfile.TemporaryDirectory() as folder, LocalServer(Path(folder)) as server:
-        client = redis.Redis.from_url(server.url)
+        client = redis.Redis.from_url(server.url.partition("?")[0])
         client.config_set("auto-aof-rewrite-percentage", 0)
         client.close()
         yield server.url

@@ -32,7 +32,7 @@ class Watch:
     def __init__(self, url: str, keys: Keys, run_folder: Path) -> None:
         self.found: set[tuple[str, str]] = set()
         self.live: Counter[str] = Counter()
-        self._client = redis.Redis.from_url(url)
+        self._client = redis.Redis.from_url(url.partition("?")[0])
         self._streams = (*keys.work_streams, *keys.outcome_streams)
         self._run_folder = run_folder
         self._seen: set[str] = set()
