@@ -69,11 +69,13 @@ check: install
 chaos: install
 	$(BIN)/python -m tests.chaos --seed $(SEED) $(CHAOS_FLAGS)
 
-# The long forms of what `make test` does in short, under an hour in all.
+# The long forms of what `make test` does in short, under an hour in all. The demo over TLS needs a Redis or
+# Valkey with TLS, in PATH or named by PENSTOCK_TLS_SERVER.
 nightly: install
 	$(BIN)/python -m tests.chaos --seed $(SEED)
 	$(BIN)/python -m tests.crashes.matrix --alone --jobs 4
 	PROTOCOL_EXAMPLES=1000 $(BIN)/python -m pytest tests/common/test_protocol_machine.py
+	NIGHTLY=1 $(BIN)/python -m pytest tests/common/test_tls.py tests/e2e/test_secure_demo.py
 	$(BIN)/python -m tests.e2e.kills --real
 	$(BIN)/python -m tests.fuzz --seed $(SEED)
 	$(BIN)/penstock demo --seed $(SEED)

@@ -17,8 +17,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from penstock.common.broker.open_server import check_not_open
 from penstock.common.broker.private_socket import check_listener
+from penstock.common.broker.server_checks import check_files, check_handshake, check_not_open
 from penstock.common.config.redis_url import ServerAddress, parse_url
 from penstock.common.deadline import Deadline
 from penstock.common.errors import (
@@ -73,6 +73,7 @@ class Connection:
         allow_open: bool = False,
     ) -> None:
         self._parsed = parse_url(url)
+        check_files(self._parsed)
         self.address = str(self._parsed)  # no password
         self.restarts = 0
         self._server_timeout_s = server_timeout_s
@@ -211,6 +212,7 @@ class Connection:
                 _raise_translated(error, self.address)
                 cause: Exception = error
             except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
+                check_handshake(error, self._parsed)
                 cause = error
             report = lost is None or lost.report_due(_REPORT_EVERY_S)
             lost = lost or Deadline(timeout_s, longest_gap_s=2 * _SOCKET_TIMEOUT_S)

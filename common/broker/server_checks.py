@@ -1,14 +1,48 @@
-"""The refusal of a queue server that lets in everybody who reaches its port."""
+"""Checks of a queue server and its URL: certificates, and whether everybody is let in."""
 
 import contextlib
 import ipaddress
 import socket
 import ssl
+from pathlib import Path
 
 from penstock.common.config.redis_url import ServerAddress
 from penstock.common.errors import ConfigError
 
 _TIMEOUT_S = 10.0
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+
+
+def check_files(address: ServerAddress) -> None:
+    """Raise ConfigError if a file of the URL's TLS options cannot be read."""
+    for name in _FILES:
+        path = address.tls.get(name)
+        if path is None:
+            continue
+        try:
+            Path(path).open("rb").close()
+        except OSError as error:
+            raise ConfigError(
+                f"REDIS_URL {address}: the file of {name}, {path}, cannot be read ({error.strerror})"
+            ) from None
+
+
+def check_handshake(error: BaseException, address: ServerAddress) -> None:
+    """Raise ConfigError if an error of a connection comes from TLS, which a retry would not change.
+
+    A connection that was cut in the handshake is not such an error: the server may be about to start.
+    """
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, ssl.SSLError):
+        found = found.__cause__ or found.__context__
+    if found is None or isinstance(found, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return
+    reason = getattr(found, "verify_message", "") or found.reason or "no common protocol"
+    raise ConfigError(
+        f"queue server {address}: no TLS connection ({reason}). Expected a certificate for the host "
+        f"{address.host}, signed by a CA in ssl_ca_certs of REDIS_URL or of the system, and a client's "
+        "certificate in ssl_certfile and ssl_keyfile where the server asks for it. Set these options"
+    ) from error
 
 
 def check_not_open(address: ServerAddress) -> None:
