@@ -99,8 +99,9 @@ def write_users(connection: Connection, url: str, run: str, folder: Path) -> tup
     malformed file, and as Connection.execute does.
     """
     connection.load_functions()
-    make_folder(folder, "--out")
-    folder.chmod(0o700)
+    if not folder.exists():
+        make_folder(folder, "--out")
+        folder.chmod(0o700)
     users = []
     for role in ROLES:
         user = User(role, user_name(run, role), folder / f"{role}.url")

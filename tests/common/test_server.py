@@ -153,9 +153,10 @@ def other_folder(folder: Path) -> None:
 
 
 def other_user(folder: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can make a folder of another user")
-    os.chown(folder, 65534, 65534)
+    try:
+        os.chown(folder, 65534, 65534)
+    except PermissionError:
+        pytest.skip("this user cannot make a folder of another user (CAP_CHOWN)")
 
 
 def link(folder: Path) -> None:
@@ -186,12 +187,10 @@ def test_a_stranger_in_the_sockets_folder_gets_no_password(
 def test_a_stranger_behind_the_right_folder_gets_no_password(
     abandoned: tuple[RunFolder, ServerAddress],
 ) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can own a folder of another user's URL")
     _, address = abandoned
-    os.chown(Path(address.path).parent, 65534, 65534)
-    stranger = Stranger(address.path)  # runs as root, expected is user 65534
-    with pytest.raises(ConfigError, match="belongs to user 0, expected user 65534"):
+    other_user(Path(address.path).parent)
+    stranger = Stranger(address.path)  # not of user 65534
+    with pytest.raises(ConfigError, match=f"belongs to user {os.geteuid()}, expected user 65534"):
         Connection(unix_url(address.path, "password", 65534), 5, 5)
     stranger.close()
     assert stranger.received == b""
