@@ -198,13 +198,14 @@ def _rollout(completion: Any) -> Rollout:
         token_ids=np.array(completion.token_ids, dtype="<i4"),
         logprobs=np.minimum(np.array(completion.logprobs.logprobs, dtype="<f4"), 0.0),  # rounding
         mask=np.ones(len(completion.token_ids), dtype=bool),
-        spans=tuple(_span(*span.version.split(), span.start, span.end) for span in spans),
+        spans=tuple(_span(span.version, span.start, span.end) for span in spans),
         finish_reason="stop" if completion.finish_reason == "stop" else "length",
     )
 
 
-def _span(version: str, weights_hash: str, start: int, end: int) -> Span:
-    """Return a span of vLLM, whose label is "VERSION HASH", as a Span. Raise MalformedMessage."""
+def _span(label: str, start: int, end: int) -> Span:
+    """Return the span of vLLM with the label "VERSION HASH" as a Span. Raise MalformedMessage."""
+    version, _, weights_hash = label.partition(" ")
     return Span(Version.parse(version), start, end, weights_hash)
 
 

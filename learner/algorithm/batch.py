@@ -110,12 +110,3 @@ def is_over_lag(scored: ScoredGroup, step: int, settings: LearnerSettings) -> bo
     lags = [token_staleness(item, step)[trainable_tokens(item, settings)] for item in rollouts]
     over = np.concatenate(lags) > settings.max_staleness
     return bool(over.any() if settings.over_lag == "set_aside" else over.size and over.all())
-
-
-def is_ahead(group: ScoredGroup, step: int) -> bool:
-    """Return whether a token of the group was sampled by a version of a later step than `step`.
-
-    Only a superseded learner can have published such a version. Example: the superseded learner went on
-    to version 9, while its successor resumed at step 7.
-    """
-    return any(span.version.step > step for rollout in group.group.rollouts for span in rollout.spans)

@@ -88,6 +88,7 @@ def group_metrics(
         "groups/filtered": len(arrivals.filtered),
         "groups/dead": arrivals.dead,
         "groups/stale": arrivals.stale,
+        **{f"refused/{reason}": count for reason, count in arrivals.refused.items()},
         "dropped/groups": len(arrivals.dropped),
         "dropped/total_groups": arrivals.total_dropped,
         **_averages("trained", groups, weights),

@@ -7,6 +7,7 @@ of its body (4 bytes) and the body: zlib over msgpack, a map with `kind` and, by
     header      the settings, model_folder, steps and machine that the learner was started with
     batch       step, version, groups (encoded ScoredGroups in order), the settings and reward_weights
                 that chose it, its metrics so far; ends, ledger
+    version     version, hash: weights that are announced next; ends, ledger
     evaluation  version, questions: the eval tickets that were issued; ledger
     evaluated   version, results: their answers; ends, ledger
     ask again   ends, ledger: dropped tickets whose questions are to be repeated

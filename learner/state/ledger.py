@@ -1,4 +1,4 @@
-"""The learner's table of tickets: which are open, and how many ended in each way.
+"""The learner's table of tickets and versions: what is open, what ended, what was published.
 
 Tickets are numbered. A number below `next_number` that is not open has ended. Example: next_number 5,
 open 3 and 4: tickets 0, 1 and 2 have ended. The counters on the queue server are a copy of this table.
@@ -7,6 +7,10 @@ A ticket asks the question at the position of its number in the data set, until 
 asked again. That question takes a number but no new position. From then on the table stores positions of
 open tickets, and a new position is the number minus the repeats. Example: question 3 was dropped, and
 ticket 7 asks it again (1 repeat): ticket 8 asks question 7.
+
+`versions` has the hash of each published version whose tokens an open ticket may bring, those of earlier
+incarnations included. The table follows the chain of claims: it never has a version that a superseded
+learner published after its successor's claim.
 """
 
 from collections import Counter
@@ -28,6 +32,7 @@ class LedgerTable(TypedDict):
     positions: dict[str, int]
     to_repeat: list[int]
     repeats: int
+    versions: dict[str, str]  # version to the hash of its weights
 
 
 class Ledger:
@@ -36,6 +41,7 @@ class Ledger:
     def __init__(self) -> None:
         self.next_number = 0
         self.open: dict[TicketId, Version] = {}
+        self.versions: dict[Version, str] = {}
         self.totals: Counter[str] = Counter()
         self.total_dropped = 0
         self.owes_record = False  # True: before a ticket is issued, the journal needs a record, see drop
@@ -54,6 +60,21 @@ class Ledger:
         if ticket not in self.open:
             self.open[ticket] = version
             self.totals["issued"] += 1
+
+    def publish(self, version: Version, weights_hash: str) -> None:
+        """Add a published version; forget those that are older than all open tickets.
+
+        No ticket is sampled by a version before that of its issue. Example: the oldest open ticket was
+        issued at 1.5: versions from step 5 on are kept.
+        """
+        self.versions[version] = weights_hash
+        oldest = min([version.step, *(first.step for first in self.open.values())])
+        self.versions = {made: found for made, found in self.versions.items() if made.step >= oldest}
+
+    def is_of_earlier_incarnation(self, ticket: TicketId) -> bool:
+        """Return whether an open ticket was first issued by an earlier incarnation of the learner."""
+        newest = max((version.incarnation for version in self.versions), default=0)
+        return self.open[ticket].incarnation < newest
 
     def next_train_ticket(self) -> TicketId:
         """Return the next id, which asks a dropped question again or, if there is none, the next one."""
@@ -111,6 +132,7 @@ class Ledger:
             "positions": {str(ticket): at for ticket, at in self._positions.items()},
             "to_repeat": list(self._to_repeat),
             "repeats": self._repeats,
+            "versions": {str(version): found for version, found in self.versions.items()},
         }
 
     def restore(self, snapshot: LedgerTable) -> None:
@@ -127,6 +149,8 @@ class Ledger:
         self._positions = {TicketId(name): at for name, at in found["positions"].items()}
         self._to_repeat = list(found["to_repeat"])
         self._repeats = found["repeats"]
+        versions = found["versions"].items()
+        self.versions = {Version.parse(text): made for text, made in versions}
         self.unrecorded, self.owes_record = {}, False
 
     def eval_open(self) -> list[TicketId]:

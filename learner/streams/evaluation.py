@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from penstock.common.errors import MalformedMessage
 from penstock.common.wire.codec import decode_outcome, encode
 from penstock.common.wire.ids import TicketId, Version
-from penstock.common.wire.messages import ANSWER, ScoredGroup, Verdict
+from penstock.common.wire.messages import ANSWER, EndState, Verdict
 from penstock.learner.data.tickets import TicketSource
 from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.learner_queue import LearnerQueue
+from penstock.learner.streams.refusal import MEANING, OutcomeCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,13 @@ class Evaluated:
 class Evaluator:
     """Asks the held-out questions of one version at a time, and collects the answers."""
 
-    def __init__(self, commit_log: CommitLog, queue: LearnerQueue, source: TicketSource) -> None:
+    def __init__(
+        self, commit_log: CommitLog, queue: LearnerQueue, source: TicketSource, check: OutcomeCheck
+    ) -> None:
         self._commit_log = commit_log
         self._queue = queue
         self._source = source
+        self._check = check
         self._version: Version | None = None
         self._answers: dict[int, Answer] = {}
         self._count = len(source.eval_questions)
@@ -98,17 +102,22 @@ class Evaluator:
         return ended
 
     def _take(self, ticket: TicketId, payload: bytes) -> None:
-        """Store the answer that an outcome holds, and end its ticket as evaluated or dead."""
+        """Store the answer that an outcome holds, and end its ticket as evaluated, stale or dead.
+
+        A refused group leaves the question unanswered. Asking again could go on without end.
+        """
         index = ticket.number
         try:
             outcome = decode_outcome(payload)
         except MalformedMessage as error:
-            outcome = Verdict(ticket, "dead", f"malformed outcome: {error}")
-        if isinstance(outcome, ScoredGroup) and not self._is_pinned(outcome):
-            outcome = Verdict(ticket, "dead", f"not sampled by version {self._version} alone")
+            self._end_unanswered(ticket, "dead", f"malformed outcome: {error}")
+            return
+        refused = self._check.why_refused(ticket, outcome)
+        if refused:
+            self._end_unanswered(ticket, "stale", f"refused: {MEANING[refused]}")
+            return
         if isinstance(outcome, Verdict):
-            self._answers[index] = Answer(index, reason=outcome.reason)
-            self._commit_log.ledger.close(ticket, "dead", outcome.reason)
+            self._end_unanswered(ticket, "dead", outcome.reason)
             return
         rollouts, rewards = outcome.group.rollouts, outcome.rewards.items()
         self._answers[index] = Answer(
@@ -122,10 +131,10 @@ class Evaluator:
         )
         self._commit_log.ledger.close(ticket, "evaluated", str(self._version))
 
-    def _is_pinned(self, outcome: ScoredGroup) -> bool:
-        """Return whether every token was sampled by the version under evaluation."""
-        spans = [span for rollout in outcome.group.rollouts for span in rollout.spans]
-        return all(span.version == self._version for span in spans)
+    def _end_unanswered(self, ticket: TicketId, state: EndState, reason: str) -> None:
+        """End a ticket without an answer, for this reason."""
+        self._answers[ticket.number] = Answer(ticket.number, reason=reason)
+        self._commit_log.ledger.close(ticket, state, reason)
 
     def _finish(self, version: Version) -> None:
         """Record the evaluation's end, for `take_ended`. Raise DiskFull, Connection.call's errors."""

@@ -1,6 +1,6 @@
 """The intake: from the stream of outcomes to the groups of a batch.
 
-    fold(entry)   ends the ticket of a verdict at once; holds a group that can be trained
+    fold(entry)   ends the ticket of a verdict or a refused group; holds a group that can be trained
     form(step)    drops groups over max_staleness, takes groups_per_step others in order of arrival
 
 The result depends only on the order of the stream and on the step, so a resumed learner decides the
@@ -11,17 +11,16 @@ same. With at_max_staleness "pace" a batch takes a group only if the pace allows
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from penstock.common.broker.work_stream import Entry
 from penstock.common.errors import MalformedMessage, NoSignal
 from penstock.common.wire.codec import decode_outcome
 from penstock.common.wire.ids import TicketId, Version
-from penstock.common.wire.messages import Group, ScoredGroup, Verdict
-from penstock.learner.algorithm.batch import is_ahead, is_over_lag
+from penstock.common.wire.messages import ScoredGroup, Verdict
+from penstock.learner.algorithm.batch import is_over_lag
 from penstock.learner.data.tickets import TicketSource
 from penstock.learner.state.ledger import Ledger
 from penstock.learner.streams.pace import choose_in_pace, keeps_pace
+from penstock.learner.streams.refusal import MEANING, OutcomeCheck, Reason
 
 
 @dataclass(slots=True)
@@ -31,14 +30,19 @@ class Arrivals:
     filtered: list[Verdict] = field(default_factory=list)
     dead: int = 0
     stale: int = 0
-    foreign: int = 0  # of these stale, of an older contract: no sign that the questions are bad
+    foreign: int = 0  # of these stale, refused answers to an earlier incarnation's tickets
+    refused: Counter[Reason] = field(default_factory=Counter)  # of train and eval tickets
     dropped: list[ScoredGroup] = field(default_factory=list)  # of these stale, over max_staleness
     total_dropped: int = 0  # over the whole run
     last_dead: str = ""  # a ticket and the reason why it died
 
     @property
     def without_signal(self) -> int:
-        """Count of tickets that ended with nothing to train on; groups over max_staleness had signal."""
+        """Count of tickets that ended with nothing to train on; groups over max_staleness had signal.
+
+        A start with other settings changes what is asked. Groups that are refused for this reason say
+        nothing about the questions, and are not counted.
+        """
         return len(self.filtered) + self.dead + self.stale - self.foreign - len(self.dropped)
 
 
@@ -51,11 +55,15 @@ class Intake:
         self._ledger = ledger
         self._source = source
         self._settings = source.settings
-        self._vocab_size = vocab_size
+        self.check = OutcomeCheck(ledger, source, vocab_size)
         self.held: dict[TicketId, ScoredGroup] = {}
 
-    def fold(self, entry: Entry, step: int) -> None:
-        """Take an open ticket's outcome: hold its group, or end it. Raise Questions.at's errors."""
+    def fold(self, entry: Entry) -> None:
+        """Take an open ticket's outcome: hold its group, or end it. Raise Questions.at's errors.
+
+        A group that is no answer to the ticket as issued is refused: once it is in the journal, a group
+        that cannot be trained would end every resume.
+        """
         if entry.ticket not in self._ledger.open or entry.ticket in self.held:
             return
         try:
@@ -63,51 +71,39 @@ class Intake:
         except MalformedMessage as error:
             self._end_dead(entry.ticket, f"malformed outcome: {error}")
             return
-        if isinstance(outcome, ScoredGroup):
-            self._accept(entry.ticket, outcome, step)
+        reason = self.check.why_refused(entry.ticket, outcome)
+        if reason:
+            self._refuse(entry.ticket, reason)
+        elif isinstance(outcome, ScoredGroup):
+            self._hold(entry.ticket, outcome)
         elif outcome.state == "filtered":
             self._ledger.close(entry.ticket, "filtered", outcome.reason)
-            fits = set(outcome.rewards) == set(self._settings.reward_names)  # else of an older contract
-            self._arrivals.filtered.append(outcome if fits else replace(outcome, rewards={}))
+            fits = self._fits(outcome)  # else of an older contract
+            self._arrivals.filtered.append(outcome if fits else replace(outcome, rewards={}, lengths=()))
         else:
             self._end_dead(entry.ticket, outcome.reason)
 
-    def _accept(self, ticket: TicketId, scored: ScoredGroup, step: int) -> None:
-        """Hold a trainable group; end another's ticket as dead or stale. Raise Questions.at's errors."""
+    def _hold(self, ticket: TicketId, scored: ScoredGroup) -> None:
+        """Hold a group for a batch, and note the newest version that sampled it."""
+        self.held[ticket] = scored
         versions = [span.version for made in scored.group.rollouts for span in made.spans]
         known = [self.newest_version] if self.newest_version else []
         self.newest_version = max(versions + known, key=lambda found: (found.step, found.incarnation))
-        if scored.group.ticket.id != ticket:
-            self._end_dead(ticket, f"the group is of ticket {scored.group.ticket.id}")
-        elif scored.group.ticket.contract != self._source.contract:
-            self._end_stale(ticket, "contract")
-            self._arrivals.foreign += 1
-        elif set(scored.rewards) != set(self._settings.reward_names):
-            self._end_dead(ticket, f"it has the rewards {', '.join(scored.rewards)}")
-        elif not self._is_as_issued(scored.group):
-            self._end_stale(ticket, "prompt, sampling or tokens differ from what was asked for")
-        elif is_ahead(scored, step):
-            self._end_stale(ticket, "sampled by a version of a lineage that did not survive")
-        else:
-            self.held[ticket] = scored
 
-    def _is_as_issued(self, group: Group) -> bool:
-        """Return whether the group answers the ticket as issued, with tokens that the model knows.
+    def _refuse(self, ticket: TicketId, reason: Reason) -> None:
+        """End the ticket of a refused outcome as stale, and count it."""
+        self._arrivals.foreign += self._ledger.is_of_earlier_incarnation(ticket)
+        self._arrivals.stale += 1
+        self._ledger.close(ticket, "stale", f"refused: {MEANING[reason]}")
 
-        A journalled group that cannot be trained would end every resume. Raise Questions.at's errors.
-        """
-        position = self._ledger.position(group.ticket.id)
-        asked = self._source.train(group.ticket.id, group.ticket.version, position)
+    def _fits(self, verdict: Verdict) -> bool:
+        """Return whether a verdict has the contract's rewards and the length of each completion."""
+        size = self._settings.num_generations
         return (
-            np.array_equal(asked.prompt_ids, group.ticket.prompt_ids)
-            and asked.sampling == group.ticket.sampling
-            and asked.num_generations == group.ticket.num_generations
-            and all(
-                rollout.token_ids.min() >= 0
-                and rollout.token_ids.max() < self._vocab_size
-                and len(rollout.token_ids) <= asked.sampling.max_tokens
-                for rollout in group.rollouts
-            )
+            set(verdict.rewards) == set(self._settings.reward_names)
+            and all(len(values) == size for values in verdict.rewards.values())
+            and len(verdict.lengths) == size
+            and max(verdict.lengths) <= self._settings.max_completion_length
         )
 
     def form(self, step: int) -> list[ScoredGroup] | None:
@@ -123,12 +119,13 @@ class Intake:
             return None
         if not chosen:
             found = self._arrivals
+            refused = "".join(f", {MEANING[why]}: {n}" for why, n in self.check.refused.items())
             last = f". The last that died is {found.last_dead}" if found.dead else ""
             raise NoSignal(
                 f"step {step + 1}: {found.without_signal} groups in a row had nothing to learn from "
                 f"({len(found.filtered)} without spread in their rewards, {found.dead} dead, "
-                f"{found.stale} stale): the questions are too easy, too hard, or the rewards do not "
-                f"fit; see `penstock samples` and `queues audit`{last}",
+                f"{found.stale} stale{refused}): the questions are too easy, too hard, or the rewards "
+                f"do not fit; see `penstock samples` and `queues audit`{last}",
                 found.filtered,
             )
         return [self.held.pop(ticket) for ticket in chosen]
@@ -137,6 +134,7 @@ class Intake:
         """Return the outcomes since the last call, and begin a new count."""
         arrivals, self._arrivals = self._arrivals, Arrivals()
         arrivals.total_dropped = self._ledger.total_dropped
+        arrivals.refused = self.check.take_refused()
         return arrivals
 
     def _spent(self, usable: int) -> bool:
@@ -184,8 +182,3 @@ class Intake:
         self._ledger.close(ticket, "dead", reason)
         self._arrivals.dead += 1
         self._arrivals.last_dead = f"{ticket}: {reason}"
-
-    def _end_stale(self, ticket: TicketId, reason: str) -> None:
-        """End the ticket as stale, and count it. Raise KeyError if the ticket is not open."""
-        self._ledger.close(ticket, "stale", reason)
-        self._arrivals.stale += 1

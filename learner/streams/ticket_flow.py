@@ -56,7 +56,7 @@ class TicketFlow:
     ) -> None:
         self._ledger = commit_log.ledger
         self.intake = Intake(self._ledger, plan.source, plan.vocab_size)
-        self.evaluator = Evaluator(commit_log, queue, plan.source)
+        self.evaluator = Evaluator(commit_log, queue, plan.source, self.intake.check)
         self._connection = queue.connection
         self._queue = queue
         self._commit_log = commit_log
@@ -176,7 +176,7 @@ class TicketFlow:
             self.join()
         entries = self._commit_log.read("train")
         for entry in entries:
-            self.intake.fold(entry, step)
+            self.intake.fold(entry)
         answered = self.evaluator.poll()
         if entries or answered:
             self._deadline.restart()
@@ -187,8 +187,12 @@ class TicketFlow:
     def publish(self, weights: Weights, step: int, evaluate: bool) -> None:
         """Wait for the running evaluation, announce a version, and start its evaluation if asked to.
 
-        Raise DeadlineExceeded as `take_groups` does, DiskFull, or Connection.call's errors.
+        The journal has the version's hash before any actor can load the weights. Otherwise a learner
+        that resumes after a kill would refuse the tokens of its predecessor's last version. Raise
+        DeadlineExceeded as `take_groups` does, DiskFull, or Connection.call's errors.
         """
+        self._ledger.publish(weights.version, weights.hash)
+        self._commit_log.record("version", version=str(weights.version), hash=weights.hash)
         self.finish_evaluation(step)
         self._weights, self._announced_at = weights, time.monotonic()
         self._queue.announce(weights)

@@ -259,6 +259,12 @@ class LearnerModel:
         self.books.next_number += count
         self._issue("train", {f"train:{number}": self.version for number in numbers})
 
+    def announce(self, version: str) -> None:
+        """The version is in the journal before any actor learns of it (rule 23)."""
+        self.version = version
+        self.record()
+        self._server.put(self.incarnation)
+
     def evaluate(self, questions: int) -> None:
         tickets = {f"eval:{self.version}:{index}": self.version for index in range(questions)}
         for ticket, version in tickets.items():

@@ -94,10 +94,8 @@ class ProtocolMachine(ProtocolWorld):
     @rule(evaluate=st.booleans())
     def announce(self, evaluate: bool) -> None:
         version = f"{self.learner.incarnation}.{next(self.versions)}"
-        self.learner_model.version = version
         if self._learn(
-            lambda: self.learner.announce(version),
-            lambda: self.model.put(self.learner_model.incarnation),
+            lambda: self.learner.announce(version), lambda: self.learner_model.announce(version)
         ):
             return
         if evaluate:

@@ -66,6 +66,7 @@ MUTANTS: dict[str, Mutant] = {
                 "if entry.ticket in self.held:",
             ),
             ("learner/state/ledger.py", "del self.open[ticket]", "self.open.pop(ticket, None)"),
+            ("learner/streams/refusal.py", "self._asked(ticket)", "outcome.group.ticket"),
             (
                 "learner/streams/ticket_flow.py",
                 "[place.ticket for place in places if place.ticket not in self._ledger.open]",
@@ -180,6 +181,19 @@ MUTANTS: dict[str, Mutant] = {
             ),
         ),
         scenarios.poison_kills_the_actor,
+        "lost",
+    ),
+    "forgets the versions of its predecessor": Mutant(
+        23,
+        "what its predecessor's weights sampled is refused, although the run continues from them",
+        (
+            (
+                "learner/state/ledger.py",
+                "self.versions = {Version.parse(text): found for text, found in versions}",
+                "self.versions = {}",
+            ),
+        ),
+        scenarios.learner_dies_before_slow_actors,
         "lost",
     ),
 }

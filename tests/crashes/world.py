@@ -287,9 +287,11 @@ class World:
 
     def _faults(self) -> set[tuple[str, str]]:
         faults = set(self.watch.found)
-        for ticket, reason in _dead(self.run_folder):
-            if not _is_hopeless(ticket):
+        for ticket, state, reason in _ends(self.run_folder):
+            if state == "dead" and not _is_hopeless(ticket):
                 faults.add(("lost", f"{ticket} is dead: {reason}"))
+            if reason.startswith("refused"):
+                faults.add(("lost", f"{ticket}: {reason}"))
         if self.stuck:
             return faults | {("stuck", self.stuck)}
         self.watch.look()
@@ -387,10 +389,9 @@ def _is_hopeless(ticket: str) -> bool:
     return int(np.random.default_rng([0, epoch]).permutation(QUESTIONS)[index]) in HOPELESS
 
 
-def _dead(run_folder: Path) -> list[tuple[str, str]]:
+def _ends(run_folder: Path) -> list[tuple[str, str, str]]:
     return [
-        (ticket, reason)
+        (ticket, state, reason)
         for _, record in read_records(run_folder)
         for ticket, (state, reason) in record["ends"].items()
-        if state == "dead"
     ]

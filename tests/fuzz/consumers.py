@@ -6,7 +6,6 @@ refuses, `Wrong` where it accepts what it must not. Any other exception is the p
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from penstock.actors.held_tickets import HeldTickets, Job
 from penstock.actors.ticket_worker import check_same
 from penstock.common.broker.work_stream import Entry
 from penstock.common.errors import MalformedMessage
+from penstock.common.files.atomic import read_json_lines
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.journal.claims import Position
 from penstock.common.journal.segments import encode_record, read_journal
@@ -36,7 +36,9 @@ from penstock.learner.state.ledger import Ledger
 from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.evaluation import Evaluator
 from penstock.learner.streams.intake import Arrivals, Intake
+from penstock.learner.streams.refusal import OutcomeCheck
 from penstock.rewarders.scoring import Scorer, make_scorer
+from tests.common.builders import weights_hash
 from tests.fuzz.expected import (
     LONGEST_REASON,
     LOSSES,
@@ -62,7 +64,7 @@ from tests.fuzz.valid import (
 )
 from tests.learner.builders import make_group
 
-PUBLISHED = frozenset({ISSUED_AT, NEWEST})
+PUBLISHED = {version: weights_hash(version) for version in (ISSUED_AT, NEWEST)}
 _MOST_BUILT = 64
 
 
@@ -146,6 +148,8 @@ class Consumers:
 
     def take(self, sample: Sample, data: bytes) -> str:
         """Hand the bytes that became of a valid message to its consumer."""
+        self.folder.metrics.unlink(missing_ok=True)
+        self.folder.evaluations.unlink(missing_ok=True)
         return {
             "intake": self.intake, "evaluation": self.evaluation, "weights": self.weights,
             "contract": self.contract,
@@ -160,8 +164,9 @@ class Consumers:
         ledger = Ledger()
         ledger.next_number = TRAIN.number + 1
         ledger.opened(TRAIN, ISSUED_AT)
+        ledger.versions = {**PUBLISHED}
         intake = Intake(ledger, self.issued.source, VOCABULARY)
-        intake.fold(Entry("1-1", TRAIN, data), STEP)
+        intake.fold(Entry("1-1", TRAIN, data))
         if TRAIN in intake.held:
             check_group(intake.held[TRAIN], self.issued.train, PUBLISHED)
             groups = intake.form(STEP)
@@ -176,6 +181,9 @@ class Consumers:
         check_text(reason, LONGEST_REASON)
         counted = len(arrivals.filtered) + arrivals.dead + arrivals.stale
         require(counted == 1, f"it counts {counted} times")
+        require(
+            state != "stale" or arrivals.dropped or arrivals.refused, "it is stale for no counted reason"
+        )
         if arrivals.filtered:
             self._check_verdict(arrivals.filtered[0])
         if arrivals.filtered or arrivals.dropped:
@@ -217,14 +225,16 @@ class Consumers:
         check_json("the table of completions", shown)
         for name in ("best", "no_spread", "truncated", "failed", ""):
             "\n".join(as_lines(row, 80) for row in select(shown, name))
-        self.folder.metrics.unlink()
         return "trained"
 
     def evaluation(self, data: bytes) -> str:
         """Answer the one held-out question with an outcome, and record the evaluation."""
         queue: Any = OneAnswer(data)
         journal: Any = self._journal
-        evaluator = Evaluator(CommitLog(Ledger(), journal, queue), queue, self.issued.source)
+        ledger, source = Ledger(), self.issued.source
+        ledger.versions = {**PUBLISHED}
+        check = OutcomeCheck(ledger, source, VOCABULARY)
+        evaluator = Evaluator(CommitLog(ledger, journal, queue), queue, source, check)
         evaluator.start(NEWEST)
         for _ in range(20):
             if evaluator.running:
@@ -237,10 +247,9 @@ class Consumers:
         self._recorder.results("eval", {"step": STEP, **metrics})
         self._recorder.evaluation(result, [self.issued.eval.columns], metrics)
         require(self._recorder.evaluated_steps() == {STEP}, "the evaluation is not found again")
-        (row,) = [json.loads(line) for line in self.folder.evaluations.read_text().splitlines()]
+        (row,) = read_json_lines(self.folder.evaluations)
         check_json("the answers", row)
         answers_as_lines(row, 80)
-        self.folder.evaluations.unlink()
         if queue.closed[EVAL] != "evaluated":
             check_text(answer.reason, LONGEST_REASON)
             require(answer.reason and not answer.completions, "no reason, or completions")

@@ -60,8 +60,9 @@ def make_group(
     rewards: tuple = (1.0, 0.0),
     tokens: tuple[int, ...] | None = None,
     finish_reason: str = "stop",
+    digest: str = "",
 ) -> ScoredGroup:
-    """A group for a ticket; `spans` are (step, tokens) of each rollout."""
+    """A group for a ticket; `spans` are (step, tokens) of each rollout, `digest` the weights' hash."""
     spans = spans or [(ticket.version.step, len(tokens) if tokens else 3)]
     edges = np.cumsum([0] + [tokens for _, tokens in spans])
     length = int(edges[-1])
@@ -70,7 +71,9 @@ def make_group(
         logprobs=np.full(length, -1.0, dtype="<f4"),
         mask=np.ones(length, dtype="|b1"),
         spans=tuple(
-            make_span(Version(ticket.version.incarnation, step), int(edges[i]), int(edges[i + 1]))
+            make_span(
+                Version(ticket.version.incarnation, step), int(edges[i]), int(edges[i + 1]), digest
+            )
             for i, (step, _) in enumerate(spans)
         ),
         finish_reason=finish_reason,

@@ -18,8 +18,8 @@ def overtaken(**settings):
     desk.issue(1, step=0)
     desk.issue(1, step=1)
     desk.issue(2, step=2)
-    desk.arrive(1, step=1, at=2)
-    desk.arrive(0, step=0, at=2, spans=[(0, 7)], rewards=(1.0, 0.5))
+    desk.arrive(1, step=1)
+    desk.arrive(0, step=0, spans=[(0, 7)], rewards=(1.0, 0.5))
     return desk
 
 
@@ -55,8 +55,8 @@ def test_a_group_with_one_token_over_the_bound_is_set_aside_when_asked_for():
     for over_lag, expected in [("mask", ["train:0", "train:1"]), ("set_aside", None)]:
         desk = Desk(at_max_staleness="requeue", over_lag=over_lag)
         desk.issue(2, step=0)
-        desk.arrive(0, spans=[(0, 1), (2, 5)], at=2)
-        desk.arrive(1, spans=[(1, 6)], at=2)
+        desk.arrive(0, spans=[(0, 1), (2, 5)])
+        desk.arrive(1, spans=[(1, 6)])
         assert desk.form(step=2) == expected
     assert desk.ledger.totals["stale"] == 1
     desk.issue(1, step=2)
@@ -81,11 +81,11 @@ def test_what_was_dropped_is_reported_beside_what_was_trained():
 def test_dropped_groups_say_nothing_against_the_questions():
     desk = Desk(max_staleness=0, max_resample_times=0, at_max_staleness="drop")
     desk.issue(3, step=0)
-    desk.arrive(0, 1, 2, step=0, at=1)
+    desk.arrive(0, 1, 2, step=0)
     desk.issue(2, step=1)
     assert desk.form(step=1) is None
     assert desk.ledger.total_dropped == 3
-    desk.intake.fold(make_verdict(TicketId("train:3")), 1)
+    desk.intake.fold(make_verdict(TicketId("train:3")))
     desk.arrive(4, step=1)
     assert desk.form(step=1) == ["train:4"]
 
@@ -101,7 +101,7 @@ def test_every_arrival_order_trains_every_question_once_and_none_too_late(order,
         out = sorted(int(name[6:]) for name in desk.ledger.open if name not in desk.intake.held)
         assert out, "nothing is out and no batch can be formed: stuck"
         number = out[next((place for place in order if place < len(out)), 0)]
-        desk.arrive(number, step=desk.ledger.open[f"train:{number}"].step, at=step)
+        desk.arrive(number, step=desk.ledger.open[f"train:{number}"].step)
         groups = desk.intake.form(step)
         for scored in groups or ():
             name = scored.group.ticket.id
@@ -118,6 +118,6 @@ def test_a_repeat_is_not_answered_by_the_question_that_its_number_stands_for():
     desk = overtaken(at_max_staleness="requeue")
     desk.form(step=2)
     desk.issue(1, step=2)
-    desk.intake.fold(make_outcome(desk.plan, TicketId("train:4"), 2, position=4), 2)
+    desk.intake.fold(make_outcome(desk.plan, TicketId("train:4"), 2, position=4))
     assert desk.form(step=2) is None
     assert desk.ledger.take_unrecorded()["train:4"][0] == "stale"

@@ -31,6 +31,7 @@ from penstock.learner.state.ledger import Ledger
 from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.learner_queue import LearnerQueue
 from penstock.learner.streams.ticket_flow import TicketFlow
+from tests.common.builders import weights_hash
 from tests.learner.builders import claim_next, make_group, make_plan, make_settings
 
 
@@ -56,19 +57,20 @@ class Bench:
         self.flow.join()
 
     def publish(self, step, evaluate=False):
-        weights = Weights(Version(self.claim.incarnation, step), "folder", "hash", "")
+        version = Version(self.claim.incarnation, step)
+        weights = Weights(version, "folder", weights_hash(version), "")
         self.flow.publish(weights, step, evaluate)
 
-    def work(self, stream="tickets", limit=100, late=()):
+    def work(self, stream="tickets", limit=100, late=(), edit=lambda scored: scored):
         """Answer what lies on a ticket stream: a group per ticket, straight to the learner.
 
-        Answers to the tickets in `late` wait in self.late, to be called.
+        Answers to the tickets in `late` wait in self.late, to be called. `edit` alters each group.
         """
         work = WorkStream(self.connection, self.keys, getattr(self.keys, stream), "w", 30.0, 3)
         for entry in work.take(limit):
             ticket = decode(entry.payload, Ticket)
             rewards = (1.0,) if ticket.purpose == "eval" else (1.0, 0.0)
-            scored = encode(make_group(ticket, rewards=rewards))
+            scored = encode(edit(make_group(ticket, rewards=rewards)))
             answer = partial(work.handoff, entry, self.keys.outcomes_for(ticket.purpose), scored)
             if ticket.id in late:
                 self.late.append(answer)
@@ -233,7 +235,7 @@ def test_what_a_superseded_learner_still_writes_is_no_part_of_the_run(tmp_path, 
     second = Bench(tmp_path, connection, keys)
     with pytest.raises(RunTaken, match="incarnation 2"):
         first.commit_log.record("batch", step=1, groups=[])
-    assert [record["kind"] for _, record in read_journal(RunFolder(tmp_path), 1)] == ["batch"]
+    assert [record["kind"] for _, record in read_journal(RunFolder(tmp_path), 1)] == ["version", "batch"]
     with pytest.raises(RunTaken, match="incarnation 2 of the learner holds the run's folder"):
         LearnerFolder(tmp_path, first.claim.incarnation).check_not_superseded()
     LearnerFolder(tmp_path, second.claim.incarnation).check_not_superseded()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from pathlib import Path
@@ -25,6 +26,9 @@ from penstock.learner.state.checkpoint import newest_checkpoint, newest_position
 from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.judge import judge
 from tests.learner.builders import claim_next, make_group, make_plan, make_settings, newest_of_next
+
+WEIGHTS_HASH = hashlib.sha256(b"weights").hexdigest()
+"""Of each version that FakePolicy exports."""
 
 
 class Killed(BaseException):
@@ -84,7 +88,7 @@ class Worker(threading.Thread):
                 work.handoff(entry, self.keys.scored, encode(verdict))
                 continue
             rewards = (1.0,) if ticket.purpose == "eval" else (1.0, 0.0)
-            scored = make_group(ticket, rewards=rewards)
+            scored = make_group(ticket, rewards=rewards, digest=WEIGHTS_HASH)
             work.handoff(entry, self.keys.outcomes_for(ticket.purpose), encode(scored))
 
     def has_no_spread(self, ticket: str) -> bool:

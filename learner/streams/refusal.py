@@ -1,0 +1,137 @@
+"""Which groups the learner refuses: all that are no answer to a ticket as issued, by published weights.
+
+Actors and rewarders hand back the ticket with their answer. Whoever can write to their streams can alter
+each part of it. The learner therefore makes the ticket again, and compares. A group that is refused is
+neither trained nor written to the journal; its ticket ends as stale.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Literal
+
+from penstock.common.log import get_logger
+from penstock.common.text import printable
+from penstock.common.wire.codec import encode, pack, unpack
+from penstock.common.wire.ids import TicketId, Version
+from penstock.common.wire.messages import Outcome, ScoredGroup, Ticket, Verdict
+from penstock.learner.data.tickets import TicketSource
+from penstock.learner.state.ledger import Ledger
+
+log = get_logger(__name__)
+
+Reason = Literal[
+    "ticket", "contract", "generations", "sampling", "prompt", "columns", "issue",
+    "version", "hash", "tokens", "rewards",
+]  # fmt: skip
+
+MEANING: dict[Reason, str] = {
+    "ticket": "it answers another ticket",
+    "contract": "it was made under another contract",
+    "generations": "another number of completions was asked for",
+    "sampling": "it was sampled with other settings than asked for",
+    "prompt": "its prompt is not the one that was asked",
+    "columns": "its columns are not those of the question",
+    "issue": "its ticket names another version than that of its issue",
+    "version": "a token is of a version that was not published, or is older or other than asked for",
+    "hash": "a token was sampled by other weights than the published ones of its version",
+    "tokens": "a completion is too long, or has tokens that the model does not know",
+    "rewards": "its rewards are not those of the contract",
+}
+"""What each reason says of a group."""
+
+_FIELDS: dict[str, Reason] = {
+    "id": "ticket", "purpose": "ticket", "contract": "contract", "num_generations": "generations",
+    "sampling": "sampling", "prompt_ids": "prompt", "columns": "columns", "version": "issue",
+    "min_step": "issue",
+}  # fmt: skip
+"""The reason that each field of a ticket stands for, in the order in which they are compared."""
+
+
+def why_refused(
+    scored: ScoredGroup,
+    asked: Ticket,
+    published: Mapping[Version, str],
+    vocab_size: int,
+    rewards: Collection[str],
+) -> Reason | None:
+    """Return why a group is no answer to the ticket that was asked, None if the group is one.
+
+    `published` maps versions to the hash of their weights, and `rewards` are the contract's names. Each
+    field of the ticket is compared as bytes: 1, 1.0 and True differ.
+    """
+    found = scored.group.ticket
+    if encode(found) != encode(asked):
+        return _first_difference(found, asked)
+    if set(scored.rewards) != set(rewards):
+        return "rewards"
+    for rollout in scored.group.rollouts:
+        for span in rollout.spans:
+            other = asked.purpose == "eval" and span.version != asked.version
+            if span.version not in published or span.version.step < asked.min_step or other:
+                return "version"
+            if published[span.version] != span.hash:
+                return "hash"
+        ids = rollout.token_ids
+        if len(ids) > asked.sampling.max_tokens or ids.min() < 0 or ids.max() >= vocab_size:
+            return "tokens"
+    return None
+
+
+def _first_difference(found: Ticket, asked: Ticket) -> Reason:
+    """Return the reason for the first field in which two tickets differ."""
+    bodies = (unpack(encode(ticket))[2] for ticket in (found, asked))
+    ours, theirs = ([pack(part) for part in body] for body in bodies)
+    differ = {name for name, one, two in zip(Ticket.__slots__, ours, theirs, strict=True) if one != two}
+    return next(reason for name, reason in _FIELDS.items() if name in differ)
+
+
+class OutcomeCheck:
+    """Compares groups with what the learner issued and published; counts refused ones by reason."""
+
+    def __init__(self, ledger: Ledger, source: TicketSource, vocab_size: int) -> None:
+        self._ledger = ledger
+        self._source = source
+        self._vocab_size = vocab_size
+        self.refused: Counter[Reason] = Counter()  # since `take_refused`
+        self._logged: set[Reason] = set()
+
+    def why_refused(self, ticket: TicketId, outcome: Outcome) -> Reason | None:
+        """Return why an outcome is no answer to an open ticket, None if the outcome is usable.
+
+        Of a verdict only the ticket is compared. The first refusal for each reason is logged. Raise
+        KeyError if the ticket is not open, or the errors of Questions.at.
+        """
+        if isinstance(outcome, Verdict):
+            reason: Reason | None = None if outcome.ticket_id == ticket else "ticket"
+        else:
+            names = self._source.settings.reward_names
+            published = self._ledger.versions
+            reason = why_refused(outcome, self._asked(ticket), published, self._vocab_size, names)
+        if reason:
+            self.refused[reason] += 1
+            self._log(ticket, outcome, reason)
+        return reason
+
+    def take_refused(self) -> Counter[Reason]:
+        """Return the refused groups since the last call, by reason."""
+        refused, self.refused = self.refused, Counter()
+        return refused
+
+    def _asked(self, ticket: TicketId) -> Ticket:
+        """Return an open ticket as it was issued. Raise KeyError, or the errors of Questions.at."""
+        first = self._ledger.open[ticket]
+        if ticket.purpose == "eval":
+            return self._source.evaluation(first, ticket.number)
+        return self._source.train(ticket, first, self._ledger.position(ticket))
+
+    def _log(self, ticket: TicketId, outcome: Outcome, reason: Reason) -> None:
+        """Log the first refusal for a reason, with the processes that made the outcome, if known."""
+        if reason in self._logged:
+            return
+        self._logged.add(reason)
+        makers = f"{outcome.group.actor}, {outcome.rewarder}" if isinstance(outcome, ScoredGroup) else ""
+        log.warning(
+            f"Refused the answer to {ticket}: {MEANING[reason]}. Later ones are only counted.",
+            metric=f"refused/{reason}",
+            made_by=printable(makers)[:200],
+        )
