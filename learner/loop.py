@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from penstock.common.config.role_command import LearnerCommand
@@ -178,9 +179,10 @@ class Learner:
         self, step: int, groups: list[ScoredGroup], filtered: Sequence[Verdict], batch: Batch
     ) -> None:
         """Write the step's rows if LEARNER_LOG_COMPLETIONS is on. Raise RunTaken, DiskFull."""
-        rows = completion_rows(step, groups, filtered, batch, self._plan.reward_weights)
-        if rows and self._settings.log_completions:
-            self._recorder.completions(step, rows)
+        if self._settings.log_completions:
+            weights = self._plan.reward_weights
+            make_rows = partial(completion_rows, step, groups, filtered, batch, weights)
+            self._recorder.completions(step, make_rows)
 
     def _publish(self) -> None:
         """Write the weights as a version, announce it, start its evaluation if due; record ended ones.

@@ -6,6 +6,7 @@ was killed and resumed has the same weights, bit for bit, as a run that was not.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -129,8 +130,10 @@ def _retrain(batch: _RecordedBatch, policy: TrainablePolicy, recorder: Recorder)
     built = build_batch(batch.groups, batch.reward_weights, step - 1, settings)
     update = policy.update(built, step - 1)
     if settings.log_completions:
-        rows = completion_rows(step, batch.groups, batch.filtered, built, batch.reward_weights)
-        recorder.completions(step, rows, track=False)
+        make_rows = partial(
+            completion_rows, step, batch.groups, batch.filtered, built, batch.reward_weights
+        )
+        recorder.completions(step, make_rows, track=False)
     recorder.metrics(step, batch.metrics | update_metrics(update), track=False)
     log.info("Retrained a step from the journal.", step=step)
     return update

@@ -143,7 +143,8 @@ class WorkStream:
 
         Return False if another consumer holds the entry. Raise as Connection.call does.
         """
-        reason = encodable(reason[:SHOWN])[:SHOWN]  # an error's text has any length and form
+        # The text of an error has any length and form.
+        reason = encodable(reason[:SHOWN])[:SHOWN] or "no reason was given"
         verdict = encode(Verdict(entry.ticket, "dead", reason))
         keys = (*self._ticket_keys, self._keys.outcomes_for(purpose), self._keys.dead)
         args = (self.consumer, entry.id, entry.ticket, entry.payload, verdict, reason)

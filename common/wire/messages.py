@@ -228,6 +228,7 @@ class Verdict:
         """Raise MalformedMessage for another state, or wrong sizes or values."""
         TicketId(self.ticket_id)
         require(self.state in ("filtered", "dead"), "unknown verdict", self.state)
+        require(bool(self.reason), f"{self.ticket_id} ended without a reason")
         sizes = {len(values) for values in self.rewards.values()} or {len(self.lengths)}
         size = max(sizes)
         fits = len(sizes) == 1 and len(self.lengths) in (0, size) and (size > 0 or not self.rewards)

@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -11,11 +11,15 @@ from typing import Any, Literal
 
 from penstock.common.files.atomic import append_whole, read_json_lines
 from penstock.common.files.run_folder import LearnerFolder
+from penstock.common.log import get_logger
+from penstock.common.text import short
 from penstock.learner.report.completions import to_parquet
 from penstock.learner.report.trackers import Trackers
 from penstock.learner.streams.evaluation import Evaluated
 
 Row = dict[str, Any]
+
+log = get_logger(__name__)
 
 
 class Recorder:
@@ -52,10 +56,22 @@ class Recorder:
         if track:
             self._trackers.tell(lambda tracker: tracker.log(metrics, step))
 
-    def completions(self, step: int, rows: Sequence[Row], track: bool = True) -> None:
-        """Write a step's completions; with `track` tell the trackers too. Raise RunTaken, DiskFull."""
-        self._folder.write_file(self._folder.completion_table(step), to_parquet(rows))
-        if track:
+    def completions(self, step: int, make_rows: Callable[[], list[Row]], track: bool = True) -> None:
+        """Write a step's completions, if any; with `track` tell the trackers too.
+
+        A table that cannot be made is logged and left out, because the step is in the journal and would
+        end every resume. Raise RunTaken, DiskFull.
+        """
+        try:
+            rows = make_rows()
+            data = to_parquet(rows) if rows else b""
+        except Exception as error:  # pyarrow's, or of values that no check of a message foresaw
+            path = str(self._folder.completion_table(step))
+            log.error("A table of completions was not written.", file=path, error=short(error))
+            return
+        if rows:
+            self._folder.write_file(self._folder.completion_table(step), data)
+        if rows and track:
             self._trackers.tell(lambda tracker: tracker.log_completions(rows, step))
 
     def evaluation(self, result: Evaluated, columns: Sequence[Row], metrics: dict[str, float]) -> None:

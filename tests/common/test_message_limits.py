@@ -98,6 +98,7 @@ REFUSED = {
     "rewards of two sizes": changed_verdict(rewards={"a": (1.0,), "b": (1.0, 2.0)}),
     "no value of a reward": changed_verdict(rewards={"a": ()}, lengths=()),
     "a verdict's reward over the bound": changed_verdict(rewards={"accuracy": (1e9 * 2, 1.0)}),
+    "no reason": changed_verdict(reason=""),
     "a long reason": changed_verdict(reason="x" * 2001),
     "a long failure": changed_scored(rewards={"accuracy": (1.0, None)}, failures=("", "x" * 2001)),
     "half a character in a reason": changed_verdict(reason=HALF),

@@ -7,10 +7,13 @@ from dataclasses import replace
 
 import pytest
 from pyarrow import parquet
+from structlog.testing import capture_logs
 
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
+from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.ids import TicketId
-from penstock.common.wire.messages import Verdict, Version
+from penstock.common.wire.messages import ScoredGroup, Verdict, Version
+from penstock.deploy.samples import as_lines, read_rows
 from penstock.learner.algorithm.batch import build_batch
 from penstock.learner.report.completions import completion_rows
 from penstock.learner.report.metrics import group_metrics
@@ -70,7 +73,7 @@ def test_completions_are_tables_by_step_and_come_back_whole(recorder, tmp_path):
     filtered = Verdict(
         "train:1", "filtered", "no spread", {"accuracy": (0.0, 0.0)}, (3, 3), {}, "1+1=", "3"
     )
-    recorder.completions(1, completion_rows(1, [scored], [filtered], batch, plan.reward_weights))
+    recorder.completions(1, lambda: completion_rows(1, [scored], [filtered], batch, plan.reward_weights))
     rows = parquet.read_table(RunFolder(tmp_path).completion_table(1)).to_pylist()
     assert [(row["ticket"], row["index"], row["state"]) for row in rows] == [
         ("train:0", 0, "trained"), ("train:0", 1, "trained"), ("train:1", 0, "filtered"),
@@ -79,6 +82,52 @@ def test_completions_are_tables_by_step_and_come_back_whole(recorder, tmp_path):
     assert rows[0]["advantage"] == -rows[1]["advantage"] > 0
     assert (rows[2]["prompt"], rows[2]["completion"]) == ("1+1=", "3")
     assert rows[0]["versions"] == "1.0:0-3"
+
+
+VERDICTS = {
+    "dead": Verdict("train:1", "dead", "failed"),
+    "of an older contract": Verdict("train:1", "filtered", "no spread", {}, (3, 3)),
+    "no reward applies": Verdict("train:1", "filtered", "none", {"accuracy": (None, None)}, (3, 5)),
+    "one reward": Verdict("train:1", "filtered", "no spread", {"accuracy": (None, 1.0)}, (3, 5)),
+    "without lengths": Verdict("train:1", "filtered", "no spread", {"accuracy": (None, 1.0)}),
+    "largest": Verdict("train:1", "filtered", "x" * 2000, {"accuracy": (-1e9,)}, (2**31 - 1,)),
+    "one completion": Verdict("train:1", "filtered", "no spread", {"accuracy": (1,)}, (1,)),
+}
+
+
+@pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS)
+def test_every_kind_of_verdict_and_of_column_can_be_shown(recorder, tmp_path, verdict):
+    """Also beside each other in a step: of all kinds of values in one column of the table."""
+    plan = make_plan(settings := make_settings())
+    values = [1, "a", None, b"\xff", True, 2.5, {"a": [1, "b"]}, [None], 2**64 - 1, float("nan")]
+    groups = []
+    for number, value in enumerate(values):
+        made = make_group(plan.source.train(TicketId(f"train:{number}"), Version(1, 0)))
+        asked = replace(made.group.ticket, columns={"prompt": value, "solution": value, "a": value})
+        made = replace(made, group=replace(made.group, ticket=asked), extra={"b": (value, "c")})
+        groups.append(decode(encode(made), ScoredGroup))
+    found = decode(encode(verdict), Verdict)
+    group_metrics(groups, Arrivals(filtered=[found]), plan.reward_weights)
+    batch = build_batch(groups, plan.reward_weights, 0, settings)
+    with capture_logs() as logs:
+        recorder.completions(1, lambda: completion_rows(1, groups, [found], batch, plan.reward_weights))
+    assert logs == []
+    assert len(read_rows(tmp_path)) == 2 * len(values) + bool(verdict.rewards)
+    assert all(as_lines(row, 60) for row in read_rows(tmp_path))
+
+
+def test_a_table_that_cannot_be_made_is_logged_and_the_run_goes_on(recorder, tmp_path):
+    scored = make_group(make_plan(make_settings()).source.train(TicketId("train:0"), Version(1, 0)))
+    for make_rows in (
+        lambda: completion_rows(1, [scored], [], build_batch([], {}, 0, make_settings()), {}),
+        lambda: [{"a": 1}, {"a": "text"}],
+        lambda: [{"a": 2**70}],
+    ):
+        with capture_logs() as logs:
+            recorder.completions(1, make_rows)
+        assert [entry["log_level"] for entry in logs] == ["error"]
+        assert logs[0]["file"].endswith("completions_00001.parquet")
+    assert not RunFolder(tmp_path).completion_table(1).exists()
 
 
 def test_what_rewards_logged_and_could_not_score_is_counted():

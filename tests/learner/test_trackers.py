@@ -31,7 +31,7 @@ def test_wandb_gets_the_same(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     recorder = Recorder(LearnerFolder(tmp_path, 1), ["wandb"], "run")
     recorder.metrics(1, {"reward": 0.5})
-    recorder.completions(1, [{"step": 1, "prompt": "1+1=", "completion": "2"}])
+    recorder.completions(1, lambda: [{"step": 1, "prompt": "1+1=", "completion": "2"}])
     recorder.close()
     assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     (table,) = (tmp_path / "wandb").glob("offline-run-*/files/media/table/completions_*.table.json")
@@ -96,7 +96,7 @@ def own_tracker(folder: Path, name: str) -> str:
 def test_a_users_tracker_gets_the_same(tmp_path, name):
     recorder = Recorder(LearnerFolder(tmp_path, 1), [own_tracker(tmp_path, name)], "mine")
     recorder.metrics(1, {"reward": 0.5})
-    recorder.completions(1, [{"step": 1, "prompt": "1+1=", "completion": "2"}])
+    recorder.completions(1, lambda: [{"step": 1, "prompt": "1+1=", "completion": "2"}])
     recorder.close()
     assert [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()] == [
         {"run": "mine"},
@@ -112,7 +112,7 @@ def test_a_tracker_that_fails_later_ends_nothing_and_is_logged_once(tmp_path, ca
     )
     for step in (1, 2):
         recorder.metrics(step, {"reward": 0.5})
-    recorder.completions(1, [{"step": 1, "prompt": "1+1=", "completion": "2"}])
+    recorder.completions(1, lambda: [{"step": 1, "prompt": "1+1=", "completion": "2"}])
     recorder.close()
     said = capsys.readouterr()
     assert (said.out + said.err).count("lines.py:Broken failed") == 1
