@@ -9,6 +9,7 @@ from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import Int32s, Rollout, Sampling, Weights
 
 WEIGHTS_FILE = "model.safetensors"
+_WEIGHTS_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth"}
 
 
 class WeightsRejected(EngineFailed):
@@ -66,19 +67,30 @@ class Engine(Protocol):
 
 
 def verify_weights(weights: Weights) -> Path:
-    """Return the folder of announced weights; raise WeightsRejected unless the file has their hash."""
+    """Return the folder of weights. Raise WeightsRejected unless the file has the announced hash.
+
+    Raise WeightsRejected as well if the folder holds other weights, whose hash nobody announced: an
+    engine loads all that it finds.
+    """
     folder = Path(weights.path)
     try:
         found = hash_weights(folder)
+        others = [path.name for path in folder.iterdir() if path.suffix in _WEIGHTS_SUFFIXES]
     except OSError as error:
         raise WeightsRejected(
             f"the weights of version {weights.version} cannot be read: {error}; "
-            "share the run's folder with this actor"
+            "share the run's folder with this actor, and name its parent in RUN_DIR"
         ) from error
     if found != weights.hash:
         raise WeightsRejected(
             f"{folder / WEIGHTS_FILE} is not version {weights.version}: its hash is {found[:12]}, the "
             f"announced hash is {weights.hash[:12]}; share the run's folder with this actor unchanged"
+        )
+    others.remove(WEIGHTS_FILE)
+    if others:
+        raise WeightsRejected(
+            f"{folder} holds {', '.join(sorted(others))[:200]} beside {WEIGHTS_FILE}, which has no "
+            "announced hash; remove what the learner did not write"
         )
     return folder
 

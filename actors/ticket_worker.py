@@ -72,7 +72,7 @@ class TicketWorker:
         self._reclaim_at = dict.fromkeys(_PURPOSES, 0.0)
         self._held = HeldTickets(contract.credit)
         self._follower = WeightFollower(
-            engine, self._view, self._held, run.join_timeout_s, actor.start_timeout_s
+            engine, self._view, self._held, run.folder, run.join_timeout_s, actor.start_timeout_s
         )
         self._engine_watch = EngineWatch(engine, self._held, self._follower, actor.stall_timeout_s)
         self._leases = LeaseKeeper(run.lease_s, self._engine_watch.progress, actor.stall_timeout_s)

@@ -1,13 +1,19 @@
-"""Keeping the engine at the version that the learner announced last."""
+"""Keeping the engine at the version that the learner announced last.
+
+An announcement names a version and the hash of its weights. An actor looks for them in the run's own
+folder, whatever path is announced: whoever can write to the queue server cannot choose a file.
+"""
 
 import asyncio
 import time
+from dataclasses import replace
 
-from penstock.actors.engine import Engine, WeightsRejected
+from penstock.actors.engine import WEIGHTS_FILE, Engine, WeightsRejected
 from penstock.actors.held_tickets import HeldTickets
 from penstock.common.broker.run_view import RunView
 from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded, EngineFailed
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.log import get_logger
 from penstock.common.wire.messages import Weights
 
@@ -26,6 +32,7 @@ class WeightFollower:
         engine: Engine,
         view: RunView,
         held: HeldTickets,
+        folder: RunFolder,
         learner_timeout_s: float,
         take_timeout_s: float,
     ) -> None:
@@ -33,6 +40,7 @@ class WeightFollower:
         self._engine = engine
         self._view = view
         self._held = held
+        self._folder = folder
         self._deadline = Deadline(learner_timeout_s, longest_gap_s=take_timeout_s)
         self._take_timeout_s = take_timeout_s
         self._reported = ""
@@ -67,7 +75,7 @@ class WeightFollower:
         self.taking = True
         try:
             async with asyncio.timeout(self._take_timeout_s):
-                await self._engine.take_weights(weights)
+                await self._engine.take_weights(find_weights(weights, self._folder))
         except TimeoutError as error:
             raise EngineFailed(
                 f"the engine did not take version {weights.version} within {self._take_timeout_s:g} s "
@@ -97,3 +105,17 @@ class WeightFollower:
                 f"Refused weights {weights.version}; the engine stays at {self._engine.version}.",
                 cause=str(reason),
             )
+
+
+def find_weights(weights: Weights, folder: RunFolder) -> Weights:
+    """Return announced weights with the path that their version has in the run's folder.
+
+    Raise WeightsRejected if the file there is a link that leads out of the folder of versions.
+    """
+    path = folder.version(weights.version.incarnation, weights.version.step)
+    if not (path / WEIGHTS_FILE).resolve().is_relative_to(folder.versions.resolve()):
+        raise WeightsRejected(
+            f"{path / WEIGHTS_FILE} leads out of {folder.versions}; weights are read from the run's "
+            "folder only: put the file there instead of the link"
+        )
+    return replace(weights, path=str(path))

@@ -20,6 +20,7 @@ from penstock.common.broker.work_stream import WorkStream
 from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import ActorSettings, RunSettings
 from penstock.common.errors import PenstockError
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract, hash_tokenizer
 from penstock.common.wire.messages import Group, Sampling, Ticket, Verdict, Version, Weights
@@ -39,6 +40,7 @@ class Run:
     connection: Connection
     keys: Keys
     folder: Path
+    run_folder: RunFolder
     queue: LearnerQueue = field(init=False)
     contract: Contract = field(init=False)
 
@@ -54,8 +56,8 @@ class Run:
         self.queue.publish_contract(encode(self.contract))
 
     def announce(self, step: int, wrong: bool = False) -> None:
-        folder = self.folder / f"v{step}"
-        folder.mkdir(exist_ok=True)
+        folder = self.run_folder.version(1, step)
+        folder.mkdir(parents=True, exist_ok=True)
         content = f"weights {step}".encode()
         folder.joinpath("model.safetensors").write_bytes(b"other bytes" if wrong else content)
         digest = hashlib.sha256(content).hexdigest()
@@ -108,6 +110,7 @@ class ActorThread:
         self,
         url: str,
         run_name: str,
+        folder: Path,
         engine: FakeEngine,
         join_timeout_s: float = 5.0,
         stall_timeout_s: float = 60.0,
@@ -120,6 +123,7 @@ class ActorThread:
             redis_url=url,
             run=RunSettings(
                 name=run_name,
+                dir=folder,
                 lease_s=LEASE_S,
                 join_timeout_s=join_timeout_s,
                 progress_timeout_s=progress_timeout_s,
@@ -144,18 +148,22 @@ class ActorThread:
 
 
 @pytest.fixture
-def a_run(connection: Connection, keys: Keys, tmp_path: Path) -> Run:
+def a_run(connection: Connection, keys: Keys, tmp_path: Path, run_name: str) -> Run:
     """A run that a learner has set up."""
-    return Run(connection, keys, tmp_path)
+    return Run(connection, keys, tmp_path, RunFolder(tmp_path / run_name))
 
 
 @pytest.fixture
-def start_actor(queue_server: LocalServer, run_name: str) -> Iterator[Callable[..., ActorThread]]:
+def start_actor(
+    queue_server: LocalServer, run_name: str, tmp_path: Path
+) -> Iterator[Callable[..., ActorThread]]:
     """Start actors with fake engines; what still runs at the end of the test is stopped."""
     actors: list[ActorThread] = []
 
     def start(engine: FakeEngine | None = None, **settings: float) -> ActorThread:
-        actors.append(ActorThread(queue_server.url, run_name, engine or FakeEngine(), **settings))
+        actors.append(
+            ActorThread(queue_server.url, run_name, tmp_path, engine or FakeEngine(), **settings)
+        )
         return actors[-1]
 
     yield start

@@ -1,0 +1,105 @@
+"""Which weights an actor loads: the announced version's in the run's own folder, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import structlog
+
+from penstock.actors.held_tickets import HeldTickets
+from penstock.actors.weight_follower import WeightFollower
+from penstock.common.broker.run_view import RunView
+from penstock.common.wire.messages import Version, Weights
+from tests.actors.conftest import Run
+from tests.fake_engine import FakeEngine
+
+EVIL = b"weights of somebody else"
+EVIL_HASH = hashlib.sha256(EVIL).hexdigest()
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A folder outside of the run, with weights in it."""
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(EVIL)
+    return folder
+
+
+def follow(a_run: Run) -> tuple[FakeEngine, WeightFollower]:
+    """An engine at version 1.0, and its follower."""
+    engine = FakeEngine()
+    view = RunView(a_run.connection, a_run.keys)
+    a_run.announce(0)
+    follower = WeightFollower(engine, view, HeldTickets(8), a_run.run_folder, 60.0, 60.0)
+    assert asyncio.run(follower.poll())
+    return engine, follower
+
+
+def elsewhere(a_run: Run, outside: Path) -> str:
+    """No folder of that version in the run."""
+    return EVIL_HASH
+
+
+def of_the_real_version(a_run: Run, outside: Path) -> str:
+    """The version is there, with other weights."""
+    a_run.announce(1)
+    return EVIL_HASH
+
+
+def linked_folder(a_run: Run, outside: Path) -> str:
+    """The version's folder is a link."""
+    a_run.run_folder.version(1, 1).symlink_to(outside)
+    return EVIL_HASH
+
+
+def linked_file(a_run: Run, outside: Path) -> str:
+    """The weights are a link."""
+    a_run.run_folder.version(1, 1).mkdir()
+    (a_run.run_folder.version(1, 1) / "model.safetensors").symlink_to(outside / "model.safetensors")
+    return EVIL_HASH
+
+
+def more_weights(a_run: Run, outside: Path) -> str:
+    """Beside the announced weights are others, which an engine would load too."""
+    a_run.announce(1)
+    (a_run.run_folder.version(1, 1) / "model-2.safetensors").write_bytes(EVIL)
+    return hashlib.sha256(b"weights 1").hexdigest()
+
+
+def pickled_weights(a_run: Run, outside: Path) -> str:
+    """Beside the announced weights is a pickle."""
+    a_run.announce(1)
+    (a_run.run_folder.version(1, 1) / "pytorch_model.bin").write_bytes(EVIL)
+    return hashlib.sha256(b"weights 1").hexdigest()
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [elsewhere, of_the_real_version, linked_folder, linked_file, more_weights, pickled_weights],
+)
+def test_weights_that_are_not_the_runs_own_are_refused_and_the_old_ones_stay(
+    a_run: Run, outside: Path, prepare: Callable[[Run, Path], str]
+) -> None:
+    engine, follower = follow(a_run)
+    digest = prepare(a_run, outside)
+    a_run.queue.announce(Weights(Version(1, 1), str(outside), digest, ""))
+    with structlog.testing.capture_logs() as logs:
+        assert not asyncio.run(follower.poll())
+        assert not asyncio.run(follower.poll())
+    assert engine.taken == [Version(1, 0)]
+    assert [log["event"] for log in logs] == ["Refused weights 1.1; the engine stays at 1.0."]
+    assert str(a_run.run_folder.versions) in logs[0]["cause"]
+
+
+def test_the_announced_path_does_not_matter(a_run: Run) -> None:
+    engine, follower = follow(a_run)
+    a_run.announce(1)
+    digest = hashlib.sha256(b"weights 1").hexdigest()
+    a_run.queue.announce(Weights(Version(1, 1), "/another/mount/of/the/folder", digest, ""))
+    assert asyncio.run(follower.poll())
+    assert engine.taken == [Version(1, 0), Version(1, 1)]
