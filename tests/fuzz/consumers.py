@@ -13,10 +13,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from penstock.actors.engine import verify_weights
 from penstock.actors.held_tickets import HeldTickets, Job
 from penstock.actors.ticket_worker import check_same
+from penstock.actors.weight_follower import find_weights
 from penstock.common.broker.work_stream import Entry
-from penstock.common.errors import MalformedMessage
+from penstock.common.errors import MalformedMessage, PenstockError
 from penstock.common.files.atomic import read_json_lines
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.journal.claims import Position
@@ -33,15 +35,18 @@ from penstock.learner.report.metrics import group_metrics
 from penstock.learner.report.recorder import Recorder
 from penstock.learner.resume import encode_groups
 from penstock.learner.state.ledger import Ledger
+from penstock.learner.state.versions import write_version
 from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.evaluation import Evaluator
 from penstock.learner.streams.intake import Arrivals, Intake
 from penstock.learner.streams.refusal import OutcomeCheck
 from penstock.rewarders.scoring import Scorer, make_scorer
 from tests.common.builders import weights_hash
+from tests.crashes.policy import HashPolicy
 from tests.fuzz.expected import (
     LONGEST_REASON,
     LOSSES,
+    Wrong,
     check_group,
     check_json,
     check_loss,
@@ -66,6 +71,8 @@ from tests.learner.builders import make_group
 
 PUBLISHED = {version: weights_hash(version) for version in (ISSUED_AT, NEWEST)}
 _MOST_BUILT = 64
+OUTSIDE = "outside"
+"""A folder of weights that nobody published."""
 
 
 class FileJournal:
@@ -139,6 +146,9 @@ class Consumers:
         self.issued = issued
         self.folder = LearnerFolder(folder / "run", 1)
         self._journal = FileJournal(self.folder)
+        self._hash = write_version(self.folder, HashPolicy(), NEWEST, "").hash
+        (self.folder.path / OUTSIDE).mkdir()
+        (self.folder.path / OUTSIDE / "model.safetensors").write_text("others")
         self._recorder = Recorder(self.folder, [], "x")
         self._pool: Any = LocalPool()
         tokenizer = Tokenizer.from_file(str(issued.model / "tokenizer.json"))
@@ -150,6 +160,7 @@ class Consumers:
         """Hand the bytes that became of a valid message to its consumer."""
         self.folder.metrics.unlink(missing_ok=True)
         self.folder.evaluations.unlink(missing_ok=True)
+        self.folder.completion_table(STEP + 1).unlink(missing_ok=True)
         return {
             "intake": self.intake, "evaluation": self.evaluation, "weights": self.weights,
             "contract": self.contract,
@@ -160,7 +171,21 @@ class Consumers:
     # The learner
 
     def intake(self, data: bytes) -> str:
-        """Fold an outcome, and train what is held."""
+        """Fold an outcome, and train what is held. Raise Wrong for any error of the product."""
+        try:
+            return self._intake(data)
+        except PenstockError as error:
+            raise Wrong(f"the learner ends with {type(error).__name__}: {error}") from error
+
+    def evaluation(self, data: bytes) -> str:
+        """Answer a held-out question with an outcome. Raise Wrong for any error of the product."""
+        try:
+            return self._evaluation(data)
+        except PenstockError as error:
+            raise Wrong(f"the learner ends with {type(error).__name__}: {error}") from error
+
+    def _intake(self, data: bytes) -> str:
+        """Return how an outcome's ticket ended: trained, dead, stale or filtered."""
         ledger = Ledger()
         ledger.next_number = TRAIN.number + 1
         ledger.opened(TRAIN, ISSUED_AT)
@@ -217,7 +242,8 @@ class Consumers:
             batch = build_batch(groups, WEIGHTS, STEP, settings)
             check_loss(batch, settings)
         rows = completion_rows(STEP + 1, groups, arrivals.filtered, batch, WEIGHTS)
-        self._recorder.completions(STEP + 1, rows)
+        self._recorder.completions(STEP + 1, lambda: rows)
+        require(self.folder.completion_table(STEP + 1).is_file(), "no table could be made")
         self._recorder.metrics(STEP + 1, metrics)
         self._recorder.cut_after(STEP + 1)
         shown = read_rows(self.folder.path, STEP + 1)
@@ -227,8 +253,8 @@ class Consumers:
             "\n".join(as_lines(row, 80) for row in select(shown, name))
         return "trained"
 
-    def evaluation(self, data: bytes) -> str:
-        """Answer the one held-out question with an outcome, and record the evaluation."""
+    def _evaluation(self, data: bytes) -> str:
+        """Return how the one held-out question's ticket ended: evaluated, dead or stale."""
         queue: Any = OneAnswer(data)
         journal: Any = self._journal
         ledger, source = Ledger(), self.issued.source
@@ -284,11 +310,15 @@ class Consumers:
         return self.intake(encode(made)) if ticket.purpose == "train" else self.evaluation(encode(made))
 
     def weights(self, data: bytes) -> str:
-        """Read an announcement."""
+        """Take announced weights as an actor does, up to the engine."""
         found = decode(data, Weights)
-        require(encode(decode(encode(found), Weights)) == encode(found), "it changes when it is read")
-        check_text(f"weights {found.version}")
-        return "read"
+        folder = verify_weights(find_weights(found, self.folder))
+        right = self.folder.version(NEWEST.incarnation, NEWEST.step)
+        require(folder == right, f"weights are taken from {folder}")
+        require(
+            found.version == NEWEST and found.hash == self._hash, "other weights than the published ones"
+        )
+        return "taken"
 
     def contract(self, data: bytes) -> str:
         """Adopt a contract as rewarder and actor do."""

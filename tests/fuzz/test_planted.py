@@ -6,21 +6,24 @@ Every message here is accepted and wrong once its check is gone, and refused whi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from penstock.actors import engine
 from penstock.common.errors import MalformedMessage
 from penstock.common.wire import messages
 from penstock.learner.streams.intake import Intake
 from penstock.learner.streams.refusal import OutcomeCheck
+from tests.fuzz import consumers
 from tests.fuzz.cases import MessageCases
+from tests.fuzz.consumers import OUTSIDE
 from tests.fuzz.edits import Message
 from tests.fuzz.packing import to_bytes
 from tests.fuzz.run import log_nothing, memory_folder
-from tests.fuzz.valid import WEIGHTS
+from tests.fuzz.valid import NO_WEIGHTS, WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def judge(cases: MessageCases, plant: Plant) -> tuple[str, Any]:
     return cases.judge(sample, to_bytes(message.tree), "planted")
 
 
-@pytest.mark.parametrize("plant", PLANTED, ids=str)
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: f"{plant.sample}: {plant.check}")
 def test_a_check_that_is_missing_is_noticed(cases, plant, monkeypatch):
     what, fault = judge(cases, plant)
     assert what.split()[1] in ("dead", "stale", "filtered")
@@ -141,6 +144,18 @@ def _without(text: str, check: Callable[..., None]) -> Callable[..., None]:
                 raise
 
     return checked
+
+
+@pytest.mark.parametrize("changes", [{"path": "/etc"}, {"version": [1, 4]}])
+def test_weights_from_elsewhere_are_noticed(cases, changes, monkeypatch):
+    plant = Plant("Weights to weights", changes, "")
+    assert judge(cases, plant)[1] is None
+    elsewhere = cases.consumers.folder.path / OUTSIDE
+    monkeypatch.setattr(
+        consumers, "find_weights", lambda weights, _: replace(weights, path=str(elsewhere))
+    )
+    monkeypatch.setattr(engine, "hash_weights", lambda _: NO_WEIGHTS)
+    assert judge(cases, plant)[1] is not None
 
 
 def test_a_ticket_that_is_lost_is_noticed(cases, monkeypatch):
