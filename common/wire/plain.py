@@ -64,14 +64,13 @@ def _is_text(key: object) -> bool:
 
 
 def _path(place: _Place) -> str:
-    """Return a place, such as ((None, "a"), 1), as "a.1: "; the innermost six steps of a deep place."""
-    steps: list[str] = []
-    while place is not None and len(steps) < 7:
+    """Return a place, such as ((None, "a"), 1), as "a.1: "; the outermost six steps of a deep place."""
+    steps: list[object] = []
+    while place is not None:
         place, step = place
-        steps.append(brief(step).strip("'") if isinstance(step, str) else str(step))
-    if len(steps) == 7:
-        steps[6] = "..."
-    return f"{'.'.join(reversed(steps))}: " if steps else ""
+        steps.insert(0, step)
+    shown = [brief(step).strip("'") for step in steps[:6]] + ["..."] * (len(steps) > 6)
+    return f"{'.'.join(shown)}: " if shown else ""
 
 
 def is_encodable(text: str) -> bool:

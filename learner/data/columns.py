@@ -8,7 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.common.config.learner_settings import LearnerSettings
-from penstock.common.errors import DataError
+from penstock.common.errors import DataError, MalformedMessage
+from penstock.common.text import short
+from penstock.common.wire.limits import check_names, check_plain
+from penstock.common.wire.plain import DEEPEST, brief
 from penstock.common.wire.reward_spec import NEED_GOLD
 
 PROMPT_NAMES = (
@@ -52,7 +55,8 @@ def map_columns(
         usual_ones = f"none of the columns {', '.join(usual)} is there"
         problem = f"column {named!r} is missing" if named else usual_ones
         raise DataError(
-            f"{source}: {problem}; it has {', '.join(found)}. Set {variable} to one of these."
+            f"{source}: {problem}; it has {short(', '.join(found), 500)}. "
+            f"Set {variable} to one of these."
         )
 
     prompt = pick(settings.prompt_column, PROMPT_NAMES, "LEARNER_PROMPT_COLUMN")
@@ -103,8 +107,8 @@ def check_row(prompt: object, solution: object, mapping: ColumnMapping, where: s
         usable = isinstance(prompt, str) and bool(prompt.strip())
     if not usable:
         raise DataError(
-            f"{where}: {mapping.prompt} is {prompt!r}; expected a text, or a list of messages with a "
-            "role and a text as content. Correct the row, or LEARNER_PROMPT_COLUMN"
+            f"{where}: {mapping.prompt} is {brief(prompt)}; expected a text, or a list of messages with "
+            "a role and a text as content. Correct the row, or LEARNER_PROMPT_COLUMN"
         )
     if mapping.solution and solution is None:
         remedy = "Correct the row, or LEARNER_SOLUTION_COLUMN"
@@ -116,13 +120,26 @@ def _is_message(found: object) -> bool:
     return isinstance(found, dict) and "role" in found and isinstance(found.get("content"), str)
 
 
-def plain(value: object) -> object:
-    """Return a column's value in the types that a ticket can hold.
+def plain(value: object, levels: int = DEEPEST + 1) -> object:
+    """Return a column's value in the types that a ticket can hold, down to so many levels.
 
     Dates, decimals and other types become text; dictionaries and lists are converted item by item.
     """
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return value if value is None or isinstance(value, (bool, int, float, str, bytes)) else str(value)
+    if levels and isinstance(value, dict):
+        return {str(key): plain(item, levels - 1) for key, item in value.items()}
+    if levels and isinstance(value, (list, tuple)):
+        return [plain(item, levels - 1) for item in value]
+    kept = (bool, int, float, str, bytes, dict, list, tuple)
+    return value if value is None or isinstance(value, kept) else str(value)
+
+
+def check_columns(columns: Mapping[str, object], where: str) -> None:
+    """Raise DataError, which begins with `where`, for columns that no ticket can hold.
+
+    These are over 1024 columns, a name of over 200 letters, and values that `find_fault` names.
+    """
+    try:
+        check_names("column", columns)
+        check_plain("column", columns)
+    except MalformedMessage as error:
+        raise DataError(f"{where}: {error}. Correct the row, or leave the column out") from error

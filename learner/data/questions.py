@@ -15,6 +15,7 @@ from penstock.common.errors import ConfigError, DataError
 from penstock.common.log import get_logger
 from penstock.learner.data.columns import (
     ColumnMapping,
+    check_columns,
     check_row,
     look_up,
     map_columns,
@@ -42,8 +43,10 @@ class QuestionReader:
         Raise DataError, which begins with `where`, if the row has no usable question or gold answer,
         and ConfigError if the chat template rejects the question.
         """
-        prompt = look_up(row, mapping.prompt)
-        solution = look_up(row, mapping.solution) if mapping.solution else None
+        columns = {str(name): plain(value) for name, value in row.items()}
+        prompt = look_up(columns, mapping.prompt)
+        solution = look_up(columns, mapping.solution) if mapping.solution else None
+        check_columns(columns, where)  # before anything recurses into a value
         check_row(prompt, solution, mapping, where)
         prompt = without_answer(prompt)
         ids = self._template.render(prompt)
@@ -53,9 +56,9 @@ class QuestionReader:
             if self._settings.overlong_prompts == "drop":
                 return None
             ids = ids[-limit:]  # the end has the question, and the marker after which the answer begins
-        columns = {str(name): plain(value) for name, value in row.items()} | {"prompt": prompt}
+        columns["prompt"] = prompt
         if mapping.solution:
-            columns["solution"] = plain(solution)
+            columns["solution"] = solution
         return Question(np.array(ids, dtype="<i4"), columns)
 
 

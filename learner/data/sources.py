@@ -5,17 +5,19 @@ openai/gsm8k:main@e53f048#500         hub id, its configuration and revision; 50
 """
 
 import csv
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.common.errors import DataError
+from penstock.common.files.reading import explain, parse_json
+from penstock.common.text import short
+from penstock.common.wire.plain import brief
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -101,10 +103,13 @@ def _as_data_error(source: Source, split: str) -> Iterator[None]:
 
     try:
         yield
-    except (datasets.exceptions.DatasetsError, pyarrow.ArrowException, OSError, ValueError) as error:
+    except (
+        datasets.exceptions.DatasetsError, pyarrow.ArrowException, OSError, ValueError, RecursionError
+    ) as error:  # fmt: skip
         raise DataError(
-            f"{source.name} (split {split}): cannot be loaded: {error}. Correct LEARNER_DATASET or "
-            "LEARNER_DATASET_SPLIT (for evaluation LEARNER_EVAL_DATASET or LEARNER_EVAL_SPLIT)."
+            f"{source.name} (split {split}): cannot be loaded: {short(error, 500)}. "
+            "Correct LEARNER_DATASET or LEARNER_DATASET_SPLIT (for evaluation LEARNER_EVAL_DATASET or "
+            "LEARNER_EVAL_SPLIT)."
         ) from error
 
 
@@ -126,7 +131,9 @@ def _read_file(path: Path) -> "Dataset":
         problem = "a text holds half a character (a lone surrogate); remove it"
         raise DataError(f"{path}: {problem}: {error}") from error
     except (ValueError, TypeError, OverflowError) as error:  # pyarrow's errors are ValueErrors
-        raise DataError(f"{path}: a column mixes kinds, such as texts and numbers: {error}") from error
+        raise DataError(
+            f"{path}: a column mixes kinds, such as texts and numbers: {short(error)}"
+        ) from error
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
@@ -162,13 +169,13 @@ def read_lines(path: Path) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for number, row in _objects(path):
         if not isinstance(row, dict):
-            raise DataError(f"{path}, line {number}: expected an object, found {str(row)[:60]!r}")
+            raise DataError(f"{path}, line {number}: expected an object, found {brief(row)}")
         columns = set(row) if columns is None else columns
         if missing := ", ".join(sorted(columns - set(row))):
-            raise DataError(f"{path}, line {number}: lacks {missing}, which the first row has")
+            raise DataError(f"{path}, line {number}: lacks {short(missing)}, which the first row has")
         if added := ", ".join(sorted(set(row) - columns)):
             raise DataError(
-                f"{path}, line {number}: has {added}, which the first row lacks: "
+                f"{path}, line {number}: has {short(added)}, which the first row lacks: "
                 "give all rows the same columns, null where there is nothing"
             )
         rows.append(row)
@@ -180,28 +187,26 @@ def read_lines(path: Path) -> list[dict[str, object]]:
 def _objects(path: Path) -> Iterator[tuple[int, object]]:
     """Yield each line's number and its JSON value; or number and item of the one list in a .json file.
 
-    Raise DataError if a line or the list is not readable as JSON.
+    Raise DataError if a line or the list is not readable as JSON, or is no plain data.
     """
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         first = next((line for line in file if line.strip()), "")
         file.seek(0)
         if path.suffix == ".json" and first.lstrip()[:1] == "[":
-            try:
-                yield from enumerate(json.load(file), 1)
-            except json.JSONDecodeError as error:
-                raise DataError(f"{path}: not readable as JSON ({error})") from error
+            yield from enumerate(_parse(file.read(), f"{path}"), 1)
             return
+        form = "one object per line" + (", or one list of objects" * (path.suffix == ".json"))
         for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                yield number, json.loads(line)
-            except json.JSONDecodeError as error:
-                raise DataError(
-                    f"{path}, line {number}: not readable as JSON ({error}): {line.strip()[:60]!r}. "
-                    "Expected one object per line"
-                    + (", or one list of objects" * (path.suffix == ".json"))
-                ) from error
+            if line.strip():
+                yield number, _parse(line, f"{path}, line {number}", f": {brief(line)}. Expected {form}")
+
+
+def _parse(text: str, where: str, more: str = "") -> Any:
+    """Return the value of a JSON text. Raise DataError, which begins with `where`, for other texts."""
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise DataError(f"{where}: not readable as JSON ({explain(error)}){more}") from error
 
 
 def stream_rows(source: Source, split: str, seed: int | None) -> Iterator[dict[str, object]]:

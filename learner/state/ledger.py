@@ -150,7 +150,7 @@ class Ledger:
         self._to_repeat = list(found["to_repeat"])
         self._repeats = found["repeats"]
         versions = found["versions"].items()
-        self.versions = {Version.parse(text): known for text, known in versions}
+        self.versions = {Version.parse(text): made for text, made in versions}
         self.unrecorded, self.owes_record = {}, False
 
     def eval_open(self) -> list[TicketId]:

@@ -117,7 +117,7 @@ class Evaluator:
             self._end_unanswered(ticket, "stale", f"refused: {MEANING[refused]}")
             return
         if isinstance(outcome, Verdict):
-            self._end_unanswered(ticket, "dead", outcome.reason)
+            self._end_unanswered(ticket, "dead", outcome.reason or "a verdict without a reason")
             return
         rollouts, rewards = outcome.group.rollouts, outcome.rewards.items()
         self._answers[index] = Answer(

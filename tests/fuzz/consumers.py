@@ -6,7 +6,6 @@ refuses, `Wrong` where it accepts what it must not. Any other exception is the p
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +13,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from penstock.actors.engine import verify_weights
 from penstock.actors.held_tickets import HeldTickets, Job
 from penstock.actors.ticket_worker import check_same
+from penstock.actors.weight_follower import find_weights
 from penstock.common.broker.work_stream import Entry
-from penstock.common.errors import MalformedMessage
+from penstock.common.errors import MalformedMessage, PenstockError
+from penstock.common.files.atomic import read_json_lines
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.journal.claims import Position
 from penstock.common.journal.segments import encode_record, read_journal
@@ -33,13 +35,18 @@ from penstock.learner.report.metrics import group_metrics
 from penstock.learner.report.recorder import Recorder
 from penstock.learner.resume import encode_groups
 from penstock.learner.state.ledger import Ledger
+from penstock.learner.state.versions import write_version
 from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.evaluation import Evaluator
 from penstock.learner.streams.intake import Arrivals, Intake
+from penstock.learner.streams.refusal import OutcomeCheck
 from penstock.rewarders.scoring import Scorer, make_scorer
+from tests.common.builders import weights_hash
+from tests.crashes.policy import HashPolicy
 from tests.fuzz.expected import (
     LONGEST_REASON,
     LOSSES,
+    Wrong,
     check_group,
     check_json,
     check_loss,
@@ -62,8 +69,10 @@ from tests.fuzz.valid import (
 )
 from tests.learner.builders import make_group
 
-PUBLISHED = frozenset({ISSUED_AT, NEWEST})
+PUBLISHED = {version: weights_hash(version) for version in (ISSUED_AT, NEWEST)}
 _MOST_BUILT = 64
+OUTSIDE = "outside"
+"""A folder of weights that nobody published."""
 
 
 class FileJournal:
@@ -137,6 +146,9 @@ class Consumers:
         self.issued = issued
         self.folder = LearnerFolder(folder / "run", 1)
         self._journal = FileJournal(self.folder)
+        self._hash = write_version(self.folder, HashPolicy(), NEWEST, "").hash
+        (self.folder.path / OUTSIDE).mkdir()
+        (self.folder.path / OUTSIDE / "model.safetensors").write_text("others")
         self._recorder = Recorder(self.folder, [], "x")
         self._pool: Any = LocalPool()
         tokenizer = Tokenizer.from_file(str(issued.model / "tokenizer.json"))
@@ -146,6 +158,9 @@ class Consumers:
 
     def take(self, sample: Sample, data: bytes) -> str:
         """Hand the bytes that became of a valid message to its consumer."""
+        self.folder.metrics.unlink(missing_ok=True)
+        self.folder.evaluations.unlink(missing_ok=True)
+        self.folder.completion_table(STEP + 1).unlink(missing_ok=True)
         return {
             "intake": self.intake, "evaluation": self.evaluation, "weights": self.weights,
             "contract": self.contract,
@@ -156,12 +171,27 @@ class Consumers:
     # The learner
 
     def intake(self, data: bytes) -> str:
-        """Fold an outcome, and train what is held."""
+        """Fold an outcome, and train what is held. Raise Wrong for any error of the product."""
+        try:
+            return self._intake(data)
+        except PenstockError as error:
+            raise Wrong(f"the learner ends with {type(error).__name__}: {error}") from error
+
+    def evaluation(self, data: bytes) -> str:
+        """Answer a held-out question with an outcome. Raise Wrong for any error of the product."""
+        try:
+            return self._evaluation(data)
+        except PenstockError as error:
+            raise Wrong(f"the learner ends with {type(error).__name__}: {error}") from error
+
+    def _intake(self, data: bytes) -> str:
+        """Return how an outcome's ticket ended: trained, dead, stale or filtered."""
         ledger = Ledger()
         ledger.next_number = TRAIN.number + 1
         ledger.opened(TRAIN, ISSUED_AT)
+        ledger.versions = {**PUBLISHED}
         intake = Intake(ledger, self.issued.source, VOCABULARY)
-        intake.fold(Entry("1-1", TRAIN, data), STEP)
+        intake.fold(Entry("1-1", TRAIN, data))
         if TRAIN in intake.held:
             check_group(intake.held[TRAIN], self.issued.train, PUBLISHED)
             groups = intake.form(STEP)
@@ -176,6 +206,9 @@ class Consumers:
         check_text(reason, LONGEST_REASON)
         counted = len(arrivals.filtered) + arrivals.dead + arrivals.stale
         require(counted == 1, f"it counts {counted} times")
+        require(
+            state != "stale" or arrivals.dropped or arrivals.refused, "it is stale for no counted reason"
+        )
         if arrivals.filtered:
             self._check_verdict(arrivals.filtered[0])
         if arrivals.filtered or arrivals.dropped:
@@ -209,7 +242,8 @@ class Consumers:
             batch = build_batch(groups, WEIGHTS, STEP, settings)
             check_loss(batch, settings)
         rows = completion_rows(STEP + 1, groups, arrivals.filtered, batch, WEIGHTS)
-        self._recorder.completions(STEP + 1, rows)
+        self._recorder.completions(STEP + 1, lambda: rows)
+        require(self.folder.completion_table(STEP + 1).is_file(), "no table could be made")
         self._recorder.metrics(STEP + 1, metrics)
         self._recorder.cut_after(STEP + 1)
         shown = read_rows(self.folder.path, STEP + 1)
@@ -217,14 +251,16 @@ class Consumers:
         check_json("the table of completions", shown)
         for name in ("best", "no_spread", "truncated", "failed", ""):
             "\n".join(as_lines(row, 80) for row in select(shown, name))
-        self.folder.metrics.unlink()
         return "trained"
 
-    def evaluation(self, data: bytes) -> str:
-        """Answer the one held-out question with an outcome, and record the evaluation."""
+    def _evaluation(self, data: bytes) -> str:
+        """Return how the one held-out question's ticket ended: evaluated, dead or stale."""
         queue: Any = OneAnswer(data)
         journal: Any = self._journal
-        evaluator = Evaluator(CommitLog(Ledger(), journal, queue), queue, self.issued.source)
+        ledger, source = Ledger(), self.issued.source
+        ledger.versions = {**PUBLISHED}
+        check = OutcomeCheck(ledger, source, VOCABULARY)
+        evaluator = Evaluator(CommitLog(ledger, journal, queue), queue, source, check)
         evaluator.start(NEWEST)
         for _ in range(20):
             if evaluator.running:
@@ -237,10 +273,9 @@ class Consumers:
         self._recorder.results("eval", {"step": STEP, **metrics})
         self._recorder.evaluation(result, [self.issued.eval.columns], metrics)
         require(self._recorder.evaluated_steps() == {STEP}, "the evaluation is not found again")
-        (row,) = [json.loads(line) for line in self.folder.evaluations.read_text().splitlines()]
+        (row,) = read_json_lines(self.folder.evaluations)
         check_json("the answers", row)
         answers_as_lines(row, 80)
-        self.folder.evaluations.unlink()
         if queue.closed[EVAL] != "evaluated":
             check_text(answer.reason, LONGEST_REASON)
             require(answer.reason and not answer.completions, "no reason, or completions")
@@ -275,11 +310,15 @@ class Consumers:
         return self.intake(encode(made)) if ticket.purpose == "train" else self.evaluation(encode(made))
 
     def weights(self, data: bytes) -> str:
-        """Read an announcement."""
+        """Take announced weights as an actor does, up to the engine."""
         found = decode(data, Weights)
-        require(encode(decode(encode(found), Weights)) == encode(found), "it changes when it is read")
-        check_text(f"weights {found.version}")
-        return "read"
+        folder = verify_weights(find_weights(found, self.folder))
+        right = self.folder.version(NEWEST.incarnation, NEWEST.step)
+        require(folder == right, f"weights are taken from {folder}")
+        require(
+            found.version == NEWEST and found.hash == self._hash, "other weights than the published ones"
+        )
+        return "taken"
 
     def contract(self, data: bytes) -> str:
         """Adopt a contract as rewarder and actor do."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.fuzz.valid import NEWEST, VOCABULARY, WEIGHTS
 LONGEST_TEXT = 1_000
 LONGEST_REASON = 2_100  # of a verdict: what a worker may say, and the learner's words before it
 LARGEST_REWARD = 1e9
+LARGEST_METRIC = 1e100
 LOWEST_LOGPROB = -104.0
 
 
@@ -61,7 +63,7 @@ def check_as_issued(found: Ticket, issued: Ticket) -> None:
         )
 
 
-def check_group(scored: ScoredGroup, issued: Ticket, published: frozenset[Version]) -> None:
+def check_group(scored: ScoredGroup, issued: Ticket, published: Mapping[Version, str]) -> None:
     """Raise Wrong if an accepted group is no answer to the issued ticket, or cannot be sampled."""
     check_as_issued(scored.group.ticket, issued)
     size = issued.num_generations
@@ -72,13 +74,13 @@ def check_group(scored: ScoredGroup, issued: Ticket, published: frozenset[Versio
     for name, values in scored.rewards.items():
         require(len(values) == size, f"{len(values)} values of {name}")
         check_numbers(name, [value for value in values if value is not None])
-    check_numbers("metrics", list(scored.metrics.values()), LARGEST_REWARD)
+    check_numbers("metrics", list(scored.metrics.values()), LARGEST_METRIC)
     for place, failure in enumerate(scored.failures):
         given = [values[place] for values in scored.rewards.values() if values[place] is not None]
         require(not (failure and given), f"completion {place} failed and has the rewards {given}")
 
 
-def check_rollout(rollout: Rollout, issued: Ticket, published: frozenset[Version]) -> None:
+def check_rollout(rollout: Rollout, issued: Ticket, published: Mapping[Version, str]) -> None:
     """Raise Wrong if this completion cannot have been sampled for the ticket."""
     size = len(rollout.token_ids)
     require(0 < size <= issued.sampling.max_tokens, f"{size} tokens")
@@ -88,7 +90,6 @@ def check_rollout(rollout: Rollout, issued: Ticket, published: frozenset[Version
     require(rollout.logprobs.max() <= 0, f"a probability above 1: {rollout.logprobs.max()}")
     require(rollout.logprobs.min() >= LOWEST_LOGPROB, f"a log-probability of {rollout.logprobs.min()}")
     require(rollout.finish_reason in ("stop", "length"), f"finish reason {rollout.finish_reason!r}")
-    require(rollout.finish_reason == "stop" or size == issued.sampling.max_tokens, "cut before its end")
     edges = [edge for span in rollout.spans for edge in (span.start, span.end)]
     require(
         [0, *edges] == [*sorted([0, *edges])] and edges[0] == 0 and edges[-1] == size, f"spans {edges}"
@@ -96,6 +97,8 @@ def check_rollout(rollout: Rollout, issued: Ticket, published: frozenset[Version
     require(edges[1:-1:2] == edges[2::2], f"spans {edges} have gaps")
     for span in rollout.spans:
         require(span.version in published, f"version {span.version} was never published")
+        require(span.hash == published[span.version], f"other weights than those of {span.version}")
+        require(span.version.step >= issued.min_step, f"version {span.version} is older than the ticket")
         if issued.purpose == "eval":
             require(span.version == NEWEST, f"version {span.version} was not evaluated")
 

@@ -20,7 +20,7 @@ from tests.fuzz.mutate import mutated, other_bytes, other_structure
 from tests.fuzz.packing import at, paths, replaced, to_bytes, to_json, to_tree
 from tests.fuzz.valid import Sample
 
-_PREFIX = struct.Struct("<QI")
+PREFIX = struct.Struct("<QI")
 
 Change = Callable[[random.Random, Path, Sequence[Sample]], None]
 """Changes a file in place. The samples are valid messages, to be put into the journal's records."""
@@ -53,9 +53,9 @@ def rewrite_json(rng: random.Random, path: Path, _samples: Sequence[Sample]) -> 
 def rewrite_record(rng: random.Random, path: Path, samples: Sequence[Sample]) -> None:
     """Change the content of a journal's record; its checksum fits."""
     data = path.read_bytes()
-    starts = _records(data)
+    starts = records(data)
     start, end = rng.choice(starts)
-    body = data[start + _PREFIX.size : end]
+    body = data[start + PREFIX.size : end]
     how = rng.random()
     if how < 0.05:
         body = bomb()
@@ -73,7 +73,7 @@ def rewrite_record(rng: random.Random, path: Path, samples: Sequence[Sample]) ->
         else:
             tree = other_structure(rng, tree, tree)
         body = zlib.compress(to_bytes(tree))
-    path.write_bytes(data[:start] + _PREFIX.pack(len(body), zlib.crc32(body)) + body + data[end:])
+    path.write_bytes(data[:start] + PREFIX.pack(len(body), zlib.crc32(body)) + body + data[end:])
 
 
 @cache
@@ -83,11 +83,11 @@ def bomb() -> bytes:
     return b"".join([*(made.compress(bytes(1 << 20)) for _ in range(256)), made.flush()])
 
 
-def _records(data: bytes) -> list[tuple[int, int]]:
+def records(data: bytes) -> list[tuple[int, int]]:
     """Return start and end of each record of a journal's file."""
     found, start = [], 0
     while start < len(data):
-        end = start + _PREFIX.size + _PREFIX.unpack_from(data, start)[0]
+        end = start + PREFIX.size + PREFIX.unpack_from(data, start)[0]
         found.append((start, end))
         start = end
     return found

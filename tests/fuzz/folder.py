@@ -102,7 +102,9 @@ class WrittenRun:
         self._policy.update(batch, step - 1)
         self.weights[step] = self._policy.weights
         recorder.metrics(step, {"reward": 0.5})
-        recorder.completions(step, completion_rows(step, [self._answer], filtered, batch, WEIGHTS))
+        recorder.completions(
+            step, lambda: completion_rows(step, [self._answer], filtered, batch, WEIGHTS)
+        )
         return position
 
     def _record(self, journal: Journal, kind: str, **fields: Any) -> Position:

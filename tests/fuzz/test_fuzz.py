@@ -7,7 +7,6 @@ import pytest
 from tests.fuzz.run import log_nothing, memory_folder, run_cases
 
 
-@pytest.mark.xfail(reason="messages and readers do not check all yet", strict=False)
 @pytest.mark.parametrize(
     ("kind", "count", "seen"),
     [("message", 1_500, "message: intake stale"), ("file", 250, "file: rewritten journal refused")],

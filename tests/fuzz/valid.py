@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -37,6 +38,8 @@ ISSUED_AT, NEWEST = Version(1, 2), Version(1, 3)
 VOCABULARY = 32
 MODEL = "/fuzz/model"
 """The model folder in messages: a case has the same bytes wherever its files are."""
+NO_WEIGHTS = hashlib.sha256(b"").hexdigest()
+"""The hash of the published weights of version 1.3."""
 WEIGHTS = {"accuracy": 1.0, "format": 0.5}
 TRAIN, EVAL = TicketId.train(7), TicketId.evaluation(NEWEST, 0)
 
@@ -123,7 +126,7 @@ def samples(issued: Issued) -> list[Sample]:
         ("evaluation", evaluation), ("evaluation", Verdict(EVAL, "dead", "failed 3 times")),
         ("rewarder", train.group), ("rewarder", evaluation.group),
         ("actor", issued.train), ("actor", issued.eval),
-        ("weights", Weights(NEWEST, f"{MODEL}/000001-00000003", "ab" * 32, "cd" * 32)),
+        ("weights", Weights(NEWEST, f"{MODEL}/000001-00000003", NO_WEIGHTS, "cd" * 32)),
         ("contract", issued.contract),
     ]  # fmt: skip
     return [_sample(consumer, message) for consumer, message in messages]

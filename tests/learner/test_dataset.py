@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections import Counter
+from dataclasses import replace
 from decimal import Decimal
 
 import datasets
@@ -22,6 +23,7 @@ from penstock.learner.data.plan import count_steps
 from penstock.learner.data.questions import load_questions
 from penstock.learner.data.sources import Source
 from penstock.learner.data.tickets import TicketSource
+from tests.common.builders import make_ticket
 from tests.learner.builders import make_plan, make_settings
 
 
@@ -248,6 +250,57 @@ def test_what_cannot_be_read_is_told_with_its_cause(tmp_path, name, text, words)
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=words):
         load(str(tmp_path / name))
+
+
+def nested(levels):
+    return "[" * levels + "1" + "]" * levels
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("q.jsonl", f'{ROW[:-1]}, "a": 1}}\n{ROW[:-1]}, "a": {nested(50_000)}}}', "line 2: .*too deep"),
+        ("q.jsonl", f'{ROW[:-1]}, "a": {nested(60)}}}', r"line 1: .*a\.0.*nested deeper than"),
+        ("q.json", f'[{ROW[:-1]}, "a": {nested(50_000)}}}]', r"q\.json: .*nested too deep"),
+        ("q.jsonl", f'{ROW[:-1]}, "a": {nested(33)}}}', "row 1: column a: .*nested deeper than 32"),
+        ("q.jsonl", f'{ROW[:-1]}, "a": {2**70}}}', "line 1: .*a: an integer of 71 bits"),
+        ("q.jsonl", f'{ROW[:-1]}, "a": {"9" * 5000}}}', "line 1: not readable as JSON"),
+        ("q.jsonl", f'{ROW[:-1]}, "{"a" * 201}": 1}}', "row 1: column 'aaa.* has 201 letters"),
+        ("q.jsonl", f'"{"a" * 100_000}"', "line 1: expected an object"),
+        ("q.jsonl", f"{ROW}\n{'a' * 100_000}", "line 2: not readable"),
+        ("q.jsonl", f'{ROW}\n{{"{"a" * 100_000}": 1}}', "line 2: lacks answer"),
+        (
+            "q.csv",
+            ",".join(["question", "answer", *map(str, range(1024))]) + "\n" + ",".join("1" * 1026),
+            "row 1: 1026 names",
+        ),
+        (
+            "q.jsonl",
+            '{"prompt": [{"role": "user", "content": "1", "more": ' + nested(35) + '}], "answer": "2"}',
+            "row 1: column prompt: .*nested deeper",
+        ),
+    ],
+    ids=lambda value: value[:20] if value[:1] in ("l", "r") else "",
+)
+def test_what_no_ticket_can_hold_is_named_by_file_and_row(tmp_path, name, text, words):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=words) as caught:
+        load(str(tmp_path / name))
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_value_nested_too_deep_in_parquet_is_named(tmp_path, streaming):
+    value = json.loads(nested(40))
+    table = pyarrow.Table.from_pylist([{"question": "1+1=", "answer": "2", "a": value}])
+    pyarrow.parquet.write_table(table, tmp_path / "q.parquet")
+    with pytest.raises(DataError, match=r"row 1: column a: .*nested deeper than 32"):
+        load(str(tmp_path / "q.parquet"), dataset_streaming=streaming, max_steps=2)
+
+
+def test_the_deepest_row_makes_a_ticket(tmp_path):
+    questions, _ = load(write(tmp_path / "q.jsonl", f'{ROW[:-1]}, "a": {nested(32)}}}'))
+    replace(make_ticket(), columns=questions[0].columns)
 
 
 def test_a_stream_that_cannot_be_read_is_told_at_once(tmp_path):

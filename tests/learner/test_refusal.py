@@ -98,7 +98,6 @@ FORGERIES: list[tuple[Reason, Forge]] = [
     ("hash", spans(Version(1, 5), digest="ff" * 32)),
     ("hash", spans(Version(1, 5), digest="no hash")),
     ("tokens", of_rollouts(token_ids=np.array([3, 32, 3], "<i4"))),
-    ("tokens", of_rollouts(token_ids=np.array([3, -1, 3], "<i4"))),
     (
         "tokens",
         of_rollouts(
@@ -262,6 +261,17 @@ def test_tickets_of_before_a_start_with_other_settings_say_nothing_against_the_q
     assert desk.form() is None
 
 
+def test_a_verdict_without_a_reason_leaves_its_question_unanswered(
+    tmp_path: Path, connection: Connection, keys: Keys
+) -> None:
+    bench = Bench(tmp_path, connection, keys)
+    bench.publish(0, evaluate=True)
+    bench.work("eval_tickets", edit=lambda made: Verdict(made.group.ticket.id, "dead", ""))
+    bench.flow.finish_evaluation(0)
+    (result,) = bench.flow.evaluator.take_ended()
+    assert [answer.reason for answer in result.answers] == ["a verdict without a reason"] * 2
+
+
 def test_tokens_of_an_earlier_incarnation_count_up_to_where_its_successor_started(
     tmp_path: Path, connection: Connection, keys: Keys
 ) -> None:
@@ -311,7 +321,7 @@ def test_what_open_tickets_may_need_is_known_and_older_versions_are_forgotten() 
 def test_a_journal_of_an_earlier_build_is_refused_with_the_reason() -> None:
     table = Ledger().snapshot()
     del table["versions"]  # type: ignore[misc]
-    with pytest.raises(MalformedMessage, match="ledger without 'versions': install the run's release"):
+    with pytest.raises(MalformedMessage, match="ledger: missing or unknown: 'versions'"):
         Ledger().restore(table)
 
 
