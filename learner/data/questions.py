@@ -56,7 +56,7 @@ class QuestionReader:
         columns = {str(name): plain(value) for name, value in row.items()} | {"prompt": prompt}
         if mapping.solution:
             columns["solution"] = plain(solution)
-        return Question(np.array(ids, dtype="<i4"), columns)
+        return Question(np.array(ids, dtype="<i4"), columns, where)
 
 
 def load_questions(
