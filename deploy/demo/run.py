@@ -77,9 +77,14 @@ class Demo(Command):
 def _describe(task: TaskFiles) -> None:
     """Print how many questions each split has."""
     sizes = [len(read_problems(path)) for path in (task.pretrain, task.train, task.heldout)]
-    print("  Sums of two-digit numbers, such as 37+45=82.")
-    print("  {:,} to pre-train on, {:,} to train on, {:,} held out to measure the skill.".format(*sizes))
-    print("  Checked: every answer is right, and no pair of numbers is in two of the three parts.")
+    print(
+        """\
+  Sums of two-digit numbers, such as 37+45=82, in three parts:
+  {:>6,} to pre-train on: the model is shown the right answers
+  {:>6,} to train on: the model answers by itself, and its right answers are rewarded
+  {:>6,} held out: they measure the model's skill, which is never trained on them
+  Checked: every answer is right, and no pair of numbers is in two of the parts.""".format(*sizes)
+    )
 
 
 def _train(folder: Path, model: Path, task: TaskFiles, options: Demo) -> None:
@@ -115,12 +120,14 @@ def _train(folder: Path, model: Path, task: TaskFiles, options: Demo) -> None:
 def announce(steps: int, log: Path) -> None:
     """Print what runs, what one step is, and what the progress lines mean."""
     print(f"""\
-  Four processes: the learner trains the model, the actor answers sums with vLLM, the rewarder
-  scores the answers, and the queue server carries the work between them.
-  {steps} steps. A step trains on 64 groups: 8 random answers to one sum, some right and some wrong.
-    reward     share of right answers among those; "solved" counts the likeliest answer to each sum
-    staleness  how many steps old the weights were that gave the answers
-    entropy    how unsure the model is of its next token; 0 is sure, 1 a choice of about three
+  Four processes: the learner trains the model, the actor answers sums with vLLM, an inference
+  engine, the rewarder scores the answers, and the queue server carries the work between them.
+  {steps} steps. In each step the model is trained once, on 64 groups. A group has 8 answers to one sum,
+  sampled from the model at random. Some of a group's answers are right and some are wrong.
+    reward     share of right answers in the groups of the step
+    staleness  age in steps of the weights that gave these answers: 0 for the newest weights
+    entropy    how unsure the model is of its next digit: 0 is sure, 1 a choice of about three
+  To measure the skill, the model gives only its likeliest answer to each held-out sum.
   vLLM starts now, which takes a minute or two. All output of the processes is in
   {log}""", flush=True)  # fmt: skip
 
