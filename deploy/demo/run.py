@@ -47,7 +47,11 @@ class Demo(Command):
     dir: Path = Field(Path("runs"), description="folder for all files of the demo")
 
     def execute(self) -> int:
-        """Run the demo and return 0. Raise DemoFailed, TaskError, BaseModelError, or as print_report."""
+        """Run the demo and return 0.
+
+        Raise DemoFailed, TaskError, BaseModelError, ConfigError for a wrong RUN_ setting, or as
+        print_report.
+        """
         warnings.simplefilter("ignore")  # a first run shows the demo's own lines, and errors
         logging.disable(logging.WARNING)
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
@@ -148,7 +152,10 @@ class Progress:
         self._evaluated = -1
 
     def __call__(self, report: Report) -> None:
-        """Log a line. Print the run's news, a failure, or after 60 s without either what is awaited."""
+        """Log a report; print new steps and evaluations, and failures.
+
+        After 60 s without a printed line print what the run waits for.
+        """
         with self._lock:
             print(f"{report.child} | {report.text}", file=self._log, flush=True)
             failed = report.kind == "ended" and "exit code 0" not in report.text
