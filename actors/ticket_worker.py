@@ -239,7 +239,7 @@ class TicketWorker:
         first = stream.handoff_all(encoded, self._keys.rollouts)
         for (entry, _), was_first in zip(finished, first, strict=True):
             if not was_first:
-                log.info(f"Dropped a group: another actor handed off ticket {entry.ticket} first.")
+                log.info(f"Dropped a group: ticket {entry.ticket} had ended, or went to another actor.")
 
     async def _give_back(self, job: Job) -> None:
         """Put a ticket back, uncounted, unless another actor has it. Raise as Connection.call does."""

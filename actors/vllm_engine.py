@@ -192,7 +192,7 @@ def read_stop_ids(model: Path) -> list[int]:
 
 
 def _rollout(completion: Any) -> Rollout:
-    """Return a vLLM completion, with flat lists for logprobs=0, as a Rollout. Raise MalformedMessage."""
+    """Return a completion that vLLM sampled with flat_logprobs as a Rollout. Raise MalformedMessage."""
     spans = completion.weight_versions
     return Rollout(
         token_ids=np.array(completion.token_ids, dtype="<i4"),

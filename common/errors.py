@@ -34,6 +34,10 @@ class DataError(PenstockError, exit_code=65):
     """A data set that cannot be read: a missing column, an unreadable line."""
 
 
+class ValueTooLarge(DataError):
+    """A value that is larger than the queue server takes, refused before it was sent."""
+
+
 class RunTaken(PenstockError, exit_code=73):
     """Another learner holds the run: its lease is valid, or its incarnation is newer than this one."""
 

@@ -74,7 +74,7 @@ class Supervisor:
         self._blocked = Deadline(self._limits.ready_s)
 
     def stop(self) -> None:
-        """End the run in order; at once if called twice. Safe in signal handlers and threads."""
+        """Make `run` end in order; at once if called twice. Safe in signal handlers and threads."""
         self._stops += 1
 
     def run(self) -> int:

@@ -27,6 +27,7 @@ from penstock.common.errors import (
     RunNotReady,
     RunTaken,
     ServerUnavailable,
+    ValueTooLarge,
     WrongType,
 )
 from penstock.common.failpoint import failpoint
@@ -46,6 +47,11 @@ _READ_ONLY = frozenset({"audit"})
 
 _NO_RIGHT = re.compile(r"ACL failure in script|user executing the script can't")
 """Texts of Valkey and of Redis for a command inside of a function that the caller may not send."""
+
+_ALWAYS_TAKEN = (1 << 20) - 4096
+"""Bytes of a value that every server takes: its limits cannot be set below 1 MiB."""
+
+_USUAL_LIMIT = 512 << 20
 
 Argument = bytes | str | int | float
 
@@ -118,8 +124,10 @@ class Connection:
         """Send an idempotent command and return the reply. Send it again while the server is away.
 
         Raise ServerUnavailable after the server's timeout or if `stopping` is set meanwhile. Raise
-        RunTaken, RunNotReady, ConfigError or ServerUnavailable by what the server replied.
+        RunTaken, RunNotReady, ConfigError or ServerUnavailable by what the server replied. Raise as
+        `check_size` does for an argument.
         """
+        self._check_sizes(name, arguments)
         failpoint(f"{name}.before")
         send = partial(self._client.execute_command, name, *arguments)
         try:
@@ -142,6 +150,8 @@ class Connection:
         The whole pipeline is sent again when the connection is lost or the server refuses a call for
         lack of memory, so the function must be idempotent. Raise the errors of `execute`.
         """
+        for args in calls:
+            self._check_sizes(f"`{function}` of {keys[-1]}", args)
         command = "FCALL_RO" if function in _READ_ONLY else "FCALL"
         head: tuple[Argument, ...] = (command, f"penstock_2_{function}", len(keys), *keys)
         failpoint(f"{function}.before")
@@ -150,6 +160,40 @@ class Connection:
         )
         failpoint(f"{function}.after")
         return replies
+
+    def check_size(self, value: bytes | str, what: str) -> None:
+        """Raise ValueTooLarge, naming `what`, if the server takes no value of this size.
+
+        Such a value must not be sent: the server would close the connection, which looks like a lost
+        server. Raise as `execute` does if the server does not answer.
+        """
+        size = len(value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass"))
+        if size <= _ALWAYS_TAKEN:
+            return
+        limit = self._retrying(self._largest_value, self._server_timeout_s)
+        if size > limit:
+            raise ValueTooLarge(
+                f"{what} has {size:,} bytes, but the queue server at {self.address} takes at most "
+                f"{limit:,} bytes in one value (by its proto-max-bulk-len and client-query-buffer-limit)"
+            )
+
+    def _check_sizes(self, what: str, arguments: Sequence[Argument]) -> None:
+        """Check the sizes of a command's arguments. Raise as `check_size` does."""
+        for place, value in enumerate(arguments, 1):
+            if isinstance(value, bytes | str) and len(value) > _ALWAYS_TAKEN // 4:
+                self.check_size(value, f"argument {place} of {what}")
+
+    def _largest_value(self) -> int:
+        """Return how many bytes a value may have. Raise redis's errors.
+
+        A server that does not answer this question has the usual limit: most users may not ask it.
+        """
+        try:
+            found: Any = self._client.config_get("proto-max-bulk-len", "client-query-buffer-limit")
+        except redis.exceptions.ResponseError:
+            return _USUAL_LIMIT
+        buffer = int(found.get("client-query-buffer-limit", 2 * _USUAL_LIMIT)) - 4096  # holds more
+        return min(int(found.get("proto-max-bulk-len", _USUAL_LIMIT)), buffer)
 
     def _send_all(self, commands: list[tuple[Argument, ...]]) -> list[Any]:
         """Send the commands as one pipeline and return the replies. Raise redis's first error."""

@@ -8,11 +8,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 from penstock.common.broker.connection import BLOCK_MS, Connection, text
 from penstock.common.broker.keys import GROUP, Keys
-from penstock.common.errors import MalformedMessage
+from penstock.common.errors import MalformedMessage, ValueTooLarge
 from penstock.common.log import get_logger, shorten
 from penstock.common.text import SHOWN, encodable
 from penstock.common.wire.codec import encode
@@ -175,17 +176,33 @@ class WorkStream:
         return [bool(owned) for owned in reply]
 
     def handoff(self, entry: Entry, destination: str, payload: bytes) -> bool:
-        """Replace the entry by `payload` on a stream; False if another did. Raise as Connection.call."""
+        """Replace the entry by `payload` on a stream. Return False if another consumer did before.
+
+        If the payload is too large to send, bury the ticket and return False. Raise as Connection.call.
+        """
         return self.handoff_all([(entry, payload)], destination)[0]
 
     def handoff_all(self, finished: Sequence[tuple[Entry, bytes]], destination: str) -> list[bool]:
         """Hand off several entries in one round trip. Return for each, and raise, as `handoff` does."""
+        fits = [self._fits(entry, payload) for entry, payload in finished]
         replies = self._connection.call_each(
             "handoff",
             [*self._ticket_keys, destination],
-            [[entry.id, entry.ticket, payload] for entry, payload in finished],
+            [[entry.id, entry.ticket, payload] for entry, payload in compress(finished, fits)],
         )
-        return [bool(reply) for reply in replies]
+        answers = iter(replies)
+        return [fit and bool(next(answers)) for fit in fits]
+
+    def _fits(self, entry: Entry, payload: bytes) -> bool:
+        """Return whether the server takes the payload; if not, bury the ticket. Raise as `bury`."""
+        try:
+            self._connection.check_size(payload, f"the group of ticket {entry.ticket}")
+        except ValueTooLarge as error:
+            remedy = "lower LEARNER_NUM_GENERATIONS or LEARNER_MAX_COMPLETION_LENGTH"
+            log.error(f"Ticket {entry.ticket} is dead: {error}. To avoid this, {remedy}.")
+            self.bury(entry, entry.ticket.purpose, f"{error}: {remedy}")
+            return False
+        return True
 
     def give_back(self, entry: Entry) -> bool:
         """Put the entry back, uncounted. Return False if it is not held. Raise as Connection.call."""

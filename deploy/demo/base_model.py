@@ -55,7 +55,8 @@ def make_base_model(folder: Path, task: TaskFiles, seed: int, report: Callable[[
     done = folder / "done"
     if done.is_file():
         return report(f"Using the base model of an earlier demo: {folder}")
-    report("Pre-training a Llama until it solves about 40% of the sums kept back to measure that.")
+    report("Pre-training a small Llama model, which starts with random weights. It stops when the model")
+    report("solves about 40% of some sums of the first part that were kept aside to measure this.")
     torch.set_num_threads(1)
     tokenizer = make_tokenizer()
     train, validation = _split_by_pair(read_problems(task.pretrain), seed)
@@ -66,7 +67,7 @@ def make_base_model(folder: Path, task: TaskFiles, seed: int, report: Callable[[
     save_checkpoint(model, tokenizer, folder)
     solved = _measure_accuracy(model, _encode(read_problems(task.heldout), tokenizer))
     report(f"{model.num_parameters():,} parameters, {steps} pre-training steps.")
-    report(f"It solves {solved:.1%} of the held-out sums, which are others. Saved in {folder}")
+    report(f"This base model solves {solved:.1%} of the held-out sums. Its folder: {folder}")
     done.touch()
 
 
@@ -116,7 +117,7 @@ def _pretrain(
         if step % STEPS_PER_MEASURE == 0:
             accuracy = _measure_accuracy(model, validation)
         if step % STEPS_PER_REPORT == 0:
-            report(f"pre-training step {step}: loss {loss.item():.2f}, {accuracy:.0%} solved")
+            report(f"pre-training step {step:>3}: loss {loss.item():.2f}, {accuracy:.0%} solved")
         if LOWEST_ACCURACY <= accuracy <= HIGHEST_ACCURACY:
             return step
     raise BaseModelError(

@@ -20,12 +20,12 @@ ANSWERS_SHOWN = 8
 WIDTH = 100
 
 _FIGURES = (
-    ("reward", "reward", ".3f", "mean of the samples: 1 for a right answer, 0 for a wrong"),
-    ("entropy", "entropy", ".3f", "uncertainty per token: 0 means always the same answer"),
-    ("groups filtered", "groups/filtered", ".1f", "per step: all right or all wrong, so not trained on"),
-    ("staleness", "sample/staleness_mean", ".2f", "age in steps of the weights that answered"),
+    ("reward", "reward", ".3f", "share of right answers in the groups trained on"),
+    ("entropy", "entropy", ".3f", "how unsure the model is of its next digit: 0 is sure"),
+    ("groups filtered", "groups/filtered", ".1f", "per step, not trained on: all right or all wrong"),
+    ("staleness", "sample/staleness_mean", ".2f", "age in steps of the weights that gave the answers"),
     ("engine against trainer", "sampling/sampling_logp_difference/mean", ".0e",
-     "difference of log-probabilities, vLLM against the learner"),
+     "difference of log-probabilities between vLLM and learner"),
 )  # fmt: skip
 """Rows of the table: title, name in metrics.jsonl, format, meaning."""
 
@@ -64,7 +64,7 @@ def print_table(metrics: Sequence[Row], right: dict[int, list[bool]]) -> None:
     solved = f"{fmean(right[first]):>8.1%}{fmean(right[last]):>8.1%}"
     count = max(1, min(10, len(metrics) // 2))
     print(f"{'':<24}{'before':>8}{'after':>8}   what the row means")
-    print(f"{'held-out sums solved':<24}{solved}   sums never trained on; the likeliest answer counts")
+    print(f"{'held-out sums solved':<24}{solved}   the model's likeliest answer is right")
     for title, name, form, meaning in _FIGURES:
         before, after = (_mean(name, rows) for rows in (metrics[:count], metrics[-count:]))
         print(f"{title:<24}{before:>8{form}}{after:>8{form}}   {meaning}")
@@ -117,10 +117,10 @@ def print_audit(audit: Audit, twice: int) -> None:
     flying = len(audit.in_flight)
     lost = audit.issued - sum(audit.ended.values()) - flying
     print(f"""
-Audit of the queue server: {audit.issued:,} groups, the answers to one sum each, were asked for.
+Audit of the queue server: {audit.issued:,} groups were asked for, each with the answers to one sum.
   {audit.issued} groups: {ends}, {flying} in flight; {max(lost, 0)} lost, {twice + max(-lost, 0)} twice
-  trained: the model was updated with it, once. evaluated: a held-out sum, never trained on.
-  filtered: not trained on, all right or all wrong. unused: came after the last step.
+  trained: the model was trained on the group, once. evaluated: a held-out sum, never trained on.
+  filtered: not trained on, all its answers right or all wrong. unused: came after the last step.
   in flight: not answered yet. lost, twice: groups without an end, groups trained twice.""")
     for fault in audit.faults:
         print(textwrap.fill(one_line(f"Fault: {fault}."), WIDTH))

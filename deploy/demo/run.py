@@ -47,7 +47,11 @@ class Demo(Command):
     dir: Path = Field(Path("runs"), description="folder for all files of the demo")
 
     def execute(self) -> int:
-        """Run the demo and return 0. Raise DemoFailed, TaskError, BaseModelError, or as print_report."""
+        """Run the demo and return 0.
+
+        Raise DemoFailed, TaskError, BaseModelError, ConfigError for a wrong RUN_ setting, or as
+        print_report.
+        """
         warnings.simplefilter("ignore")  # a first run shows the demo's own lines, and errors
         logging.disable(logging.WARNING)
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
@@ -77,9 +81,14 @@ class Demo(Command):
 def _describe(task: TaskFiles) -> None:
     """Print how many questions each split has."""
     sizes = [len(read_problems(path)) for path in (task.pretrain, task.train, task.heldout)]
-    print("  Sums of two-digit numbers, such as 37+45=82.")
-    print("  {:,} to pre-train on, {:,} to train on, {:,} held out to measure the skill.".format(*sizes))
-    print("  Checked: every answer is right, and no pair of numbers is in two of the three parts.")
+    print(
+        """\
+  Sums of two-digit numbers, such as 37+45=82, in three parts:
+  {:>6,} to pre-train on: the model is shown the right answers
+  {:>6,} to train on: the model answers by itself, and its right answers are rewarded
+  {:>6,} held out: they measure the model's skill, which is never trained on them
+  Checked: every answer is right, and no pair of numbers is in two of the parts.""".format(*sizes)
+    )
 
 
 def _train(folder: Path, model: Path, task: TaskFiles, options: Demo) -> None:
@@ -115,12 +124,14 @@ def _train(folder: Path, model: Path, task: TaskFiles, options: Demo) -> None:
 def announce(steps: int, log: Path) -> None:
     """Print what runs, what one step is, and what the progress lines mean."""
     print(f"""\
-  Four processes: the learner trains the model, the actor answers sums with vLLM, the rewarder
-  scores the answers, and the queue server carries the work between them.
-  {steps} steps. A step trains on 64 groups: 8 random answers to one sum, some right and some wrong.
-    reward     share of right answers among those; "solved" counts the likeliest answer to each sum
-    staleness  how many steps old the weights were that gave the answers
-    entropy    how unsure the model is of its next token; 0 is sure, 1 a choice of about three
+  Four processes: the learner trains the model, the actor answers sums with vLLM, an inference
+  engine, the rewarder scores the answers, and the queue server carries the work between them.
+  {steps} steps. In each step the model is trained once, on 64 groups. A group has 8 answers to one sum,
+  sampled from the model at random. Some of a group's answers are right and some are wrong.
+    reward     share of right answers in the groups of the step
+    staleness  age in steps of the weights that gave these answers: 0 for the newest weights
+    entropy    how unsure the model is of its next digit: 0 is sure, 1 a choice of about three
+  To measure the skill, the model gives only its likeliest answer to each held-out sum.
   vLLM starts now, which takes a minute or two. All output of the processes is in
   {log}""", flush=True)  # fmt: skip
 
@@ -141,7 +152,10 @@ class Progress:
         self._evaluated = -1
 
     def __call__(self, report: Report) -> None:
-        """Log a line. Print the run's news, a failure, or after 60 s without either what is awaited."""
+        """Log a report; print new steps and evaluations, and failures.
+
+        After 60 s without a printed line print what the run waits for.
+        """
         with self._lock:
             print(f"{report.child} | {report.text}", file=self._log, flush=True)
             failed = report.kind == "ended" and "exit code 0" not in report.text

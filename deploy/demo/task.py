@@ -48,9 +48,9 @@ class TaskFiles:
 def write_task(folder: Path, seed: int) -> TaskFiles:
     """Write pretrain.jsonl, train.jsonl and heldout.jsonl into `folder`, check them, return their paths.
 
-    The same seed writes the same bytes. Raise TaskError as check_task does. Pre-training and training
-    hold every question of their pairs; the held-out split holds one question per pair, so that its
-    questions are independent.
+    The same seed writes the same bytes. Pre-training and training hold every question of their pairs.
+    The held-out split holds one question per pair, so that its questions are independent.
+    Raise TaskError as check_task does, ConfigError if the folder cannot be made.
     """
     rng = random.Random(seed)
     pairs = list(combinations_with_replacement(OPERANDS, 2))

@@ -14,10 +14,11 @@ from penstock.common.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt as token ids (P,), and the columns of its row."""
+    """A prompt as token ids (P,), the columns of its row, and the row's place for errors."""
 
     prompt_ids: NDArray[np.int32]
     columns: dict[str, Any]
+    where: str = ""
 
 
 class Questions(Protocol):

@@ -59,7 +59,7 @@ class QuestionReader:
         columns["prompt"] = prompt
         if mapping.solution:
             columns["solution"] = solution
-        return Question(np.array(ids, dtype="<i4"), columns)
+        return Question(np.array(ids, dtype="<i4"), columns, where)
 
 
 def load_questions(

@@ -1,9 +1,13 @@
 """Tickets made of questions: a ticket's content follows from the seed, its id and its position."""
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.errors import DataError, ValueTooLarge
+from penstock.common.text import as_text
+from penstock.common.wire.codec import encode
 from penstock.common.wire.ids import TicketId, Version
 from penstock.common.wire.messages import Sampling, Ticket
 from penstock.learner.data.order import Question, Questions
@@ -72,6 +76,23 @@ class TicketSource:
             min_step=version.step,
             contract=self.contract,
             columns=question.columns,
+        )
+
+    def too_large(
+        self, asked: Sequence[Ticket], position_of: Callable[[TicketId], int], cause: ValueTooLarge
+    ) -> DataError:
+        """Return the error that names the row and the column of the largest of these tickets.
+
+        `cause` came when the tickets were issued. Raise DataError or ConfigError as Questions.at does.
+        """
+        ticket = max(asked, key=lambda one: len(encode(one)))
+        train, place = ticket.purpose == "train", ticket.id.number
+        question = self.questions.at(position_of(ticket.id)) if train else self.eval_questions[place]
+        columns = question.columns
+        longest = max(columns, key=lambda name: len(as_text(columns[name])), default="")
+        return DataError(
+            f"{question.where}: the ticket {ticket.id} is too large, most of it column {longest!r}: "
+            f"{cause}. Every column travels with its ticket: shorten the column or leave it out"
         )
 
 

@@ -134,7 +134,7 @@ def _unpacked_attention(
 
 
 def _attend_per_sequence(qkv: _QKV, bounds: list[int], options: _Options) -> Tensor:
-    """Return the row's attention (1, L, heads, width), by one call per long sequence or short length."""
+    """Return the row's attention (1, L, heads, width). Short sequences of like length share a call."""
     tokens = [part[0].transpose(0, 1) for part in qkv]
     outputs = []
     groups = _group_by_length(tuple(bounds), tokens[0].device)

@@ -6,7 +6,7 @@ the groups of the next batch are generated, and ends before the journal records 
 
 from dataclasses import dataclass
 
-from penstock.common.errors import MalformedMessage
+from penstock.common.errors import MalformedMessage, ValueTooLarge
 from penstock.common.wire.codec import decode_outcome, encode
 from penstock.common.wire.ids import TicketId, Version
 from penstock.common.wire.messages import ANSWER, EndState, Verdict
@@ -82,7 +82,12 @@ class Evaluator:
             return
         missing = [index for index in range(self._count) if index not in self._answers]
         tickets = [self._source.evaluation(self._version, index) for index in missing]
-        self._queue.issue("eval", [(ticket.id, ticket.version, encode(ticket)) for ticket in tickets])
+        try:
+            self._queue.issue(
+                "eval", [(ticket.id, ticket.version, encode(ticket)) for ticket in tickets]
+            )
+        except ValueTooLarge as error:
+            raise self._source.too_large(tickets, self._commit_log.ledger.position, error) from error
 
     def poll(self) -> bool:
         """Return whether answers came. The last ends the evaluation. Raise CommitLog.record's errors."""

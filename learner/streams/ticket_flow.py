@@ -12,7 +12,7 @@ from penstock.common.broker.run_view import Place, RunView
 from penstock.common.broker.waiting import describe_waiting
 from penstock.common.config.settings import RunSettings
 from penstock.common.deadline import Deadline
-from penstock.common.errors import DeadlineExceeded, NoSignal, WrongType
+from penstock.common.errors import DeadlineExceeded, NoSignal, ValueTooLarge, WrongType
 from penstock.common.files.lock import holder_name
 from penstock.common.log import get_logger, shorten
 from penstock.common.phases import Phases
@@ -123,7 +123,12 @@ class TicketFlow:
             source.train(name, ledger.open.get(name, version), ledger.position(name)) for name in tickets
         ]
         if asked:
-            firsts = self._queue.issue("train", [(one.id, one.version, encode(one)) for one in asked])
+            try:
+                firsts = self._queue.issue(
+                    "train", [(one.id, one.version, encode(one)) for one in asked]
+                )
+            except ValueTooLarge as error:
+                raise source.too_large(asked, ledger.position, error) from error
             for name, first in zip(tickets, firsts, strict=True):
                 ledger.opened(name, first)
 

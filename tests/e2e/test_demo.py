@@ -1,4 +1,4 @@
-"""The whole pipeline with its real parts (vLLM, queue server, DeepSpeed): ten steps of `penstock demo`.
+"""The whole pipeline with its real parts (vLLM, queue server, DeepSpeed): five steps of `penstock demo`.
 
 One run is the fixture of all tests here. Its model, questions and settings are the demo's.
 """
@@ -26,7 +26,7 @@ from tests.traps import trap_folders
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
 
-SEED, STEPS = 5, 10
+SEED, STEPS = 5, 5
 GROUPS, GENERATIONS, HELD_OUT = 64, 8, 500
 """Of the recipe, deploy/recipes/demo.env, and of the demo's data set."""
 

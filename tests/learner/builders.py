@@ -43,7 +43,8 @@ def make_settings(**changes: object) -> LearnerSettings:
 
 def make_plan(settings: LearnerSettings, steps: int = 3, eval_questions: int = 0) -> Plan:
     questions = [
-        Question(np.array([3, 4 + number], dtype="<i4"), {"answer": str(number)}) for number in range(10)
+        Question(np.array([3, 4 + n], dtype="<i4"), {"answer": str(n)}, f"sums.jsonl, row {n + 1}")
+        for n in range(10)
     ]
     source = TicketSource(
         Shuffled([questions], [], settings.seed, shuffle=True),

@@ -53,6 +53,7 @@ def test_columns_are_recognised_and_the_rest_rides_along(tmp_path):
     row = json.dumps({"question": "1+1=", "answer": "2", "level": 3})
     questions, _ = load(write(tmp_path / "q.jsonl", row))
     assert questions[0].columns == json.loads(row) | {"prompt": "1+1=", "solution": "2"}
+    assert questions[0].where.endswith("q.jsonl, row 1")
     assert questions[0].prompt_ids.tolist() == [ord(letter) for letter in "1+1="]
 
 
