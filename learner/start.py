@@ -6,7 +6,8 @@ A learner that finds another learner at one of these raises RunTaken, which name
 """
 
 import threading
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 
 from torch.profiler import record_function
@@ -15,6 +16,7 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.run_view import RunView
 from penstock.common.config.role_command import LearnerCommand
+from penstock.common.errors import RunTaken
 from penstock.common.files.disk import Disk
 from penstock.common.files.lock import hold_lock, holder_name, of_this_host
 from penstock.common.files.run_folder import LearnerFolder
@@ -33,7 +35,12 @@ from penstock.learner.state.checkpoint import (
     newest_checkpoint,
     newest_position,
 )
-from penstock.learner.state.incarnations import claim_incarnation, next_incarnation, read_nonce
+from penstock.learner.state.incarnations import (
+    claim_incarnation,
+    describe_fence,
+    next_incarnation,
+    read_nonce,
+)
 from penstock.learner.streams.heartbeat import Heartbeat
 from penstock.learner.streams.learner_queue import LearnerQueue
 
@@ -75,7 +82,10 @@ def _claim_and_train(
     queue.claim(nonce, holder_name(), run.lease_s, gone)
     phases = Phases(trace=record_function)
     folder = LearnerFolder(run.folder.path, number, Disk(run.disk_timeout_s, stopping, phases))
-    with Heartbeat(queue, phases, run.lease_s, command.learner.stall_timeout_s):
+    with (
+        _naming_the_successor(folder, number, RunView(connection, keys)),
+        Heartbeat(queue, phases, run.lease_s, command.learner.stall_timeout_s),
+    ):
         with phases.enter("reading data and model"):
             plan = make_plan(command.learner)
             queue.beat(run.lease_s, "claiming the folder")  # refused if another took over meanwhile
@@ -96,6 +106,15 @@ def _claim_and_train(
             raise
         finally:
             policy.close()
+
+
+@contextmanager
+def _naming_the_successor(folder: LearnerFolder, number: int, view: RunView) -> Iterator[None]:
+    """Add to a RunTaken of the context whether a claim in the folder backs the fence."""
+    try:
+        yield
+    except RunTaken as error:
+        raise RunTaken(f"{error}; {describe_fence(folder, number, view.incarnation())}") from error
 
 
 def _make_policy(

@@ -229,6 +229,10 @@ class Connection:
         # The server counts a second that has only begun as a whole one.
         return info["run_id"], 1000 * max(0, int(info["uptime_in_seconds"]) - 1)
 
+    def check_eviction(self) -> None:
+        """Raise ConfigError if the server may delete keys when full, or the errors of `execute`."""
+        self._check_eviction(self._server_timeout_s)
+
     def close(self) -> None:
         """Close all sockets to the server."""
         self._client.close()

@@ -12,10 +12,12 @@
 local GROUP = 'workers'
 local ALONE = 1000000
 local DEAD_KEPT = 10000  -- dead letters are for people; the verdict is in the journal
+local DAY_MS = 24 * 3600 * 1000
 local KINDS = {  -- of the keys that are no streams
   fence = 'hash', open = 'hash', ledger = 'hash', malformed = 'hash',
   contract = 'string', weights = 'string', state = 'string',
 }
+local WORK_STREAMS = {tickets = true, eval_tickets = true, rollouts = true}
 local TICKET_STREAMS = {tickets = true, eval_tickets = true, rollouts = true, scored = true, evaluated = true}
 
 -- Only texts that Penstock writes are read, as in common/wire/ids.py. Others (007, 1e3, 19 digits) may come
@@ -154,18 +156,57 @@ local function taken(fence, holder, gone)
     if name == other then return end
   end
   local idle = now_ms() - tonumber(found[3])
-  if idle >= lease then return end
+  if idle >= lease or idle < -DAY_MS then return end
   return redis.error_reply(string.format(
     'TAKEN the learner %s (incarnation %s) holds run %s, last seen %.1f s ago; stop it, or wait until its '
     .. 'lease of %g s has run out', other, found[2] or '?', string.match(fence, '{(.*)}'),
     idle / 1000, lease / 1000))
 end
 
--- keys: fence, work streams...; args: nonce, incarnation, holder, lease_ms, then holders that have certainly
+-- Makes the groups that are missing. Returns the streams that lacked one.
+local function make_groups(keys)
+  local made = {}
+  for _, key in ipairs(keys) do
+    if WORK_STREAMS[string.match(key, '([^:]*)$')] then
+      local answer = redis.pcall('XGROUP', 'CREATE', key, GROUP, '0', 'MKSTREAM')
+      if not answer.err then table.insert(made, key) end
+    end
+  end
+  return made
+end
+
+-- Returns whether a key of this run cannot be used: of another type, or a stream that has an entry with an id
+-- far in the future, after which the server may have no id left for the next entry.
+local function is_damaged(key)
+  if wrong_type({key}) then return true end
+  if KINDS[string.match(key, '([^:]*)$')] or redis.call('EXISTS', key) == 0 then return false end
+  local facts = redis.call('XINFO', 'STREAM', key)
+  for i = 1, #facts, 2 do
+    if facts[i] == 'last-generated-id' then
+      return tonumber(string.match(facts[i + 1], '^%d+')) > now_ms() + DAY_MS
+    end
+  end
+end
+
+-- Deletes the keys that cannot be used, but for the fence, which is the first. Returns them.
+local function delete_damaged(keys)
+  local deleted = {}
+  for i = 2, #keys do
+    if is_damaged(keys[i]) then
+      redis.call('DEL', keys[i])
+      table.insert(deleted, keys[i])
+    end
+  end
+  return deleted
+end
+
+-- keys: fence, all other keys; args: nonce, incarnation, holder, lease_ms, then holders that have certainly
 -- ended. With lease_ms 0 the present learner claims again, whoever's lease is stored: a server that was
 -- killed may have returned to the lease of the learner before.
 local function claim(keys, args)
-  if wrong_type({keys[1]}) then redis.call('DEL', keys[1]) end  -- holds no claim
+  local lease, wrong = tonumber(args[4]), wrong_type({keys[1]})
+  if wrong and lease == 0 then return wrong end  -- as if the server lost the claim: the next start claims
+  if wrong then redis.call('DEL', keys[1]) end
   local nonce = redis.call('HGET', keys[1], 'nonce')
   if nonce and nonce ~= args[1] then
     return redis.error_reply('FOREIGN this server holds a run of this name from another folder')
@@ -174,12 +215,12 @@ local function claim(keys, args)
   if is_number(current) and tonumber(current) > tonumber(args[2]) then
     return redis.error_reply('FENCED incarnation ' .. current .. ' of the learner holds the run')
   end
-  local lease = tonumber(args[4])
   local refused = lease > 0 and taken(keys[1], args[3], {unpack(args, 5)})
   if refused then return refused end
   redis.call('HSET', keys[1], 'nonce', args[1], 'incarnation', args[2], 'holder', args[3])
   if lease > 0 then redis.call('HSET', keys[1], 'seen', now_ms(), 'lease', lease, 'phase', '') end
-  for i = 2, #keys do redis.pcall('XGROUP', 'CREATE', keys[i], GROUP, '0', 'MKSTREAM') end
+  delete_damaged(keys)
+  make_groups(keys)
   return 'OK'
 end
 
@@ -189,8 +230,57 @@ local function beat(keys, args)
   return 1
 end
 
+-- keys: fence, all other keys; args: incarnation, nonce, holder, then (index of a key, value) each
+-- Rewrites what another client changed: the claim's nonce and holder, the values, and keys or groups that
+-- cannot be used. Returns the keys that were corrected.
+local function restore(keys, args)
+  local corrected = delete_damaged(keys)
+  local found = redis.call('HMGET', keys[1], 'nonce', 'holder')
+  if found[1] ~= args[2] or found[2] ~= args[3] then
+    redis.call('HSET', keys[1], 'nonce', args[2], 'holder', args[3])
+    table.insert(corrected, keys[1])
+  end
+  for i = 4, #args, 2 do
+    local key = keys[tonumber(args[i])]
+    if redis.call('GET', key) ~= args[i + 1] then
+      redis.call('SET', key, args[i + 1])
+      table.insert(corrected, key)
+    end
+  end
+  for _, key in ipairs(make_groups(keys)) do table.insert(corrected, key) end
+  return corrected
+end
+
+-- Returns names and counts of a hash of counters.
+local function counts_of(hash)
+  local found, counts = redis.call('HGETALL', hash), {}
+  for i = 1, #found, 2 do
+    if is_number(found[i + 1]) then
+      table.insert(counts, found[i])
+      table.insert(counts, found[i + 1])
+    end
+  end
+  return counts
+end
+
+-- keys: fence, open, ledger; args: incarnation, cursor, count
+-- Returns {next cursor, {ticket, version, 1 if its entry is there} of each, the totals}. A slice of `open`, as
+-- another client may have written any number of tickets there.
+local function places(keys, args)
+  local slice = redis.call('HSCAN', keys[2], args[2], 'COUNT', args[3])
+  local tickets = {}
+  for i = 1, #slice[2], 2 do
+    local ticket = slice[2][i]
+    local stream, entry, version = split_place(keys[2], slice[2][i + 1])
+    local own = stream and find_own(ticket, stream, entry)
+    table.insert(tickets, {ticket, version or '', own and 1 or 0})
+  end
+  return {slice[1], tickets, counts_of(keys[3])}
+end
+
 -- keys: fence, open, ledger, stream; args: incarnation, then (ticket, version, payload) each
--- Adds the tickets that have no entry on the server. Returns for each the version of first issue.
+-- Adds the tickets that have no entry on the server, and replaces an entry of `stream` with another payload:
+-- its answer would end stale. Returns for each the version of first issue.
 local function issue(keys, args)
   local versions = {}
   for i = 2, #args, 3 do
@@ -201,6 +291,10 @@ local function issue(keys, args)
       local stream, entry, first = split_place(keys[2], place)
       version = first or version
       alive = find_own(ticket, stream, entry)
+      if alive and stream == keys[4] and field_of(alive, 'd') ~= payload then
+        remove(stream, entry)
+        alive = false
+      end
     else
       count_up(keys[3], 'issued')
     end
@@ -383,18 +477,6 @@ local function remove_consumer(keys, args)
   return redis.call('XGROUP', 'DELCONSUMER', keys[1], GROUP, args[1]) + 1
 end
 
--- Returns names and counts of a hash of counters.
-local function counts_of(hash)
-  local found, counts = redis.call('HGETALL', hash), {}
-  for i = 1, #found, 2 do
-    if is_number(found[i + 1]) then
-      table.insert(counts, found[i])
-      table.insert(counts, found[i + 1])
-    end
-  end
-  return counts
-end
-
 -- keys: open, ledger, work streams...
 -- Returns the totals, and for each open ticket its place, attempts, holder and idle time, at one instant.
 -- Texts that Penstock does not write are left out.
@@ -421,10 +503,13 @@ local function audit(keys, args)
   return {counts_of(keys[2]), tickets}
 end
 
+local MENDERS = {claim = true, restore = true}  -- these get keys of another type, and delete them
+
 -- `check` is called with the fence and the first argument before the function; its error ends the call.
 local function register(name, callback, flags, check)
   local function checked(keys, args)
-    local refused = name ~= 'claim' and wrong_type(keys) or check and check(keys[1], args[1])
+    local checked_keys = MENDERS[name] and {keys[1]} or keys
+    local refused = name ~= 'claim' and wrong_type(checked_keys) or check and check(keys[1], args[1])
     return refused or callback(keys, args)
   end
   redis.register_function{function_name = 'penstock_2_' .. name, callback = checked, flags = flags}
@@ -433,6 +518,8 @@ end
 register('claim', claim, {})
 register('beat', beat, {'allow-oom'}, fenced)
 register('issue', issue, {}, fenced)
+register('restore', restore, {'allow-oom'}, fenced)
+register('places', places, {'no-writes'}, fenced)
 register('outcomes', outcomes, {'no-writes'}, fenced)
 register('close', close, {'allow-oom'}, fenced)
 register('put', put, {}, fenced)

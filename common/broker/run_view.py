@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Weights
 
 _POLL_S = 0.2
-_INCARNATION = re.compile(rb"0|[1-9][0-9]{0,14}")
+_NUMBER = re.compile(rb"0|[1-9][0-9]{0,14}")
 
 log = get_logger(__name__)
 
@@ -66,6 +67,7 @@ class RunView:
         self.keys = keys
         self._connection = connection
         self._logged: set[str] = set()
+        self._last_beat: tuple[bytes | None, float] | None = None  # since the state is "ended"
 
     def contract(self) -> bytes | None:
         """Return the encoded contract, None before the setup."""
@@ -81,8 +83,21 @@ class RunView:
             return None
 
     def ended(self) -> bool:
-        """Return whether the learner has ended the run."""
-        return bool(self._read("GET", self.keys.state) == b"ended")
+        """Return whether the learner has ended the run, and left.
+
+        While a learner holds the lease, another client wrote the state, or the learner is leaving.
+        A learner that was killed before it left counts as gone when no heartbeat came for its lease.
+        """
+        if self._read("GET", self.keys.state) != b"ended":
+            self._last_beat = None
+            return False
+        seen, lease = self._read("HMGET", self.keys.fence, "seen", "lease") or (None, None)
+        if not lease or not _NUMBER.fullmatch(lease) or int(lease) == 0:
+            return True
+        now = time.monotonic()
+        if self._last_beat is None or self._last_beat[0] != seen:
+            self._last_beat = (seen, now)
+        return now - self._last_beat[1] > int(lease) / 1000
 
     def incarnation(self) -> int:
         """Return the learner's incarnation, 0 before any claim."""
@@ -102,7 +117,7 @@ class RunView:
 
     def _incarnation_of(self, found: bytes) -> int:
         """Return a number from the fence; 0, which the next claim overwrites, for any other text."""
-        if not found or _INCARNATION.fullmatch(found):
+        if not found or _NUMBER.fullmatch(found):
             return int(found or 0)
         expected = f"field incarnation of {self.keys.fence} is {text(found)!r}, expected a number"
         self.report(f"No learner holds the run: {expected}. Start the learner again.")

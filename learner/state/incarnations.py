@@ -36,6 +36,22 @@ def next_incarnation(run_folder: RunFolder, redis_incarnation: int) -> int:
     return max([redis_incarnation, *read_claims(run_folder)]) + 1
 
 
+def describe_fence(run_folder: RunFolder, incarnation: int, fence: int) -> str:
+    """Return, for a learner that found a higher fence, whether a claim in the folder backs that fence.
+
+    Raise ConfigError if a claim's file is damaged.
+    """
+    newer = [number for number in read_claims(run_folder) if number > incarnation]
+    folder = run_folder.claim(fence).parent
+    if newer:
+        return f"incarnation {max(newer)} claimed {folder} too, so it is a learner of this run"
+    return (
+        f"no file in {folder} claims incarnation {fence}: its learner is still starting, or another "
+        "client wrote the fence. If no other learner runs, start this one again, which claims above "
+        "that fence, and see who may write to the queue server"
+    )
+
+
 def claim_incarnation(folder: LearnerFolder, checkpointed: Position | None = None) -> Claim:
     """Claim the folder for its incarnation, which was claimed on the queue server before.
 

@@ -8,10 +8,17 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 from penstock.common.deadline import Deadline
-from penstock.common.errors import DeadlineExceeded, PenstockError, RunTaken, ServerUnavailable
+from penstock.common.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    PenstockError,
+    RunTaken,
+    ServerUnavailable,
+)
 from penstock.common.log import get_logger
 from penstock.common.phases import Phases
 from penstock.learner.streams.learner_queue import LearnerQueue
@@ -46,6 +53,7 @@ class Heartbeat:
         self._queue, self._phases = queue, phases
         self._lease_s, self._on_stall = lease_s, on_stall
         self._deadline = Deadline(stall_timeout_s)
+        self._guard_at = 0.0
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -62,6 +70,22 @@ class Heartbeat:
             return  # the main loop has waited for the server already, or was refused
         with contextlib.suppress(PenstockError):  # superseded, or no server: the lease expires by itself
             self._queue.beat(0.0, "leaving")
+
+    def _guard(self) -> None:
+        """Restore what another client changed, and check for eviction, four times per lease.
+
+        The main loop raises the ConfigError, which is logged here for a long Update. Raise as
+        LearnerQueue.restore does.
+        """
+        now = time.monotonic()
+        if now < self._guard_at:
+            return
+        self._guard_at = now + self._lease_s / 4
+        self._queue.restore()
+        try:
+            self._queue.connection.check_eviction()
+        except ConfigError as error:
+            self._queue.report(f"The learner ends at its next poll: {error}")
 
     def _run(self) -> None:
         """Renew the lease until the context ends or the main loop hangs; in that case call `on_stall`.
@@ -80,6 +104,7 @@ class Heartbeat:
                 continue
             try:
                 self._queue.beat(self._lease_s, self._phases.name)
+                self._guard()
             except RunTaken:  # the main loop gets it at its next call; if it hangs, keep watching
                 superseded = True
             except PenstockError as error:  # the main loop reports the server's absence

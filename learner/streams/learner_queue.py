@@ -1,14 +1,42 @@
 """The calls of the queue server that only the learner makes."""
 
+import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from penstock.common.broker.connection import Connection, text
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.work_stream import Entry, EntryReader
+from penstock.common.errors import MalformedMessage, WrongType
+from penstock.common.log import get_logger, shorten
 from penstock.common.wire.codec import encode
 from penstock.common.wire.ids import Purpose, TicketId, Version
 from penstock.common.wire.messages import EndState, Weights
+
+_SLICE = 1000  # tickets in one call, which blocks the server for some milliseconds
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class OpenPlaces:
+    """The open tickets on the server: version of first issue, and whether the entry exists.
+
+    `strange` are names in the hash `open` that are no tickets, `totals` the ledger's counts.
+    """
+
+    tickets: dict[TicketId, tuple[str, bool]] = field(default_factory=dict)
+    strange: list[bytes] = field(default_factory=list)
+    totals: dict[str, int] = field(default_factory=dict)
+
+    def add(self, name: bytes, version: str, exists: bool) -> None:
+        """Add a field of the hash `open`."""
+        try:
+            self.tickets[TicketId(text(name))] = version, exists
+        except MalformedMessage:
+            self.strange.append(name)
 
 
 class LearnerQueue:
@@ -17,7 +45,12 @@ class LearnerQueue:
     def __init__(self, connection: Connection, keys: Keys, incarnation: int) -> None:
         self.keys = keys
         self.connection = connection
-        self._incarnation = incarnation
+        self.incarnation = incarnation
+        self.damaged = False  # True: a key was deleted since, so the caller restores what was in it
+        self._claimed = ("", "")  # nonce and holder
+        self._published: dict[str, bytes] = {}  # contract, weights and state by key
+        self._publishing = threading.Lock()
+        self._logged: set[str] = set()
         self._readers: dict[Purpose, EntryReader] = {
             purpose: EntryReader(connection, keys, keys.outcomes_for(purpose), purpose)
             for purpose in ("train", "eval")
@@ -32,8 +65,58 @@ class LearnerQueue:
         `lease_s` 0 neither checks nor changes the lease: the same learner, after a server's restart.
         """
         self.connection.load_functions()
-        args: list[Any] = [nonce, self._incarnation, holder, int(1000 * lease_s), *gone]
-        self.connection.call("claim", [self.keys.fence, *self.keys.work_streams], args)
+        args: list[Any] = [nonce, self.incarnation, holder, int(1000 * lease_s), *gone]
+        self.connection.call("claim", self._all_keys, args)
+        self._claimed = (nonce, holder)
+
+    @property
+    def _all_keys(self) -> list[str]:
+        """All keys of the run, the fence first."""
+        return [self.keys.fence, *(key for key in self.keys.all if key != self.keys.fence)]
+
+    def restore(self) -> None:
+        """Rewrite contract, weights, state, groups and the claim's texts where another client did.
+
+        Do nothing before the claim and while another thread publishes. Each corrected key is logged
+        once. Raise Connection.call's errors, such as RunTaken.
+        """
+        if self._claimed == ("", "") or not self._publishing.acquire(blocking=False):
+            return
+        try:
+            keys = self._all_keys
+            flat = [
+                part for key, value in self._published.items() for part in (keys.index(key) + 1, value)
+            ]
+            args = [self.incarnation, *self._claimed, *flat]
+            corrected = self.connection.call("restore", keys, args)
+        finally:
+            self._publishing.release()
+        for key in corrected:
+            self.report(
+                f"Another client changed {text(key)}: restored. See who may write to the server."
+            )
+
+    def report(self, fault: str) -> None:
+        """Log a fault as an error, once."""
+        if fault not in self._logged:
+            self._logged.add(fault)
+            log.error(shorten(fault))
+
+    def places(self) -> OpenPlaces:
+        """Return the open tickets on the server, and its totals. Raise Connection.call's errors.
+
+        A slice of them at a time: another client may have written a million tickets there.
+        """
+        found, cursor = OpenPlaces(), "0"
+        while True:
+            keys = [self.keys.open, self.keys.ledger]
+            cursor, rows, totals = self._fenced("places", keys, [text(cursor), _SLICE])
+            for name, version, exists in rows:
+                found.add(name, text(version), bool(exists))
+            if text(cursor) == "0":
+                counts = zip(totals[::2], totals[1::2], strict=True)
+                found.totals = {text(name): int(count) for name, count in counts}
+                return found
 
     def beat(self, lease_s: float, phase: str) -> None:
         """Renew the lease (0: end it), store the phase. Raise Connection.call's errors, as RunTaken."""
@@ -59,7 +142,10 @@ class LearnerQueue:
         return self._readers[purpose].read(reply)
 
     def close(
-        self, purpose: Purpose, ends: Mapping[TicketId, EndState], entries: Iterable[str] = ()
+        self,
+        purpose: Purpose,
+        ends: Mapping[TicketId, EndState] | Mapping[bytes, EndState],
+        entries: Iterable[str] = (),
     ) -> int:
         """End tickets, delete entries, return how many were open. Raise Connection.call's errors."""
         flat = [part for ticket, state in ends.items() for part in (ticket, state)]
@@ -68,15 +154,21 @@ class LearnerQueue:
 
     def publish_contract(self, contract: bytes) -> None:
         """Store the contract, which actors and rewarders read. Raise Connection.call's errors."""
-        self._fenced("put", [self.keys.contract], [contract])
+        self._publish(self.keys.contract, contract)
 
     def announce(self, weights: Weights) -> None:
         """Store the version that actors load next. Raise Connection.call's errors, such as RunTaken."""
-        self._fenced("put", [self.keys.weights], [encode(weights)])
+        self._publish(self.keys.weights, encode(weights))
 
     def set_state(self, state: str) -> None:
         """Store the state "running" or "ended". Raise Connection.call's errors, such as RunTaken."""
-        self._fenced("put", [self.keys.state], [state])
+        self._publish(self.keys.state, state.encode())
+
+    def _publish(self, key: str, value: bytes) -> None:
+        """Store a value, and again by `restore` if it changes. Raise Connection.call's errors."""
+        with self._publishing:
+            self._published[key] = value
+            self._fenced("put", [key], [value])
 
     def set_totals(self, totals: Mapping[str, int]) -> None:
         """Overwrite the counters of tickets. Raise Connection.call's errors, such as RunTaken."""
@@ -84,5 +176,17 @@ class LearnerQueue:
         self._fenced("set_totals", [self.keys.ledger], flat)
 
     def _fenced(self, function: str, keys: list[str], args: list[Any]) -> Any:
-        """Call a function and return its reply. Raise RunTaken, or Connection.call's other errors."""
-        return self.connection.call(function, [self.keys.fence, *keys], [self._incarnation, *args])
+        """Call a function and return its reply. Raise RunTaken, or Connection.call's other errors.
+
+        A claim deletes keys of another type, then the call is made again; `damaged` tells the caller.
+        """
+        call = partial(
+            self.connection.call, function, [self.keys.fence, *keys], [self.incarnation, *args]
+        )
+        try:
+            return call()
+        except WrongType as error:
+            self.report(str(error))
+            self.damaged = True
+            self.claim(*self._claimed)
+            return call()

@@ -6,9 +6,9 @@ the start, and whenever the server was restarted.
 
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 
-from penstock.common.broker.run_view import Place, RunView
 from penstock.common.broker.waiting import describe_waiting
 from penstock.common.config.settings import RunSettings
 from penstock.common.deadline import Deadline
@@ -18,16 +18,17 @@ from penstock.common.log import get_logger, shorten
 from penstock.common.phases import Phases
 from penstock.common.wire.codec import encode
 from penstock.common.wire.ids import TicketId, Version
-from penstock.common.wire.messages import ScoredGroup, Weights
+from penstock.common.wire.messages import EndState, ScoredGroup, Weights
 from penstock.learner.data.plan import Plan
 from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.evaluation import Evaluator
 from penstock.learner.streams.intake import Arrivals, Intake
-from penstock.learner.streams.learner_queue import LearnerQueue
+from penstock.learner.streams.learner_queue import LearnerQueue, OpenPlaces
 
 log = get_logger(__name__)
 
 _POLL_S = 0.01
+_SLICE = 1000  # tickets that are closed in one call
 
 WAITING = "waiting for groups"
 """The learner's phase while it waits for groups or for the answers of an evaluation."""
@@ -68,6 +69,7 @@ class TicketFlow:
         self._restarts = queue.connection.restarts
         self._phases = phases or Phases()
         self._announced_at = time.monotonic()
+        self._check_at = 0.0
         self._deadline = Deadline(run.progress_timeout_s)
 
     def join(self) -> None:
@@ -76,14 +78,14 @@ class TicketFlow:
         Raise RunTaken if a newer incarnation has claimed the run, Connection.call's other errors,
         DiskFull, MalformedMessage for a wrong text on the server, or Questions.at's errors.
         """
-        self._restarts = self._connection.restarts
+        self._restarts, self._queue.damaged = self._connection.restarts, False
         self._queue.claim(self._nonce, holder_name())
         self._queue.publish_contract(encode(self._plan.contract))
         self._queue.set_state("running")
         if self._ledger.unrecorded:
             # Closed before its end is in the journal, a ticket would be issued again after a kill.
             self._commit_log.record("rejoin")
-        _, places = RunView(self._connection, self._queue.keys).audit()
+        places = self._queue.places()
         self._adopt(places)
         self._withdraw(places)
         # Also tickets whose group the intake holds: these count as in flight until they are trained.
@@ -94,26 +96,66 @@ class TicketFlow:
         if self._weights is not None:
             self._queue.announce(self._weights)
 
-    def _adopt(self, places: list[Place]) -> None:
-        """Open tickets issued after the journal's last record. Raise MalformedMessage for a bad text.
+    def _adopt(self, places: OpenPlaces) -> None:
+        """Open the tickets that were issued after the journal's last record.
 
-        Example: the ledger ends at train:4, the server has train:7 and lost 5 and 6: all 3 are entered.
+        They have the next numbers without a gap, entries of their own, versions that this run can have,
+        and are no more than a learner issues between two records. Others were written by another client.
+        Example: the ledger ends at train:4, the server has 5, 6 and 999: train:5 and train:6 are opened.
         """
-        ledger = self._ledger
-        ahead = {
-            place.ticket.number: Version.parse(place.first_version)
-            for place in places
-            if place.ticket.purpose == "train" and not ledger.was_issued(place.ticket)
-        }
-        oldest = min(ahead.values(), default=Version(0, 0))
-        while ahead and ledger.next_number <= max(ahead):
-            ledger.opened(ledger.next_train_ticket(), ahead.get(ledger.next_number - 1, oldest))
+        ledger, settings = self._ledger, self._plan.source.settings
+        rounds = (1 + settings.max_resample_times) * settings.max_empty_updates
+        for _ in range(2 * settings.credit + rounds * settings.groups_per_step):
+            text, exists = places.tickets.get(TicketId.train(ledger.next_number), ("", False))
+            if not exists:
+                return
+            version = Version.parse(text)
+            if version.incarnation > self._queue.incarnation or version.step > self._plan.steps:
+                return
+            ledger.opened(ledger.next_train_ticket(), version)
 
-    def _withdraw(self, places: list[Place]) -> None:
-        """Close tickets on the server that the ledger has as ended. Raise Connection.call's errors."""
-        ended = [place.ticket for place in places if place.ticket not in self._ledger.open]
-        self._queue.close("train", {name: "stale" for name in ended if name.purpose == "train"})
-        self._queue.close("eval", {name: "stale" for name in ended if name.purpose == "eval"})
+    def _withdraw(self, places: OpenPlaces) -> None:
+        """Close tickets on the server that differ from the ledger. Raise Connection.call's errors."""
+        ended = [name for name, (first, _) in places.tickets.items() if self._is_other(name, first)]
+        stale: EndState = "stale"
+        for purpose in ("train", "eval"):
+            names = [name for name in ended if name.purpose == purpose]
+            for start in range(0, len(names), _SLICE):
+                self._queue.close(purpose, dict.fromkeys(names[start : start + _SLICE], stale))
+        for start in range(0, len(places.strange), _SLICE):
+            self._queue.close("train", dict.fromkeys(places.strange[start : start + _SLICE], stale))
+
+    def _is_other(self, ticket: TicketId, first: str) -> bool:
+        """Return whether the server's ticket is not open in the ledger, or since another version."""
+        return ticket not in self._ledger.open or str(self._ledger.open[ticket]) != first
+
+    def _check_server(self) -> None:
+        """Join again if the server differs from the ledger, four times per lease.
+
+        This loop alone issues and closes tickets, so a difference comes from another client. Each cause
+        is logged once. Raise ConfigError if the server may evict keys by now, or as `join` does.
+        """
+        if time.monotonic() < self._check_at:
+            return
+        self._check_at = time.monotonic() + self._run.lease_s / 4
+        self._connection.check_eviction()
+        cause = self._difference(self._queue.places())
+        if cause and self._connection.restarts == self._restarts:
+            self._queue.report(f"Another client changed {cause}: restored from the ledger.")
+            self.join()
+
+    def _difference(self, places: OpenPlaces) -> str:
+        """Return what on the server differs from the ledger, less its unrecorded ends, or ""."""
+        ledger, there = self._ledger, places.tickets
+        expected = Counter(ledger.snapshot()["totals"])
+        expected.subtract(state for state, _ in ledger.unrecorded.values())
+        if places.strange or any(
+            self._is_other(name, there[name][0]) for name in there.keys() - ledger.unrecorded.keys()
+        ):
+            return f"the open tickets in {self._queue.keys.open}"
+        if not all(name in there and there[name][1] for name in ledger.open):
+            return "the entries of open tickets"
+        return "" if +expected == +Counter(places.totals) else f"the totals in {self._queue.keys.ledger}"
 
     def _issue(self, tickets: list[TicketId]) -> None:
         """Issue tickets at their first or the current version, once each. Raise as `issue_tickets`."""
@@ -177,8 +219,9 @@ class TicketFlow:
         Raise DeadlineExceeded if none arrived for RUN_PROGRESS_TIMEOUT_S, and the errors of `join`.
         """
         self._phases.poll()
-        if self._connection.restarts != self._restarts:
+        if self._connection.restarts != self._restarts or self._queue.damaged:
             self.join()
+        self._check_server()
         entries = self._commit_log.read("train")
         for entry in entries:
             self.intake.fold(entry)

@@ -13,7 +13,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 
 from penstock.common.errors import RunNotReady, RunTaken
-from penstock.common.wire.messages import Version
 
 WORK = ("tickets", "eval_tickets", "rollouts")
 OUTCOMES = {"train": "scored", "eval": "evaluated"}
@@ -89,7 +88,11 @@ class ServerModel:
             place = self.now.places.get(ticket)
             self.now.totals["issued"] += place is None
             first = place[2] if place else version
-            if place is None or self.find(place[0], place[1]) is None:
+            item = self.find(place[0], place[1]) if place else None
+            if place and item and place[0] == stream and item.payload != payload:
+                self._drop(stream, item.uid)  # its answer would end stale
+                item = None
+            if item is None:
                 self._put(stream, ticket, payload, first)
             firsts.append(first)
         return firsts
@@ -260,7 +263,7 @@ class LearnerModel:
         self._issue("train", {f"train:{number}": self.version for number in numbers})
 
     def announce(self, version: str) -> None:
-        """The version is in the journal before any actor learns of it (rule 26)."""
+        """The version is in the journal before any actor learns of it (rule 29)."""
         self.version = version
         self.record()
         self._server.put(self.incarnation)
@@ -322,10 +325,12 @@ class LearnerModel:
         if self._ended:
             self.record()
         there = {ticket: first for ticket, (_, _, first) in self._server.now.places.items()}
-        self._adopt({number_of(ticket): first for ticket, first in there.items() if is_train(ticket)})
+        self._adopt(there)
         for purpose, stream in OUTCOMES.items():
             gone = [
-                name for name in there if purpose_of(name) == purpose and name not in self.books.open
+                name
+                for name, first in there.items()
+                if purpose_of(name) == purpose and self.books.open.get(name) != first
             ]
             self._server.close(self.incarnation, stream, dict.fromkeys(gone, "stale"))
             opened = {name: v for name, v in self.books.open.items() if purpose_of(name) == purpose}
@@ -333,12 +338,13 @@ class LearnerModel:
         self._server.set_totals(self.incarnation, self.books.totals)
         self.position = dict.fromkeys(OUTCOMES, -1)
 
-    def _adopt(self, there: dict[int, str]) -> None:
-        ahead = {number: v for number, v in there.items() if number >= self.books.next_number}
-        for number in range(self.books.next_number, max(ahead, default=-1) + 1):
-            first = ahead.get(number) or min(ahead.values(), key=Version.parse)
-            self._open(f"train:{number}", first)
-            self.books.next_number = number + 1
+    def _adopt(self, there: dict[str, str]) -> None:
+        """The next numbers without a gap, whose entries are there."""
+        while (ticket := f"train:{self.books.next_number}") in there:
+            if self._server.find(*self._server.now.places[ticket][:2]) is None:
+                return
+            self._open(ticket, there[ticket])
+            self.books.next_number += 1
 
     def _issue(self, purpose: str, tickets: dict[str, str]) -> None:
         batch = [(name, version, self._ask(name, version)) for name, version in tickets.items()]

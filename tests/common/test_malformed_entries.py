@@ -259,12 +259,8 @@ VERBS: dict[str, tuple[tuple[str, ...], Callable[[Run, Entry], object]]] = {
         ("tickets", "open", "fence", "scored", "dead"),
         lambda run, entry: run.actor().bury(entry, "train", "why"),
     ),
-    "issue": (("tickets", "open", "fence", "ledger"), lambda run, _: run.issue(2)),
-    "outcomes": (("scored", "fence"), lambda run, _: run.learner.outcomes("train", BEGINNING, 1)),
-    "close": (
-        ("open", "ledger", "fence", "scored"),
-        lambda run, _: run.learner.close("train", {"train:1": "stale"}),
-    ),
+    "issue": (("fence",), lambda run, _: run.issue(2)),
+    "outcomes": (("fence",), lambda run, _: run.learner.outcomes("train", BEGINNING, 1)),
     "audit": (("open", "ledger", "tickets", "rollouts"), lambda run, _: run.view.audit()),
 }
 
@@ -281,6 +277,33 @@ def test_a_key_of_another_type_is_named_with_the_remedy(run: Run, verb: str, nam
     with pytest.raises(WrongType, match=key) as found:
         VERBS[verb][1](run, entry)
     assert "deletes and restores" in str(found.value)
+
+
+LEARNERS: dict[str, tuple[tuple[str, ...], Callable[[Run], object]]] = {
+    "issue": (("tickets", "open", "ledger"), lambda run: run.issue(2)),
+    "outcomes": (("scored",), lambda run: run.learner.outcomes("train", BEGINNING, 1)),
+    "close": (
+        ("open", "ledger", "scored"),
+        lambda run: run.learner.close("train", {"train:1": "stale"}),
+    ),
+    "places": (("open", "ledger"), lambda run: run.learner.places()),
+    "put": (("contract",), lambda run: run.learner.publish_contract(b"contract")),
+}
+
+
+@pytest.mark.parametrize(
+    ("verb", "name"), [(verb, key) for verb, (keys, _) in LEARNERS.items() for key in keys]
+)
+def test_the_learner_deletes_a_key_of_another_type_and_goes_on(run: Run, verb: str, name: str) -> None:
+    key = getattr(run.keys, name)
+    run.connection.execute("DEL", key)
+    run.connection.execute("SADD", key, "x")
+    with structlog.testing.capture_logs() as logs:
+        LEARNERS[verb][1](run)
+        LEARNERS[verb][1](run)
+    assert run.learner.damaged
+    assert [line["event"] for line in logs if key in line["event"]]
+    assert len(logs) == 1
 
 
 def test_a_value_of_another_type_or_of_nonsense_reads_as_none_and_is_logged_once(run: Run) -> None:

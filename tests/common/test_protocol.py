@@ -439,8 +439,21 @@ def test_issuing_a_number_that_is_alive_is_a_no_op_and_returns_its_first_version
     actor = run.actor()
     actor.handoff(actor.take(1)[0], run.keys.rollouts, b"group")
     before = run.contents()
-    assert run.issue(1, 2, version=Version(2, 5), payload=b"other") == [V0, V0]
+    assert run.issue(1, 2, version=Version(2, 5)) == [V0, V0]
     assert run.contents() == before
+
+
+def test_a_ticket_that_would_be_issued_otherwise_now_is_replaced_before_its_group(run: Run) -> None:
+    """With a changed setting, the answer to the old entry would end stale."""
+    run.issue(1, 2)
+    actor = run.actor()
+    first, held = actor.take(2)
+    actor.handoff(first, run.keys.rollouts, b"group")
+    assert run.issue(1, 2, payload=b"other") == [V0, V0]
+    assert run.entries(run.keys.rollouts) == [(b"train:1", b"group")]
+    assert not actor.handoff(held, run.keys.rollouts, b"to the old one")
+    assert [entry.payload for entry in actor.take(9)] == [b"other"]
+    assert run.view.audit()[0] == {"issued": 2}
 
 
 def test_issuing_restores_a_ticket_whose_entry_vanished(run: Run) -> None:

@@ -174,7 +174,7 @@ class ProtocolMachine(ProtocolWorld):
     def a_superseded_learner_speaks(self, pick: int, verb: str) -> None:
         """It is refused, unless the server lost the newer claim: until that is made again."""
         old = choose(self.superseded, pick)
-        number = old._incarnation
+        number = old.incarnation
         ticket = f"train:{pick}"
         calls: dict[str, tuple[Callable, Callable]] = {
             "claim": (lambda: old.claim("nonce", "old"), lambda: self.model.claim(number)),

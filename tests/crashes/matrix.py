@@ -37,8 +37,8 @@ _WORKERS = (
 )  # fmt: skip
 COMMANDS: dict[str, tuple[str, ...]] = {
     "learner": (
-        "HGET", "FUNCTION", "claim", "beat", "put", "audit", "close", "set_totals", "issue", "outcomes",
-        "drop",
+        "HGET", "FUNCTION", "claim", "beat", "put", "places", "close", "set_totals", "issue", "outcomes",
+        "drop", "restore",
     ),
     "actor": _WORKERS,
     "rewarder": _WORKERS,

@@ -69,7 +69,7 @@ MUTANTS: dict[str, Mutant] = {
             ("learner/streams/refusal.py", "self._asked(ticket)", "outcome.group.ticket"),
             (
                 "learner/streams/ticket_flow.py",
-                "[place.ticket for place in places if place.ticket not in self._ledger.open]",
+                "[name for name, (first, _) in places.tickets.items() if self._is_other(name, first)]",
                 "[]",
             ),
         ),
@@ -169,6 +169,13 @@ MUTANTS: dict[str, Mutant] = {
         "the learner meets an entry without fields at each start, and ends each time",
         (("common/broker/work_stream.py", "malformed[str(error)].append(text(row[0]))", "raise"),),
         scenarios.calm,
+        "stuck",
+    ),
+    "never compares the server with its ledger": Mutant(
+        26,
+        "tickets that another client deleted are waited for in vain",
+        (("learner/streams/ticket_flow.py", "if time.monotonic() < self._check_at:", "if True:"),),
+        scenarios.another_client_deletes_the_tickets,
         "stuck",
     ),
     "attempts in company bury": Mutant(

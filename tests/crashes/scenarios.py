@@ -75,6 +75,17 @@ def server_is_rolled_back(folder: Path) -> World:
     return World(folder, on_step=roll_back)
 
 
+def another_client_deletes_the_tickets(folder: Path) -> World:
+    """The stream of tickets is deleted, with its group and all that waited or was worked on."""
+
+    def delete(world: World, step: int) -> None:
+        if step == 2:
+            world.watch.forget()
+            world.watch.delete(world.keys.tickets)
+
+    return World(folder, on_step=delete)
+
+
 def stopped_learner_goes_on(folder: Path) -> World:
     """A learner stops about to issue; another, whom its lock does not reach, takes over; it goes on."""
 

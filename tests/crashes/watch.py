@@ -65,6 +65,10 @@ class Watch:
             for stream in self._streams:
                 self._client.xadd(stream, {"x": "y"}, nomkstream=True)
 
+    def delete(self, key: str) -> None:
+        """Another client deletes a key."""
+        self._client.delete(key)
+
     def forget(self) -> None:
         """The server lost what it held: nothing that was seen has to be there."""
         self._seen.clear()
