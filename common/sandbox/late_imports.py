@@ -44,7 +44,7 @@ def read_beforehand(source: str, user: str) -> None:
             spaces.update(locations if spec.origin is None else ())
     for module in list(sys.modules.values()):
         folders += getattr(module, "__path__", ())
-    position = sys.meta_path.index(PathFinder)  # type: ignore[arg-type]
+    position = sys.meta_path.index(PathFinder)
     sys.meta_path.insert(position, LateImports(spaces, _names_in(folders), user))
 
 

@@ -21,7 +21,7 @@ from penstock.common.sandbox.handle import Handle, Mistake, Outcome, ProcessGone
 from penstock.common.sandbox.limits import OUT_OF_MEMORY, Limits
 from penstock.common.sandbox.nursery import Nursery
 from penstock.common.sandbox.output import OutputLog
-from penstock.common.sandbox.user import environment, user_of
+from penstock.common.sandbox.user import environment, hide_memory, user_of
 from penstock.common.text import printable
 
 START_TIMEOUT_S = 60.0
@@ -82,6 +82,7 @@ class SandboxPool:
 
     def __init__(self, settings: SandboxSettings) -> None:
         self.finished = 0
+        hide_memory()  # an ordinary user's rewards are processes of the same user
         self._settings = settings
         self._lock = threading.Lock()
         self._output = OutputLog()
