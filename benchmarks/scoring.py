@@ -6,8 +6,8 @@ There are two scoring processes, and one thread scores as fast as possible. Roun
 process hangs alternate with rounds without a hang. The result is the rate with a hang divided by the
 rate without; the goal is 0.9.
 
-A user's function is scored too, bare and with numpy imported: nearly all of its milliseconds per group are
-the process of each call. The goal is 5 ms on a free machine. The figure is reported only.
+A user's function is scored too, bare and with numpy imported. Nearly all of its milliseconds per group
+are the process of each call. The goal is 5 ms on a free machine. The figure is reported only.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from tests.rewarders.test_pool import arguments
 ROOT = Path(__file__).parents[2]
 DOCKER_MASK = 0xA80425FB
 SETUID = 1 << 7
+OVERLONG = {"soft_max_length": 8, "soft_cache_length": 4}
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
@@ -105,6 +106,34 @@ def test_a_folder_that_cannot_be_searched_is_named(pool: ScoringPool, tmp_path: 
     )
     (tmp_path / "more").mkdir(mode=0o700)
     assert f"cannot read {tmp_path / 'more' / 'anything'}" in failure(pool, own(tmp_path, code))
+
+
+@needs_root
+def test_the_working_directory_is_no_way_into_a_closed_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "closed" / "open").mkdir(parents=True)
+    (tmp_path / "closed").chmod(0o700)
+    (tmp_path / "closed" / "open" / "secret").write_text("hush")
+    monkeypatch.chdir(tmp_path / "closed" / "open")
+    code = "import os\ndef own(completions): return [float(os.path.exists('secret'))]"
+    with ScoringPool(RewarderSettings(workers=1, timeout_s=20, memory_gib=2)) as pool:
+        assert score(pool, own(tmp_path, code)) == (0.0,)
+
+
+def test_code_whose_import_hangs_is_a_failure(tmp_path: Path) -> None:
+    spec = own(tmp_path, "import time\ntime.sleep(600)")
+    with ScoringPool(RewarderSettings(workers=1, timeout_s=0.5, memory_gib=2)) as pool:
+        assert "the import of this code took more than 0.5 s" in pool.check(spec)
+        assert score(pool, RewardSpec("soft_overlong", options=OVERLONG), "a") == (0.0,)
+
+
+def test_code_that_writes_nonsense_on_import_is_a_failure(pool: ScoringPool, tmp_path: Path) -> None:
+    code = (
+        "import os\nfor number in range(3, 50):\n    try:\n"
+        "        while True: os.write(number, b'\\0\\0\\0\\x07{\"x\":1}')\n    except OSError: pass\n"
+    )
+    assert pool.check(own(tmp_path, code)) != ""
 
 
 def test_an_optional_package_that_is_not_installed_is_a_plain_error(
@@ -220,7 +249,7 @@ def test_what_a_reward_starts_may_be_ended_politely(pool: ScoringPool, tmp_path:
     ("logged", "words"),
     [
         ("for n in range(40): log_extra(str(n), ['x' * 30_000])", "larger than 1048576 bytes"),
-        ("for n in range(2000): log_metric(str(n), 1.0)", "1025 names; expected at most 1024"),
+        ("for n in range(2000): log_metric(str(n), 1.0)", "2000 names; expected at most 1024"),
         ("log_metric('x' * 201, 1.0)", "a name of 201 letters"),
         ("log_metric('x', 1e31)", "expected a finite number within 1e\\+30"),
         ("log_extra('x', [eval('[' * 40 + ']' * 40)])", "deeper than 32"),
