@@ -2,12 +2,30 @@
 
 import hashlib
 import importlib.util
+import os
 import sys
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
 from penstock.common.errors import ConfigError
+
+KEPT: dict[str, bytes] = {}
+"""Sources by path that were read beforehand, where their files can no longer be read."""
+
+
+class KeptLoader(SourceFileLoader):
+    """Loads a module from KEPT, or from its file if the source is not there."""
+
+    def get_data(self, path: str) -> bytes:  # type: ignore[override]
+        """Return the bytes of a file. Raise OSError if it is not kept and cannot be read."""
+        return KEPT[path] if path in KEPT else super().get_data(path)
+
+    def path_stats(self, path: str) -> dict[str, float]:  # type: ignore[override]
+        """Raise OSError for a kept source, so that no compiled file is looked for."""
+        if path in KEPT:
+            raise OSError("this source was read beforehand")
+        return dict(super().path_stats(path))
 
 
 def split_source(asked: str) -> tuple[str, str]:
@@ -29,8 +47,8 @@ def find_code(source: str, setting: str) -> ModuleSpec:
     """
     if source.endswith(".py"):
         path = Path(source).absolute()
-        name = f"penstock_own_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-        found = importlib.util.spec_from_file_location(name, path)
+        name = name_of_file(path)
+        found = importlib.util.spec_from_file_location(name, path, loader=KeptLoader(name, str(path)))
         hint = f"there is no file {path}; copy the file there, or correct its name"
     else:
         try:
@@ -40,9 +58,19 @@ def find_code(source: str, setting: str) -> ModuleSpec:
             raise ConfigError(f"{setting}: {source} cannot be imported: {cause}; correct it") from error
         remedy = "name a file (file.py:function), or put the folder it is in on PYTHONPATH"
         hint = f"there is no module {source} here; {remedy}"
-    if found is None or found.loader is None or not path_of(found).is_file():
+    if found is None or found.loader is None or not _is_there(path_of(found)):
         raise ConfigError(f"{setting}: {hint}")
     return found
+
+
+def name_of_file(path: Path) -> str:
+    """Return the name of the module that a file becomes."""
+    return f"penstock_own_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether a source is kept, or a file that this process can find."""
+    return str(path) in KEPT or os.path.isfile(path)
 
 
 def path_of(code: ModuleSpec) -> Path:
@@ -52,7 +80,8 @@ def path_of(code: ModuleSpec) -> Path:
 
 def digest_of(code: ModuleSpec) -> str:
     """Return the SHA-256 of the code's file, in hexadecimal. Raise OSError if it cannot be read."""
-    return hashlib.sha256(path_of(code).read_bytes()).hexdigest()
+    path = path_of(code)
+    return hashlib.sha256(KEPT.get(str(path)) or path.read_bytes()).hexdigest()
 
 
 def import_code(code: ModuleSpec) -> ModuleType:

@@ -9,7 +9,6 @@ from penstock.common.errors import ConfigError
 from penstock.common.own_code import digest_of, find_code, import_code, path_of, public_names
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.rewarders.adapt import Reward, adapt
-from penstock.rewarders.rewards import REWARDS
 
 
 def load_reward(spec: RewardSpec) -> Reward:
@@ -20,6 +19,8 @@ def load_reward(spec: RewardSpec) -> Reward:
     """
     if spec.source:
         return _load_own(spec.source, spec.name, spec.digest)
+    from penstock.rewarders.rewards import REWARDS  # math_verify would make each fork dearer
+
     if spec.name not in REWARDS:
         raise ConfigError(
             f"the contract asks for the reward {spec.name}, which is unknown here; known are "
@@ -30,20 +31,24 @@ def load_reward(spec: RewardSpec) -> Reward:
 
 @lru_cache(maxsize=64)
 def _load_own(source: str, name: str, digest: str) -> Reward:
-    """Run a user's module once per digest and return its reward, adapted.
+    """Return the reward of a user's module, adapted.
 
     It is the module's attribute, or the entry of its dictionary `orms` (ms-swift). Raise ConfigError if
-    there is none, and as `_run_module` and `adapt` do.
+    there is none, and as `run_module` and `adapt` do.
     """
-    module = _run_module(source, digest)
+    module = run_module(source, digest)
     found = getattr(module, name, getattr(module, "orms", {}).get(name))
     if found is None:
         raise ConfigError(f"{source} has no {name}; it has {public_names(module)}: correct the name")
     return adapt(found, name)
 
 
-def _run_module(source: str, digest: str) -> ModuleType:
-    """Run a user's module and return it. Raise its errors, ConfigError if missing or of another hash."""
+@lru_cache(maxsize=64)
+def run_module(source: str, digest: str) -> ModuleType:
+    """Run a user's module once per digest and return it.
+
+    Raise its errors, ConfigError if the module is missing or of another hash.
+    """
     code = find_code(source, f"the contract's reward {source}")
     found = digest_of(code)
     if found != digest:

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from numbers import Real
 from typing import Any
@@ -16,8 +16,22 @@ from penstock.rewarders.load import load_reward
 Arguments = Mapping[str, Sequence[Any]]
 """A reward's arguments by name, each with one value per completion."""
 
-_EXTRA_BYTES = 2**20
-"""The longest column, in bytes of JSON, that a reward may log for one group, for people to read."""
+LOGGED_BYTES = 2**20
+"""Most bytes of JSON that one group may log for people to read: columns, metrics and their names."""
+_MOST_NAMES = 1024
+_LONGEST_NAME = 200
+_DEEPEST = 32
+_HIGHEST_REWARD = 1e9
+_HIGHEST_METRIC = 1e30
+_WARM_UP = (
+    r"$\frac{1}{2}$",
+    "72",
+    "x^2+1",
+    r"\boxed{(1,2)}",
+    r"$\sqrt{2}$",
+    r"$x \in [0,1]$",
+    r"$\{1,2\}$",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +43,29 @@ class Scores:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-def check_reward(spec: RewardSpec) -> str:
+def import_built_in() -> None:
+    """Import the built-in rewards with what they load when they are first used."""
+    from penstock.rewarders.rewards import REWARDS
+
+    for answer in _WARM_UP:
+        columns = {"completions": [answer], "completion_ids": [[1]], "solution": [answer]}
+        REWARDS["accuracy"](prompts=[""], **columns)
+    REWARDS["language_consistency"](completions=["a"])
+
+
+def check_reward(spec: Mapping[str, Any]) -> str:
     """Return the reason why a reward cannot be loaded here; "" if it can."""
     try:
-        load_reward(spec)
+        load_reward(RewardSpec(**spec))
     except BaseException as error:  # loading runs a user's module, which may raise anything
         return encodable(f"{type(error).__name__}: {error}")
     return ""
 
 
-def call_reward(spec: RewardSpec, arguments: Arguments) -> Scores:
+def call_reward(spec: Mapping[str, Any], arguments: Arguments) -> dict[str, Any]:
     """Load and apply a reward. Raise ConfigError, ValueError for wrong values, or its own errors."""
-    return apply_reward(load_reward(spec), arguments, is_own=bool(spec.source))
+    asked = RewardSpec(**spec)
+    return asdict(apply_reward(load_reward(asked), arguments, is_own=bool(asked.source)))
 
 
 def apply_reward(reward: Reward, arguments: Arguments, is_own: bool) -> Scores:
@@ -65,26 +90,93 @@ class Log:
     def log_extra(self, column: str, values: Sequence[Any]) -> None:
         """Store a column of the completions table. Its values become plain JSON values.
 
-        Raise ValueError unless there is one value per completion, 1 MiB in all.
+        Raise ValueError unless there is one value per completion, or if the limits are exceeded.
         """
         text = json.dumps(list(values), default=str, ensure_ascii=False)
         # A lone surrogate becomes a question mark, and a number too long for a message becomes a text.
         plain = json.loads(text.encode("utf-8", "replace"), parse_int=_whole_number)
         if (count := len(plain)) != self.size:
             raise ValueError(f"log_extra({column!r}) has {count} values for {self.size} completions")
-        if len(json.dumps(plain)) > _EXTRA_BYTES:
-            raise ValueError(f"log_extra({column!r}) is larger than {_EXTRA_BYTES} bytes")
         self.extra[encodable(str(column))] = tuple(plain)
+        check_logged(self.extra, self.metrics)
 
     def log_metric(self, name: str, value: float) -> None:
         """Store a number to average over a step's groups. Raise ValueError or TypeError otherwise."""
-        if not math.isfinite(value):
-            raise ValueError(f"log_metric({name!r}) is {value}; expected a finite number")
+        if not abs(value) <= _HIGHEST_METRIC:
+            expected = f"expected a finite number within {_HIGHEST_METRIC:g} of 0"
+            raise ValueError(f"log_metric({name!r}) is {value}; {expected}")
         self.metrics[encodable(str(name))] = float(value)
+        check_logged(self.extra, self.metrics)
+
+
+def check_logged(extra: Mapping[str, Sequence[Any]], metrics: Mapping[str, float]) -> None:
+    """Raise ValueError if what a group logs exceeds a limit of names, depth or bytes, or is no JSON."""
+    for kind, names in (("log_extra", extra), ("log_metric", metrics)):
+        if len(names) > _MOST_NAMES:
+            raise ValueError(f"{kind} has {len(names)} names; expected at most {_MOST_NAMES}")
+        for name in names:
+            if len(name) > _LONGEST_NAME:
+                found = f"a name of {len(name)} letters"
+                raise ValueError(f"{kind}: {found}; expected at most {_LONGEST_NAME}")
+    for name, values in extra.items():
+        if fault := _fault_of(values):
+            raise ValueError(f"log_extra({name!r}) has {fault}")
+    size = len(json.dumps([extra, metrics]))
+    if size > LOGGED_BYTES:
+        raise ValueError(
+            f"log_extra and log_metric: {size} bytes for one group, larger than {LOGGED_BYTES} bytes"
+        )
+
+
+def _fault_of(values: Any) -> str:
+    """Return what keeps a column from being stored; "" if nothing does."""
+    waiting = [(values, 0)]
+    while waiting:
+        value, level = waiting.pop()
+        if level > _DEEPEST:
+            return f"values nested deeper than {_DEEPEST} levels"
+        if isinstance(value, dict):
+            waiting += [(item, level + 1) for item in (*value, *value.values())]
+        elif isinstance(value, (list, tuple)):
+            waiting += [(item, level + 1) for item in value]
+        elif isinstance(value, str):
+            if encodable(value) != value:
+                return "half a character (a lone surrogate)"
+        elif isinstance(value, int) and not -(2**63) <= value < 2**64:
+            return "a number of over 64 bits"
+        elif isinstance(value, float) and not math.isfinite(value):
+            return f"the number {value}"
+    return ""
+
+
+def scores_of(answer: Any, size: int) -> Scores:
+    """Return the scores in an answer of a process that is not trusted. Raise ValueError if wrong."""
+    if not isinstance(answer, dict) or answer.keys() != {"values", "extra", "metrics"}:
+        raise ValueError("the process sent no scores")
+    extra, metrics = answer["extra"], answer["metrics"]
+    if not isinstance(extra, dict) or not isinstance(metrics, dict):
+        raise ValueError("the process sent no columns or metrics")
+    for name, values in extra.items():
+        if not isinstance(values, list) or len(values) != size:
+            raise ValueError(f"log_extra({name[:80]!r}) is no list of {size} values")
+    for name, value in metrics.items():
+        if type(value) not in (int, float) or not abs(value) <= _HIGHEST_METRIC:
+            raise ValueError(f"log_metric({name[:80]!r}) is no finite number")
+    if any(type(value) not in (int, float, type(None)) for value in _listed(answer["values"])):
+        raise ValueError("the process sent values that are no numbers")
+    check_logged(extra, metrics)
+    columns = {encodable(name): tuple(values) for name, values in extra.items()}
+    numbers = {encodable(name): float(value) for name, value in metrics.items()}
+    return Scores(checked_values(answer["values"], size), columns, numbers)
+
+
+def _listed(values: object) -> list[Any]:
+    """Return a list unchanged; an empty one for anything else, which `checked_values` refuses."""
+    return values if isinstance(values, list) else []
 
 
 def checked_values(values: object, count: int) -> tuple[float | None, ...]:
-    """Return `count` finite numbers or None as plain floats; raise ValueError for any other values."""
+    """Return `count` numbers within 1e9 of 0, or None, as plain floats; raise ValueError otherwise."""
     if not isinstance(values, (list, tuple)) or len(values) != count:
         raise ValueError(f"expected a list of {count} values, found {str(values)[:80]}")
     return tuple(None if value is None else _finite(value) for value in values)
@@ -96,6 +188,8 @@ def _finite(value: Any) -> float:
     if not (isinstance(number, (Real, Decimal)) and math.isfinite(number)):
         kind = type(value).__name__
         raise ValueError(f"expected finite numbers or None, found {str(value)[:80]} ({kind})")
+    if abs(number) > _HIGHEST_REWARD:
+        raise ValueError(f"expected numbers within {_HIGHEST_REWARD:g} of 0, found {float(number):g}")
     return float(number)
 
 

@@ -1,11 +1,15 @@
 """The sandbox processes that compute rewards."""
 
+from dataclasses import asdict
+
 from penstock.common.config.settings import RewarderSettings
 from penstock.common.errors import PenstockError
-from penstock.common.sandbox.pool import SandboxPool, SandboxSettings
-from penstock.common.sandbox.process import Mistake
+from penstock.common.sandbox.handle import Mistake
+from penstock.common.sandbox.pool import Code, SandboxPool, SandboxSettings
 from penstock.common.wire.reward_spec import RewardSpec
-from penstock.rewarders.reward_process import Arguments, Scores, call_reward, check_reward
+from penstock.rewarders.reward_process import Arguments, Scores, scores_of
+
+_CALLS = "penstock.rewarders.reward_process"
 
 
 class ScoringFailed(PenstockError):
@@ -23,19 +27,32 @@ class ScoringPool(SandboxPool):
             SandboxSettings(
                 settings.workers, settings.timeout_s, settings.memory_gib, settings.user,
                 environment=tuple(settings.environment),
-                preload=("penstock.rewarders.reward_process",),
+                modules=(_CALLS,),
+                built_in=f"{_CALLS}:import_built_in",
+                load="penstock.rewarders.load:run_module",
                 section="REWARDER",
             )
         )  # fmt: skip
 
     def check(self, spec: RewardSpec) -> str:
         """Return the reason why a sandbox process cannot load a reward; "" if it can."""
-        outcome = self.run(check_reward, spec)
-        return outcome.reason if isinstance(outcome, Mistake) else outcome
+        outcome = self.run(f"{_CALLS}:check_reward", asdict(spec), code=_code_of(spec))
+        if isinstance(outcome, Mistake):
+            return outcome.reason
+        return outcome if isinstance(outcome, str) else "the check returned no text"
 
     def score(self, spec: RewardSpec, arguments: Arguments) -> Scores:
         """Call one reward on one group; raise ScoringFailed if the call fails."""
-        outcome = self.run(call_reward, spec, arguments)
+        work = f"{_CALLS}:call_reward"
+        outcome = self.run(work, asdict(spec), dict(arguments), code=_code_of(spec))
         if isinstance(outcome, Mistake):
             raise ScoringFailed(f"reward {spec.name}: {outcome.reason}")
-        return outcome
+        try:
+            return scores_of(outcome, len(arguments["completions"]))
+        except ValueError as error:
+            raise ScoringFailed(f"reward {spec.name}: {error}") from error
+
+
+def _code_of(spec: RewardSpec) -> Code | None:
+    """Return the user's code of a reward; None for a built-in one."""
+    return Code(spec.source, spec.digest) if spec.source else None

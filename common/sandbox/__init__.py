@@ -1,4 +1,7 @@
-"""Sandboxed processes for code that may hang, crash or use up the memory: rewards, environments.
+"""Sandboxed processes for code that may hang, crash, attack or use up the memory: rewards, environments.
 
-pool.py starts and kills the processes, process.py runs inside of them, user.py takes their rights away.
+In the role: pool.py is what others use, handle.py is one process, output.py logs what processes print.
+In trusted processes: nursery.py forks, keeper.py kills, isolation.py separates.
+Around foreign code: body.py runs it, user.py and limits.py take its rights, late_imports.py and
+sources.py read its source beforehand. frames.py is how they all talk.
 """

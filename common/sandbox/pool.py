@@ -2,58 +2,63 @@
 
 A call that hangs is killed at its time limit; a call that crashes or uses up the memory ends only its
 own process. Model text does this to verifiers: math_verify never ends with `9^{9^{9^{9}}}`.
+
+    pool -> nursery (trusted, fresh) -> keeper (trusted) -> process (no rights) -> one process per call
 """
 
-import contextlib
-import multiprocessing
 import os
 import queue
-import signal
-import tempfile
+import socket
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Self, TypeVar, TypeVarTuple
-
-import pebble
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Self
 
 from penstock.common.errors import ConfigError, PenstockError
-from penstock.common.sandbox.process import OUT_OF_MEMORY, Limits, Mistake, call, prepare, ready
-from penstock.common.sandbox.user import start_fork_server, user_of
+from penstock.common.log import get_logger
+from penstock.common.sandbox import frames
+from penstock.common.sandbox.handle import Handle, Mistake, Outcome, ProcessGone, describe_status
+from penstock.common.sandbox.limits import OUT_OF_MEMORY, Limits
+from penstock.common.sandbox.nursery import Nursery
+from penstock.common.sandbox.output import OutputLog
+from penstock.common.sandbox.user import environment, user_of
 
 START_TIMEOUT_S = 60.0
-"""Time for a process to start and to receive its work, in addition to the time limit of the work."""
+"""Time for a process to start, in addition to the time limit of the work."""
 
-_CALLS_PER_PROCESS = 1000
-"""A process is replaced after this many calls: caches grow (sympy's), and use up its memory limit."""
+_BUILT_IN_CALLS, _OWN_CALLS = 1000, 100
+"""A process that is not forked for each call is replaced after this many: its caches grow."""
 _STARTS = 5
 """Attempts to start a process that is killed before it is ready."""
 _CHILDREN = 64
 """Processes and threads that calls may start. Only a user of its own can be held to this limit."""
+_MOST_CODES = 8
+"""Codes of which a slot keeps a process. The one that was used longest ago is ended for another one."""
 
-# A fork server has imported the modules already, so the replacement of a killed process starts at once.
-_CONTEXT = multiprocessing.get_context("forkserver")
-
-# Sandbox processes ignore SIGTERM; by default pebble would wait 3 s before it sends SIGKILL.
-pebble.CONSTS.term_timeout = 0.1
-
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
+log = get_logger(__name__)
 
 
 class SandboxFailed(PenstockError):
     """A sandbox process could not be started because something killed it at every attempt."""
 
 
+class Code(NamedTuple):
+    """A user's code: where it is, and the digest that it must have."""
+
+    source: str
+    digest: str
+
+
 @dataclass(frozen=True, slots=True)
 class SandboxSettings:
     """Size and limits of a pool.
 
-    `environment` names variables that the processes inherit beside PATH and the like. `preload` names
-    modules that are imported before a process starts. `section` is the prefix of the settings in error
-    messages: with "REWARDER", a call without enough memory names REWARDER_MEMORY_GIB.
+    `environment` names variables that the processes inherit beside PATH and the like. `modules` are
+    imported before any process starts. `built_in` names a function, "package.module:function", that is
+    called before calls without a user's code are served, and imports all that they need. `load` names
+    the function that imports a user's code, called with source and digest. `section` is the prefix of
+    the settings in error messages: with "REWARDER", a call without enough memory names
+    REWARDER_MEMORY_GIB.
     """
 
     workers: int
@@ -61,28 +66,30 @@ class SandboxSettings:
     memory_gib: float
     user: str
     environment: tuple[str, ...]
-    preload: tuple[str, ...]
+    modules: tuple[str, ...]
+    built_in: str
+    load: str
     section: str
 
 
 class SandboxPool:
     """`workers` sandbox processes, ready after __init__; `run` may be called from as many threads.
 
-    Use the pool as a context, which kills the processes at its end. Each process is a pebble pool of its
-    own: a pebble pool that loses an idle worker is broken as a whole. Raise ConfigError if the user does
+    Use the pool as a context, which kills the processes at its end. Raise ConfigError if the user does
     not exist or the memory limit is too low, SandboxFailed if the start failed otherwise.
     """
 
     def __init__(self, settings: SandboxSettings) -> None:
         self.finished = 0
         self._settings = settings
-        self._memory_bytes = int(settings.memory_gib * 2**30)
-        self._idle: queue.LifoQueue[pebble.ProcessPool] = queue.LifoQueue()
-        self._count = threading.Lock()
-        self._names = tempfile.TemporaryDirectory(prefix="penstock-sandbox-")
+        self._lock = threading.Lock()
+        self._output = OutputLog()
+        self._told: set[str] = set()
+        self._nurseries: dict[bool, Nursery] = {}
         uid, gid = user_of(settings.user, f"{settings.section}_USER")
-        processes = settings.workers + _CHILDREN
-        self._limits = Limits(self._memory_bytes, processes, uid, gid, self._names.name)
+        processes = settings.workers + _CHILDREN if uid >= 0 else 0
+        self._limits = Limits(int(settings.memory_gib * 2**30), processes, uid, gid)
+        self._idle: queue.LifoQueue[dict[Code | None, Handle]] = queue.LifoQueue()
         self._start_processes()
 
     def __enter__(self) -> Self:
@@ -93,134 +100,247 @@ class SandboxPool:
         """Kill the processes as `close` does."""
         self.close()
 
-    def run(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T | Mistake:
-        """Call `work` in the first process that is free; return its result, or a Mistake.
+    def run(self, work: str, *arguments: Any, code: Code | None = None) -> Any | Mistake:
+        """Call the function `work`, "package.module:function", in a process; return its result.
 
-        A Mistake holds the exception of `work` as text, or says that the call took too long, needed too
-        much memory, or ended its process. `work`, `arguments` and the result are pickled: raise what
-        pickle raises if that is impossible.
+        With a `code`, the process has imported only that, and ends after the call. Arguments and result
+        are JSON; the caller has to check the result. A Mistake holds the exception of `work` as text, or
+        says that the call took too long, needed too much memory, or ended its process. Raise
+        SandboxFailed if no process without a user's code can be started.
         """
-        process = self._idle.get()
         try:
-            if not process.active:
-                _kill(process)
-                process = self._new_process()
-            return self._run_in(process, work, arguments)
+            request = frames.pack({"work": work, "arguments": arguments})
+        except (TypeError, ValueError, RecursionError) as error:
+            return Mistake(f"the arguments are no JSON: {error}")
+        slot = self._idle.get()
+        try:
+            outcome = self._run_in(slot, request, code)
         finally:
-            self._idle.put(process)
-            with self._count:
+            self._idle.put(slot)
+            with self._lock:
                 self.finished += 1
+        return outcome if isinstance(outcome, Mistake) else self._result(outcome)
 
     def close(self) -> None:
         """Kill all idle processes. Closing twice does no harm; a later `run` waits for ever."""
-        processes = [self._idle.get() for _ in range(self._idle.qsize())]
-        for process in processes:
-            _stop(process)
-        for process in processes:
-            process.join()
-        self._end_strays()
+        for slot in [self._idle.get() for _ in range(self._idle.qsize())]:
+            for handle in slot.values():
+                handle.end()
+        with self._lock:
+            for nursery in self._nurseries.values():
+                nursery.close()
+            self._nurseries.clear()
 
     def _start_processes(self) -> None:
         """Start all processes and wait for all. If one fails, kill all and raise its error."""
-        start_fork_server(_CONTEXT, self._settings.environment, self._settings.preload)
         count = self._settings.workers
         with ThreadPoolExecutor(count) as threads:
-            starts = [threads.submit(self._start_process) for _ in range(count)]
+            starts = [threads.submit(self._start, None) for _ in range(count)]
         for start in starts:
             if start.exception() is None:
-                self._idle.put(start.result())
+                handle = start.result()
+                assert isinstance(handle, Handle), "only a user's code can fail to be imported"
+                self._idle.put({None: handle})
         if self._idle.qsize() < count:
             self.close()
         for start in starts:
             start.result()
 
-    def _start_process(self) -> pebble.ProcessPool:
+    def _result(self, outcome: Outcome) -> Any | Mistake:
+        """Return the result in an outcome, or a Mistake."""
+        if outcome is None:
+            return Mistake(f"took more than {self._settings.timeout_s:g} s")
+        if isinstance(outcome, str):
+            return Mistake(outcome)
+        if isinstance(outcome, int):
+            return Mistake(describe_status(outcome, self._settings.section, self._settings.memory_gib))
+        if isinstance(mistake := outcome.get("mistake"), str):
+            return Mistake(mistake)
+        if outcome.keys() != {"value"}:
+            return Mistake("sent an answer without a result")
+        return outcome["value"]
+
+    def _run_in(
+        self, slot: dict[Code | None, Handle], request: bytes, code: Code | None
+    ) -> Outcome | Mistake:
+        """Make a call in the slot's process for this code, which is started first if there is none."""
+        for _ in range(_STARTS):
+            handle: Handle | Mistake | None = slot.pop(code, None)
+            if handle is None:
+                handle = self._start(code)
+            if isinstance(handle, Mistake):
+                return handle
+            try:
+                return handle.call(request, self._settings.timeout_s)
+            except ProcessGone:
+                handle.usable = False
+            finally:
+                if handle.usable and handle.calls_left > 0:
+                    slot[code] = handle  # as the last one
+                    self._forget_oldest(slot)
+                else:
+                    handle.end()
+        return self._never_ready(code)
+
+    def _forget_oldest(self, slot: dict[Code | None, Handle]) -> None:
+        """End the process of the code that was used longest ago, if there are too many."""
+        own = [code for code in slot if code is not None]
+        if len(own) > _MOST_CODES:
+            slot.pop(own[0]).end()
+
+    def _start(self, code: Code | None) -> Handle | Mistake:
         """Return a process that is ready, after at most _STARTS attempts.
 
         A process that is killed before it is ready was killed from outside, so another one is started.
-        Raise ConfigError if the memory limit is too small. Raise SandboxFailed if a process is not ready
-        in time, or was killed at every attempt.
+        Return a Mistake if the user's code cannot be imported. Raise ConfigError if the memory limit is
+        too small or the settings are refused. Raise SandboxFailed if a process is not ready in time, or
+        was killed at every attempt.
         """
         for _ in range(_STARTS):
-            process = self._new_process()
-            try:
-                fits = process.schedule(ready, args=(self._memory_bytes,)).result(START_TIMEOUT_S)
-            except TimeoutError:
-                _kill(process)
-                raise SandboxFailed(
-                    f"a sandbox process was not ready after {START_TIMEOUT_S:g} s: this machine is too "
-                    f"busy. Stop other programs, or lower {self._settings.section}_WORKERS."
-                ) from None
-            except (pebble.ProcessExpired, RuntimeError):
-                _kill(process)
+            handle = self._new_handle(code)
+            if handle is None:
                 continue
-            if fits:
-                return process
-            _kill(process)
-            raise ConfigError(
-                f"a sandbox process does not start with {self._settings.memory_gib:g} GiB of memory: "
-                f"raise {self._settings.section}_MEMORY_GIB"
-            )
+            try:
+                outcome = self._await_ready(handle, code)
+            except BaseException:
+                handle.end()
+                raise
+            if isinstance(outcome, Handle):
+                return outcome
+            status = handle.end()
+            if isinstance(outcome, Mistake):
+                return outcome
+            if status == OUT_OF_MEMORY:
+                return self._too_little_memory(code)
+            if code is not None and outcome:
+                return Mistake(f"{code.source}: the import of this code {_ended(status)}")
+        return self._never_ready(code)
+
+    def _never_ready(self, code: Code | None) -> Mistake:
+        """Return a Mistake for a user's code whose process never lives; else raise SandboxFailed."""
+        text = f"was killed {_STARTS} times before it was ready"
+        if code is not None:
+            return Mistake(f"{code.source}: the process with this code {text}")
         raise SandboxFailed(
-            f"a sandbox process was killed {_STARTS} times before it was ready: free memory, or lower "
-            f"{self._settings.section}_WORKERS"
+            f"a sandbox process {text}: free memory, or lower {self._settings.section}_WORKERS"
         )
 
-    def _run_in(
-        self, process: pebble.ProcessPool, work: Callable[[*Ts], T], arguments: tuple[*Ts]
-    ) -> T | Mistake:
-        """Return the result of `work`, or a Mistake if it or the process failed. Raise as `run`."""
-        timeout_s, call_arguments = self._settings.timeout_s, (self._memory_bytes, work, arguments)
+    def _too_little_memory(self, code: Code | None) -> Mistake:
+        """Return a Mistake for a user's code that needs too much memory; else raise ConfigError."""
+        setting = f"{self._settings.section}_MEMORY_GIB"
+        if code is not None:
+            return Mistake(
+                describe_status(OUT_OF_MEMORY, self._settings.section, self._settings.memory_gib)
+            )
+        raise ConfigError(
+            f"a sandbox process does not start with {self._settings.memory_gib:g} GiB of memory: "
+            f"raise {setting}"
+        )
+
+    def _new_handle(self, code: Code | None) -> Handle | None:
+        """Return a process that is starting; None if its nursery has just ended."""
+        keeper, their_keeper = socket.socketpair()
+        control, their_control = socket.socketpair()
+        output, their_output = os.pipe()
+        asked = {
+            "limits": asdict(self._limits),
+            "code": code,
+            "load": self._settings.load,
+            "user": self._settings.user if self._limits.uid >= 0 else "",
+            "setting": f"{self._settings.section}_USER",
+        }
+        numbers = [their_keeper.fileno(), their_control.fileno(), their_output]
         try:
-            future = process.schedule(call, args=call_arguments, timeout=timeout_s)
-            outcome: T | Mistake = future.result(timeout_s + START_TIMEOUT_S)
-            return outcome
+            with self._lock:
+                self._nursery(is_built_in=code is None).start(asked, numbers)
+        except OSError:
+            for connection in (keeper, control):
+                connection.close()
+            os.close(output)
+            return None
+        finally:
+            their_keeper.close()
+            their_control.close()
+            os.close(their_output)
+        return Handle(keeper, control, output, self._output, _OWN_CALLS if code else _BUILT_IN_CALLS)
+
+    def _nursery(self, is_built_in: bool) -> Nursery:
+        """Return the nursery of built-in or of users' code, started first if it does not run."""
+        nursery = self._nurseries.get(is_built_in)
+        if nursery is None or not nursery.runs:
+            if nursery is not None:
+                nursery.close()
+            warm = self._settings.built_in if is_built_in else ""
+            variables = environment(self._settings.environment)
+            nursery = self._nurseries[is_built_in] = Nursery(variables, self._settings.modules, warm)
+        return nursery
+
+    def _await_ready(self, handle: Handle, code: Code | None) -> Handle | Mistake | bool:
+        """Return the handle when its process is ready, or a Mistake of the user's code.
+
+        If the process ended before, return whether foreign code had run in it. Raise as `_start`.
+        """
+        began = False
+        try:
+            while frame := handle.next_frame(self._settings.timeout_s if began else START_TIMEOUT_S):
+                if "refused" in frame and not began:
+                    self._refused(str(frame["refused"]))
+                if "prepared" in frame and not began:
+                    began = True
+                    self._tell_isolation(bool(frame.get("isolated")))
+                if "failed" in frame and code is not None:
+                    return Mistake(str(frame["failed"]))
+                if "ready" in frame:
+                    handle.settled()
+                    self._tell_mode(str(frame["ready"]), handle, code)
+                    return handle
         except TimeoutError:
-            if not future.done():  # the task was lost on its way: this pool is not to be used again
-                _stop(process)
-            self._end_strays()
-            return Mistake(f"took more than {timeout_s:g} s")
-        except (pebble.ProcessExpired, RuntimeError) as error:  # pebble's errors for a dead process
-            self._end_strays()
-            return Mistake(self._cause_of_death(getattr(error, "exitcode", None)))
+            if began and code is not None:
+                limit = f"took more than {self._settings.timeout_s:g} s"
+                return Mistake(f"the import of {code.source} {limit}")
+            raise SandboxFailed(
+                f"a sandbox process was not ready after {START_TIMEOUT_S:g} s: this machine is too "
+                f"busy. Stop other programs, or lower {self._settings.section}_WORKERS."
+            ) from None
+        except (OSError, frames.BrokenFrame):  # the process has written nonsense, or ended
+            pass
+        return began
 
-    def _cause_of_death(self, exit_code: int | None) -> str:
-        """Return the text of a Mistake about a process that ended with this exit code."""
-        if exit_code == OUT_OF_MEMORY:
-            setting = f"{self._settings.section}_MEMORY_GIB={self._settings.memory_gib:g}"
-            return f"needs more memory than {setting} allows"
-        return f"killed its process (exit code {exit_code})"
+    def _refused(self, reason: str) -> None:
+        """Raise ConfigError with the reason why a process could not take its limits or its user."""
+        if reason.startswith("MemoryError"):
+            self._too_little_memory(None)
+        raise ConfigError(f"a sandbox process cannot give up its rights on this machine: {reason}")
 
-    def _new_process(self) -> pebble.ProcessPool:
-        """Return a process that is starting. Start the fork server again if that has ended."""
-        start_fork_server(_CONTEXT, self._settings.environment, self._settings.preload)  # if it died
-        return pebble.ProcessPool(1, _CALLS_PER_PROCESS, prepare, (self._limits,), _CONTEXT)
+    def _tell_isolation(self, isolated: bool) -> None:
+        """Log once if processes are not separated by namespaces."""
+        if not isolated:
+            self._tell(
+                "This machine allows no namespaces: sandbox processes see the other processes, and "
+                "share /dev/shm."
+            )
 
-    def _end_strays(self) -> None:
-        """Kill the processes that ended sandbox processes left behind in their process groups."""
-        for path in Path(self._names.name).iterdir():
-            pid = int(path.name)
-            if not _is_alive(pid):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
-                path.unlink(missing_ok=True)
+    def _tell_mode(self, reason: str, handle: Handle, code: Code | None) -> None:
+        """Log once per code if its process is not forked for each call, and why."""
+        if code is None:
+            return
+        if not reason:
+            handle.calls_left = 2**62
+            return
+        self._tell(
+            f"{code.source} has started {reason[:80]} on import: it gets a new process every "
+            f"{_OWN_CALLS} calls, and not one for each call."
+        )
 
-
-def _is_alive(pid: int) -> bool:
-    """Return whether a process of this id runs that this process may signal."""
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, PermissionError):  # the id may meanwhile be of another user's process
-        return False
-    return True
-
-
-def _kill(process: pebble.ProcessPool) -> None:
-    """Kill a process and wait until it has ended."""
-    _stop(process)
-    process.join()
+    def _tell(self, line: str) -> None:
+        """Log a line unless this pool has logged the same line before."""
+        with self._lock:
+            is_new = line not in self._told
+            self._told.add(line)
+        if is_new:
+            log.info(line)
 
 
-def _stop(process: pebble.ProcessPool) -> None:
-    """Begin to kill a process; its call in progress ends as an error."""
-    process.stop()  # type: ignore[no-untyped-call]
+def _ended(status: int | None) -> str:
+    """Return how a process ended, for an error."""
+    return "ended its process" + ("" if status is None else f" (exit code {status})")

@@ -1,13 +1,10 @@
-"""The rights of sandbox processes: an unprivileged user where possible, few environment variables."""
+"""The rights of sandbox processes: an unprivileged user where possible, and no capability."""
 
 import ctypes
 import os
 import pwd
 import sys
-import threading
-from collections.abc import Sequence
-from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext
+from pathlib import Path
 
 from penstock.common.errors import ConfigError
 from penstock.common.guard import MARK
@@ -18,17 +15,21 @@ KEPT = (
 )  # fmt: skip
 """Environment variables that sandbox processes always inherit. None of them holds a password."""
 
-_starting = threading.Lock()
-_KEEP_CAPABILITIES = 8  # PR_SET_KEEPCAPS of prctl(2)
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""Variables that are 1 unless set: libraries then start no threads on import, and can be forked."""
+
+_DUMPABLE, _DROP_BOUNDING, _NO_NEW_PRIVILEGES, _AMBIENT, _CLEAR_ALL = 4, 24, 38, 47, 4  # of prctl(2)
 _CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3 of capset(2)
-_READ_SEARCH = 1 << 2  # CAP_DAC_READ_SEARCH
+_SETGID, _SETUID, _LAST = 6, 7, 63  # of capabilities(7)
+_LINUX = sys.platform == "linux"
 
 
 def user_of(name: str, variable: str) -> tuple[int, int]:
     """Return the uid and gid that sandbox processes get; (-1, -1) keeps the present user.
 
     The present user is kept for an empty `name`, and where this process is not root. Raise ConfigError,
-    which names the setting `variable`, if there is no such user.
+    which names the setting `variable`, if there is no such user, or if this process lacks a capability
+    that the change of user needs.
     """
     if not name or os.geteuid() != 0:
         return -1, -1
@@ -39,41 +40,58 @@ def user_of(name: str, variable: str) -> tuple[int, int]:
             f"{variable}: there is no user {name!r} here; set it to an existing user, or to nothing "
             "to stay root"
         ) from error
+    if _LINUX and (missing := _missing_capabilities()):
+        raise ConfigError(
+            f"{variable}={name}: root lacks {missing} here, so that the processes cannot become {name}; "
+            f"add it (docker run --cap-add {missing.split()[0].removeprefix('CAP_')}), start this as an "
+            f"ordinary user, or set {variable} to nothing to stay root"
+        )
     return user.pw_uid, user.pw_gid
 
 
-def become(uid: int, gid: int) -> None:
-    """Change this process's user for good. Of root's rights only reading all files is kept.
+def _missing_capabilities() -> str:
+    """Return which capabilities for a change of user this process lacks, such as "CAP_SETUID"."""
+    status = Path("/proc/self/status").read_text()
+    effective = int(status.partition("CapEff:")[2].split()[0], 16)
+    needed = {"CAP_SETUID": _SETUID, "CAP_SETGID": _SETGID}
+    return " and ".join(name for name, bit in needed.items() if not effective >> bit & 1)
 
-    Without it an interpreter in root's home could import no more. Raise OSError if the kernel refuses.
+
+def environment(kept: tuple[str, ...]) -> dict[str, str]:
+    """Return the variables of sandbox processes: those in KEPT and `kept`, and one thread."""
+    values = {name: os.environ[name] for name in (*KEPT, *kept) if name in os.environ}
+    return dict.fromkeys(ONE_THREAD, "1") | values
+
+
+def drop_rights(uid: int, gid: int) -> None:
+    """Give up all capabilities for good, and become this user unless `uid` is -1.
+
+    Programs started later get no rights either. Other processes of the same user can no longer read or
+    change the memory of this process. Raise OSError if the kernel refuses.
     """
     system = ctypes.CDLL(None, use_errno=True)
-    linux = sys.platform == "linux"
-    if linux:
-        system.prctl(_KEEP_CAPABILITIES, 1, 0, 0, 0)
-    os.setgroups([])
-    os.setgid(gid)
-    os.setuid(uid)
-    if linux:
+    if _LINUX:
+        for capability in range(_LAST + 1):  # refused without CAP_SETPCAP; no_new_privs then suffices
+            system.prctl(_DROP_BOUNDING, capability, 0, 0, 0)
+    if uid >= 0:
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    if _LINUX:
+        system.prctl(_AMBIENT, _CLEAR_ALL, 0, 0, 0)
         header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-        rights = (ctypes.c_uint32 * 6)(_READ_SEARCH, _READ_SEARCH, 0, 0, 0, 0)
-        if system.capset(header, rights) != 0:
-            raise OSError(ctypes.get_errno(), "capset")
+        _check(system.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+        _check(system.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no_new_privs")
+        hide_memory()
 
 
-def start_fork_server(context: ForkServerContext, kept: Sequence[str], preload: Sequence[str]) -> None:
-    """Start the process from which sandbox processes are forked, unless it is running.
+def hide_memory(hidden: bool = True) -> None:
+    """Keep other processes of the same user from reading and changing this process's memory."""
+    if _LINUX:
+        ctypes.CDLL(None).prctl(_DUMPABLE, int(not hidden), 0, 0, 0)
 
-    The fork server imports the modules `preload` and inherits only the variables in KEPT and `kept`. It
-    must be started here: multiprocessing would start it with all variables, passwords included.
-    Meanwhile this process lacks its other variables.
-    """
-    context.set_forkserver_preload(["__main__", "penstock.common.sandbox.process", *preload])
-    with _starting:
-        before = dict(os.environ)
-        os.environ.clear()
-        os.environ.update({name: before[name] for name in (*KEPT, *kept) if name in before})
-        try:
-            forkserver.ensure_running()
-        finally:
-            os.environ.update(before)
+
+def _check(result: int, what: str) -> None:
+    """Raise OSError if a system call failed."""
+    if result != 0:
+        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")

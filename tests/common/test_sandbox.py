@@ -1,21 +1,21 @@
-"""A sandbox process runs any function that can be pickled, and survives what the function does."""
+"""A sandbox process calls any function by its name, and survives what the function does."""
 
 from __future__ import annotations
 
-import math
-import os
-import time
 from collections.abc import Iterator
 
 import pytest
 
-from penstock.common.sandbox.pool import SandboxPool, SandboxSettings
-from penstock.common.sandbox.process import Mistake
+from penstock.common.sandbox.handle import Mistake
+from penstock.common.sandbox.pool import SandboxFailed, SandboxPool, SandboxSettings
+
+WORK = "tests.common.sandbox_work"
 
 
 def settings(**changes: object) -> SandboxSettings:
-    values = {"timeout_s": 5.0, "memory_gib": 1.0, "user": "", "environment": (), "preload": ()}
-    return SandboxSettings(**({"workers": 1, "section": "SOLVER"} | values | changes))  # type: ignore[arg-type]
+    values = {"timeout_s": 5.0, "memory_gib": 1.0, "user": "", "environment": (), "modules": (WORK,)}
+    names = {"workers": 1, "built_in": f"{WORK}:pid", "load": f"{WORK}:echo", "section": "SOLVER"}
+    return SandboxSettings(**(names | values | changes))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -25,27 +25,33 @@ def pool() -> Iterator[SandboxPool]:
 
 
 def test_a_function_runs_in_another_process(pool: SandboxPool) -> None:
-    assert pool.run(math.gcd, 12, 18) == 6
-    assert pool.run(os.getpid) not in (os.getpid(), None)
+    assert pool.run(f"{WORK}:echo", [1, "a", None, {"b": 2.5}]) == [1, "a", None, {"b": 2.5}]
+    assert pool.run(f"{WORK}:pid") == pool.run(f"{WORK}:pid")
 
 
 def test_an_exception_comes_back_as_text(pool: SandboxPool) -> None:
-    assert pool.run(math.sqrt, -1.0) == Mistake("ValueError: math domain error")
+    assert pool.run(f"{WORK}:fail") == Mistake("ValueError: math domain error")
 
 
-def test_a_result_that_cannot_be_pickled_is_an_error_of_the_caller(pool: SandboxPool) -> None:
-    with pytest.raises(TypeError, match="cannot pickle"):
-        pool.run(memoryview, b"text")
-    assert pool.run(math.gcd, 12, 18) == 6
+def test_what_is_no_json_is_a_mistake_on_either_side(pool: SandboxPool) -> None:
+    assert "not JSON serializable" in pool.run(f"{WORK}:no_json").reason
+    assert "the arguments are no JSON" in pool.run(f"{WORK}:echo", b"text").reason
+    assert pool.run(f"{WORK}:echo", 6) == 6
 
 
 def test_the_settings_of_the_section_are_named(pool: SandboxPool) -> None:
-    outcome = pool.run(bytearray, 8 << 30)
+    outcome = pool.run(f"{WORK}:allocate")
     assert outcome == Mistake("needs more memory than SOLVER_MEMORY_GIB=1 allows")
-    assert pool.run(os._exit, 3) == Mistake("killed its process (exit code 3)")
+    assert pool.run(f"{WORK}:leave", 3) == Mistake("killed its process (exit code 3)")
 
 
 def test_a_call_is_killed_at_its_time_limit() -> None:
-    with SandboxPool(settings(timeout_s=0.3)) as pool:
-        assert pool.run(time.sleep, 3600.0) == Mistake("took more than 0.3 s")
+    with SandboxPool(settings(timeout_s=0.5)) as pool:
+        assert pool.run(f"{WORK}:hang") == Mistake("took more than 0.5 s")
         assert pool.finished == 1
+        assert pool.run(f"{WORK}:echo", 6) == 6
+
+
+def test_a_process_that_ends_at_every_start_is_an_error() -> None:
+    with pytest.raises(SandboxFailed, match="killed 5 times before it was ready"):
+        SandboxPool(settings(built_in=f"{WORK}:leave"))

@@ -8,7 +8,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -177,8 +176,11 @@ def show_environment(prompts: list[str], completions: list[str], **columns: Any)
     if completions == ["uid"]:
         return [float(os.getuid())]
     seen = dict(os.environ)
-    with open("/proc/self/environ", "rb") as file:
-        started_with = file.read()
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            started_with = file.read()
+    except PermissionError:
+        started_with = b""
     return [float("A_SECRET" in seen) + float(b"A_SECRET" in started_with)] * len(completions)
 
 
@@ -223,15 +225,3 @@ def spread_of_letters(prompts: list[str], completions: list[str], **columns: Any
 
 def nothing(prompts: list[str], completions: list[str], **columns: Any) -> None:
     return None
-
-
-def ready_at_last(marker: str, victim: Callable[[], int], memory_bytes: int) -> bool:
-    """Stands in for `ready`: kills the victim, only once if there is a file `marker` to remember it."""
-    path = Path(marker)
-    if marker and path.exists():
-        return True
-    if marker:
-        path.touch()
-    os.kill(victim(), signal.SIGKILL)
-    time.sleep(3600)
-    return False

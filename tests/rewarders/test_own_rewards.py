@@ -144,8 +144,8 @@ def test_what_an_async_call_left_running_ends_with_it(pool: ScoringPool, tmp_pat
         "tasks = []"
     )
     (spec,) = specs(f"{write(tmp_path, code)}:own")
-    assert score(pool, spec, "a") == (0.0,)
-    assert score(pool, spec, "a") == (1.0,)  # the second call's own, and not the first one's
+    for _ in range(2):
+        assert score(pool, spec, "a") == (0.0,)  # the second call has nothing of the first one
 
 
 def test_a_column_called_as_an_option_does_not_replace_it(pool: ScoringPool) -> None:

@@ -7,11 +7,9 @@ import os
 import pwd
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,8 @@ import pytest
 
 from penstock.common.config.settings import RewarderSettings
 from penstock.common.errors import ConfigError
-from penstock.common.sandbox.pool import SandboxFailed
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 from tests.helpers import wait_until
-from tests.rewarders import bad_rewards
 from tests.rewarders.stand_ins import reward
 
 MakePool = Callable[..., ScoringPool]
@@ -63,10 +59,26 @@ def score(pool: ScoringPool, name: str, *completions: str, **columns: Any) -> tu
     return pool.score(reward(name), arguments(*completions, **columns)).values
 
 
+def below(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
+    """The children of these processes."""
+    found: set[psutil.Process] = set()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found |= set(process.children())
+    return found
+
+
+def nurseries() -> set[psutil.Process]:
+    return below([psutil.Process()])
+
+
+def keepers() -> set[psutil.Process]:
+    return below(nurseries())
+
+
 def scoring_processes() -> set[psutil.Process]:
-    """The grandchildren: scoring processes are children of the fork server."""
-    children = psutil.Process().children()
-    return set(psutil.Process().children(recursive=True)) - set(children)
+    """Without the calls that are below some of them."""
+    return below(keepers())
 
 
 def test_a_healthy_reward_comes_back(pool: ScoringPool) -> None:
@@ -132,47 +144,39 @@ def test_a_long_scoring_does_not_hold_up_the_other_processes(
         assert long.result() == (1.0,)
 
 
-def test_an_idle_process_may_be_killed(make_pool: MakePool) -> None:
-    others = scoring_processes()
+@pytest.mark.parametrize("victims", [scoring_processes, keepers, nurseries])
+@pytest.mark.parametrize("name", ["accuracy", "length_in_letters"])
+def test_an_idle_process_may_be_killed(
+    make_pool: MakePool, name: str, victims: Callable[[], set[psutil.Process]]
+) -> None:
+    others = victims()
     pool = make_pool()
-    (process,) = scoring_processes() - others
-    process.kill()
-    wait_until(lambda: not process.is_running(), "the end of the process")
-    time.sleep(0.3)  # until pebble has seen it
-    assert score(pool, "length_in_letters", "a") == (1.0,)
+    before = score(pool, name, "5", solution="5")
+    killed = victims() - others
+    for process in killed:
+        process.kill()
+    wait_until(lambda: all(map(has_ended, killed)), "the end of the processes")
+    assert killed
+    assert score(pool, name, "5", solution="5") == before
 
 
-@pytest.mark.parametrize("victim", [os.getpid, os.getppid], ids=["itself", "its fork server"])
-def test_a_process_that_is_killed_before_it_is_ready_is_replaced(
-    make_pool: MakePool, victim: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    marker = tmp_path / "killed"
-    monkeypatch.setattr(
-        "penstock.common.sandbox.pool.ready", partial(bad_rewards.ready_at_last, str(marker), victim)
-    )
-    pool = make_pool(workers=2, user="")
-    assert marker.exists()
-    assert score(pool, "length_in_letters", "a") == (1.0,)
-
-
-def test_a_process_that_is_killed_at_every_start_fails_but_is_no_wrong_setting(
-    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "penstock.common.sandbox.pool.ready", partial(bad_rewards.ready_at_last, "", os.getpid)
-    )
-    with pytest.raises(SandboxFailed, match="killed 5 times before it was ready"):
-        make_pool()
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_a_polite_signal_to_the_process_group_does_not_spoil_a_scoring(make_pool: MakePool) -> None:
     others = scoring_processes()
     pool = make_pool()
-    (process,) = scoring_processes() - others
+    score(pool, "length_in_letters", "a")
+    started = scoring_processes() - others
     with ThreadPoolExecutor() as threads:
         scoring = threads.submit(score, pool, "slow", "abc")
         time.sleep(0.1)
-        process.send_signal(signal.SIGTERM)
+        for process in started | below(started):
+            process.send_signal(signal.SIGTERM)
         assert scoring.result() == (3.0,)
 
 
@@ -182,11 +186,14 @@ def test_a_memory_limit_that_leaves_no_room_is_a_wrong_setting(make_pool: MakePo
 
 
 def test_no_process_is_left_behind(make_pool: MakePool) -> None:
-    others = scoring_processes()
+    others = set(psutil.Process().children(recursive=True))
     pool = make_pool(workers=3)
-    assert len(scoring_processes() - others) == 3
+    score(pool, "length_in_letters", "a")
+    assert len(set(psutil.Process().children(recursive=True)) - others) == 2 + 2 * 4
     pool.close()
-    wait_until(lambda: scoring_processes() <= others, "the end of the processes")
+    wait_until(
+        lambda: set(psutil.Process().children(recursive=True)) <= others, "the end of the processes"
+    )
 
 
 def test_a_fork_bomb_is_contained(pool: ScoringPool) -> None:
@@ -201,11 +208,14 @@ def test_a_fork_bomb_is_contained(pool: ScoringPool) -> None:
 
 @pytest.mark.parametrize("name", ["fork_and_hang", "fork_and_return", "fork_out_of_reach"])
 def test_what_a_reward_starts_ends_with_it(make_pool: MakePool, name: str, tmp_path: Path) -> None:
+    others = keepers()
     pool = make_pool(timeout_s=1.0, user="")
     with contextlib.suppress(ScoringFailed):
         score(pool, name, "a", marker=str(tmp_path / "child"))
-    child = int((tmp_path / "child").read_text())
-    wait_until(lambda: not psutil.pid_exists(child), "the end of what it started")
+    assert (tmp_path / "child").read_text()
+    bodies = below(keepers() - others)
+    assert all(map(has_ended, below(bodies)))
+    assert len(bodies) <= 2  # of built-in rewards, and of this code
     assert score(pool, "length_in_letters", "a") == (1.0,)
 
 
@@ -214,20 +224,6 @@ def test_secrets_are_not_seen_unless_they_are_named(
 ) -> None:
     monkeypatch.setenv("A_SECRET", "hush")
     assert score(make_pool(), "show_environment", "a") == (0.0,)
-
-
-def test_a_fork_server_that_died_comes_back_without_secrets(
-    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("A_SECRET", "hush")
-    pool = make_pool()
-    assert score(pool, "show_environment", "a") == (0.0,)
-    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
-    for process in scoring_processes():
-        process.kill()
-    with contextlib.suppress(ScoringFailed):
-        score(pool, "show_environment", "a")
-    assert score(pool, "show_environment", "a") == (0.0,)
 
 
 def test_a_timer_that_a_reward_forgot_strikes_nobody(pool: ScoringPool) -> None:

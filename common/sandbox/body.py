@@ -1,0 +1,219 @@
+"""What runs foreign code: a process without rights, below its keeper, that serves calls of the pool.
+
+The process for a user's code imports that code once and forks for every call, so that no call sees what
+another one left. Code that cannot be forked (threads, open files or processes since its import) and the
+built-in code are called in the process itself.
+
+Waits for: the two descriptors of a call, for its frames and for its output. Ends when: the pool or the
+keeper ends it.
+"""
+
+import contextlib
+import gc
+import importlib
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from penstock.common.sandbox import frames, late_imports
+from penstock.common.sandbox.isolation import hide_processes
+from penstock.common.sandbox.limits import (
+    OUT_OF_MEMORY,
+    Limits,
+    came_near,
+    clear_timers,
+    die_with_parent,
+    ignore_polite_signals,
+    set_limits,
+)
+from penstock.common.sandbox.user import drop_rights
+from penstock.common.text import encodable
+
+CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_LONGEST_MISTAKE = 500
+_MOST_FILES = 256
+"""Descriptors that are searched for open files."""
+
+
+def run_body(control: socket.socket, output: int, asked: dict[str, Any], isolated: bool) -> NoReturn:
+    """Give up all rights, import the code that `asked` names, and serve calls until `control` closes.
+
+    Frames on `control`: `refused` if this machine does not allow the settings; `prepared` before any
+    foreign code has run; `failed` with the reason if the code cannot be imported; `ready`, with the
+    reason if the code cannot be forked; `begun` and `ended` for each call, `ended` with its
+    exit status.
+    """
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    kept = max(control.fileno(), output)
+    for number in range(3, kept):
+        if number not in (control.fileno(), output):
+            with contextlib.suppress(OSError):
+                os.close(number)
+    os.closerange(kept + 1, _MOST_FILES)
+    for name in ("stdout", "stderr"):  # a file would be printed to in pieces of 8 KiB
+        getattr(sys, name).reconfigure(line_buffering=True, errors="backslashreplace")
+    limits = Limits(**asked["limits"])
+    try:
+        _prepare(limits, asked, isolated)
+    except BaseException as error:
+        frames.send(control, {"refused": _text_of(error)})
+        os._exit(1)
+    frames.send(control, {"prepared": True, "isolated": isolated})
+    files = _open_files()
+    if asked["code"]:
+        _import_code(control, asked)
+    if came_near(limits.memory_bytes):
+        os._exit(OUT_OF_MEMORY)
+    reason = _why_not_forked(files) if asked["code"] else "built-in"
+    frames.send(control, {"ready": reason})
+    gc.collect()
+    gc.freeze()
+    _serve(control, output, limits, is_forked=not reason)
+
+
+def _prepare(limits: Limits, asked: dict[str, Any], isolated: bool) -> None:
+    """Set limits, read the user's source, and give up all rights. Raise OSError or MemoryError."""
+    if came_near(limits.memory_bytes):
+        raise MemoryError
+    ignore_polite_signals()
+    set_limits(limits)
+    if isolated:
+        hide_processes()
+    late_imports.read_beforehand(asked["code"][0] if asked["code"] else "", asked["user"])
+    drop_rights(limits.uid, limits.gid)
+    die_with_parent()
+
+
+def _import_code(control: socket.socket, asked: dict[str, Any]) -> None:
+    """Import the user's code, or send why that failed and end this process."""
+    try:
+        find_function(asked["load"])(*asked["code"])
+        failure = late_imports.refusal()
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)
+    except BaseException as error:  # the code is not ours and may raise anything, SystemExit too
+        failure = late_imports.refusal() or _text_of(error)
+    if failure:
+        frames.send(control, {"failed": failure})
+        os._exit(1)
+
+
+def find_function(name: str) -> Callable[..., Any]:
+    """Return the function that "package.module:function" names. Raise ImportError or AttributeError."""
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def _open_files() -> set[int]:
+    """Return the open descriptors of this process."""
+    return {number for number in range(_MOST_FILES) if _is_open(number)}
+
+
+def _is_open(number: int) -> bool:
+    """Return whether a descriptor is open."""
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def _why_not_forked(files_before: set[int]) -> str:
+    """Return what the imported code has started that a fork would break or share; "" if nothing."""
+    threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
+    if threads > 1:
+        return f"{threads - 1} threads"
+    if extra := len(_open_files() - files_before):
+        return f"{extra} open files"
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+        return "processes"
+    return ""
+
+
+def _serve(control: socket.socket, output: int, limits: Limits, is_forked: bool) -> NoReturn:
+    """Serve one call after the other, until `control` closes."""
+    while True:
+        _, numbers, _, _ = socket.recv_fds(control, 1, 2, CLOSE_ON_EXEC)
+        if len(numbers) != 2:
+            os._exit(0)
+        if is_forked:
+            status = _fork_call(control, numbers, limits)
+        else:
+            frames.send(control, {"begun": True})
+            _call(numbers, limits)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            status = 0
+        frames.send(control, {"ended": status})
+
+
+def _fork_call(control: socket.socket, numbers: list[int], limits: Limits) -> int:
+    """Serve a call in a new process and return its exit status. End this process if it cannot fork."""
+    try:
+        pid = os.fork()
+    except OSError:
+        os._exit(1)
+    if pid == 0:
+        die_with_parent()
+        control.close()
+        _call(numbers, limits)
+        os._exit(0)
+    for number in numbers:
+        os.close(number)
+    frames.send(control, {"begun": True})
+    while True:  # orphans of this namespace are children of this process too
+        ended, status = os.waitpid(-1, 0)
+        if ended == pid:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _call(numbers: list[int], limits: Limits) -> None:
+    """Read a request, call its function, and send `value` or `mistake`.
+
+    If the process met its memory limit, or a quarter of it, the process ends with OUT_OF_MEMORY.
+    """
+    connection = socket.socket(fileno=numbers[0])
+    for number in (1, 2):
+        os.dup2(numbers[1], number)
+    os.close(numbers[1])
+    own = os.getpid()
+    frame = _outcome(frames.receive(connection))
+    if os.getpid() != own:
+        os._exit(0)  # the code forked: only the process itself may send the result
+    clear_timers()
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    if came_near(limits.memory_bytes):
+        os._exit(OUT_OF_MEMORY)
+    connection.sendall(frame)
+    connection.close()
+
+
+def _outcome(request: dict[str, Any]) -> bytes:
+    """Return the frame with the result of a call. End the process if there is no memory left."""
+    try:
+        value = find_function(request["work"])(*request["arguments"])
+        frame = frames.pack({"value": value})
+        if len(frame) > frames.LONGEST_ANSWER:
+            raise ValueError(f"a result of {len(frame)} bytes, more than {frames.LONGEST_ANSWER}")
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)
+    except BaseException as error:  # the code is not ours and may raise anything, SystemExit too
+        frame = frames.pack({"mistake": _text_of(error)})
+    refused = late_imports.refusal()
+    return frames.pack({"mistake": refused}) if refused else frame
+
+
+def _text_of(error: BaseException) -> str:
+    """Return an exception's type and text, cut and encodable. Its text may raise an exception too."""
+    try:
+        text = str(error)
+    except BaseException:
+        text = "an exception without a text"
+    return encodable(f"{type(error).__name__}: {text}"[:_LONGEST_MISTAKE])

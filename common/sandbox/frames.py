@@ -1,0 +1,98 @@
+"""Frames between processes: four bytes of length, then JSON. Nothing from a child is unpickled.
+
+The parent process reads frames of processes that run foreign code, so each length, type and number is
+checked before use. The child processes read frames of the parent process only.
+"""
+
+import json
+import socket
+from typing import Any, NoReturn
+
+LONGEST_ANSWER = 4 * 2**20
+"""Most bytes that the parent process reads of one frame from a child process."""
+LONGEST_REQUEST = 2**29
+_HEAD = 4
+
+
+class BrokenFrame(ValueError):
+    """Bytes that are no frame: too long, no JSON, or a number that JSON does not have."""
+
+
+def pack(value: Any) -> bytes:
+    """Return a value as a frame.
+
+    Raise TypeError, ValueError or RecursionError for a value that is no JSON, or over LONGEST_REQUEST.
+    """
+    text = json.dumps(value).encode()
+    if len(text) > LONGEST_REQUEST:
+        raise ValueError(f"{len(text)} bytes of JSON; expected at most {LONGEST_REQUEST}")
+    return len(text).to_bytes(_HEAD, "big") + text
+
+
+class FrameReader:
+    """Collects the bytes of one frame after the other."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    @property
+    def partial(self) -> bool:
+        """Return whether there are bytes that belong to no whole frame."""
+        return bool(self._bytes)
+
+    @property
+    def whole(self) -> bool:
+        """Return whether there is a whole frame to take."""
+        return len(self._bytes) >= _HEAD + self._length()
+
+    def feed(self, data: bytes) -> None:
+        """Add bytes. Raise BrokenFrame as soon as they announce a frame over LONGEST_ANSWER."""
+        self._bytes += data
+        if len(self._bytes) >= _HEAD and self._length() > LONGEST_ANSWER:
+            raise BrokenFrame(f"a frame of {self._length()} bytes; expected at most {LONGEST_ANSWER}")
+
+    def take(self) -> dict[str, Any] | None:
+        """Return the next whole frame, None without one. Raise BrokenFrame if it is no object."""
+        if not self.whole:
+            return None
+        end = _HEAD + self._length()
+        text = bytes(self._bytes[_HEAD:end])
+        del self._bytes[:end]
+        try:
+            value = json.loads(text, parse_constant=_refuse)
+        except (ValueError, RecursionError) as error:
+            raise BrokenFrame(f"a frame that is no JSON: {type(error).__name__}: {error}") from error
+        if not isinstance(value, dict):
+            raise BrokenFrame(f"a frame of type {type(value).__name__}; expected an object")
+        return value
+
+    def _length(self) -> int:
+        """Return the length of the next frame's JSON; 0 while its head is not complete."""
+        return int.from_bytes(self._bytes[:_HEAD], "big") if len(self._bytes) >= _HEAD else 0
+
+
+def _refuse(constant: str) -> NoReturn:
+    """Raise ValueError for NaN and the infinities."""
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def send(connection: socket.socket, value: Any) -> None:
+    """Send a value as a frame. Raise OSError, or as `pack` does."""
+    connection.sendall(pack(value))
+
+
+def receive(connection: socket.socket) -> Any:
+    """Return the value of a frame of the parent process. Raise EOFError if the connection ends."""
+    length = int.from_bytes(_read(connection, _HEAD), "big")
+    return json.loads(_read(connection, length))
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    """Return exactly `size` bytes. Raise EOFError if the connection ends before."""
+    data = bytearray()
+    while len(data) < size:
+        piece = connection.recv(min(size - len(data), 2**20))
+        if not piece:
+            raise EOFError
+        data += piece
+    return bytes(data)

@@ -1,0 +1,127 @@
+"""A keeper: the trusted process above one process that runs foreign code.
+
+The keeper starts that process and kills whatever is left below it after each call. The keeper adopts
+orphans, so that a daemon cannot leave its reach. The keeper runs no foreign code and keeps its rights.
+
+Waits for: commands of the pool. Ends when: the pool closes the connection; the keeper kills all first.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Set
+from typing import NoReturn
+
+from penstock.common.sandbox import frames
+from penstock.common.sandbox.isolation import empty_shared_memory, isolate
+from penstock.common.sandbox.user import hide_memory
+
+_ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
+_LONGEST_CHASE_S = 5.0
+"""Time for killing processes that keep starting others. The pool then ends the keeper."""
+
+
+def keep(
+    connection: socket.socket, memory_bytes: int, start: Callable[[bool], None], given: list[int]
+) -> NoReturn:
+    """Fork a process that calls `start(isolated)`, and serve the pool's commands until it closes.
+
+    `settled` keeps what the process has started until now. `sweep` kills all processes below but those
+    kept, and answers whether nothing is left. `end` kills all, and answers the process's exit status.
+    The descriptors `given` are closed here: the process below has them.
+    """
+    ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1)
+    shared_memory = isolate(memory_bytes)
+    hide_memory()
+    pid = os.fork()
+    if pid == 0:
+        connection.close()
+        if shared_memory >= 0:
+            os.close(shared_memory)
+        start(shared_memory >= 0)
+        os._exit(0)
+    for number in given:
+        os.close(number)
+    Keeper(connection, pid, shared_memory).serve()
+    os._exit(0)
+
+
+class Keeper:
+    """Kills what is below this process, except `pid` and what that had started when it was ready."""
+
+    def __init__(self, connection: socket.socket, pid: int, shared_memory: int) -> None:
+        self._connection = connection
+        self._pid = pid
+        self._shared_memory = shared_memory
+        self._kept = {pid}
+        self._status: int | None = None
+
+    def serve(self) -> None:
+        """Serve commands until `end`, or until the pool is gone; then kill all."""
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                command = frames.receive(self._connection)
+                if command == "end":
+                    break
+                if command == "settled":
+                    self._kept |= set(_below(os.getpid()))
+                    continue
+                frames.send(self._connection, {"clean": self._sweep(self._kept)})
+        with contextlib.suppress(ProcessLookupError):
+            if self._status is None:
+                os.kill(self._pid, signal.SIGKILL)
+        self._sweep(set())
+        with contextlib.suppress(OSError):
+            frames.send(self._connection, {"status": self._status})
+
+    def _sweep(self, kept: Set[int]) -> bool:
+        """Kill all processes below this one but `kept`; return whether nothing of them is left."""
+        end = time.monotonic() + _LONGEST_CHASE_S
+        while time.monotonic() < end:
+            self._reap()
+            found = [pid for pid in _below(os.getpid()) if pid not in kept and not _is_zombie(pid)]
+            if not found:
+                return self._shared_memory < 0 or empty_shared_memory(self._shared_memory)
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.0005)
+        return False
+
+    def _reap(self) -> None:
+        """Collect ended children, and remember the status of the process itself."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid == self._pid:
+                    self._status = os.waitstatus_to_exitcode(status)
+
+
+def _below(pid: int) -> list[int]:
+    """Return the ids of all processes below this one; an empty list where /proc does not list them."""
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        tasks = f"/proc/{waiting.pop()}/task"
+        with contextlib.suppress(OSError):  # a process or thread that has just ended
+            for task in os.listdir(tasks):
+                with open(f"{tasks}/{task}/children") as file:
+                    children = [int(child) for child in file.read().split()]
+                found += children
+                waiting += children
+    return found
+
+
+def _is_zombie(pid: int) -> bool:
+    """Return whether a process has ended with all its threads, unnoticed by its parent until now."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            state = file.read().rpartition(")")[2].split()[0]
+        return state in "ZX" and len(os.listdir(f"/proc/{pid}/task")) == 1
+    except OSError:
+        return True

@@ -1,0 +1,78 @@
+"""The limits of a sandbox process, and the signals that it handles."""
+
+import ctypes
+import resource
+import signal
+import sys
+from dataclasses import dataclass
+
+OUT_OF_MEMORY = 77
+"""Exit code of a sandbox process that met its memory limit."""
+LONGEST_FILE = 2**30
+"""Most bytes of a file that a sandbox process writes."""
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits and user of a sandbox process. A `uid` of -1 keeps the user of the parent process.
+
+    A `processes` of 0 sets no limit: the limit counts all processes of a user.
+    """
+
+    memory_bytes: int
+    processes: int
+    uid: int
+    gid: int
+
+
+def set_limits(limits: Limits) -> None:
+    """Limit memory, core dumps, files and queues of this process. Raise OSError if that fails."""
+    _limit(resource.RLIMIT_AS, limits.memory_bytes)
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_FSIZE, LONGEST_FILE)
+    if sys.platform == "linux":
+        _limit(resource.RLIMIT_MSGQUEUE, 0)
+    if limits.processes:
+        _limit(resource.RLIMIT_NPROC, limits.processes)  # this limit does not hold for root
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write over the limit is an error, not the end
+
+
+def _limit(resource_number: int, value: int) -> None:
+    """Set a resource limit, soft and hard, to `value` or to the present hard limit if that is lower."""
+    hard = resource.getrlimit(resource_number)[1]
+    bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(resource_number, (bound, bound))
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends. A later change of user undoes this."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+
+
+def ignore_polite_signals() -> None:
+    """Let SIGTERM and SIGINT do nothing: the role finishes its calls, and then ends its processes.
+
+    A handler does this and not SIG_IGN, which programs that a reward starts would inherit.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+
+
+def clear_timers() -> None:
+    """Stop all interval timers. A timer left by one call would raise its signal in the next call."""
+    for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+        signal.setitimer(timer, 0)
+    for number in (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def came_near(memory_bytes: int) -> bool:
+    """Return whether this process ever used more than a quarter of its memory limit.
+
+    math_verify catches MemoryError and returns "wrong", so the error itself is not enough. A number or
+    list that grows until MemoryError used about a third of the limit just before. An ordinary call uses
+    far less than a quarter. Example: with a limit of 4 GiB a peak of 1.3 GiB counts as out of memory.
+    """
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > memory_bytes / 4

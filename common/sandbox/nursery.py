@@ -1,0 +1,93 @@
+"""The first process of a sandbox: a fresh interpreter that imports trusted modules and forks keepers.
+
+A fork of the role itself would copy its secrets and its threads. This process inherits few variables,
+imports what the pool names, and runs no foreign code. The keepers and their processes are forked from
+it.
+
+Waits for: requests of the pool, each with three connections. Ends when: the pool closes its connection.
+"""
+
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from penstock.common.sandbox.body import CLOSE_ON_EXEC, find_function, run_body
+from penstock.common.sandbox.keeper import keep
+from penstock.common.sandbox.limits import ignore_polite_signals
+from penstock.common.sandbox.user import hide_memory
+
+_BEGIN = (
+    "import sys, json; number, sys.path[:], modules, warm = json.loads(sys.argv[1]); "
+    "from penstock.common.sandbox.nursery import main; main(number, modules, warm)"
+)
+_LONGEST_REQUEST = 2**16
+
+
+class Nursery:
+    """The pool's end of a nursery, which runs from __init__ to `close`."""
+
+    def __init__(self, environment: dict[str, str], modules: tuple[str, ...], warm: str) -> None:
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        arguments = json.dumps([theirs.fileno(), sys.path, modules, warm])
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _BEGIN, arguments],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+        theirs.close()
+
+    @property
+    def runs(self) -> bool:
+        """Return whether the process has not ended."""
+        return self._process.poll() is None
+
+    def start(self, asked: dict[str, Any], descriptors: list[int]) -> None:
+        """Ask for a keeper with these three descriptors. Raise OSError if the process has ended."""
+        socket.send_fds(self._connection, [json.dumps(asked).encode()], descriptors)
+
+    def close(self) -> None:
+        """End the process. The keepers end when their own connections close."""
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def main(number: int, modules: list[str], warm: str) -> None:
+    """Import modules, call the function `warm` unless empty, and fork keepers until the pool closes."""
+    connection = socket.socket(fileno=number)
+    connection.set_inheritable(False)
+    ignore_polite_signals()
+    hide_memory()
+    for module in modules:
+        importlib.import_module(module)
+    if warm:
+        find_function(warm)()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects ended keepers
+    while True:
+        text, numbers, _, _ = socket.recv_fds(connection, _LONGEST_REQUEST, 3, CLOSE_ON_EXEC)
+        if not text:
+            return
+        if os.fork() == 0:
+            connection.close()
+            _begin_keeper(json.loads(text), numbers)
+        for descriptor in numbers:
+            os.close(descriptor)
+
+
+def _begin_keeper(asked: dict[str, Any], numbers: list[int]) -> None:
+    """Be a keeper. The descriptors are its connection, and the control and output of its process."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    commands, control, output = numbers
+
+    def start(isolated: bool) -> None:
+        """Be the process below the keeper."""
+        run_body(socket.socket(fileno=control), output, asked, isolated)
+
+    keep(socket.socket(fileno=commands), asked["limits"]["memory_bytes"], start, [control, output])

@@ -1,0 +1,43 @@
+"""What sandbox processes print, as log lines: cut, escaped, and only so many per minute."""
+
+import threading
+import time
+
+from penstock.common.log import get_logger
+from penstock.common.text import printable
+
+_LINES_PER_MINUTE = 60
+_LONGEST_LINE = 300
+
+log = get_logger(__name__)
+
+
+class OutputLog:
+    """Logs what the processes of one pool print. Lines over the limit of a minute are dropped."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since = time.monotonic()
+        self._lines = 0
+
+    def add(self, data: bytes) -> None:
+        """Log the lines of a piece of output, or drop them. One warning per minute tells of this."""
+        if self._lines > _LINES_PER_MINUTE and time.monotonic() - self._since < 60.0:
+            return
+        lines = data[: _LONGEST_LINE * _LINES_PER_MINUTE].decode("utf-8", "replace").splitlines()
+        with self._lock:
+            for line in filter(None, map(str.strip, lines)):
+                if not self._log(printable(line[:_LONGEST_LINE])):
+                    return
+
+    def _log(self, line: str) -> bool:
+        """Log one line; return whether the limit allows that."""
+        now = time.monotonic()
+        if now - self._since >= 60.0:
+            self._since, self._lines = now, 0
+        self._lines += 1
+        if self._lines > _LINES_PER_MINUTE:
+            log.warning("Rewards print too much: further lines are not logged for a minute.")
+            return False
+        log.info("A sandbox process printed a line.", line=line)
+        return True

@@ -1,0 +1,174 @@
+"""Reading the source of a user's code before the rights are given up.
+
+The user's file and the modules beside it that its import statements name are read, and what those name
+in turn. Installed packages that they name are imported, because they are trusted. No code of the user
+runs here.
+"""
+
+import ast
+import contextlib
+import importlib
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from penstock.common.own_code import KEPT, name_of_file
+
+_MOST_FILES = 2000
+
+
+class SourceReader:
+    """Follows import statements from a file on. `installed` names the trusted modules that were found.
+
+    `modules` are the specs of the user's modules by name, whose sources are then in own_code.KEPT. The
+    package `own` is the user's, also if it is installed.
+    """
+
+    def __init__(self, search: Sequence[str], own: str) -> None:
+        self.modules: dict[str, ModuleSpec] = {}
+        self.installed: set[str] = set()
+        self._search = search
+        self._own = own
+        self._waiting: list[tuple[str, Path, bool]] = []
+
+    def read(self, name: str, path: Path) -> None:
+        """Read a file, the module `name`, and all that it imports. Raise OSError if it is unreadable."""
+        KEPT[str(path)] = path.read_bytes()
+        self._waiting.append((name, path, path.name == "__init__.py"))
+        self.follow_all()
+
+    def follow_all(self) -> None:
+        """Read all that the sources found until now import, and what that imports in turn."""
+        while self._waiting and len(KEPT) < _MOST_FILES:
+            for found in imports_of(*self._waiting.pop()):
+                self.follow(found)
+
+    def follow(self, name: str) -> None:
+        """Find a module without running anything, and read its source and that of packages around it."""
+        locations: Sequence[str] | None = self._search
+        parts = name.split(".")
+        for count in range(1, len(parts) + 1):
+            part = ".".join(parts[:count])
+            spec = self.modules.get(part) or _find(part, locations)
+            if spec is None:
+                return
+            if parts[0] != self._own and is_installed(spec):
+                self.installed.add(part)
+            elif part not in self.modules:
+                self._add(part, spec)
+            if spec.submodule_search_locations is None:
+                return
+            locations = list(spec.submodule_search_locations)
+
+    def _add(self, name: str, spec: ModuleSpec) -> None:
+        """Keep a module of the user; ignore one that cannot be read."""
+        if spec.origin is not None and spec.origin.endswith(".py"):
+            try:
+                KEPT[spec.origin] = Path(spec.origin).read_bytes()
+            except OSError:
+                return
+            is_package = spec.submodule_search_locations is not None
+            self._waiting.append((name, Path(spec.origin), is_package))
+        elif spec.origin is not None:
+            return  # a compiled module, which only its file can be loaded from
+        self.modules[name] = spec
+
+    def import_installed(self) -> None:
+        """Import the installed modules, with the rights that this process still has.
+
+        Meanwhile only installed folders are searched: no file of the user may take a package's place. A
+        package that fails is imported again by the user's code, which then has the error.
+        """
+        before = sys.path[:]
+        sys.path[:] = [folder for folder in sys.path if _is_installed_path(folder)]
+        try:
+            for name in sorted(self.installed):
+                with contextlib.suppress(Exception, SystemExit):
+                    importlib.import_module(name)
+        finally:
+            sys.path[:] = before
+
+
+def _find(name: str, locations: Sequence[str] | None) -> ModuleSpec | None:
+    """Return where a module is; None if it is not in these folders or cannot be searched for."""
+    try:
+        return PathFinder.find_spec(name, list(locations or ()))
+    except (OSError, ValueError, ImportError):
+        return None
+
+
+def is_installed(spec: ModuleSpec) -> bool:
+    """Return whether a module belongs to Python, to Penstock, or to a folder of installed packages."""
+    if spec.name.partition(".")[0] == "penstock":
+        return True
+    origin = spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+    return _is_installed_path(origin)
+
+
+def _is_installed_path(path: str) -> bool:
+    """Return whether a path is in a folder of installed packages, or in the standard library."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    paths = [sysconfig.get_path(name) for name in names] + [*site.getsitepackages()]
+    folders = {*map(Path, paths), Path(site.getusersitepackages())} if path else set()
+    found = Path(path)
+    return any(folder == found or folder in found.parents for folder in folders)
+
+
+def imports_of(name: str, path: Path, is_package: bool) -> Iterator[str]:
+    """Yield the full names that a kept file imports, in functions too; none if it cannot be parsed.
+
+    `from a import b` yields a and a.b, since b may be a module. What is only imported for type checkers
+    is left out.
+    """
+    try:
+        tree = ast.parse(KEPT[str(path)])
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    package = name if is_package else name.rpartition(".")[0]
+    for node in _running_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _base_of(node, package)
+            if base is not None:
+                yield base
+                yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
+
+
+def _base_of(node: ast.ImportFrom, package: str) -> str | None:
+    """Return the module that a `from` statement names; None above the top package."""
+    if node.level == 0:
+        return node.module
+    around = package.split(".")[: len(package.split(".")) - node.level + 1]
+    base = ".".join([*around, *([node.module] if node.module else [])])
+    return base if around and package else None
+
+
+def _running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield all nodes but those below `if TYPE_CHECKING:`."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            waiting += node.orelse
+        else:
+            waiting += ast.iter_child_nodes(node)
+
+
+def read_source(source: str) -> SourceReader:
+    """Read the code `source` and return what was found; code that is not found is left out."""
+    if not source.endswith(".py"):
+        reader = SourceReader(sys.path, source.partition(".")[0])
+        reader.follow(source)
+    else:
+        path = Path(source).absolute()
+        reader = SourceReader([str(path.parent), *sys.path], "")
+        with contextlib.suppress(OSError):  # find_code then raises an error
+            reader.read(name_of_file(path), path)
+            return reader
+    reader.follow_all()
+    return reader
