@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 from penstock.common.config.settings import RewarderSettings
 from penstock.common.errors import PenstockError
+from penstock.common.sandbox.frames import short
 from penstock.common.sandbox.handle import Mistake
 from penstock.common.sandbox.pool import Code, SandboxPool, SandboxSettings
 from penstock.common.wire.reward_spec import RewardSpec
@@ -39,7 +40,7 @@ class ScoringPool(SandboxPool):
         outcome = self.run(f"{_CALLS}:check_reward", asdict(spec), code=_code_of(spec))
         if isinstance(outcome, Mistake):
             return outcome.reason
-        return outcome if isinstance(outcome, str) else "the check returned no text"
+        return short(outcome) if isinstance(outcome, str) else "the check returned no text"
 
     def score(self, spec: RewardSpec, arguments: Arguments) -> Scores:
         """Call one reward on one group; raise ScoringFailed if the call fails."""
@@ -49,8 +50,8 @@ class ScoringPool(SandboxPool):
             raise ScoringFailed(f"reward {spec.name}: {outcome.reason}")
         try:
             return scores_of(outcome, len(arguments["completions"]))
-        except ValueError as error:
-            raise ScoringFailed(f"reward {spec.name}: {error}") from error
+        except (ValueError, OverflowError, RecursionError, TypeError) as error:
+            raise ScoringFailed(f"reward {spec.name}: {short(error)}") from error
 
 
 def _code_of(spec: RewardSpec) -> Code | None:

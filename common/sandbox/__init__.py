@@ -2,6 +2,6 @@
 
 In the role: pool.py is what others use, handle.py is one process, output.py logs what processes print.
 In trusted processes: nursery.py forks, keeper.py kills, isolation.py separates.
-Around foreign code: body.py runs it, user.py and limits.py take its rights, late_imports.py and
-sources.py read its source beforehand. frames.py is how they all talk.
+Around foreign code: body.py runs it, user.py and limits.py take its rights, late_imports.py,
+sources.py and packages.py read beforehand what it imports. frames.py is how they all talk.
 """

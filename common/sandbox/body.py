@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from penstock.common.sandbox import frames, late_imports
+from penstock.common.sandbox.frames import short
 from penstock.common.sandbox.isolation import hide_processes
 from penstock.common.sandbox.limits import (
     OUT_OF_MEMORY,
@@ -29,10 +30,8 @@ from penstock.common.sandbox.limits import (
     set_limits,
 )
 from penstock.common.sandbox.user import drop_rights
-from penstock.common.text import encodable
 
 CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-_LONGEST_MISTAKE = 500
 _MOST_FILES = 256
 """Descriptors that are searched for open files."""
 
@@ -53,8 +52,9 @@ def run_body(control: socket.socket, output: int, asked: dict[str, Any], isolate
             with contextlib.suppress(OSError):
                 os.close(number)
     os.closerange(kept + 1, _MOST_FILES)
-    for name in ("stdout", "stderr"):  # a file would be printed to in pieces of 8 KiB
-        getattr(sys, name).reconfigure(line_buffering=True, errors="backslashreplace")
+    sys.stdout, sys.stderr = (
+        os.fdopen(number, "w", 1, errors="backslashreplace", closefd=False) for number in (1, 2)
+    )
     limits = Limits(**asked["limits"])
     try:
         _prepare(limits, asked, isolated)
@@ -78,6 +78,7 @@ def _prepare(limits: Limits, asked: dict[str, Any], isolated: bool) -> None:
     """Set limits, read the user's source, and give up all rights. Raise OSError or MemoryError."""
     if came_near(limits.memory_bytes):
         raise MemoryError
+    os.setsid()  # a signal to the process group reaches no other process
     ignore_polite_signals()
     set_limits(limits)
     if isolated:
@@ -159,6 +160,7 @@ def _fork_call(control: socket.socket, numbers: list[int], limits: Limits) -> in
     except OSError:
         os._exit(1)
     if pid == 0:
+        os.setsid()
         die_with_parent()
         control.close()
         _call(numbers, limits)
@@ -216,4 +218,4 @@ def _text_of(error: BaseException) -> str:
         text = str(error)
     except BaseException:
         text = "an exception without a text"
-    return encodable(f"{type(error).__name__}: {text}"[:_LONGEST_MISTAKE])
+    return short(f"{type(error).__name__}: {text}")

@@ -8,10 +8,13 @@ import json
 import socket
 from typing import Any, NoReturn
 
+from penstock.common.text import encodable
+
 LONGEST_ANSWER = 4 * 2**20
 """Most bytes that the parent process reads of one frame from a child process."""
 LONGEST_REQUEST = 2**29
 _HEAD = 4
+_LONGEST_MISTAKE = 500
 
 
 class BrokenFrame(ValueError):
@@ -69,6 +72,11 @@ class FrameReader:
     def _length(self) -> int:
         """Return the length of the next frame's JSON; 0 while its head is not complete."""
         return int.from_bytes(self._bytes[:_HEAD], "big") if len(self._bytes) >= _HEAD else 0
+
+
+def short(text: object) -> str:
+    """Return a text of foreign code, cut and encodable."""
+    return encodable(str(text)[:_LONGEST_MISTAKE])
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -199,7 +199,7 @@ class Handle:
             self._sweep(call)
         self._drain(call.output)
         if isinstance(outcome, dict):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, BrokenFrame):
                 call.reader.feed(call.connection.recv(_PIECE))
             if call.reader.partial:
                 self.usable = False

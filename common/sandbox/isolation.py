@@ -6,38 +6,26 @@ import os
 import shutil
 from pathlib import Path
 
-from penstock.common.sandbox.user import hide_memory
-
 _SEPARATE = {"pid": 0x20000000, "ipc": 0x08000000, "mounts": 0x00020000}  # CLONE_NEW... of clone(2)
-_NEW_USER = 0x10000000
 _PRIVATE, _SAFE = 0x40000 | 0x4000, 0x2 | 0x4 | 0x8  # MS_PRIVATE, MS_REC; MS_NOSUID, NODEV, NOEXEC
 _SHARED_MEMORY = "/dev/shm"
 
 
-def isolate(memory_bytes: int) -> int:
-    """Separate this process's later children from all other processes; return a descriptor of /dev/shm.
+def isolate(memory_bytes: int) -> tuple[bool, int]:
+    """Separate this process's later children from all others; return whether the kernel allows that.
 
-    Return -1 where the kernel does not allow that. Without the right to make namespaces this process
-    first makes a user namespace, in which it keeps its user. The new /dev/shm holds at most a quarter of
-    `memory_bytes`.
+    The second value is a descriptor of a /dev/shm of their own, which holds at most a quarter of
+    `memory_bytes`; -1 if there is none. Namespaces need CAP_SYS_ADMIN, which root in a container lacks.
     """
     system = ctypes.CDLL(None, use_errno=True)
-    uid, gid = os.getuid(), os.getgid()
-    flags = sum(_SEPARATE.values())
-    try:
-        if system.unshare(flags) != 0:
-            if system.unshare(flags | _NEW_USER) != 0:
-                return -1
-            hide_memory(False)  # else these files would belong to root
-            Path("/proc/self/setgroups").write_text("deny")
-            Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-            Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
-        options = f"mode=1777,size={memory_bytes // 4}".encode()
-        if system.mount(None, b"/", None, _PRIVATE, None) == 0:
-            system.mount(b"tmpfs", _SHARED_MEMORY.encode(), b"tmpfs", _SAFE, options)
-        return os.open(_SHARED_MEMORY, os.O_RDONLY | os.O_DIRECTORY)
-    except (OSError, AttributeError):  # AttributeError: a system without these calls
-        return -1
+    if not hasattr(system, "unshare") or system.unshare(sum(_SEPARATE.values())) != 0:
+        return False, -1
+    options = f"mode=1777,size={memory_bytes // 4}".encode()
+    if system.mount(None, b"/", None, _PRIVATE, None) != 0:
+        return True, -1
+    if system.mount(b"tmpfs", _SHARED_MEMORY.encode(), b"tmpfs", _SAFE, options) != 0:
+        return True, -1
+    return True, os.open(_SHARED_MEMORY, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def hide_processes() -> None:

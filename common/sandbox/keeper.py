@@ -34,14 +34,14 @@ def keep(
     The descriptors `given` are closed here: the process below has them.
     """
     ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1)
-    shared_memory = isolate(memory_bytes)
+    isolated, shared_memory = isolate(memory_bytes)
     hide_memory()
     pid = os.fork()
     if pid == 0:
         connection.close()
         if shared_memory >= 0:
             os.close(shared_memory)
-        start(shared_memory >= 0)
+        start(isolated)
         os._exit(0)
     for number in given:
         os.close(number)

@@ -13,7 +13,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import spec_from_file_location
 from types import ModuleType
 
-from penstock.common.own_code import KeptLoader
+from penstock.common.own_code import KEPT, KeptLoader
+from penstock.common.sandbox.packages import keep_packages
 from penstock.common.sandbox.sources import read_source
 
 _refused: list[str] = []
@@ -27,30 +28,30 @@ def refusal() -> str:
 def read_beforehand(source: str, user: str) -> None:
     """Read the user's code `source`, unless empty, and note what can be imported now but not later.
 
-    `user` is the name of the user that this process becomes, "" for none. Later imports of this process
+    `user` is the name of the user that this process becomes, for errors. Later imports of this process
     are served by a LateImports.
     """
-    modules: dict[str, ModuleSpec] = {}
+    spaces: set[str] = set()
     folders = [*sys.path]
     if source:
         found = read_source(source)
         found.import_installed()
-        modules = found.modules
+        keep_packages({name.partition(".")[0] for name in found.installed}, with_extensions=True)
         folders.append(os.path.dirname(os.path.abspath(source)))
-        for spec in modules.values():
-            folders += spec.submodule_search_locations or ()
-    names = _names_in(folders) if user else {}
-    if user:
-        for module in list(sys.modules.values()):
-            names |= _names_in(getattr(module, "__path__", ()))
+        for spec in found.modules.values():
+            locations = spec.submodule_search_locations or ()
+            folders += locations
+            spaces.update(locations if spec.origin is None else ())
+    for module in list(sys.modules.values()):
+        folders += getattr(module, "__path__", ())
     position = sys.meta_path.index(PathFinder)  # type: ignore[arg-type]
-    sys.meta_path.insert(position, LateImports(modules, names, user))
+    sys.meta_path.insert(position, LateImports(spaces, _names_in(folders), user))
 
 
 def _names_in(folders: Iterable[str]) -> dict[str, frozenset[str]]:
     """Return, per folder that can be listed now, the names of the modules in it."""
     found = {}
-    for folder in folders:
+    for folder in set(folders):
         try:
             files = os.listdir(folder or ".")
         except PermissionError:
@@ -62,12 +63,13 @@ def _names_in(folders: Iterable[str]) -> dict[str, frozenset[str]]:
 
 
 class LateImports(MetaPathFinder):
-    """Finds kept sources, then as PathFinder does; refuses what only the rights of before could read."""
+    """Finds kept sources, then as PathFinder does; refuses what only the rights of before could read.
 
-    def __init__(
-        self, modules: dict[str, ModuleSpec], names: dict[str, frozenset[str]], user: str
-    ) -> None:
-        self._modules = modules
+    `spaces` are folders of the user's packages without an __init__.py, `names` the modules per folder.
+    """
+
+    def __init__(self, spaces: set[str], names: dict[str, frozenset[str]], user: str) -> None:
+        self._spaces = spaces
         self._names = names
         self._user = user or "this user"
 
@@ -75,29 +77,34 @@ class LateImports(MetaPathFinder):
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return where a module is, None if it is not installed. Raise ImportError if refused."""
-        if (kept := self._modules.get(name)) is not None:
-            return _kept_spec(name, kept)
-        found = PathFinder.find_spec(name, path, target)
-        if found is not None and found.origin is not None and not os.access(found.origin, os.R_OK):
-            self._refuse(name, found.origin)
-        if found is None:
-            last = name.rpartition(".")[2]
-            for folder in sys.path if path is None else path:
-                if not os.access(folder or ".", os.R_OK | os.X_OK) and self._has(folder, last):
-                    self._refuse(name, os.path.join(folder, last))
-        return found
+        for folder in sys.path if path is None else path:
+            place = os.path.join(folder or os.getcwd(), name.rpartition(".")[2])
+            if (kept := _kept_spec(name, place)) is not None:
+                return kept
+            found = PathFinder.find_spec(name, [folder], target)
+            if found is not None and found.origin is not None:
+                if not os.access(found.origin, os.R_OK):
+                    self._refuse(name, found.origin)
+                return found
+            if place in self._spaces:
+                return _space_spec(name, place)
+            if found is None and not os.access(folder or ".", os.R_OK | os.X_OK):
+                self._refuse_unless_missing(name, folder, place)
+        return PathFinder.find_spec(name, path, target)  # a package in several folders
 
-    def _has(self, folder: str, name: str) -> bool:
-        """Return whether an unreadable folder has a module; if it cannot be known, whether it exists."""
+    def _refuse_unless_missing(self, name: str, folder: str, place: str) -> None:
+        """Raise ImportError if an unreadable folder has a module, or if that cannot be known."""
         if folder in self._names:
-            return name in self._names[folder]
+            if os.path.basename(place) in self._names[folder]:
+                self._refuse(name, place)
+            return
         try:
             os.stat(folder)
         except PermissionError:
-            return True
+            self._refuse(name, place)
         except OSError:
-            return False
-        return True
+            return
+        self._refuse(name, place)
 
     def _refuse(self, name: str, file: str) -> None:
         """Remember a refused import, and raise ImportError."""
@@ -110,14 +117,19 @@ class LateImports(MetaPathFinder):
         raise ImportError(text, name=name, path=file)
 
 
-def _kept_spec(name: str, kept: ModuleSpec) -> ModuleSpec | None:
-    """Return a spec that loads a kept source; for a folder without source, one of its submodules."""
-    locations = kept.submodule_search_locations
-    if kept.origin is None:
-        spec = ModuleSpec(name, None, is_package=True)
-        spec.submodule_search_locations = list(locations or ())
-        return spec
-    return spec_from_file_location(
-        name, kept.origin, loader=KeptLoader(name, kept.origin),
-        submodule_search_locations=list(locations) if locations is not None else None,
-    )  # fmt: skip
+def _kept_spec(name: str, place: str) -> ModuleSpec | None:
+    """Return a spec that loads the kept source of a package or module at `place`; None without one."""
+    if (file := os.path.join(place, "__init__.py")) in KEPT:
+        return spec_from_file_location(
+            name, file, loader=KeptLoader(name, file), submodule_search_locations=[place]
+        )
+    if (file := f"{place}.py") in KEPT:
+        return spec_from_file_location(name, file, loader=KeptLoader(name, file))
+    return None
+
+
+def _space_spec(name: str, place: str) -> ModuleSpec:
+    """Return the spec of a package without an __init__.py."""
+    spec = ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = [place]
+    return spec

@@ -19,6 +19,7 @@ from typing import Any
 from penstock.common.sandbox.body import CLOSE_ON_EXEC, find_function, run_body
 from penstock.common.sandbox.keeper import keep
 from penstock.common.sandbox.limits import ignore_polite_signals
+from penstock.common.sandbox.packages import keep_packages, keep_standard_library
 from penstock.common.sandbox.user import hide_memory
 
 _BEGIN = (
@@ -69,6 +70,8 @@ def main(number: int, modules: list[str], warm: str) -> None:
         importlib.import_module(module)
     if warm:
         find_function(warm)()
+    keep_standard_library()
+    keep_packages([name for name in sys.modules if "." not in name])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects ended keepers
     while True:
         text, numbers, _, _ = socket.recv_fds(connection, _LONGEST_REQUEST, 3, CLOSE_ON_EXEC)

@@ -22,6 +22,7 @@ from penstock.common.sandbox.limits import OUT_OF_MEMORY, Limits
 from penstock.common.sandbox.nursery import Nursery
 from penstock.common.sandbox.output import OutputLog
 from penstock.common.sandbox.user import environment, user_of
+from penstock.common.text import printable
 
 START_TIMEOUT_S = 60.0
 """Time for a process to start, in addition to the time limit of the work."""
@@ -155,7 +156,7 @@ class SandboxPool:
         if isinstance(outcome, int):
             return Mistake(describe_status(outcome, self._settings.section, self._settings.memory_gib))
         if isinstance(mistake := outcome.get("mistake"), str):
-            return Mistake(mistake)
+            return Mistake(frames.short(mistake))
         if outcome.keys() != {"value"}:
             return Mistake("sent an answer without a result")
         return outcome["value"]
@@ -284,15 +285,15 @@ class SandboxPool:
         try:
             while frame := handle.next_frame(self._settings.timeout_s if began else START_TIMEOUT_S):
                 if "refused" in frame and not began:
-                    self._refused(str(frame["refused"]))
+                    return self._refused(frames.short(frame["refused"]), code)
                 if "prepared" in frame and not began:
                     began = True
                     self._tell_isolation(bool(frame.get("isolated")))
                 if "failed" in frame and code is not None:
-                    return Mistake(str(frame["failed"]))
+                    return Mistake(frames.short(frame["failed"]))
                 if "ready" in frame:
                     handle.settled()
-                    self._tell_mode(str(frame["ready"]), handle, code)
+                    self._tell_mode(printable(frames.short(frame["ready"])), handle, code)
                     return handle
         except TimeoutError:
             if began and code is not None:
@@ -306,10 +307,12 @@ class SandboxPool:
             pass
         return began
 
-    def _refused(self, reason: str) -> None:
-        """Raise ConfigError with the reason why a process could not take its limits or its user."""
+    def _refused(self, reason: str, code: Code | None) -> Mistake:
+        """Return or raise the reason why a process could not take its limits or read its code."""
         if reason.startswith("MemoryError"):
-            self._too_little_memory(None)
+            return self._too_little_memory(code)
+        if code is not None:
+            return Mistake(f"{code.source} cannot be read: {reason}")
         raise ConfigError(f"a sandbox process cannot give up its rights on this machine: {reason}")
 
     def _tell_isolation(self, isolated: bool) -> None:

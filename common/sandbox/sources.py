@@ -96,7 +96,7 @@ def _find(name: str, locations: Sequence[str] | None) -> ModuleSpec | None:
     """Return where a module is; None if it is not in these folders or cannot be searched for."""
     try:
         return PathFinder.find_spec(name, list(locations or ()))
-    except (OSError, ValueError, ImportError):
+    except Exception:  # a finder that a package has installed may raise anything
         return None
 
 

@@ -43,7 +43,7 @@ def user_of(name: str, variable: str) -> tuple[int, int]:
     if _LINUX and (missing := _missing_capabilities()):
         raise ConfigError(
             f"{variable}={name}: root lacks {missing} here, so that the processes cannot become {name}; "
-            f"add it (docker run --cap-add {missing.split()[0].removeprefix('CAP_')}), start this as an "
+            f"add them (docker run --cap-add), start this as an "
             f"ordinary user, or set {variable} to nothing to stay root"
         )
     return user.pw_uid, user.pw_gid
@@ -85,10 +85,10 @@ def drop_rights(uid: int, gid: int) -> None:
         hide_memory()
 
 
-def hide_memory(hidden: bool = True) -> None:
+def hide_memory() -> None:
     """Keep other processes of the same user from reading and changing this process's memory."""
     if _LINUX:
-        ctypes.CDLL(None).prctl(_DUMPABLE, int(not hidden), 0, 0, 0)
+        ctypes.CDLL(None).prctl(_DUMPABLE, 0, 0, 0, 0)
 
 
 def _check(result: int, what: str) -> None:
