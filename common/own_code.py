@@ -17,11 +17,11 @@ KEPT: dict[str, bytes] = {}
 class KeptLoader(SourceFileLoader):
     """Loads a module from KEPT, or from its file if the source is not there."""
 
-    def get_data(self, path: str) -> bytes:  # type: ignore[override]
+    def get_data(self, path: str) -> bytes:
         """Return the bytes of a file. Raise OSError if it is not kept and cannot be read."""
         return KEPT[path] if path in KEPT else super().get_data(path)
 
-    def path_stats(self, path: str) -> dict[str, float]:  # type: ignore[override]
+    def path_stats(self, path: str) -> dict[str, float]:
         """Raise OSError for a kept source, so that no compiled file is looked for."""
         if path in KEPT:
             raise OSError("this source was read beforehand")

@@ -22,7 +22,7 @@ from penstock.common.config.role_command import RewarderCommand
 from penstock.common.errors import MalformedMessage, RunNotReady, ServerUnavailable
 from penstock.common.log import get_logger
 from penstock.common.role import connect, consumer_name
-from penstock.common.sandbox.pool import START_TIMEOUT_S
+from penstock.common.sandbox.starter import START_TIMEOUT_S
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.messages import Group, Outcome, ScoredGroup
 from penstock.rewarders.scoring import CurrentScorer

@@ -71,11 +71,12 @@ def call_reward(spec: Mapping[str, Any], arguments: Arguments) -> dict[str, Any]
 def apply_reward(reward: Reward, arguments: Arguments, is_own: bool) -> Scores:
     """Call a loaded reward and check what it returns and logs. Only a user's own reward may log.
 
-    Raise ValueError for wrong values, and whatever the reward raises.
+    Raise ValueError for wrong values or too much that is logged, and whatever the reward raises.
     """
     log = Log(len(arguments["completions"]))
     own = {"log_extra": log.log_extra, "log_metric": log.log_metric} if is_own else {}
     values = checked_values(reward(**arguments, **own), log.size)
+    check_logged(log.extra, log.metrics)
     return Scores(values, log.extra, log.metrics)
 
 
@@ -90,7 +91,7 @@ class Log:
     def log_extra(self, column: str, values: Sequence[Any]) -> None:
         """Store a column of the completions table. Its values become plain JSON values.
 
-        Raise ValueError unless there is one value per completion, or if the limits are exceeded.
+        Raise ValueError unless there is one value per completion.
         """
         text = json.dumps(list(values), default=str, ensure_ascii=False)
         # A lone surrogate becomes a question mark, and a number too long for a message becomes a text.
@@ -98,7 +99,6 @@ class Log:
         if (count := len(plain)) != self.size:
             raise ValueError(f"log_extra({column!r}) has {count} values for {self.size} completions")
         self.extra[encodable(str(column))] = tuple(plain)
-        check_logged(self.extra, self.metrics)
 
     def log_metric(self, name: str, value: float) -> None:
         """Store a number to average over a step's groups. Raise ValueError or TypeError otherwise."""
@@ -106,7 +106,6 @@ class Log:
             expected = f"expected a finite number within {_HIGHEST_METRIC:g} of 0"
             raise ValueError(f"log_metric({name!r}) is {value}; {expected}")
         self.metrics[encodable(str(name))] = float(value)
-        check_logged(self.extra, self.metrics)
 
 
 def check_logged(extra: Mapping[str, Sequence[Any]], metrics: Mapping[str, float]) -> None:
@@ -188,7 +187,7 @@ def _finite(value: Any) -> float:
     if not (isinstance(number, (Real, Decimal)) and math.isfinite(number)):
         kind = type(value).__name__
         raise ValueError(f"expected finite numbers or None, found {str(value)[:80]} ({kind})")
-    if abs(number) > _HIGHEST_REWARD:
+    if abs(float(number)) > _HIGHEST_REWARD:
         raise ValueError(f"expected numbers within {_HIGHEST_REWARD:g} of 0, found {float(number):g}")
     return float(number)
 

@@ -18,6 +18,7 @@ from penstock.common.wire.contract import Contract, check_tokenizer, describe_di
 from penstock.common.wire.messages import ANSWER, Group, Outcome, ScoredGroup, Verdict
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.rewarders.filtering import why_filtered
+from penstock.rewarders.reward_process import check_logged
 from penstock.rewarders.rewards.answers import final_answer
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 
@@ -105,7 +106,8 @@ class Scorer:
         """Add one reward to `scores`. If the call fails, find the completions at fault by single calls.
 
         Those get a failure. The others, if any, are scored together again: a reward may compare them.
-        Raise ScoringFailed if that call fails, or if the reward fails for the completion `0` too.
+        Raise ScoringFailed if that call fails, if the reward fails for the completion `0` too, or if all
+        rewards together log too much.
         """
         try:
             found = self.pool.score(spec, _only(arguments, scores.healthy))
@@ -122,6 +124,10 @@ class Scorer:
         scores.rewards[spec.name] = scores.spread(found.values)
         scores.extra |= {name: tuple(scores.spread(row)) for name, row in found.extra.items()}
         scores.metrics |= found.metrics
+        try:
+            check_logged(scores.extra, scores.metrics)
+        except ValueError as error:
+            raise ScoringFailed(f"reward {spec.name}, with those before: {error}") from error
 
     def _check_without_completion(
         self, spec: RewardSpec, arguments: dict[str, list[Any]], found: ScoringFailed

@@ -6,7 +6,8 @@ from penstock.common.config.settings import RewarderSettings
 from penstock.common.errors import PenstockError
 from penstock.common.sandbox.frames import short
 from penstock.common.sandbox.handle import Mistake
-from penstock.common.sandbox.pool import Code, SandboxPool, SandboxSettings
+from penstock.common.sandbox.pool import SandboxPool
+from penstock.common.sandbox.settings import Code, SandboxSettings
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.rewarders.reward_process import Arguments, Scores, scores_of
 

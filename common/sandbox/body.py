@@ -84,7 +84,12 @@ def _prepare(limits: Limits, asked: dict[str, Any], isolated: bool) -> None:
     if isolated:
         hide_processes()
     late_imports.read_beforehand(asked["code"][0] if asked["code"] else "", asked["user"])
+    folder = os.getcwd()
     drop_rights(limits.uid, limits.gid)
+    try:
+        os.chdir(folder)
+    except OSError:  # inside of it, the folders around it would not be checked any more
+        os.chdir("/")
     die_with_parent()
 
 

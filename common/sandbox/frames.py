@@ -8,7 +8,7 @@ import json
 import socket
 from typing import Any, NoReturn
 
-from penstock.common.text import encodable
+from penstock.common.text import printable
 
 LONGEST_ANSWER = 4 * 2**20
 """Most bytes that the parent process reads of one frame from a child process."""
@@ -75,8 +75,8 @@ class FrameReader:
 
 
 def short(text: object) -> str:
-    """Return a text of foreign code, cut and encodable."""
-    return encodable(str(text)[:_LONGEST_MISTAKE])
+    """Return a text of foreign code, cut and without commands for terminals."""
+    return printable(str(text)[:_LONGEST_MISTAKE])
 
 
 def _refuse(constant: str) -> NoReturn:

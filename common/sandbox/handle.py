@@ -57,7 +57,13 @@ class Handle:
     """One sandbox process and its keeper. A handle that is not `usable` any more is to be ended."""
 
     def __init__(
-        self, keeper: socket.socket, control: socket.socket, output: int, log: OutputLog, calls: int
+        self,
+        keeper: socket.socket,
+        control: socket.socket,
+        output: int,
+        log: OutputLog,
+        calls: int,
+        sweeps: bool,
     ) -> None:
         self.usable = True
         self.calls_left = calls
@@ -66,13 +72,16 @@ class Handle:
         self._control_reader = FrameReader()
         self._output = output
         self._log = log
+        self._sweeps = sweeps
         for connection in (keeper, control):
             connection.setblocking(False)
         os.set_blocking(output, False)
 
-    def next_frame(self, timeout_s: float) -> dict[str, Any] | None:
-        """Return the process's next frame, None if it ends first. Raise TimeoutError or BrokenFrame."""
-        end = time.monotonic() + timeout_s
+    def next_frame(self, end: float) -> dict[str, Any] | None:
+        """Return the process's next frame, None if it ends first.
+
+        Raise BrokenFrame, or TimeoutError at the time `end`.
+        """
         while True:
             if (frame := self._control_reader.take()) is not None:
                 return frame
@@ -207,10 +216,14 @@ class Handle:
         return outcome
 
     def _sweep(self, call: _Call) -> None:
-        """Let the keeper kill what the call left, and the process report its end; else be unusable."""
+        """Let the keeper kill what the call left, and the process report its end; else be unusable.
+
+        Built-in code starts no processes, so that nothing is left to kill.
+        """
         try:
-            self._command("sweep")
-            self.usable = self._keeper_answer().get("clean", False)
+            if self._sweeps:
+                self._command("sweep")
+                self.usable = self._keeper_answer().get("clean", False)
             self._take_control(call)
             end = time.monotonic() + _AFTERWARDS_S
             while self.usable and call.status is None:

@@ -14,7 +14,7 @@ from importlib.util import spec_from_file_location
 from types import ModuleType
 
 from penstock.common.own_code import KEPT, KeptLoader
-from penstock.common.sandbox.packages import keep_packages
+from penstock.common.sandbox.packages import folders_of, keep_packages
 from penstock.common.sandbox.sources import read_source
 
 _refused: list[str] = []
@@ -43,8 +43,8 @@ def read_beforehand(source: str, user: str) -> None:
             folders += locations
             spaces.update(locations if spec.origin is None else ())
     for module in list(sys.modules.values()):
-        folders += getattr(module, "__path__", ())
-    position = sys.meta_path.index(PathFinder)  # type: ignore[arg-type]
+        folders += folders_of(module)
+    position = sys.meta_path.index(PathFinder)
     sys.meta_path.insert(position, LateImports(spaces, _names_in(folders), user))
 
 

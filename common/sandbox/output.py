@@ -39,5 +39,5 @@ class OutputLog:
         if self._lines > _LINES_PER_MINUTE:
             log.warning("Rewards print too much: further lines are not logged for a minute.")
             return False
-        log.info("A sandbox process printed a line.", line=line)
+        log.info(f"A sandbox process printed: {line}")
         return True

@@ -35,7 +35,7 @@ def keep_standard_library() -> None:
 def keep_packages(names: Iterable[str], with_extensions: bool = False) -> None:
     """Read the sources of imported packages that not everybody can read, each once in this process."""
     for name in names:
-        for folder in getattr(sys.modules.get(name), "__path__", ()):
+        for folder in folders_of(sys.modules.get(name)):
             if folder not in _done and _is_closed(folder):
                 _done.add(folder)
                 _keep_folder(folder)
@@ -47,7 +47,18 @@ def _is_closed(folder: str) -> bool:
     """Return whether somebody may not search this folder or one around it."""
     path = Path(folder).absolute()
     real = path.resolve()
-    return any(not part.stat().st_mode & 0o1 for part in (path, *path.parents, real, *real.parents))
+    try:
+        return any(not part.stat().st_mode & 0o1 for part in (path, *path.parents, real, *real.parents))
+    except OSError:  # an archive, or nothing
+        return False
+
+
+def folders_of(module: object) -> list[str]:
+    """Return the folders of a package; none for a module. Nothing of the package runs."""
+    try:
+        return [str(folder) for folder in vars(module).get("__path__", ())]
+    except Exception:  # packages may put anything into sys.modules
+        return []
 
 
 def _files(folder: str, suffix: str) -> Iterator[str]:

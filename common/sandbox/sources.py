@@ -8,6 +8,7 @@ runs here.
 import ast
 import contextlib
 import importlib
+import os
 import site
 import sys
 import sysconfig
@@ -95,9 +96,15 @@ class SourceReader:
 def _find(name: str, locations: Sequence[str] | None) -> ModuleSpec | None:
     """Return where a module is; None if it is not in these folders or cannot be searched for."""
     try:
-        return PathFinder.find_spec(name, list(locations or ()))
+        spec = PathFinder.find_spec(name, list(locations or ()))
     except Exception:  # a finder that a package has installed may raise anything
-        return None
+        spec = None
+    if spec is None and "." in name:  # Python finds a folder without source only in imported packages
+        places = [os.path.join(folder, name.rpartition(".")[2]) for folder in locations or ()]
+        if folders := [place for place in places if os.path.isdir(place)]:
+            spec = ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations = folders
+    return spec
 
 
 def is_installed(spec: ModuleSpec) -> bool:

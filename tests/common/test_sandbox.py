@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.common.sandbox.handle import Mistake
-from penstock.common.sandbox.pool import SandboxFailed, SandboxPool, SandboxSettings
+from penstock.common.sandbox.pool import SandboxPool
+from penstock.common.sandbox.settings import SandboxFailed, SandboxSettings
 
 WORK = "tests.common.sandbox_work"
 

@@ -1,0 +1,40 @@
+"""Size, limits and code of a pool, and the error of a pool that cannot start."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.common.errors import PenstockError
+
+
+class SandboxFailed(PenstockError):
+    """A sandbox process could not be started because something killed it at every attempt."""
+
+
+class Code(NamedTuple):
+    """A user's code: where it is, and the digest that it must have."""
+
+    source: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSettings:
+    """Size and limits of a pool.
+
+    `environment` names variables that the processes inherit beside PATH and the like. `modules` are
+    imported before any process starts. `built_in` names a function, "package.module:function", that is
+    called before calls without a user's code are served, and imports all that they need. `load` names
+    the function that imports a user's code, called with source and digest. `section` is the prefix of
+    the settings in error messages: with "REWARDER", a call without enough memory names
+    REWARDER_MEMORY_GIB.
+    """
+
+    workers: int
+    timeout_s: float
+    memory_gib: float
+    user: str
+    environment: tuple[str, ...]
+    modules: tuple[str, ...]
+    built_in: str
+    load: str
+    section: str
