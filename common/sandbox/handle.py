@@ -19,6 +19,8 @@ from penstock.common.sandbox.output import OutputLog
 
 _AFTERWARDS_S = 2.0
 """Time for a process to notice that a call has ended. A slower one is replaced, which costs a start."""
+_SOON_S = 0.05
+"""Time for a call to end by itself after its answer, before it is killed."""
 _KEEPER_S = 30.0
 """Time for the keeper to kill what a call left. The keeper itself gives up earlier."""
 _PIECE = 2**16
@@ -221,17 +223,26 @@ class Handle:
         Built-in code starts no processes, so that nothing is left to kill.
         """
         try:
-            if self._sweeps:
+            with contextlib.suppress(TimeoutError):  # nearly always there is nothing left to kill
+                self._await_end(call, _SOON_S)
+            if self._sweeps and self.usable:
                 self._command("sweep")
                 self.usable = self._keeper_answer().get("clean", False)
-            self._take_control(call)
-            end = time.monotonic() + _AFTERWARDS_S
-            while self.usable and call.status is None:
-                self._wait({self._control.fileno(): select.POLLIN}, end, [self._output])
-                self.usable = self._read_control()
-                self._take_control(call)
+            self._await_end(call, _AFTERWARDS_S)
         except (OSError, BrokenFrame):
             self.usable = False
+
+    def _await_end(self, call: _Call, timeout_s: float) -> None:
+        """Wait until the process has reported the end of a call, or has ended itself.
+
+        Raise TimeoutError or BrokenFrame.
+        """
+        end = time.monotonic() + timeout_s
+        self._take_control(call)
+        while self.usable and call.status is None:
+            self._wait({self._control.fileno(): select.POLLIN}, end, [self._output])
+            self.usable = self._read_control()
+            self._take_control(call)
 
     def _command(self, command: str) -> None:
         """Send a command to the keeper. Raise OSError if that has ended."""

@@ -11,6 +11,7 @@ OUT_OF_MEMORY = 77
 LONGEST_FILE = 2**30
 """Most bytes of a file that a sandbox process writes."""
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+_SYSTEM = ctypes.CDLL(None)  # opened here once, and not in every forked process
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ def _limit(resource_number: int, value: int) -> None:
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent ends. A later change of user undoes this."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        _SYSTEM.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
 
 def ignore_polite_signals() -> None:

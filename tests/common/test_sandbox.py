@@ -14,7 +14,7 @@ WORK = "tests.common.sandbox_work"
 
 
 def settings(**changes: object) -> SandboxSettings:
-    values = {"timeout_s": 5.0, "memory_gib": 1.0, "user": "", "environment": (), "modules": (WORK,)}
+    values = {"timeout_s": 60.0, "memory_gib": 1.0, "user": "", "environment": (), "modules": (WORK,)}
     names = {"workers": 1, "built_in": f"{WORK}:pid", "load": f"{WORK}:echo", "section": "SOLVER"}
     return SandboxSettings(**(names | values | changes))  # type: ignore[arg-type]
 

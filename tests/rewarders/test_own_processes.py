@@ -28,7 +28,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ScoringPool]:
-    with ScoringPool(RewarderSettings(workers=1, timeout_s=20, memory_gib=2)) as pool:
+    with ScoringPool(RewarderSettings(workers=1, timeout_s=60, memory_gib=2)) as pool:
         yield pool
 
 
@@ -117,7 +117,7 @@ def test_the_working_directory_is_no_way_into_a_closed_folder(
     (tmp_path / "closed" / "open" / "secret").write_text("hush")
     monkeypatch.chdir(tmp_path / "closed" / "open")
     code = "import os\ndef own(completions): return [float(os.path.exists('secret'))]"
-    with ScoringPool(RewarderSettings(workers=1, timeout_s=20, memory_gib=2)) as pool:
+    with ScoringPool(RewarderSettings(workers=1, timeout_s=60, memory_gib=2)) as pool:
         assert score(pool, own(tmp_path, code)) == (0.0,)
 
 

@@ -23,7 +23,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ScoringPool]:
-    with ScoringPool(RewarderSettings(workers=1, timeout_s=20, memory_gib=2, user="")) as pool:
+    with ScoringPool(RewarderSettings(workers=1, timeout_s=60, memory_gib=2, user="")) as pool:
         yield pool
 
 

@@ -31,7 +31,7 @@ def make_pool() -> Iterator[MakePool]:
     with ExitStack() as pools:
 
         def make(**limits: Any) -> ScoringPool:
-            defaults = {"workers": 1, "timeout_s": 10.0, "memory_gib": 1.0}
+            defaults = {"workers": 1, "timeout_s": 60.0, "memory_gib": 1.0}
             pool = pools.enter_context(ScoringPool(RewarderSettings(**(defaults | limits))))
             return pool
 
@@ -41,7 +41,7 @@ def make_pool() -> Iterator[MakePool]:
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ScoringPool]:
     """One pool that lives through all that its rewards do to it."""
-    with ScoringPool(RewarderSettings(workers=1, timeout_s=10, memory_gib=1)) as pool:
+    with ScoringPool(RewarderSettings(workers=1, timeout_s=60, memory_gib=1)) as pool:
         yield pool
 
 
