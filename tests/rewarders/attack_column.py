@@ -159,7 +159,8 @@ class Column:
                 time.sleep(0.005)
         (drop / "target.json").write_text(json.dumps(self.target))  # for attacks on import
         spec = self.spec_of_attack(name)
-        variants = range(len(attacks.WRONG_ANSWERS)) if name == "wrong_answers" else [0]
+        answers = range(0, len(attacks.WRONG_ANSWERS), self.target["every"])
+        variants = answers if name == "wrong_answers" else [0]
         for self.target["variant"] in variants:
             faults += self.faults_of_call(name, spec)
         (drop / self.target["ended"]).touch()

@@ -64,17 +64,22 @@ def stopped(column: str) -> list[str]:
     return [ATTACKS[row] for row, cells in CELLS.items() if cells[column].startswith("stopped")]
 
 
-class Site:
-    """The folder of a column: an installation, a reward in it, and what the attacks look for."""
+def mode_of(column: str) -> int:
+    """The mode of the folders with Python, Penstock and rewards: in root's columns for root alone."""
+    return 0o755 if column == "ordinary user" else 0o700
 
-    def __init__(self, top: Path, column: str) -> None:
+
+class Site:
+    """The folder of a column: rewards, and what the attacks look for."""
+
+    def __init__(self, top: Path, column: str, python: Path) -> None:
         self.folder = top / column.replace(" ", "-").replace("'", "")
         self.folder.mkdir()
         self.column = column
         self.owner = rights.ORDINARY if column == "ordinary user" else 0
-        self.python = rights.install(self.folder / "install", 0o755 if self.owner else 0o700)
-        honest = self.folder / "install" / "own" / "honest.py"
-        honest.parent.mkdir()
+        self.python = python
+        honest = self.folder / "own" / "honest.py"
+        honest.parent.mkdir(mode=mode_of(column))
         honest.write_text(HONEST)
         self._write_attacks(honest.parent)
         (honest.parent / "beside_an_honest_reward.py").write_text("ONE = 1.0")
@@ -93,6 +98,7 @@ class Site:
             "suid": str(self._suid()),
             "honest": str(honest),
             "hostile": str(honest.with_name("hostile.py")),
+            "every": 1 if number == 0 or os.environ.get("NIGHTLY") else 7,
             "mark": f"evil{number}-{os.getpid() % 10**6}",
             "key": int.from_bytes(os.urandom(3)) + 1,
             "user": user,
@@ -151,7 +157,7 @@ class Site:
                 self.column,
                 [str(self.python), "-m", RUN, str(self.folder), *stopped(self.column)],
                 env=rights.environment(self.python, WANDB_API_KEY=self.secret),
-                cwd=self.folder / "install" / "clone", stdout=subprocess.PIPE, stderr=errors,
+                cwd=self.folder, stdout=subprocess.PIPE, stderr=errors,
             )  # fmt: skip
 
     def result(self, process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -178,9 +184,13 @@ def columns() -> Iterator[dict[str, dict[str, Any]]]:
     top.chmod(0o755)
     sites: list[Site] = []
     try:
+        pythons: dict[int, Path] = {}
         for column in COLUMNS:
             if not rights.why_not(column):
-                sites.append(Site(top, column))
+                mode = mode_of(column)
+                if mode not in pythons:
+                    pythons[mode] = rights.install(top / f"install-{mode:o}", mode)
+                sites.append(Site(top, column, pythons[mode]))
         processes = [site.start() for site in sites]
         yield {site.column: site.result(process) for site, process in zip(sites, processes, strict=True)}
     finally:
