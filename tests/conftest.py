@@ -26,6 +26,8 @@ _LONGEST_FIRST = (
     "e2e/test_demo.py",
     "e2e/test_two_ranks.py",
     "e2e/test_server_loss.py",
+    "rewarders/test_attacks.py",
+    "e2e/test_secrets.py",
     "crashes/test_mutants.py",
     "actors/test_vllm_engine.py",
     "e2e/test_deadlines.py",
