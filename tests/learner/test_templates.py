@@ -118,7 +118,7 @@ def test_the_environment_of_a_template_is_that_of_transformers(template):
     [
         ("{% for a in range(99999) %}" * 2 + "{% endfor %}" * 2, "longer than 2 s"),
         ("{{ 'a' * 20000000000 }}", "MemoryError"),
-        ("{{ 'a' * 20000000 }}", "more than 16777216 bytes"),
+        ("{{ 'a' * (messages | length * 10000000) }}", "more than 16777216 bytes"),
         ("{{ messages.__class__.__mro__ }}", "unsafe"),
         ("{{ raise_exception('no system') }}", r"own\) fails .* of the roles system, user: .*no system"),
         ("{% for m in messages %}", "TemplateSyntaxError"),
@@ -128,7 +128,8 @@ def test_the_environment_of_a_template_is_that_of_transformers(template):
     ids=["time", "memory", "output", "escape", "refusal", "syntax", "division", "surrogate"],
 )  # fmt: skip
 def test_a_hostile_template_ends_with_an_error_that_names_it(template, words, monkeypatch):
-    monkeypatch.setattr(chat_renderer, "_LIMIT_S", 2.0)
+    if "longer" in words:
+        monkeypatch.setattr(chat_renderer, "_LIMIT_S", 2.0)
     with pytest.raises(ConfigError, match=words) as caught:
         render(MESSAGES, template, prompt_template="chat")
     assert "the chat template (the tokenizer's own) fails" in str(caught.value)
