@@ -215,7 +215,9 @@ class Sampler:
     """Samples whole batches of equally long prompts, with a model and random numbers of its own."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, trust_remote_code=False
+        ).eval()
         self._end = self._model.generation_config.eos_token_id
         self._random = torch.Generator().manual_seed(seed)
 

@@ -47,10 +47,11 @@ def convert(source: Path, folder: Path) -> int:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     where, name = source.parent, source.name
-    tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
+    tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name, trust_remote_code=False)
     model = AutoModelForCausalLM.from_pretrained(
-        where, gguf_file=name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
-    )
+        where, gguf_file=name, dtype=torch.bfloat16, trust_remote_code=False,
+        quantization_config=GgufConfig(dequantize=True),
+    )  # fmt: skip
     if hasattr(model.config, "quantization_config"):  # some releases keep it after dequantising
         del model.config.quantization_config
     model.save_pretrained(folder)

@@ -116,8 +116,12 @@ def read_model(folder: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedConfig]
                 f"LEARNER_MODEL={folder}: no {name} is there; expected a Hugging Face folder"
             )
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
-        config: PreTrainedConfig = AutoConfig.from_pretrained(folder).get_text_config()
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False
+        )
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            folder, trust_remote_code=False
+        ).get_text_config()
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             f"LEARNER_MODEL={folder}: cannot be read: {error}. Repair the folder, or name another model"

@@ -7,6 +7,8 @@ from transformers import PreTrainedTokenizerBase
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
+from penstock.common.text import short
+from penstock.learner.data.chat_renderer import ChatRenderer
 
 R1_PROMPT = (
     "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. "
@@ -37,7 +39,7 @@ class Template:
         self._kind = settings.prompt_template
         self._system = read_prompt(settings.system_prompt)
         own = bool(getattr(tokenizer, "chat_template", None))
-        self._chat_template: str | None = None
+        template: str | None = None
         if self._kind == "chat" and not own:
             raise ConfigError(
                 "LEARNER_PROMPT_TEMPLATE=chat, but the model's tokenizer has no chat template: set "
@@ -49,8 +51,12 @@ class Template:
                 "LEARNER_SYSTEM_PROMPT empty"
             )
         if self._kind not in ("auto", "chat", "none", "r1", "qwen_r1"):
-            self._chat_template = _read_template(self._kind)
-        self._chats = self._chat_template is not None or (own and self._kind in ("auto", "chat", "r1"))
+            template = _read_template(self._kind)
+        self._template_name = "the tokenizer's own" if template is None else self._kind
+        self._renderer: ChatRenderer | None = None
+        if template is not None or (own and self._kind in ("auto", "chat", "r1")):
+            found = tokenizer.get_chat_template(template)
+            self._renderer = ChatRenderer(found, tokenizer.special_tokens_map)
         if self._kind == "r1":
             self._system = R1_PROMPT
 
@@ -62,30 +68,26 @@ class Template:
         messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": str(prompt)}]
         if self._kind == "qwen_r1":
             return self._encode(QWEN_R1.format(question=_contents(messages)), special=False)
-        if self._kind == "r1" and not self._chats:
+        if self._kind == "r1" and not self._renderer:
             return self._encode(f"{R1_PROMPT}\nUser: {_contents(messages)}\nAssistant:", special=True)
         if self._system:
             messages = [{"role": "system", "content": self._system}, *messages]
-        if self._chats:
+        if self._renderer:
             return self._encode(self._chat(messages), special=False)
         return self._encode(_contents(messages), special=True)
 
     def _chat(self, messages: list[dict[str, Any]]) -> str:
         """Return the messages as one text by the chat template; raise ConfigError if it rejects them."""
-        import jinja2
-
+        assert self._renderer is not None
         try:
-            text = self._tokenizer.apply_chat_template(
-                messages, chat_template=self._chat_template, tokenize=False, add_generation_prompt=True
-            )
-        except (jinja2.TemplateError, TypeError) as error:
-            name = self._kind if self._chat_template else "the tokenizer's own"
+            return self._renderer.render(messages)
+        except ValueError as error:
+            roles = short(", ".join(str(message.get("role")) for message in messages))
             raise ConfigError(
-                f"LEARNER_PROMPT_TEMPLATE: the chat template ({name}) fails on messages of the roles "
-                f"{', '.join(str(message.get('role')) for message in messages)}: {error}. Correct the "
-                "template or the messages' roles, or set LEARNER_PROMPT_TEMPLATE=none."
+                f"LEARNER_PROMPT_TEMPLATE: the chat template ({self._template_name}) fails on messages "
+                f"of the roles {roles}: {short(error, 300)}. Correct the template or the messages' "
+                "roles, or set LEARNER_PROMPT_TEMPLATE=none."
             ) from error
-        return str(text)
 
     def _encode(self, text: str, special: bool) -> list[int]:
         """Return the tokens of a text; `special` adds the tokenizer's own, such as the start of text."""

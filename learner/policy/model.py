@@ -45,7 +45,9 @@ def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
     """Load a model, dropout off. Raise ConfigError for no model, packing or liger; OSError of a disk."""
     dtype = _DTYPES[settings.dtype]
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, trust_remote_code=False, use_safetensors=True
+        )
     except (OSError, ValueError, SafetensorError) as error:
         if isinstance(error, OSError) and error.errno not in (None, ENOENT):
             raise  # of the disk or the network: a restart may help

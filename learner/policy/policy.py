@@ -58,7 +58,9 @@ class Policy:
         self, model_folder: Path, settings: LearnerSettings, steps: int, start: Path | None = None
     ) -> None:
         self._settings, self._steps = settings, steps
-        self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model_folder)
+        self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            model_folder, trust_remote_code=False
+        )
         module, self._adapter = load_policy(start or model_folder, settings)
         self._flops = FlopCounter(module.model)
         self._engine = DeepSpeedEngine(module, settings)

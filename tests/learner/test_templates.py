@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
+
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from penstock.common.errors import ConfigError
+from penstock.learner.data import chat_process, chat_renderer
+from penstock.learner.data.chat_renderer import ChatRenderer
 from penstock.learner.data.templates import R1_PROMPT, Template
 from tests.learner.builders import make_settings
+
+OWN = "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}assistant:"
 
 
 class ChatTokenizer:
     """Encodes a text as itself; its own template writes role:content|."""
 
-    def __init__(self, chat_template="own"):
+    def __init__(self, chat_template=OWN):
         self.chat_template = chat_template
+        self.special_tokens_map = {"bos_token": "^"}
 
     def __call__(self, text, add_special_tokens):
         return type("Encoding", (), {"input_ids": ("<s>" if add_special_tokens else "") + text})()
 
-    def apply_chat_template(self, messages, chat_template, tokenize, add_generation_prompt):
-        head = f"[{chat_template}]" if chat_template else ""
-        return head + "".join(f"{m['role']}:{m['content']}|" for m in messages) + "assistant:"
+    def get_chat_template(self, chat_template):
+        return chat_template or self.chat_template
 
 
-def render(prompt, chat_template="own", **settings):
+def render(prompt, chat_template=OWN, **settings):
     return Template(make_settings(**settings), ChatTokenizer(chat_template)).render(prompt)
 
 
@@ -33,17 +41,17 @@ MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
 @pytest.mark.parametrize(
     ("prompt", "chat_template", "settings", "expected"),
     [
-        ("1+1=", "own", {}, "user:1+1=|assistant:"),
+        ("1+1=", OWN, {}, "^user:1+1=|assistant:"),
         ("1+1=", None, {}, "<s>1+1="),
-        ("1+1=", "own", {"prompt_template": "none"}, "<s>1+1="),
+        ("1+1=", OWN, {"prompt_template": "none"}, "<s>1+1="),
         (MESSAGES, None, {}, "<s>Be brief.\n1+1=?"),
-        (MESSAGES, "own", {}, "system:Be brief.|user:1+1=?|assistant:"),
-        ("1+1=", "own", {"system_prompt": "Think."}, "system:Think.|user:1+1=|assistant:"),
+        (MESSAGES, OWN, {}, "^system:Be brief.|user:1+1=?|assistant:"),
+        ("1+1=", OWN, {"system_prompt": "Think."}, "^system:Think.|user:1+1=|assistant:"),
         ("1+1=", None, {"system_prompt": "Think."}, "<s>Think.\n1+1="),
-        ("1+1=", "own", {"prompt_template": "r1"}, f"system:{R1_PROMPT}|user:1+1=|assistant:"),
+        ("1+1=", OWN, {"prompt_template": "r1"}, f"^system:{R1_PROMPT}|user:1+1=|assistant:"),
         ("1+1=", None, {"prompt_template": "r1"}, f"<s>{R1_PROMPT}\nUser: 1+1=\nAssistant:"),
         (
-            "1+1=", "own", {"prompt_template": "qwen_r1"},
+            "1+1=", OWN, {"prompt_template": "qwen_r1"},
             "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
             f"{R1_PROMPT}Put your final answer within \\boxed{{}}.\n1+1=<|im_end|>\n"
             "<|im_start|>assistant\n",
@@ -55,7 +63,7 @@ def test_a_question_becomes_a_prompt(prompt, chat_template, settings, expected):
 
 
 def test_template_and_system_prompt_may_be_files(tmp_path):
-    (tmp_path / "own.jinja").write_text("mine")
+    (tmp_path / "own.jinja").write_text("[mine]" + OWN)
     (tmp_path / "system.txt").write_text("Think.")
     found = render(
         "1+1=",
@@ -63,7 +71,7 @@ def test_template_and_system_prompt_may_be_files(tmp_path):
         prompt_template=str(tmp_path / "own.jinja"),
         system_prompt=str(tmp_path / "system.txt"),
     )
-    assert found == "[mine]system:Think.|user:1+1=|assistant:"
+    assert found == "[mine]^system:Think.|user:1+1=|assistant:"
 
 
 @pytest.mark.parametrize(
@@ -79,3 +87,78 @@ def test_template_and_system_prompt_may_be_files(tmp_path):
 def test_what_does_not_fit_is_told(settings, words):
     with pytest.raises(ConfigError, match=words):
         render("1+1=", None, **settings)
+
+
+EACH = "{% for m in messages %}"
+TEMPLATES = {
+    "white space": "  {% if true %}\n  a\n  {% endif %}\n" + EACH + " {{- m.content }} {% endfor %}",
+    "tojson": "{{ messages | tojson }}{{ messages[0] | tojson(indent=2, sort_keys=True) }}",
+    "tojson of a text": "{{ '<ä>' | tojson }}{{ '<ä>' | tojson(ensure_ascii=True) }}",
+    "loop controls": EACH + "{% if loop.first %}{% continue %}{% endif %}{{ m.role }}{% endfor %}",
+    "generation": EACH + "{% generation %}\n{{ m.role }}\n{% endgeneration %}{% endfor %}",
+    "a set within": EACH + "{% generation %}{% set x = 1 %}{% endgeneration %}{{ x }}{% endfor %}",
+    "namespaces": "{% set n = namespace(n=0) %}" + EACH + "{% set n.n = n.n + 1 %}{% endfor %}{{ n.n }}",
+    "variables": "{{ bos_token }}{{ tools }}{{ documents }}{{ add_generation_prompt }}{{ eos_token }}",
+    "dates": "{{ strftime_now('%Y') }}",
+    "macros": "{% macro f(x) %}[{{ x.strip() }}]{% endmacro %}" + EACH + "{{ f(m.role) }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+def test_the_environment_of_a_template_is_that_of_transformers(template):
+    variables = {"bos_token": "^"}
+    (expected,), _ = render_jinja_template(
+        [MESSAGES], chat_template=template, add_generation_prompt=True, **variables
+    )
+    assert chat_process.render(chat_process.compile_template(template), variables, MESSAGES) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{% for a in range(99999) %}" * 2 + "{% endfor %}" * 2, "longer than 2 s"),
+        ("{{ 'a' * 20000000000 }}", "MemoryError"),
+        ("{{ 'a' * (messages | length * 10000000) }}", "more than 16777216 bytes"),
+        ("{{ messages.__class__.__mro__ }}", "unsafe"),
+        ("{{ raise_exception('no system') }}", r"own\) fails .* of the roles system, user: .*no system"),
+        ("{% for m in messages %}", "TemplateSyntaxError"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ '\\ud800' }}", "half a character"),
+    ],
+    ids=["time", "memory", "output", "escape", "refusal", "syntax", "division", "surrogate"],
+)  # fmt: skip
+def test_a_hostile_template_ends_with_an_error_that_names_it(template, words, monkeypatch):
+    if "longer" in words:
+        monkeypatch.setattr(chat_renderer, "_LIMIT_S", 2.0)
+    with pytest.raises(ConfigError, match=words) as caught:
+        render(MESSAGES, template, prompt_template="chat")
+    assert "the chat template (the tokenizer's own) fails" in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def test_after_a_template_failed_the_next_prompt_is_rendered():
+    renderer = ChatRenderer("{{ messages[0].content }}{{ 'a' * messages[0].n }}", {})
+    with pytest.raises(ValueError, match="bytes"):
+        renderer.render([{"content": "x", "n": 17_000_000}])
+    assert renderer.render([{"content": "x", "n": 2}]) == "xaa"
+
+
+def test_many_slow_prompts_end_as_one_slow_prompt_does(monkeypatch):
+    """Each is within the limit; without a limit of their sum they would go on."""
+    monkeypatch.setattr(chat_renderer, "_LIMIT_S", 1.0)
+    monkeypatch.setattr(chat_renderer, "_PER_PROMPT_S", 0.0001)
+    renderer = ChatRenderer("{% for a in range(20000) %}{{ a }}{% endfor %}", {})
+    prompts = [[{"role": "user", "content": str(number)}] for number in range(10_000)]
+    with pytest.raises(ValueError, match="longer than"):
+        list(map(renderer.render, prompts))
+
+
+def test_the_process_of_a_template_ends_with_its_renderer_and_sees_no_password(monkeypatch):
+    monkeypatch.setenv("REDIS_URL", "redis://:secret@host")
+    renderer = ChatRenderer("a", {})
+    renderer.render([])
+    pid = renderer.pid
+    assert b"secret" not in Path(f"/proc/{pid}/environ").read_bytes()
+    del renderer
+    gc.collect()
+    assert not Path(f"/proc/{pid}").exists()

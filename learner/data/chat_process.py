@@ -1,0 +1,117 @@
+"""The process in which a chat template runs: a template comes with a model, and may be hostile.
+
+    python -m penstock.learner.data.chat_process FD
+
+Reads JSON lines from the socket FD and answers each with one: first the template and its variables,
+then the messages of a prompt. An answer is {"text": ...} or {"error": ...}. The process ends with its
+socket or its parent. The environment of a template is that of transformers' apply_chat_template, whose
+import would take a second; tests/learner/test_templates.py compares the two.
+"""
+
+import ctypes
+import json
+import resource
+import signal
+import socket
+import sys
+from datetime import datetime
+from typing import Any
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MOST_BYTES = 16 << 20
+"""The longest answer, a prompt as JSON. Its tokens would fill any model's context."""
+
+_MEMORY_BYTES = 1 << 30
+"""Memory that a template may take beside what its libraries take."""
+
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+
+class Generation(Extension):
+    """The block {% generation %} ... {% endgeneration %}, which has no effect on a prompt."""
+
+    tags = {"generation"}  # noqa: RUF012  # as in jinja2
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Return the block's content."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+
+def compile_template(text: str) -> Template:
+    """Return a chat template. Raise TemplateError if it is none."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment.from_string(text)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return a value as JSON, without the escapes of HTML that jinja2's own filter makes."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    """Raise TemplateError: a template refuses messages by this function."""
+    raise TemplateError(message)
+
+
+def render(template: Template, variables: dict[str, Any], messages: list[Any]) -> str:
+    """Return the messages of a prompt as one text. Raise whatever the template raises."""
+    return template.render(
+        messages=messages, tools=None, documents=None, add_generation_prompt=True, **variables
+    )
+
+
+def serve(channel: socket.socket) -> None:
+    """Answer the lines of a socket until it is closed. Raise OSError if the parent is gone."""
+    with channel, channel.makefile("rb") as lines:
+        head = json.loads(lines.readline())
+        _answer(channel, {"text": ""})
+        template: Template | None = None
+        for line in lines:
+            try:
+                template = template or compile_template(head["template"])
+                answer = {"text": render(template, head["variables"], json.loads(line))}
+            except Exception as error:  # a template raises whatever it likes
+                answer = {"error": f"{type(error).__name__}: {error}"[:300]}
+            _answer(channel, answer)
+
+
+def _answer(channel: socket.socket, answer: dict[str, str]) -> None:
+    """Send an answer as a line. Raise OSError if the parent is gone."""
+    line = json.dumps(answer).encode()
+    if len(line) > MOST_BYTES:
+        line = json.dumps({"error": f"its text has more than {MOST_BYTES} bytes"}).encode()
+    channel.sendall(line + b"\n")
+
+
+def limit_process() -> None:
+    """Limit the memory of this process from now on, and let it write no file."""
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY_BYTES,) * 2)
+    for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
+        resource.setrlimit(limit, (0, 0))
+
+
+if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    limit_process()
+    serve(socket.socket(fileno=int(sys.argv[1])))

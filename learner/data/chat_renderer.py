@@ -1,0 +1,110 @@
+"""Chat templates, rendered in a process of their own with limits of time, memory and output."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.common.files.reading import parse_json
+from penstock.learner.data.chat_process import MOST_BYTES
+
+_START_S = 120.0
+"""Seconds in which the process starts. It takes a fraction of one, and more on a busy machine."""
+
+_LIMIT_S = 10.0
+"""Seconds that one prompt may take."""
+
+_PER_PROMPT_S = 0.1
+"""Seconds of the limit that each prompt gives back: ten thousand slow prompts would take a day."""
+
+_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "LD_LIBRARY_PATH")
+"""Variables that the process sees. Passwords are in others."""
+
+
+class ChatRenderer:
+    """Renders messages by one template. Its process starts with the first prompt, and ends with this."""
+
+    def __init__(self, template: str, variables: Mapping[str, Any]) -> None:
+        self._head = {"template": template, "variables": dict(variables)}
+        self._left_s = _LIMIT_S
+        self._channel: socket.socket | None = None
+        self._stop: Any = None
+        self._unread = b""
+        self.pid = 0  # of the process, once it runs
+
+    def render(self, messages: list[Any]) -> str:
+        """Return the messages as one text. Raise ValueError, with the reason, if the template fails.
+
+        It fails if it raises, or takes too long, too much memory, or makes too long a text.
+        """
+        if self._channel is None:
+            self._start()
+        began = time.monotonic()
+        self._left_s = min(_LIMIT_S, self._left_s + _PER_PROMPT_S)
+        text = self._ask(messages, self._left_s)
+        self._left_s -= time.monotonic() - began
+        return text
+
+    def _start(self) -> None:
+        """Start the process. Raise ValueError if it ends at once or does not answer."""
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "penstock.learner.data.chat_process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _VARIABLES if name in os.environ},
+            )  # fmt: skip
+        self._unread, self._left_s, self.pid = b"", _LIMIT_S, process.pid
+        self._stop = weakref.finalize(self, _end, process, self._channel)
+        self._ask(self._head, _START_S)
+
+    def _ask(self, question: Any, limit_s: float) -> str:
+        """Return the answer to a line. Raise ValueError for none; then the process is ended."""
+        assert self._channel is not None
+        deadline = time.monotonic() + limit_s
+        try:
+            self._channel.settimeout(max(limit_s, 1e-3))
+            self._channel.sendall(json.dumps(question, default=str).encode() + b"\n")
+            answer = parse_json(self._read_line(deadline))
+        except TimeoutError as error:
+            self._close()
+            raise ValueError(f"it took longer than {_LIMIT_S:g} s") from error
+        except (OSError, ValueError) as error:
+            self._close()
+            raise ValueError(f"its process gave no answer ({error}); did it lack memory?") from error
+        if not isinstance(answer, dict) or not isinstance(answer.get("text"), str):
+            reason = answer.get("error") if isinstance(answer, dict) else None
+            raise ValueError(reason if isinstance(reason, str) else "its process gave no text")
+        return str(answer["text"])
+
+    def _read_line(self, deadline: float) -> bytes:
+        """Return the next line. Raise TimeoutError, ConnectionError, or ValueError for a longer one."""
+        assert self._channel is not None
+        while b"\n" not in self._unread:
+            if len(self._unread) > MOST_BYTES + 1:
+                raise ValueError(f"a line of more than {MOST_BYTES} bytes")
+            self._channel.settimeout(max(deadline - time.monotonic(), 1e-3))
+            found = self._channel.recv(1 << 20)
+            if not found:
+                raise ConnectionError("it ended")
+            self._unread += found
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+    def _close(self) -> None:
+        """End the process. The next prompt starts another one."""
+        self._stop()
+        self._channel = None
+
+
+def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
+    """End the process and wait until it has ended."""
+    channel.close()
+    process.kill()
+    process.wait()
