@@ -27,7 +27,8 @@ Issued = list[tuple[str, str, bytes]]
 class Item:
     """An entry of a stream. `holder` works on it, or did when its lease ran out (`late`).
 
-    `attempts` failed in this stage; `alone` says that the holder works on nothing else.
+    `attempts` failed in this stage, `before` of them before this entry was added; `alone` says that the
+    holder works on nothing else.
     """
 
     uid: int
@@ -37,6 +38,7 @@ class Item:
     holder: str = ""
     late: bool = False
     alone: bool = False
+    before: int = 0
 
 
 @dataclass
@@ -149,7 +151,7 @@ class ServerModel:
             item.holder, item.late = consumer, False
             item.attempts += 1
             if item.attempts >= most and not item.alone:
-                item.attempts = max(most - 1, 1)  # it gets its attempt alone first
+                item.attempts = max(item.before, most - 1, 1)  # it gets its attempt alone first
         return [self._seen(item, item.alone) for item in late]
 
     def mark_alone(self, stream: str, consumer: str, uid: int) -> bool:
@@ -209,7 +211,7 @@ class ServerModel:
         return item if item is not None and item.holder == consumer else None
 
     def _put(self, stream: str, ticket: str, payload: bytes, first: str, attempts: int = 0) -> None:
-        item = Item(next(self._uids), ticket, payload, attempts)
+        item = Item(next(self._uids), ticket, payload, attempts, before=attempts)
         self.now.streams[stream].append(item)
         self.now.places[ticket] = (stream, item.uid, first)
 

@@ -383,3 +383,20 @@ def test_every_history_is_one_the_model_allows(queue_server: LocalServer) -> Non
     )
     assert ProtocolMachine.steps["rules"] >= 10_000, ProtocolMachine.steps
     connection.close()
+
+
+def test_work_that_is_given_back_after_its_last_attempt_keeps_its_attempts(
+    queue_server: LocalServer,
+) -> None:
+    """Three attempts failed, the last one alone. A lease lost in company changes nothing then."""
+    machine = ProtocolMachine(ClockedConnection(queue_server.url, 10, 10))
+    machine.issue(1)
+    machine.take(0, 1)
+    machine.kill_every_worker(0, 0, marked=True)
+    assert machine.hands[-1].entry.doomed
+    machine.give_back(0)
+    machine.take(0, 1)
+    machine.lose_lease(0, 0, reclaimed=True)
+    assert machine.hands[-1].entry.attempts == MOST_ATTEMPTS
+    machine.teardown()
+    machine.connection.close()

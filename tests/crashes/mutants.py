@@ -178,6 +178,21 @@ MUTANTS: dict[str, Mutant] = {
         scenarios.another_client_deletes_the_tickets,
         "stuck",
     ),
+    "workers trust the state": Mutant(
+        28,
+        "the state that another client wrote sends all workers home",
+        (
+            (
+                "common/broker/run_view.py",
+                'if self._read("GET", self.keys.state) != b"ended":',
+                'if self._read("GET", self.keys.state) == b"ended":\n'
+                "            return True\n"
+                "        else:",
+            ),
+        ),
+        scenarios.another_client_writes,
+        "stuck",
+    ),
     "attempts in company bury": Mutant(
         15,
         "a poison prompt kills the engine three times, and all that were in flight are dead",

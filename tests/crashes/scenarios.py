@@ -81,9 +81,32 @@ def another_client_deletes_the_tickets(folder: Path) -> World:
     def delete(world: World, step: int) -> None:
         if step == 2:
             world.watch.forget()
-            world.watch.delete(world.keys.tickets)
+            world.watch.write("DEL", world.keys.tickets)
 
     return World(folder, on_step=delete)
+
+
+def another_client_writes(folder: Path) -> World:
+    """A write per step, each of which would stop a run that trusts what the server holds."""
+
+    def write(world: World, step: int) -> None:
+        keys, watch = world.keys, world.watch
+        if step == 1:
+            watch.write("SET", keys.state, "ended")
+            watch.write(
+                "HSET", keys.open, "train:007", "nonsense", "train:1e3", f"{keys.tickets}|1-1|1.0"
+            )
+        if step == 2:
+            watch.write("SET", keys.contract, "nonsense")
+            watch.write("SET", keys.weights, "nonsense")
+        if step == 3:
+            watch.write("DEL", keys.ledger)
+            watch.write("LPUSH", keys.ledger, "a list")
+        if step == 4:
+            watch.write("XGROUP", "DESTROY", keys.rollouts, "workers")
+            watch.write("HSET", keys.fence, "nonce", "x", "holder", "x", "lease", "x")
+
+    return World(folder, on_step=write)
 
 
 def stopped_learner_goes_on(folder: Path) -> World:

@@ -65,9 +65,9 @@ class Watch:
             for stream in self._streams:
                 self._client.xadd(stream, {"x": "y"}, nomkstream=True)
 
-    def delete(self, key: str) -> None:
-        """Another client deletes a key."""
-        self._client.delete(key)
+    def write(self, *command: str) -> None:
+        """Another client sends a command."""
+        self._client.execute_command(*command)
 
     def forget(self) -> None:
         """The server lost what it held: nothing that was seen has to be there."""
