@@ -145,7 +145,7 @@ class Ledger:
             self._to_repeat = list(snapshot["to_repeat"])
             self._repeats = snapshot["repeats"]
             versions = snapshot["versions"].items()
-            self.versions = {Version.parse(text): found for text, found in versions}
+            self.versions = {Version.parse(text): made for text, made in versions}
         except KeyError as error:
             raise MalformedMessage(f"ledger without {error}: install the run's release") from error
         self.unrecorded, self.owes_record = {}, False
