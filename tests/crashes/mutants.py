@@ -218,7 +218,7 @@ MUTANTS: dict[str, Mutant] = {
         (
             (
                 "learner/state/ledger.py",
-                "self.versions = {Version.parse(text): found for text, found in versions}",
+                "self.versions = {Version.parse(text): made for text, made in versions}",
                 "self.versions = {}",
             ),
         ),
