@@ -299,7 +299,7 @@ class TicketWorker:
 
 
 def check_same(joined: Contract, data: bytes) -> None:
-    """Raise RunNotReady if `data` is another contract, MalformedMessage if `data` is no contract."""
+    """Raise RunNotReady, with the differences, for another contract, MalformedMessage for none."""
     published = decode(data, Contract)
     if published.hash != joined.hash:
         raise RunNotReady(
