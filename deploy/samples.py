@@ -128,7 +128,8 @@ class Samples(ResultCommand):
         """Return held-out answers of one step, or of all. Raise ConfigError if there are none."""
         path = RunFolder(self.run).evaluations
         if not path.is_file():
-            raise ConfigError(f"{path} does not exist: set LEARNER_EVAL_DATASET to evaluate")
+            hint = f"is {self.run} a run's folder, and was LEARNER_EVAL_DATASET set for the run?"
+            raise ConfigError(f"{path} does not exist: {hint}")
         rows = read_json_lines(path, index=int, columns=dict, completions=list)
         found = [row for row in rows if self.step in (None, row["step"])]
         if not found:
@@ -154,7 +155,8 @@ def read_rows(run: Path, step: int | None = None) -> list[Row]:
             hint = "nothing was trained yet; --evaluations shows the answers to held-out questions"
         raise ConfigError(f"{folder} holds no completions: {hint}")
     if step is not None and step not in files:
-        raise ConfigError(f"no completions of step {step}; there are {min(files)} to {max(files)}")
+        there = f"choose --step from {min(files)} to {max(files)}"
+        raise ConfigError(f"{folder} holds no completions of step {step}: {there}")
     steps = [step] if step is not None else sorted(files, reverse=True)
     return [row for one in steps for row in _read_file(files[one])]
 

@@ -110,13 +110,16 @@ class ResultCommand(Command):
         return result.exit_code
 
 
+_SHARE = "Be the user who owns the run, or share a new run with your group: RUN_UMASK=027"
+
 CommandType = TypeVar("CommandType", bound=Command)
 
 
 def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | None = None) -> int:
     """Execute a command line, by default that of the process, and return the exit code.
 
-    A PenstockError is printed on standard error and gives its exit code; other errors are raised.
+    A PenstockError is printed on standard error and gives its exit code, and so is, as a ConfigError, a
+    file that this user may not use. Other errors are raised.
     SystemExit, as after --help, gives 0. Without arguments a group prints its help.
     """
     if arguments is None:
@@ -133,6 +136,11 @@ def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | N
     except PenstockError as error:
         print_error(prog, error)
         return error.exit_code
+    except PermissionError as error:
+        if error.filename is None:  # not about a file
+            raise
+        print_error(prog, ConfigError(f"{error.filename}: this user has no right to it. {_SHARE}"))
+        return ConfigError.exit_code
 
 
 def print_error(prog: str, error: PenstockError) -> None:

@@ -131,8 +131,8 @@ def hold_out(
     count = round(wanted * total) if wanted < 1 else int(wanted)
     if not 0 < count < total:
         raise ConfigError(
-            f"LEARNER_EVAL_HOLDOUT={wanted:g} leaves none on one side: {count} of {total} questions "
-            "would be held out. Choose another share or number."
+            f"LEARNER_EVAL_HOLDOUT={wanted:g} would hold out {count} of {total} questions: expected at "
+            "least one to train on and at least one held out. Choose another share or number."
         )
     chosen = np.zeros(total, bool)
     chosen[np.random.default_rng([settings.seed, total]).permutation(total)[:count]] = True

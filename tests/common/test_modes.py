@@ -23,9 +23,12 @@ from penstock.common.files.atomic import make_folder, whole_folder, write_whole
 from penstock.common.files.lock import hold_lock
 from penstock.common.files.modes import umask
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
+from penstock.common.queues import Queues
+from penstock.deploy.__main__ import Penstock
 from penstock.learner.report.recorder import Recorder
 from penstock.learner.state.incarnations import claim_incarnation, read_nonce
 from penstock.learner.state.journal import Journal
+from penstock.runs import _opened
 
 NOBODY = 65534
 
@@ -179,3 +182,34 @@ def test_another_user_reads_versions_as_run_umask_allows(reachable, octal, same_
     command = [sys.executable, "-c", READ, str(path), str(group), str(NOBODY)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout.strip()
     assert (answer != "refused") is can_read
+
+
+@pytest.fixture
+def as_nobody() -> Iterator[None]:
+    """The rights of an ordinary user."""
+    os.seteuid(NOBODY)
+    yield
+    os.seteuid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_user_without_the_right_to_a_run_is_told_so(reachable, request, capfd):
+    run = RunFolder(reachable / "runs" / "private")
+    with umask("077"):
+        make_folder(run.path)
+    request.getfixturevalue("as_nobody")
+    assert execute_command(Penstock, "penstock", ["samples", str(run.path)]) == 78
+    flags = ["--run.dir", str(run.path.parent), "--run.name", run.path.name]
+    assert execute_command(Queues, "queues", ["status", *flags]) == 78
+    for line in capfd.readouterr().err.splitlines():
+        assert str(run.path) in line
+        assert "this user has no right to it" in line
+        assert "RUN_UMASK=027" in line
+
+
+def test_the_log_of_a_run_from_python_is_as_closed_as_the_run(tmp_path, careless):
+    with _opened(tmp_path / "log.txt", "077"):
+        pass
+    assert modes(tmp_path)["log.txt"] == 0o600
+    (tmp_path / "mine").touch()
+    assert modes(tmp_path)["mine"] == 0o666

@@ -392,7 +392,7 @@ def test_questions_are_held_out_by_the_seed_and_never_trained(tmp_path):
     assert not set(prompts(trained)) & set(prompts(held_out))
     assert prompts(load(source, eval_holdout=5)[1]) == prompts(held_out)
     assert prompts(load(source, eval_holdout=5, seed=1)[1]) != prompts(held_out)
-    with pytest.raises(ConfigError, match="leaves none on one side"):
+    with pytest.raises(ConfigError, match="expected at least one to train on"):
         load(source, eval_holdout=20)
 
 
