@@ -14,7 +14,7 @@ Settings of vLLM that make its numbers the ones that the learner expects:
 """
 
 import asyncio
-import json
+import operator
 import os
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import numpy as np
 from penstock.actors.engine import Aborted, PromptRefused, verify_weights
 from penstock.common.config.settings import ActorSettings
 from penstock.common.errors import EngineFailed
+from penstock.common.files.reading import parse_json, reading
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import Int32s, Rollout, Sampling, Span, Weights
@@ -183,12 +184,13 @@ def engine_arguments(settings: ActorSettings, contract: Contract, model: Path) -
 
 
 def read_stop_ids(model: Path) -> list[int]:
-    """Return the end tokens that a model folder's configs name, sorted. Raise ValueError if damaged."""
+    """Return the end tokens that a model folder's configs name, sorted. Raise ConfigError if damaged."""
     found: set[int] = set()
     for path in (model / "generation_config.json", model / "config.json"):
-        named = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
-        if named is not None:
-            found.update(named if isinstance(named, list) else [named])
+        with reading(path, "Copy the learner's model folder"):
+            named = parse_json(path.read_bytes()).get("eos_token_id") if path.is_file() else None
+            if named is not None:
+                found.update(map(operator.index, named if isinstance(named, list) else [named]))
     return sorted(found)
 
 

@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
+from penstock.common.text import short
 from penstock.common.wire.contract import Contract, hash_tokenizer
 from penstock.learner.data.questions import load_questions
 from penstock.learner.data.reward_specs import resolve_rewards
@@ -122,9 +123,10 @@ def read_model(folder: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedConfig]
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, trust_remote_code=False
         ).get_text_config()
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # of files that others wrote: transformers and tokenizers raise any
         raise ConfigError(
-            f"LEARNER_MODEL={folder}: cannot be read: {error}. Repair the folder, or name another model"
+            f"LEARNER_MODEL={folder}: cannot be read: {short(error, 500)}. Repair the folder, or "
+            "name another model"
         ) from error
     return tokenizer, config
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import pickle
 import shutil
@@ -10,6 +11,7 @@ import sys
 
 import pytest
 
+from penstock.actors.vllm_engine import read_stop_ids
 from penstock.common.errors import ConfigError
 from penstock.learner.data.plan import read_model
 from penstock.learner.policy.model import load_model
@@ -76,3 +78,18 @@ def test_pickled_weights_are_not_loaded(folder, tmp_path):
     with pytest.raises(ConfigError, match="safetensors"):
         load_model(folder, make_settings())
     assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", ["[" * 100_000, "[1]", "{", '{"model_type": 7}'])
+def test_a_damaged_file_of_a_model_folder_is_a_clear_error_or_not_needed(folder, name, content):
+    (folder / name).write_text(content)
+    with contextlib.suppress(ConfigError):
+        read_model(folder)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[1]", '{"eos_token_id": "a"}', "\xff"])
+def test_end_tokens_of_a_damaged_configuration_are_a_clear_error(tmp_path, content):
+    (tmp_path / "config.json").write_text(content, encoding="latin-1")
+    with pytest.raises(ConfigError, match=r"config\.json: damaged"):
+        read_stop_ids(tmp_path)
