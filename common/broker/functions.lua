@@ -163,6 +163,24 @@ local function taken(fence, holder, gone)
     idle / 1000, lease / 1000))
 end
 
+-- Returns whether nobody holds an entry of a work stream and the group will not give it out: another client
+-- acknowledged it, deleted its consumer, or moved the group's position.
+local function is_orphan(stream, entry)
+  if not WORK_STREAMS[string.match(stream, '([^:]*)$')] then return false end
+  local pending = redis.pcall('XPENDING', stream, GROUP, entry, entry, 1)
+  if pending.err or #pending > 0 then return false end
+  local ms, sequence = string.match(entry, '(%d+)-(%d+)')
+  for _, group in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    for i = 1, #group, 2 do
+      if group[i] == 'last-delivered-id' then
+        local last_ms, last = string.match(group[i + 1], '(%d+)-(%d+)')
+        ms, sequence, last_ms, last = tonumber(ms), tonumber(sequence), tonumber(last_ms), tonumber(last)
+        return ms < last_ms or (ms == last_ms and sequence <= last)
+      end
+    end
+  end
+end
+
 -- Makes the groups that are missing. Returns the streams that lacked one.
 local function make_groups(keys)
   local made = {}
@@ -264,7 +282,7 @@ local function counts_of(hash)
 end
 
 -- keys: fence, open, ledger; args: incarnation, cursor, count
--- Returns {next cursor, {ticket, version, 1 if its entry is there} of each, the totals}. A slice of `open`, as
+-- Returns {next cursor, {ticket, version, 1 if its entry can end} of each, the totals}. A slice of `open`, as
 -- another client may have written any number of tickets there.
 local function places(keys, args)
   local slice = redis.call('HSCAN', keys[2], args[2], 'COUNT', args[3])
@@ -272,7 +290,7 @@ local function places(keys, args)
   for i = 1, #slice[2], 2 do
     local ticket = slice[2][i]
     local stream, entry, version = split_place(keys[2], slice[2][i + 1])
-    local own = stream and find_own(ticket, stream, entry)
+    local own = stream and find_own(ticket, stream, entry) and not is_orphan(stream, entry)
     table.insert(tickets, {ticket, version or '', own and 1 or 0})
   end
   return {slice[1], tickets, counts_of(keys[3])}
@@ -280,7 +298,8 @@ end
 
 -- keys: fence, open, ledger, stream; args: incarnation, then (ticket, version, payload) each
 -- Adds the tickets that have no entry on the server, and replaces an entry of `stream` with another payload:
--- its answer would end stale. Returns for each the version of first issue.
+-- its answer would end stale. An entry that no worker will get is replaced as well. Returns for each the
+-- version of first issue.
 local function issue(keys, args)
   local versions = {}
   for i = 2, #args, 3 do
@@ -291,7 +310,8 @@ local function issue(keys, args)
       local stream, entry, first = split_place(keys[2], place)
       version = first or version
       alive = find_own(ticket, stream, entry)
-      if alive and stream == keys[4] and field_of(alive, 'd') ~= payload then
+      local other = stream == keys[4] and alive and field_of(alive, 'd') ~= payload
+      if alive and (other or is_orphan(stream, entry)) then
         remove(stream, entry)
         alive = false
       end

@@ -215,6 +215,28 @@ def test_the_claims_texts_are_restored(bench, field):
     assert bench.connection.execute("HGET", bench.keys.fence, field) == before
 
 
+def take_all(bench: Bench) -> WorkStream:
+    worker = WorkStream(bench.connection, bench.keys, bench.keys.tickets, "w", 30.0, 3)
+    assert len(worker.take(9)) == 4
+    return worker
+
+
+STOLEN: dict[str, Callable[[Bench], None]] = {
+    "the consumer is deleted": command("XGROUP", "DELCONSUMER", "{tickets}", "workers", "w"),
+    "the group is set past all entries": command("XGROUP", "SETID", "{tickets}", "workers", "$"),
+}
+
+
+@pytest.mark.parametrize("name", STOLEN)
+def test_an_entry_that_nobody_holds_and_nobody_will_get_is_issued_again(bench, name):
+    if "consumer" in name:
+        take_all(bench)
+    STOLEN[name](bench)
+    check(bench)
+    take_all(bench)
+    assert bench.balance()[1] == sorted(bench.ledger.open)
+
+
 def test_a_deleted_group_is_made_again_and_its_work_given_out(bench):
     bench.connection.execute("XGROUP", "DESTROY", bench.keys.tickets, "workers")
     worker = WorkStream(bench.connection, bench.keys, bench.keys.tickets, "w", 30.0, 3)
@@ -261,6 +283,12 @@ def test_a_fence_of_nonsense_is_a_lost_claim(bench, tmp_path, text):
     following = Bench(tmp_path, bench.connection, bench.keys)
     assert following.claim.incarnation == 2
     assert following.balance()[1] == sorted(bench.ledger.open)
+
+
+def test_a_fence_of_another_type_is_a_lost_claim_to_the_learner(bench):
+    bench.connection.execute("SET", bench.keys.fence, "x")
+    with pytest.raises(RunNotReady, match="fence"):
+        check(bench)
 
 
 # A resumed learner
