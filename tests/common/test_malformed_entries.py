@@ -327,7 +327,7 @@ def test_a_claim_replaces_a_fence_of_another_type(run: Run) -> None:
     assert run.view.incarnation() == 2
 
 
-@pytest.mark.parametrize("data", [b"", b"x", b"\xff", encode(Verdict("train:1", "dead", ""))])
+@pytest.mark.parametrize("data", [b"", b"x", b"\xff", encode(Verdict("train:1", "dead", "lost"))])
 def test_workers_wait_for_a_contract_that_can_be_read(run: Run, data: bytes) -> None:
     run.connection.execute("SET", run.keys.contract, data)
     timer = threading.Timer(0.3, lambda: run.learner.publish_contract(encode(CONTRACT)))
