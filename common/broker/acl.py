@@ -39,6 +39,8 @@ _LEARNING = (
     *_COUNTING,
     "xreadgroup",
     "xgroup|create",
+    "xinfo|stream",
+    "hscan",
     "set",
     "del",
     "function|list",
@@ -85,6 +87,7 @@ def _worker_rules(keys: Keys, actor: bool) -> list[str]:
         _selector(["xreadgroup"], worked),  # needs no more than the right to read, and takes entries
         _selector(["xadd"], dict.fromkeys((*following, *ends)), "%W~"),
         _selector(_COUNTING, [keys.malformed]),
+        _selector(["type"], [keys.dead], "%R~"),
         _selector(_calls("handoff"), (keys.fence, keys.open, *worked, *following)),
         _selector(_calls("bury"), (keys.fence, keys.open, *worked, *ends)),
         _selector(_calls(*_LEASE_CALLS), (keys.fence, keys.open, keys.malformed, *worked)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,22 @@ def test_the_run_of_the_table_is_one_in_which_the_functions_write(table: Table) 
     assert len(calls) > 10
     for call in calls:
         assert table.allows("default", call), call
+
+
+def test_the_learner_may_send_every_command_of_the_functions() -> None:
+    """A command that is new in functions.lua must be allowed to those who call it."""
+    source = files("penstock.common.broker").joinpath("functions.lua").read_text()
+    sent = {
+        "|".join(filter(None, found)).lower()
+        for found in re.findall(r"redis\.p?call\('([A-Z]+)'(?:, '([A-Z]+)')?", source)
+    }
+    sent = {
+        name if name.partition("|")[0] in ("xgroup", "xinfo") else name.partition("|")[0]
+        for name in sent
+    }
+    allowed = {rule[1:] for rule in rules("learner", KEYS) if rule.startswith("+")}
+    assert len(sent) > 10
+    assert sent - allowed == set()
 
 
 # A whole run under the users
