@@ -122,7 +122,7 @@ class Evaluator:
             self._end_unanswered(ticket, "stale", f"refused: {MEANING[refused]}")
             return
         if isinstance(outcome, Verdict):
-            self._end_unanswered(ticket, "dead", outcome.reason or "a verdict without a reason")
+            self._end_unanswered(ticket, "dead", outcome.reason)
             return
         rollouts, rewards = outcome.group.rollouts, outcome.rewards.items()
         self._answers[index] = Answer(

@@ -60,7 +60,7 @@ def test_a_user_who_may_not_ask_has_the_usual_limit(private_server, monkeypatch)
     admin = Connection(private_server.url, 10, 0.5)
     admin.execute("ACL", "SETUSER", "worker", "on", ">word", "~*", "+@all", "-config")
     address = private_server.url.rpartition("@")[2]
-    worker = Connection(f"redis://worker:word@{address}", 10, 0.5)
+    worker = Connection(f"unix://worker:word@{address}", 10, 0.5)
     assert worker.execute("SET", "key", b"x" * (3 << 20))
     with monkeypatch.context() as patched:
         patched.setattr("penstock.common.broker.connection._USUAL_LIMIT", 2 << 20)

@@ -261,17 +261,6 @@ def test_tickets_of_before_a_start_with_other_settings_say_nothing_against_the_q
     assert desk.form() is None
 
 
-def test_a_verdict_without_a_reason_leaves_its_question_unanswered(
-    tmp_path: Path, connection: Connection, keys: Keys
-) -> None:
-    bench = Bench(tmp_path, connection, keys)
-    bench.publish(0, evaluate=True)
-    bench.work("eval_tickets", edit=lambda made: Verdict(made.group.ticket.id, "dead", ""))
-    bench.flow.finish_evaluation(0)
-    (result,) = bench.flow.evaluator.take_ended()
-    assert [answer.reason for answer in result.answers] == ["a verdict without a reason"] * 2
-
-
 def test_tokens_of_an_earlier_incarnation_count_up_to_where_its_successor_started(
     tmp_path: Path, connection: Connection, keys: Keys
 ) -> None:
