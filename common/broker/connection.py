@@ -305,7 +305,7 @@ class Connection:
         policy = info.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":
             raise ConfigError(
-                f"the queue server at {self.address} may evict keys (maxmemory-policy {policy}) and so "
+                f"maxmemory-policy {policy} lets the queue server at {self.address} evict keys, and so "
                 "lose work: set maxmemory-policy noeviction"
             )
 

@@ -176,7 +176,7 @@ def test_a_server_that_may_evict(runner, role, tmp_path_factory):
         connection.execute("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
         assert_error(
             runner.run(role, REDIS_URL=server.url), 78,
-            "may evict keys (maxmemory-policy allkeys-lru)", "set maxmemory-policy noeviction",
+            "maxmemory-policy allkeys-lru lets the queue server", "set maxmemory-policy noeviction",
         )  # fmt: skip
 
 
