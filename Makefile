@@ -75,6 +75,7 @@ nightly: install
 	$(BIN)/python -m tests.crashes.matrix --alone --jobs 4
 	PROTOCOL_EXAMPLES=1000 $(BIN)/python -m pytest tests/common/test_protocol_machine.py
 	$(BIN)/python -m tests.e2e.kills --real
+	NIGHTLY=1 $(BIN)/python -m pytest tests/rewarders/test_attacks.py tests/e2e/test_secrets.py
 	$(BIN)/penstock demo --seed $(SEED)
 	$(BIN)/python -m tests.e2e.agreement runs/demo-base-$(SEED) runs/demo-task-$(SEED)/heldout.jsonl
 	$(BIN)/python -m benchmarks.handoff
