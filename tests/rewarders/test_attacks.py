@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -69,6 +70,12 @@ def mode_of(column: str) -> int:
     return 0o755 if column == "ordinary user" else 0o700
 
 
+def user_of(number: int) -> str:
+    """A user for the processes of root's rewards: not that of the tests that run beside these."""
+    known = {user.pw_name for user in pwd.getpwall()}
+    return next(name for name in (("games", "news")[number], "nobody") if name in known)
+
+
 class Site:
     """The folder of a column: rewards, and what the attacks look for."""
 
@@ -86,7 +93,7 @@ class Site:
         number = COLUMNS.index(column)
         half, secret = os.urandom(8).hex(), os.urandom(8).hex()
         self.secret = half + secret
-        user = ("games", "news", "")[number]  # not the user of the tests that run beside these
+        user = user_of(number) if mode_of(column) == 0o700 else ""
         self.target = {
             "folder": str(self.folder),
             "drop": str(self._make("drop", 0o777)),
@@ -134,7 +141,7 @@ class Site:
         return path
 
     def _suid(self) -> Path:
-        path = Path(shutil.copy("/usr/bin/id", self.folder / "suid-id"))
+        path = Path(shutil.copy(shutil.which("id") or "id", self.folder / "suid-id"))
         path.chmod(0o4755)
         return path
 
@@ -148,7 +155,8 @@ class Site:
             path.unlink()
         key = str(self.target["key"])
         remove = ["ipcrm", "-M", key, "-S", key, "-Q", key]
-        subprocess.run(remove, check=False, stderr=subprocess.DEVNULL)
+        with contextlib.suppress(FileNotFoundError):
+            subprocess.run(remove, check=False, stderr=subprocess.DEVNULL)
 
     def start(self) -> subprocess.Popen[str]:
         """Start the column's attacks."""
