@@ -168,7 +168,7 @@ def _read_file(path: Path) -> list[Row]:
 
     try:
         rows: list[Row] = parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: no UTF-8
         text = f"{path} is damaged or no Parquet file ({error}): remove it, or choose another --step"
         raise ConfigError(text) from error
     if missing := set(COLUMNS) - set(rows[0] if rows else COLUMNS):

@@ -145,7 +145,7 @@ def settings_of(recorded: Mapping[str, Any], changes: Mapping[str, str]) -> Lear
         return LearnerSettings(**{**recorded, **changes})
     except ValidationError as error:
         mistakes = "\n".join(mistake(detail, ("LEARNER", *detail["loc"])) for detail in error.errors())
-        raise ConfigError(f"wrong settings, in the journal or given now: {mistakes}") from error
+        raise ConfigError(f"wrong settings, in the journal or given now: {mistakes[:800]}") from error
 
 
 def encode_groups(groups: list[ScoredGroup]) -> list[bytes]:

@@ -1,6 +1,7 @@
 """Mutated messages and files, against all that reads them.
 
-    python -m tests.fuzz [--messages 300000] [--files 30000] [--seed N] [--only message:N | file:N]
+    python -m tests.fuzz [--messages 300000] [--files 30000] [--seed N] [--seconds S]
+    python -m tests.fuzz --seed N --only message:N
 
 uses two processes. Prints what became of the cases and every kind of fault with one reproducer: the
 seed, the number and the bytes. Exit code 1 if there is any fault, or if a process hangs or dies.
@@ -33,8 +34,10 @@ def main() -> int:
     parser.add_argument("--messages", type=int, default=300_000)
     parser.add_argument("--files", type=int, default=30_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=840, help="begin nothing after this time")
     parser.add_argument("--only", default="", help="one case, as message:123 or file:45")
     options = parser.parse_args()
+    wanted = {"message": options.messages, "file": options.files}
     began = time.monotonic()
     if options.only:
         log_nothing()
@@ -42,8 +45,11 @@ def main() -> int:
         with memory_folder() as folder:
             counts, faults = run_cases(kind, options.seed, [int(number)], folder)
     else:
-        counts, faults = run_all({"message": options.messages, "file": options.files}, options.seed)
+        counts, faults = run_all(wanted, options.seed, options.seconds)
     print(report(counts, faults))
+    whole = sum(wanted.values())
+    if not options.only and counts.total() < whole:
+        print(f"STOPPED after {options.seconds:g} s: {counts.total()} of {whole} cases")
     print(f"took {time.monotonic() - began:.0f} s with seed {options.seed}")
     return 1 if faults else 0
 

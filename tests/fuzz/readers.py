@@ -52,7 +52,7 @@ class Readers:
             except PenstockError as error:
                 refused = True
                 check_text(str(error))
-                named = changed.name in str(error) or changed.parent.name in str(error)
+                named = str(folder) in str(error) or changed.name in str(error)
                 require(named, f"{type(error).__name__} does not name {changed.name}: {error!s:.200}")
                 require(isinstance(error, ConfigError), f"{type(error).__name__}: {error!s:.200}")
         return "refused" if refused else "read"

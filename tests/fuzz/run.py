@@ -7,10 +7,11 @@ import logging
 import os
 import resource
 import tempfile
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import CancelledError, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import cache
@@ -81,14 +82,22 @@ def _run_portion(kind: str, seed: int, numbers: range, folder: Path) -> tuple[Co
 
 
 def chunks(wanted: dict[str, int], seed: int) -> Iterator[tuple[str, int, range]]:
-    """Yield the work of all cases in portions."""
-    for kind, count in wanted.items():
-        for start in range(0, count, _CHUNK[kind]):
-            yield kind, seed, range(start, min(count, start + _CHUNK[kind]))
+    """Yield the work of all cases in portions; messages and files take turns."""
+    starts = [
+        (start / count, kind, start)
+        for kind, count in wanted.items()
+        for start in range(0, count, _CHUNK[kind])
+    ]
+    for _, kind, start in sorted(starts):
+        yield kind, seed, range(start, min(wanted[kind], start + _CHUNK[kind]))
 
 
-def run_all(wanted: dict[str, int], seed: int) -> tuple[Counter[str], list[Fault]]:
-    """Run cases in two processes. A process that dies or hangs is a fault of its portion."""
+def run_all(wanted: dict[str, int], seed: int, seconds: float) -> tuple[Counter[str], list[Fault]]:
+    """Run cases in two processes, and begin no portion after so many seconds.
+
+    A process that dies or hangs is a fault of its portion.
+    """
+    ends = time.monotonic() + seconds
     counts: Counter[str] = Counter()
     faults: list[Fault] = []
     spawn = get_context("spawn")
@@ -102,6 +111,11 @@ def run_all(wanted: dict[str, int], seed: int) -> tuple[Counter[str], list[Fault
             except BrokenProcessPool as error:
                 faults.append(Fault(f"--seed {seed} {portions[done]}", f"a process ended: {error}", b""))
                 break
+            except CancelledError:
+                continue
             counts += found[0]
             faults += found[1]
+            if time.monotonic() > ends:
+                for portion in portions:
+                    portion.cancel()
     return counts, faults
