@@ -188,7 +188,12 @@ class Column:
     def faults_of_call(self, name: str, spec: RewardSpec) -> Iterator[str]:
         """Yield what is wrong with the attacker's own result."""
         try:
-            values = self.score(spec)
+            try:
+                values = self.score(spec)
+            except ScoringFailed as error:
+                if name not in MUST_ANSWER or "took more than" not in str(error):
+                    raise
+                values = self.score(spec)  # this machine is busy
         except ScoringFailed as error:
             print(f"         {str(error)[:120]!r}", flush=True)
             if name in MUST_ANSWER:
