@@ -70,7 +70,7 @@ def retrain_tail(
     machine = checkpoint.machine if checkpoint else {}
     recorder.cut_after(past.step)
     for position, record in read_chain(run_folder, claim, checkpoint.position if checkpoint else None):
-        with reading(str(position), REMEDY):
+        with reading(f"{run_folder.journal}, {position}", REMEDY):
             ledger.restore(record["ledger"])
             if record["kind"] == "header" and record["machine"] != machine:
                 machine = dict(record["machine"])
@@ -110,6 +110,7 @@ class _RecordedBatch:
 
 def _read_batch(record: Mapping[str, Any], changes: Mapping[str, Any]) -> _RecordedBatch:
     """Return a record's batch. Raise ConfigError for wrong settings, an error of DAMAGE for damage."""
+    LearnerSettings(**record["settings"])  # fails as damage of the file if the changes are not at fault
     found = _RecordedBatch(
         step=int(record["step"]),
         groups=[decode(group, ScoredGroup) for group in record["groups"]],
