@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import os
 import site
+import stat
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,8 @@ from pathlib import Path
 from penstock.common.own_code import KEPT, name_of_file
 
 _MOST_FILES = 2000
+_MOST_BYTES = 2**24
+"""Most bytes of a source that is read beforehand."""
 
 
 class SourceReader:
@@ -68,7 +71,7 @@ class SourceReader:
         """Keep a module of the user; ignore one that cannot be read."""
         if spec.origin is not None and spec.origin.endswith(".py"):
             try:
-                KEPT[spec.origin] = Path(spec.origin).read_bytes()
+                KEPT[spec.origin] = self._read_own(spec.origin)
             except OSError:
                 return
             is_package = spec.submodule_search_locations is not None
@@ -76,6 +79,22 @@ class SourceReader:
         elif spec.origin is not None:
             return  # a compiled module, which only its file can be loaded from
         self.modules[name] = spec
+
+    def _read_own(self, path: str) -> bytes:
+        """Return the source of a module of the user. Raise OSError if its file is not in a searched folder.
+
+        The file is read with the rights of this process, so a link beside the user's code must not lead
+        to files that the user of the code cannot read. The kernel names the file that was opened: a link
+        may change at any time.
+        """
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe would wait
+            name = f"/proc/self/fd/{file.fileno()}"
+            opened = os.readlink(name) if os.path.exists(name) else os.path.realpath(path)
+            folders = [os.path.realpath(folder) for folder in self._search]
+            inside = any(os.path.commonpath([folder, opened]) == folder for folder in folders)
+            if not (inside and stat.S_ISREG(os.fstat(file.fileno()).st_mode)):
+                raise PermissionError(f"{path} leads to {opened}, outside of the folders of the code")
+            return file.read(_MOST_BYTES)
 
     def import_installed(self) -> None:
         """Import the installed modules, with the rights that this process still has.

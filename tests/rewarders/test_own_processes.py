@@ -63,6 +63,31 @@ def test_a_call_has_no_capability_and_gets_no_new_ones(pool: ScoringPool, tmp_pa
 
 
 @needs_root
+def test_a_link_beside_the_code_is_not_followed_to_what_its_user_cannot_read(
+    pool: ScoringPool, tmp_path: Path
+) -> None:
+    home, secrets = tmp_path / "home", tmp_path / "secrets"
+    for folder in (home, secrets):
+        folder.mkdir(mode=0o700)
+        (folder / "hidden.py").write_text("SECRET = 7")
+    (home / "linked.py").symlink_to(secrets / "hidden.py")
+    (home / "shadow.py").symlink_to("/etc/shadow")
+    (home / "package").symlink_to(secrets)
+    (home / "inside.py").symlink_to(home / "hidden.py")
+    os.mkfifo(home / "pipe.py")
+    code = (
+        "from penstock.common.own_code import KEPT\n"
+        "from inside import SECRET\n"
+        "def own(completions):\n"
+        "    if not completions:\n"
+        "        import linked, shadow, pipe, package.hidden\n"
+        "    return [float(sum(path.startswith('HOME') for path in KEPT))]\n"
+    )
+    spec = own(home, code.replace("HOME", str(home)))
+    assert score(pool, spec) == (2.0,)  # own.py and inside.py
+
+
+@needs_root
 def test_modules_beside_a_file_that_nobody_can_read_are_read_before(
     pool: ScoringPool, tmp_path: Path
 ) -> None:
