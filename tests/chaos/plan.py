@@ -68,7 +68,7 @@ def make_plan(seconds: float) -> Plan:
     deck = {kind: max(1, round(count * share)) for kind, count in _WHOLE_DECK.items()}
     deck |= {LEARNER: max(3, deck[LEARNER]), SERVER: max(3, deck[SERVER])}
     floors = Floors(
-        kills=round(250 * share) if share < 1 else 300,
+        kills=round(200 * share) if share < 1 else 300,
         server=max(2, int(20 * share)),
         learner=max(2, int(20 * share)),
         groups=int(1000 * share),

@@ -99,7 +99,7 @@ MUTANTS: dict[str, Mutant] = {
                 "        self._acknowledge(ends)\n        self.position = self._journal.append(",
             ),
         ),
-        dies_at("learner", "journal.before", 6),
+        dies_at("learner", "journal.before", 7),
         "lost",
     ),
     "resumes from the checkpoint alone": Mutant(
@@ -128,7 +128,7 @@ MUTANTS: dict[str, Mutant] = {
         (
             (
                 "learner/streams/ticket_flow.py",
-                "if self._connection.restarts != self._restarts:",
+                "if self._connection.restarts != self._restarts or self._queue.damaged:",
                 "if False:",
             ),
         ),
