@@ -8,8 +8,9 @@ SHOWN = 2000
 """Most letters of a question, a completion or a reason in a verdict, which people read."""
 
 
-_LOGIN = re.compile(r"([a-z][a-z0-9+.-]*://)[^\s'\"]*@", re.IGNORECASE)
-_PASSWORD = re.compile(r"((?:password|passwd|secret|token|api_?key)=)[^\s&'\"]+", re.IGNORECASE)
+_WORD = re.compile(r"\S+")
+_FORM = "USER:PASSWORD@HOST"  # of a URL in the text of an error
+_PASSWORD = re.compile(r"((?:password|passwd|secret|token|api_?key)=)[^\s&]+", re.IGNORECASE)
 
 
 def as_text(value: Any) -> str:
@@ -45,7 +46,21 @@ def hide_passwords(text: str) -> str:
         >>> hide_passwords("redis://me:secret@host/0 and http://host?password=secret")
         'redis://***@host/0 and http://host?password=***'
     """
-    return _PASSWORD.sub(r"\1***", _LOGIN.sub(r"\1***@", text))
+    if ":/" in text:
+        text = _WORD.sub(_hide_login, text)
+    return _PASSWORD.sub(r"\1***", text)
+
+
+def _hide_login(word: re.Match[str]) -> str:
+    """Return a word with the login of a URL in it as `***`. Takes time in proportion to its length.
+
+    A URL that was taken for a path has one slash.
+    """
+    scheme, mark, rest = word[0].partition(":/")
+    _, at, place = rest.rpartition("@")
+    slash = "/" if rest.startswith("/") else ""
+    is_form = rest[len(slash) :].startswith(_FORM)
+    return f"{scheme}{mark}{slash}***@{place}" if at and not is_form else word[0]
 
 
 def printable(text: str) -> str:

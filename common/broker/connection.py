@@ -32,6 +32,7 @@ from penstock.common.errors import (
 )
 from penstock.common.failpoint import failpoint
 from penstock.common.log import get_logger, shorten
+from penstock.common.text import short
 
 BLOCK_MS = 1000
 """The longest blocking read. It is far below the socket's timeout, which would end the read."""
@@ -342,7 +343,7 @@ def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> No
 
     Raise ServerUnavailable for an unknown error. Return only if waiting helps: memory or disk is full.
     """
-    code, _, message = str(error).partition(" ")
+    code, _, message = short(error, 1000).partition(" ")  # another client may have named the holder
     if code == "FENCED":
         raise RunTaken(
             f"{message} and continues the run: this learner was superseded and stops"

@@ -11,6 +11,7 @@
 
 local GROUP = 'workers'
 local ALONE = 1000000
+local FENCE_JUMP = 1000  -- a fence that is higher by more was written by no learner
 local DEAD_KEPT = 10000  -- dead letters are for people; the verdict is in the journal
 local DAY_MS = 24 * 3600 * 1000
 local KINDS = {  -- of the keys that are no streams
@@ -230,7 +231,8 @@ local function claim(keys, args)
     return redis.error_reply('FOREIGN this server holds a run of this name from another folder')
   end
   local current = redis.call('HGET', keys[1], 'incarnation')
-  if is_number(current) and tonumber(current) > tonumber(args[2]) then
+  local ahead = is_number(current) and tonumber(current) - tonumber(args[2]) or 0
+  if ahead > 0 and ahead <= FENCE_JUMP then
     return redis.error_reply('FENCED incarnation ' .. current .. ' of the learner holds the run')
   end
   local refused = lease > 0 and taken(keys[1], args[3], {unpack(args, 5)})

@@ -75,6 +75,7 @@ def prepare(run_folder: RunFolder, listening: Listening | None = None) -> Server
     run_folder = RunFolder(run_folder.path.resolve())
     make_folder(run_folder.path)
     make_folder(run_folder.server)
+    run_folder.server.chmod(0o700)  # whoever writes there decides what the server does at its next start
     remove_old_socket(run_folder)
     password = secrets.token_hex(24)
     url = unix_url(str(path := make_socket_path()), password, os.geteuid())

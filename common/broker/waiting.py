@@ -8,6 +8,7 @@ from penstock.common.broker.keys import Keys
 from penstock.common.broker.monitor import InFlight, read_consumers, read_in_flight
 from penstock.common.broker.run_view import RunView
 from penstock.common.log import get_logger
+from penstock.common.text import short
 
 _FILLED_BY = {"tickets": "an actor", "eval_tickets": "an actor", "rollouts": "a rewarder"}
 """The role whose processes take the entries of each work stream."""
@@ -35,7 +36,7 @@ def describe_waiting(connection: Connection, keys: Keys, lease_s: float) -> str:
     roles = sorted({_FILLED_BY[stream] for stream, _ in found if stream in _FILLED_BY})
     parts = [part for role in roles if (part := _describe_absence(connection, keys, role, lease_s))]
     parts += [_describe_tickets(stream, who, tickets) for (stream, who), tickets in found.items()]
-    return "; ".join(parts) or "no ticket is open"
+    return short("; ".join(parts), 1000) or "no ticket is open"  # another client may have named them
 
 
 def _describe_tickets(stream: str, holder: str, tickets: list[InFlight]) -> str:
@@ -44,7 +45,7 @@ def _describe_tickets(stream: str, holder: str, tickets: list[InFlight]) -> str:
     count, verb = (f"1 {noun}", "waits") if len(tickets) == 1 else (f"{len(tickets)} {noun}s", "wait")
     since_s = max(ticket.since_s for ticket in tickets)
     if holder:
-        return f"{holder} holds {count} since {since_s:.0f} s"
+        return f"{short(holder)} holds {count} since {since_s:.0f} s"
     return f"{count} {verb} for {_FILLED_BY.get(stream, 'the learner')} since {since_s:.0f} s"
 
 
@@ -55,5 +56,5 @@ def _describe_absence(connection: Connection, keys: Keys, role: str, lease_s: fl
     last = min(consumers, key=lambda consumer: consumer.idle_s, default=None)
     if last is not None and last.idle_s < lease_s:
         return ""
-    seen = f", {last.name} was last seen {last.idle_s:.0f} s ago" if last else ""
+    seen = f", {short(last.name)} was last seen {last.idle_s:.0f} s ago" if last else ""
     return f"no {role.split()[1]} is running{seen}"

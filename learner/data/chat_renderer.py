@@ -74,7 +74,7 @@ class ChatRenderer:
             answer = parse_json(self._read_line(deadline))
         except TimeoutError as error:
             self._close()
-            raise ValueError(f"it took longer than {_LIMIT_S:g} s") from error
+            raise ValueError(f"it, or slow prompts together, took longer than {_LIMIT_S:g} s") from error
         except (OSError, ValueError) as error:
             self._close()
             raise ValueError(f"its process gave no answer ({error}); did it lack memory?") from error

@@ -18,6 +18,9 @@ from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.claims import Claim, Position, next_claim, read_claims
 from penstock.common.journal.segments import REMEDY
 
+FENCE_JUMP = 1000
+"""The most by which a number on the server is above the folder's, as in common/broker/functions.lua."""
+
 
 def read_nonce(run_folder: RunFolder) -> str:
     """Return the random text that ties the folder to its run on the server; write it if missing.
@@ -32,8 +35,14 @@ def read_nonce(run_folder: RunFolder) -> str:
 
 
 def next_incarnation(run_folder: RunFolder, redis_incarnation: int) -> int:
-    """Return 1 + the largest incarnation of both. Raise ConfigError if a claim's file is damaged."""
-    return max([redis_incarnation, *read_claims(run_folder)]) + 1
+    """Return 1 + the largest incarnation of both. Raise ConfigError if a claim's file is damaged.
+
+    A number on the server that is over FENCE_JUMP above the folder's was written by no learner. To claim
+    above such a number would use up all numbers.
+    Example: claims 1 and 2, and 4 on the server: 5. The same claims, and 10^15 on the server: 3.
+    """
+    newest = max(read_claims(run_folder), default=0)
+    return max(newest, redis_incarnation if redis_incarnation <= newest + 1 + FENCE_JUMP else 0) + 1
 
 
 def describe_fence(run_folder: RunFolder, incarnation: int, fence: int) -> str:
@@ -47,8 +56,8 @@ def describe_fence(run_folder: RunFolder, incarnation: int, fence: int) -> str:
         return f"incarnation {max(newer)} claimed {folder} too, so it is a learner of this run"
     return (
         f"no file in {folder} claims incarnation {fence}: its learner is still starting, or another "
-        "client wrote the fence. If no other learner runs, start this one again, which claims above "
-        "that fence, and see who may write to the queue server"
+        "client wrote the fence. If no other learner runs, start this one again, which claims anew, "
+        "and see who may write to the queue server"
     )
 
 

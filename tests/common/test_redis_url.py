@@ -23,6 +23,7 @@ from penstock.common.errors import ConfigError
 from penstock.common.log import configure_logs, get_logger
 from penstock.common.queues import Queues
 from penstock.common.role import connect
+from penstock.common.text import hide_passwords
 from tests.helpers import wait_until
 
 SECRET = "s3cr3t"
@@ -272,3 +273,23 @@ def test_a_refused_option_of_another_command_does_not_show_the_url(
 ) -> None:
     assert execute_command(Queues, "queues", ["status", "--run.nmae", f"redis://:{SECRET}@h"]) == 78
     assert SECRET not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("part", ["a", "://", "a://", "a@", "://a@", "a://b@c ", "password="])
+def test_long_texts_are_searched_for_passwords_in_proportion_to_their_length(part):
+    hide_passwords(part * 300_000)  # minutes, if each letter were looked at from each other letter
+
+
+def test_the_form_of_a_url_stays_readable():
+    with pytest.raises(ConfigError) as found:
+        parse_url("queue")
+    assert "redis://USER:PASSWORD@HOST:PORT/DATABASE" in hide_passwords(str(found.value))
+    assert hide_passwords("redis://USER:secret@HOST") == "redis://***@HOST"
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://:MA'RK@h", 'redis://u:MA"RK@h', "redis:/:MARK@h", "redis://M@RK:x@h"]
+)
+def test_no_form_of_a_login_stays_readable(url):
+    for text in (url, f"found '{url}'", repr({"url": url}), f"password='{url}'"):
+        assert "RK" not in hide_passwords(text)
