@@ -447,10 +447,11 @@ local function drop(keys, args)
   return dropped
 end
 
--- keys: fence, outcome stream; args: incarnation, after, count. Returns {entry, ticket, payload} of each.
+-- keys: fence, outcome stream; args: incarnation, after, count. Returns {entry, ticket, payload} of each;
+-- none after the largest id, where XRANGE is an error: the stream is deleted by `restore`.
 local function outcomes(keys, args)
   local found = {}
-  for _, entry in ipairs(redis.call('XRANGE', keys[2], '(' .. args[2], '+', 'COUNT', args[3])) do
+  for _, entry in ipairs(redis.pcall('XRANGE', keys[2], '(' .. args[2], '+', 'COUNT', args[3])) do
     table.insert(found, {entry[1], field_of(entry, 't'), field_of(entry, 'd')})
   end
   return found
