@@ -122,6 +122,11 @@ def taken(stream: str, stage: Stage = "issued") -> Injection:
     return write("XREADGROUP", *group, "STREAMS", f"{{{stream}}}", ">", stage=stage)
 
 
+def claimed(*options: Argument) -> Injection:
+    """Train:2 claimed by a consumer that never answers."""
+    return write("XCLAIM", "{tickets}", "workers", "thief", 0, "{entry}", *options)
+
+
 def many(run: InjectedRun, by: Connection) -> None:
     """3,000 forged tickets in `open`."""
     place = run.known()["place"]
@@ -192,6 +197,10 @@ ANSWERS: dict[str, Injection] = {
     "an answer on `evaluated`": entry("evaluated", b"x"),
     "no field t": write("XADD", "{scored}", "*", "d", b"x"),
     "no field d": write("XADD", "{scored}", "*", "t", TRAIN),
+    "no field t, and its counter at the largest number": all_of(
+        write("HINCRBY", "{malformed}", "no field t", 2**63 - 1),
+        write("XADD", "{scored}", "*", "d", b"x"),
+    ),
     "a t that is not UTF-8": write("XADD", "{scored}", "*", "t", b"\xff", "d", b"x"),
     "an id after which there is none, read twice": all_of(
         write("XADD", "{scored}", LARGEST, "t", UNKNOWN, "d", b"x"),
@@ -213,6 +222,10 @@ WORK: dict[str, Injection] = {
     "groups taken and acknowledged": all_of(
         taken("rollouts", "generated"), write("XACK", "{rollouts}", "workers", "{entry}")
     ),
+    "a group claimed, `rollouts` moved past all ids": all_of(
+        taken("rollouts", "generated"),
+        write("XCLAIM", "{rollouts}", "workers", "thief", 0, "{entry}", "LASTID", LARGEST),
+    ),
     "the group of another rewarder handed off forged": (
         "scoring", lambda run, by: fcall(
             "handoff", "fence open rollouts scored", "{entry}", TRAIN, forged(run.ask(TRAIN), GOLD)
@@ -233,6 +246,15 @@ WORK: dict[str, Injection] = {
         "reclaim", "fence tickets", "thief", 0, 9, 2, "{server}", 9, stage="held"
     ),
     "a ticket claimed": write("XCLAIM", "{tickets}", "workers", "thief", 0, "{entry}", stage="held"),
+    "a ticket claimed with 10^15 deliveries": all_of(
+        taken("tickets"), claimed("RETRYCOUNT", 10**15)
+    ),
+    "a ticket claimed, the group moved past all ids": all_of(
+        taken("tickets"), claimed("LASTID", LARGEST)
+    ),
+    "an id after which there is none on `dead`, and a ticket that dies": all_of(
+        write("XADD", "{dead}", LARGEST, "x", "y"), placed("tickets", NEST)
+    ),
     "tickets taken, their consumer deleted": all_of(
         taken("tickets"), write("XGROUP", "DELCONSUMER", "{tickets}", "workers", "thief")
     ),
