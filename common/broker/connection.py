@@ -49,6 +49,9 @@ _READ_ONLY = frozenset({"audit"})
 _NO_RIGHT = re.compile(r"ACL failure in script|user executing the script can't")
 """Texts of Valkey and of Redis for a command inside of a function that the caller may not send."""
 
+_NO_ID_LEFT = "exhausted the last possible ID"
+"""Text for an XADD to a stream that another client gave an entry with the largest id."""
+
 _ALWAYS_TAKEN = (1 << 20) - 4096
 """Bytes of a value that every server takes: its limits cannot be set below 1 MiB."""
 
@@ -355,7 +358,7 @@ def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> No
             f"{message} ({address}): choose another RUN_NAME or another server, or delete that run with "
             "`queues discard`"
         ) from error
-    if code == "WRONGTYPE":
+    if code == "WRONGTYPE" or _NO_ID_LEFT in str(error):
         raise WrongType(
             f"{address}: {error}: another client wrote there. The learner deletes and restores the key; "
             "start it if it does not run, and see who may write to the queue server"

@@ -164,22 +164,32 @@ local function taken(fence, holder, gone)
     idle / 1000, lease / 1000))
 end
 
+-- Returns a value from a reply of XINFO.
+local function value_of(facts, name)
+  for i = 1, #facts, 2 do
+    if facts[i] == name then return facts[i + 1] end
+  end
+end
+
+-- Returns the last id that a stream's group gave out; '0-0' without a group.
+local function last_delivered(stream)
+  local group = redis.call('XINFO', 'GROUPS', stream)[1]
+  return group and value_of(group, 'last-delivered-id') or '0-0'
+end
+
+local function is_after(entry, other)
+  local ms, sequence = string.match(entry, '(%d+)-(%d+)')
+  local other_ms, other_sequence = string.match(other, '(%d+)-(%d+)')
+  if ms ~= other_ms then return tonumber(ms) > tonumber(other_ms) end
+  return tonumber(sequence) > tonumber(other_sequence)
+end
+
 -- Returns whether nobody holds an entry of a work stream and the group will not give it out: another client
 -- acknowledged it, deleted its consumer, or moved the group's position.
 local function is_orphan(stream, entry)
   if not WORK_STREAMS[string.match(stream, '([^:]*)$')] then return false end
   local pending = redis.pcall('XPENDING', stream, GROUP, entry, entry, 1)
-  if pending.err or #pending > 0 then return false end
-  local ms, sequence = string.match(entry, '(%d+)-(%d+)')
-  for _, group in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
-    for i = 1, #group, 2 do
-      if group[i] == 'last-delivered-id' then
-        local last_ms, last = string.match(group[i + 1], '(%d+)-(%d+)')
-        ms, sequence, last_ms, last = tonumber(ms), tonumber(sequence), tonumber(last_ms), tonumber(last)
-        return ms < last_ms or (ms == last_ms and sequence <= last)
-      end
-    end
-  end
+  return not pending.err and #pending == 0 and not is_after(entry, last_delivered(stream))
 end
 
 -- Makes the groups that are missing. Returns the streams that lacked one.
@@ -195,16 +205,15 @@ local function make_groups(keys)
 end
 
 -- Returns whether a key of this run cannot be used: of another type, or a stream that has an entry with an id
--- far in the future, after which the server may have no id left for the next entry.
+-- far in the future, after which the server may have no id left for the next entry. So is a stream whose group
+-- is past its last entry: the group would not give out the next ones.
 local function is_damaged(key)
   if wrong_type({key}) then return true end
-  if KINDS[string.match(key, '([^:]*)$')] or redis.call('EXISTS', key) == 0 then return false end
-  local facts = redis.call('XINFO', 'STREAM', key)
-  for i = 1, #facts, 2 do
-    if facts[i] == 'last-generated-id' then
-      return tonumber(string.match(facts[i + 1], '^%d+')) > now_ms() + DAY_MS
-    end
-  end
+  local name = string.match(key, '([^:]*)$')
+  if KINDS[name] or redis.call('EXISTS', key) == 0 then return false end
+  local last = value_of(redis.call('XINFO', 'STREAM', key), 'last-generated-id')
+  if tonumber(string.match(last, '^%d+')) > now_ms() + DAY_MS then return true end
+  return WORK_STREAMS[name] and is_after(last_delivered(key), last)
 end
 
 -- Deletes the keys that cannot be used, but for the fence, which is the first. Returns them.
@@ -449,10 +458,11 @@ local function drop(keys, args)
   return dropped
 end
 
--- keys: fence, outcome stream; args: incarnation, after, count. Returns {entry, ticket, payload} of each.
+-- keys: fence, outcome stream; args: incarnation, after, count. Returns {entry, ticket, payload} of each;
+-- none after the largest id, where XRANGE is an error: the stream is deleted by `restore`.
 local function outcomes(keys, args)
   local found = {}
-  for _, entry in ipairs(redis.call('XRANGE', keys[2], '(' .. args[2], '+', 'COUNT', args[3])) do
+  for _, entry in ipairs(redis.pcall('XRANGE', keys[2], '(' .. args[2], '+', 'COUNT', args[3])) do
     table.insert(found, {entry[1], field_of(entry, 't'), field_of(entry, 'd')})
   end
   return found

@@ -78,7 +78,8 @@ class LearnerQueue:
         """Rewrite contract, weights, state, groups and the claim's texts where another client did.
 
         Do nothing before the claim and while another thread publishes. Each corrected key is logged
-        once. Raise Connection.call's errors, such as RunTaken.
+        once. A corrected stream sets `damaged`: its ids may begin again below the reader's position.
+        Raise Connection.call's errors, such as RunTaken.
         """
         if self._claimed == ("", "") or not self._publishing.acquire(blocking=False):
             return
@@ -88,13 +89,13 @@ class LearnerQueue:
                 part for key, value in self._published.items() for part in (keys.index(key) + 1, value)
             ]
             args = [self.incarnation, *self._claimed, *flat]
-            corrected = self.connection.call("restore", keys, args)
+            corrected = list(map(text, self.connection.call("restore", keys, args)))
+            if set(corrected) - self._published.keys() - {self.keys.fence}:
+                self.damaged = True
         finally:
             self._publishing.release()
         for key in corrected:
-            self.report(
-                f"Another client changed {text(key)}: restored. See who may write to the server."
-            )
+            self.report(f"Another client changed {key}: restored. See who may write to the server.")
 
     def report(self, fault: str) -> None:
         """Log a fault as an error, once."""
