@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -33,7 +34,16 @@ ROWS = {
 CASES = [
     (name, user, cell) for name, cells in ROWS.items() for user, cell in zip(USERS, cells, strict=True)
 ]
-TAKEN = [case for case in CASES if case[2] != "refused"]
+
+
+def is_due(name: str, user: str) -> bool:
+    """Whether to make a case: of two workers' users who can do the same one, or both with NIGHTLY=1."""
+    actor, rewarder, _ = ROWS[name]
+    spared = USERS[list(ROWS).index(name) % 2]
+    return actor != rewarder or user != spared or os.environ.get("NIGHTLY") == "1"
+
+
+TAKEN = [case for case in CASES if case[2] != "refused" and is_due(case[0], case[1])]
 
 
 @dataclass
