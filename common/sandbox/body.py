@@ -27,6 +27,7 @@ from penstock.common.sandbox.limits import (
     clear_timers,
     die_with_parent,
     ignore_polite_signals,
+    let_children_obey,
     set_limits,
 )
 from penstock.common.sandbox.user import drop_rights
@@ -80,6 +81,7 @@ def _prepare(limits: Limits, asked: dict[str, Any], isolated: bool) -> None:
         raise MemoryError
     os.setsid()  # a signal to the process group reaches no other process
     ignore_polite_signals()
+    let_children_obey()
     set_limits(limits)
     if isolated:
         hide_processes()
@@ -165,6 +167,7 @@ def _fork_call(control: socket.socket, numbers: list[int], limits: Limits) -> in
     except OSError:
         os._exit(1)
     if pid == 0:
+        ignore_polite_signals()  # the call; its own children obey them
         os.setsid()
         die_with_parent()
         control.close()
