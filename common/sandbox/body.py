@@ -192,7 +192,7 @@ def _call(numbers: list[int], limits: Limits) -> None:
         os.dup2(numbers[1], number)
     os.close(numbers[1])
     own = os.getpid()
-    frame = _outcome(frames.receive(connection))
+    frame = _outcome(frames.receive_request(connection))
     if os.getpid() != own:
         os._exit(0)  # the code forked: only the process itself may send the result
     clear_timers()
