@@ -27,6 +27,7 @@ from penstock.common.sandbox.limits import (
     clear_timers,
     die_with_parent,
     ignore_polite_signals,
+    let_children_obey,
     set_limits,
 )
 from penstock.common.sandbox.user import drop_rights
@@ -80,6 +81,7 @@ def _prepare(limits: Limits, asked: dict[str, Any], isolated: bool) -> None:
         raise MemoryError
     os.setsid()  # a signal to the process group reaches no other process
     ignore_polite_signals()
+    let_children_obey()
     set_limits(limits)
     if isolated:
         hide_processes()
@@ -165,6 +167,7 @@ def _fork_call(control: socket.socket, numbers: list[int], limits: Limits) -> in
     except OSError:
         os._exit(1)
     if pid == 0:
+        ignore_polite_signals()  # the call; its own children obey them
         os.setsid()
         die_with_parent()
         control.close()
@@ -189,7 +192,7 @@ def _call(numbers: list[int], limits: Limits) -> None:
         os.dup2(numbers[1], number)
     os.close(numbers[1])
     own = os.getpid()
-    frame = _outcome(frames.receive(connection))
+    frame = _outcome(frames.receive_request(connection))
     if os.getpid() != own:
         os._exit(0)  # the code forked: only the process itself may send the result
     clear_timers()

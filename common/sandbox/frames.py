@@ -1,12 +1,15 @@
 """Frames between processes: four bytes of length, then JSON. Nothing from a child is unpickled.
 
 The parent process reads frames of processes that run foreign code, so each length, type and number is
-checked before use. The child processes read frames of the parent process only.
+checked before use. The child processes read frames of the parent process only. The request of a call is
+msgpack and not JSON, because the columns of a data set may hold bytes.
 """
 
 import json
 import socket
 from typing import Any, NoReturn
+
+import msgpack
 
 from penstock.common.text import printable
 
@@ -26,10 +29,23 @@ def pack(value: Any) -> bytes:
 
     Raise TypeError, ValueError or RecursionError for a value that is no JSON, or over LONGEST_REQUEST.
     """
-    text = json.dumps(value).encode()
-    if len(text) > LONGEST_REQUEST:
-        raise ValueError(f"{len(text)} bytes of JSON; expected at most {LONGEST_REQUEST}")
-    return len(text).to_bytes(_HEAD, "big") + text
+    return _framed(json.dumps(value).encode())
+
+
+def pack_request(value: Any) -> bytes:
+    """Return the request of a call as a frame, for `receive_request`. Tuples become lists.
+
+    Raise TypeError, ValueError or OverflowError for a value that msgpack has no form for, or over
+    LONGEST_REQUEST.
+    """
+    return _framed(msgpack.packb(value, unicode_errors="surrogatepass"))
+
+
+def _framed(body: bytes) -> bytes:
+    """Return the body of a frame after its length. Raise ValueError if it is over LONGEST_REQUEST."""
+    if len(body) > LONGEST_REQUEST:
+        raise ValueError(f"{len(body)} bytes; expected at most {LONGEST_REQUEST}")
+    return len(body).to_bytes(_HEAD, "big") + body
 
 
 class FrameReader:
@@ -91,8 +107,17 @@ def send(connection: socket.socket, value: Any) -> None:
 
 def receive(connection: socket.socket) -> Any:
     """Return the value of a frame of the parent process. Raise EOFError if the connection ends."""
-    length = int.from_bytes(_read(connection, _HEAD), "big")
-    return json.loads(_read(connection, length))
+    return json.loads(_body(connection))
+
+
+def receive_request(connection: socket.socket) -> Any:
+    """Return the request of a call. Raise EOFError if the connection ends."""
+    return msgpack.unpackb(_body(connection), strict_map_key=False, unicode_errors="surrogatepass")
+
+
+def _body(connection: socket.socket) -> bytes:
+    """Return the body of the next frame. Raise EOFError if the connection ends before."""
+    return _read(connection, int.from_bytes(_read(connection, _HEAD), "big"))
 
 
 def _read(connection: socket.socket, size: int) -> bytes:

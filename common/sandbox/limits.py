@@ -1,6 +1,7 @@
 """The limits of a sandbox process, and the signals that it handles."""
 
 import ctypes
+import os
 import resource
 import signal
 import sys
@@ -11,6 +12,7 @@ OUT_OF_MEMORY = 77
 LONGEST_FILE = 2**30
 """Most bytes of a file that a sandbox process writes."""
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+_POLITE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SYSTEM = ctypes.CDLL(None)  # opened here once, and not in every forked process
 
 
@@ -57,8 +59,38 @@ def ignore_polite_signals() -> None:
 
     A handler does this and not SIG_IGN, which programs that a reward starts would inherit.
     """
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)
+    for number in _POLITE:
+        signal.signal(number, _ignore)
+
+
+def let_children_obey() -> None:
+    """Let the signals that `ignore_polite_signals` ignores end the processes that this one forks.
+
+    Otherwise a reward would wait until its time limit for a child that it has ended with
+    `multiprocessing.Process.terminate`. The signals are blocked until the child has its handlers: a
+    signal that comes earlier would be lost.
+    """
+
+    def block() -> None:
+        """Block the signals."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _POLITE)
+
+    def unblock() -> None:
+        """Undo `block`."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _POLITE)
+
+    def obey() -> None:
+        """Undo `ignore_polite_signals` and `block`. A handler that other code has set is kept."""
+        for number in _POLITE:
+            if signal.getsignal(number) is _ignore:
+                signal.signal(number, signal.SIG_DFL)
+        unblock()
+
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=obey)
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing."""
 
 
 def clear_timers() -> None:

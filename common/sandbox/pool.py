@@ -48,15 +48,15 @@ class SandboxPool:
     def run(self, work: str, *arguments: Any, code: Code | None = None) -> Any | Mistake:
         """Call the function `work`, "package.module:function", in a process; return its result.
 
-        With a `code`, the process has imported only that, and ends after the call. Arguments and result
-        are JSON; the caller has to check the result. A Mistake holds the exception of `work` as text, or
+        With a `code`, the process has imported only that, and ends after the call. Arguments are
+        plain data (bytes too) and the result is JSON; the caller has to check the result. A Mistake holds the exception of `work` as text, or
         says that the call took too long, needed too much memory, or ended its process. Raise
         SandboxFailed if no process without a user's code can be started.
         """
         try:
-            request = frames.pack({"work": work, "arguments": arguments})
-        except (TypeError, ValueError, RecursionError) as error:
-            return Mistake(f"the arguments are no JSON: {error}")
+            request = frames.pack_request({"work": work, "arguments": arguments})
+        except (TypeError, ValueError, OverflowError) as error:
+            return Mistake(f"the arguments are no plain data: {error}")
         slot = self._idle.get()
         try:
             outcome = self._run_in(slot, request, code)

@@ -81,7 +81,7 @@ class SourceReader:
         self.modules[name] = spec
 
     def _read_own(self, path: str) -> bytes:
-        """Return the source of a module of the user. Raise OSError for a file of another folder.
+        """Return the source of a module of the user. Raise OSError if no searched folder has its file.
 
         The file is read with the rights of this process, so a link beside the user's code must not lead
         to files that the user of the code cannot read. The kernel names the file that was opened: a link

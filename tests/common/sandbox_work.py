@@ -11,6 +11,10 @@ def echo(value: Any) -> Any:
     return value
 
 
+def described(value: Any) -> str:
+    return repr(value)
+
+
 def pid() -> int:
     return os.getpid()
 

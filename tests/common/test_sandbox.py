@@ -34,9 +34,14 @@ def test_an_exception_comes_back_as_text(pool: SandboxPool) -> None:
     assert pool.run(f"{WORK}:fail") == Mistake("ValueError: math domain error")
 
 
-def test_what_is_no_json_is_a_mistake_on_either_side(pool: SandboxPool) -> None:
+def test_arguments_may_hold_bytes_and_all_other_plain_data(pool: SandboxPool) -> None:
+    value = {"image": [b"\x89PNG\xff", b""], "text": "\ud800", 1: [float("inf"), -(2**63), 2**64 - 1]}
+    assert pool.run(f"{WORK}:described", value) == repr(value)
+
+
+def test_what_cannot_be_sent_is_a_mistake_on_either_side(pool: SandboxPool) -> None:
     assert "not JSON serializable" in pool.run(f"{WORK}:no_json").reason
-    assert "the arguments are no JSON" in pool.run(f"{WORK}:echo", b"text").reason
+    assert "the arguments are no plain data" in pool.run(f"{WORK}:echo", object()).reason
     assert pool.run(f"{WORK}:echo", 6) == 6
 
 

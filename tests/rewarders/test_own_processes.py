@@ -62,6 +62,22 @@ def test_a_call_has_no_capability_and_gets_no_new_ones(pool: ScoringPool, tmp_pa
     assert score(pool, spec, *"abcdef") == (0.0, 0.0, 0.0, 0.0, 0.0, 1.0)
 
 
+@pytest.mark.parametrize("at_import", ["", "FILE = open('/dev/null')\n"], ids=["forked", "not forked"])
+def test_a_call_can_terminate_the_processes_that_it_forks(
+    pool: ScoringPool, tmp_path: Path, at_import: str
+) -> None:
+    code = (
+        "import multiprocessing, time\n"
+        "def own(completions):\n"
+        "    process = multiprocessing.get_context('fork').Process(target=time.sleep, args=(3600,))\n"
+        "    process.start()\n"
+        "    process.terminate()\n"
+        "    process.join()\n"
+        "    return [float(process.exitcode)]\n"
+    )
+    assert score(pool, own(tmp_path, at_import + code)) == (-15.0,)
+
+
 @needs_root
 def test_a_link_beside_the_code_is_not_followed_to_what_its_user_cannot_read(
     pool: ScoringPool, tmp_path: Path

@@ -125,6 +125,10 @@ def test_a_tower_of_powers_is_a_failure_and_not_a_zero(make_pool: MakePool) -> N
     assert score(pool, "accuracy", "5", solution="5") == (1.0,)
 
 
+def test_a_column_of_bytes_fails_no_reward(pool: ScoringPool) -> None:
+    assert score(pool, "accuracy", "5", "6", solution="5", image=b"\x89PNG\xff") == (1.0, 0.0)
+
+
 def test_a_reward_without_its_column_is_a_failure(pool: ScoringPool) -> None:
     with pytest.raises(ScoringFailed, match="solution"):
         score(pool, "accuracy", "5")
