@@ -12,8 +12,10 @@ import contextlib
 import gc
 import importlib
 import os
+import resource
 import socket
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -35,6 +37,9 @@ from penstock.common.sandbox.user import drop_rights
 CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _MOST_FILES = 256
 """Descriptors that are searched for open files."""
+
+_FORK_S = 2.0
+"""Time for a user's other processes to end, when the kernel allows no more of them."""
 
 
 def run_body(control: socket.socket, output: int, asked: dict[str, Any], isolated: bool) -> NoReturn:
@@ -72,7 +77,7 @@ def run_body(control: socket.socket, output: int, asked: dict[str, Any], isolate
     frames.send(control, {"ready": reason})
     gc.collect()
     gc.freeze()
-    _serve(control, output, limits, is_forked=not reason)
+    _serve(control, output, limits, asked["setting"] if not reason else "")
 
 
 def _prepare(limits: Limits, asked: dict[str, Any], isolated: bool) -> None:
@@ -143,14 +148,17 @@ def _why_not_forked(files_before: set[int]) -> str:
     return ""
 
 
-def _serve(control: socket.socket, output: int, limits: Limits, is_forked: bool) -> NoReturn:
-    """Serve one call after the other, until `control` closes."""
+def _serve(control: socket.socket, output: int, limits: Limits, forks_for: str) -> NoReturn:
+    """Serve one call after the other, until `control` closes.
+
+    Each call is forked unless `forks_for`, the setting of the user that an error names, is empty.
+    """
     while True:
         _, numbers, _, _ = socket.recv_fds(control, 1, 2, CLOSE_ON_EXEC)
         if len(numbers) != 2:
             os._exit(0)
-        if is_forked:
-            status = _fork_call(control, numbers, limits)
+        if forks_for:
+            status = _fork_call(control, numbers, limits, forks_for)
         else:
             frames.send(control, {"begun": True})
             _call(numbers, limits)
@@ -160,12 +168,21 @@ def _serve(control: socket.socket, output: int, limits: Limits, is_forked: bool)
         frames.send(control, {"ended": status})
 
 
-def _fork_call(control: socket.socket, numbers: list[int], limits: Limits) -> int:
-    """Serve a call in a new process and return its exit status. End this process if it cannot fork."""
+def _fork_call(control: socket.socket, numbers: list[int], limits: Limits, setting: str) -> int:
+    """Serve a call in a new process, and return its exit status; send a `mistake` if fork is refused."""
     try:
-        pid = os.fork()
-    except OSError:
-        os._exit(1)
+        pid = _fork()
+    except OSError as error:
+        most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        text = (
+            f"a process for this call cannot be started: {error}. Its user may run {most} "
+            f"processes and threads on this machine: end others, or set {setting} to a user of its own"
+        )
+        with contextlib.suppress(OSError), socket.socket(fileno=numbers[0]) as connection:
+            connection.sendall(frames.pack({"mistake": text}))
+        os.close(numbers[1])
+        frames.send(control, {"begun": True})
+        return 0
     if pid == 0:
         ignore_polite_signals()  # the call; its own children obey them
         os.setsid()
@@ -180,6 +197,18 @@ def _fork_call(control: socket.socket, numbers: list[int], limits: Limits) -> in
         ended, status = os.waitpid(-1, 0)
         if ended == pid:
             return os.waitstatus_to_exitcode(status)
+
+
+def _fork() -> int:
+    """Fork as os.fork does; if the kernel refuses, try for some time. Raise OSError after that."""
+    end = time.monotonic() + _FORK_S
+    while True:
+        try:
+            return os.fork()
+        except OSError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.02)
 
 
 def _call(numbers: list[int], limits: Limits) -> None:

@@ -13,12 +13,9 @@ from typing import Any, Self
 
 from penstock.common.sandbox import frames
 from penstock.common.sandbox.handle import Handle, Mistake, Outcome, ProcessGone, describe_status
-from penstock.common.sandbox.settings import Code, SandboxSettings
+from penstock.common.sandbox.settings import MOST_CODES, Code, SandboxSettings
 from penstock.common.sandbox.starter import STARTS, Starter
 from penstock.common.sandbox.user import hide_memory
-
-_MOST_CODES = 8
-"""Codes of which a slot keeps a process. The one that was used longest ago is ended for another one."""
 
 
 class SandboxPool:
@@ -48,10 +45,10 @@ class SandboxPool:
     def run(self, work: str, *arguments: Any, code: Code | None = None) -> Any | Mistake:
         """Call the function `work`, "package.module:function", in a process; return its result.
 
-        With a `code`, the process has imported only that, and ends after the call. Arguments are
-        plain data (bytes too) and the result is JSON; the caller has to check the result. A Mistake holds the exception of `work` as text, or
-        says that the call took too long, needed too much memory, or ended its process. Raise
-        SandboxFailed if no process without a user's code can be started.
+        With a `code`, the process has imported only that, and ends after the call. Arguments are plain
+        data (bytes too), and the result is JSON; the caller has to check the result. A Mistake holds the
+        exception of `work` as text, or says that the call took too long, needed too much memory, or
+        ended its process. Raise SandboxFailed if no process without a user's code can be started.
         """
         try:
             request = frames.pack_request({"work": work, "arguments": arguments})
@@ -127,5 +124,5 @@ class SandboxPool:
     def _forget_oldest(self, slot: dict[Code | None, Handle]) -> None:
         """End the process of the code that was used longest ago, if there are too many."""
         own = [code for code in slot if code is not None]
-        if len(own) > _MOST_CODES:
+        if len(own) > MOST_CODES:
             slot.pop(own[0]).end()

@@ -5,6 +5,11 @@ from typing import NamedTuple
 
 from penstock.common.errors import PenstockError
 
+MOST_CODES = 8
+"""Codes of which a worker keeps a process. The least recently used one is ended for another one."""
+_CHILDREN = 64
+_POOLS = 4
+
 
 class SandboxFailed(PenstockError):
     """A sandbox process could not be started because something killed it at every attempt."""
@@ -38,3 +43,13 @@ class SandboxSettings:
     built_in: str
     load: str
     section: str
+
+    @property
+    def most_processes(self) -> int:
+        """Return how many processes and threads the user of the sandbox may run on this machine.
+
+        The kernel counts those of all pools with the same user, so the number suffices for four pools of
+        this size, each with 64 processes that calls start. Example: 4 x (16 x 10 + 64) = 896 for 16
+        workers, each of which has at most a built-in process, eight processes with codes, and a call.
+        """
+        return _POOLS * (self.workers * (MOST_CODES + 2) + _CHILDREN)

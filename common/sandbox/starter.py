@@ -22,8 +22,6 @@ STARTS = 5
 """Attempts to start a process that is killed before it is ready."""
 _BUILT_IN_CALLS, _OWN_CALLS = 1000, 100
 """A process that is not forked for each call is replaced after this many: its caches grow."""
-_CHILDREN = 64
-"""Processes and threads that calls may start. Only a user of its own can be held to this limit."""
 
 log = get_logger(__name__)
 
@@ -38,7 +36,7 @@ class Starter:
         self._told: set[str] = set()
         self._nurseries: dict[bool, Nursery] = {}
         uid, gid = user_of(settings.user, f"{settings.section}_USER")
-        processes = settings.workers + _CHILDREN if uid >= 0 else 0
+        processes = settings.most_processes if uid >= 0 else 0
         self._limits = Limits(int(settings.memory_gib * 2**30), processes, uid, gid)
 
     def close(self) -> None:

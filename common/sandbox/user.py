@@ -21,6 +21,7 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _DUMPABLE, _DROP_BOUNDING, _NO_NEW_PRIVILEGES, _AMBIENT, _CLEAR_ALL = 4, 24, 38, 47, 4  # of prctl(2)
 _CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3 of capset(2)
 _SETGID, _SETUID, _LAST = 6, 7, 63  # of capabilities(7)
+_UNUSED_GROUPS = (65_533, 65_532)
 _LINUX = sys.platform == "linux"
 
 
@@ -67,7 +68,10 @@ def drop_rights(uid: int, gid: int) -> None:
     """Give up all capabilities for good, and become this user unless `uid` is -1.
 
     Programs started later get no rights either. Other processes of the same user can no longer read or
-    change the memory of this process. Raise OSError if the kernel refuses.
+    change the memory of this process, nor its limits: prlimit(2) requires that all three group ids of a
+    process are the caller's, and the saved one becomes a group without members. A reward could otherwise
+    lower the memory limit of a built-in reward, and so change its scores. Raise OSError if the kernel
+    refuses.
     """
     system = ctypes.CDLL(None, use_errno=True)
     if _LINUX:
@@ -75,7 +79,7 @@ def drop_rights(uid: int, gid: int) -> None:
             system.prctl(_DROP_BOUNDING, capability, 0, 0, 0)
     if uid >= 0:
         os.setgroups([])
-        os.setresgid(gid, gid, gid)
+        os.setresgid(gid, gid, next(group for group in _UNUSED_GROUPS if group != gid))
         os.setresuid(uid, uid, uid)
     if _LINUX:
         system.prctl(_AMBIENT, _CLEAR_ALL, 0, 0, 0)

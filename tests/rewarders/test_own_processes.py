@@ -79,6 +79,26 @@ def test_a_call_can_terminate_the_processes_that_it_forks(
 
 
 @needs_root
+def test_the_processes_that_a_rewarder_keeps_are_within_the_limit(
+    pool: ScoringPool, tmp_path: Path
+) -> None:
+    """Of four rewarders of one user, each with a process for each of eight codes."""
+    limit = "import resource\nLIMIT = resource.getrlimit(resource.RLIMIT_NPROC)[0]\n"
+    code = limit + "def own(completions): return [LIMIT]"
+    assert score(pool, own(tmp_path, code)) == (4 * (1 * (1 + 8 + 1) + 64.0),)
+
+
+@needs_root
+def test_a_refused_fork_names_the_limit_and_the_remedy(pool: ScoringPool, tmp_path: Path) -> None:
+    limit = "import resource\nresource.setrlimit(resource.RLIMIT_NPROC, (1, 1))\n"
+    code = limit + "def own(completions): return [1.0]"
+    found = failure(pool, own(tmp_path, code))
+    assert "cannot be started" in found
+    assert "may run 1 processes and threads on this machine" in found
+    assert "set REWARDER_USER to a user of its own" in found
+
+
+@needs_root
 def test_a_link_beside_the_code_is_not_followed_to_what_its_user_cannot_read(
     pool: ScoringPool, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -123,6 +124,27 @@ def test_a_tower_of_powers_is_a_failure_and_not_a_zero(make_pool: MakePool) -> N
     with pytest.raises(ScoringFailed, match="accuracy"):
         score(pool, "accuracy", "$9^{9^{9^{9}}}$", solution="5")
     assert score(pool, "accuracy", "5", solution="5") == (1.0,)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_no_process_of_the_same_user_changes_the_limits_of_a_scoring_process(pool: ScoringPool) -> None:
+    user = pwd.getpwnam("nobody")
+    assert score(pool, "length_in_letters", "a") == (1.0,)  # built-in code has a process already
+    pids = [process.pid for process in scoring_processes() if process.uids().real == user.pw_uid]
+    assert len(pids) >= 2
+    if (attacker := os.fork()) == 0:
+        refused = 0
+        with contextlib.suppress(BaseException):
+            os.setgroups([])
+            os.setresgid(user.pw_gid, user.pw_gid, user.pw_gid)
+            os.setresuid(user.pw_uid, user.pw_uid, user.pw_uid)
+            for pid in pids:
+                try:
+                    resource.prlimit(pid, resource.RLIMIT_AS, (2**28, 2**28))
+                except PermissionError:
+                    refused += 1
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(attacker, 0)[1]) == len(pids)
 
 
 def test_a_column_of_bytes_fails_no_reward(pool: ScoringPool) -> None:
