@@ -21,7 +21,7 @@ from penstock.common.own_code import KEPT, name_of_file
 
 _MOST_FILES = 2000
 _PROGRAMS = {"antigravity", "idlelib", "test", "this"}
-"""Modules that, as any __main__, do something on import, which must not happen with the rights of root."""
+"""Modules that, as any __main__, do something on import, and must not do it with the rights of root."""
 _MOST_BYTES = 2**24
 """Most bytes of a source that is read beforehand."""
 
@@ -184,8 +184,8 @@ def _running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
     while waiting:
         node = waiting.pop()
         yield node
-        test = node.test if isinstance(node, ast.If) else None
-        if isinstance(test, (ast.Name, ast.Attribute)) and "TYPE_CHECKING" in ast.dump(test):
+        plain = isinstance(node, ast.If) and isinstance(node.test, (ast.Name, ast.Attribute))
+        if isinstance(node, ast.If) and plain and "TYPE_CHECKING" in ast.dump(node.test):
             waiting += node.orelse
         else:
             waiting += ast.iter_child_nodes(node)
