@@ -38,6 +38,7 @@ CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _MOST_FILES = 256
 """Descriptors that are searched for open files."""
 
+_READABLE = "copy the file to where this user can read it, or give it more rights (chmod)"
 _FORK_S = 2.0
 """Time for a user's other processes to end, when the kernel allows no more of them."""
 
@@ -253,6 +254,8 @@ def _text_of(error: BaseException) -> str:
     """Return an exception's type and text, cut and encodable. Its text may raise an exception too."""
     try:
         text = str(error)
+        if type(error) is PermissionError and error.filename is not None:
+            text += f" (user id {os.getuid()}: {_READABLE})"
     except BaseException:
         text = "an exception without a text"
     return short(f"{type(error).__name__}: {text}")

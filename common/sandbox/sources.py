@@ -20,6 +20,8 @@ from pathlib import Path
 from penstock.common.own_code import KEPT, name_of_file
 
 _MOST_FILES = 2000
+_PROGRAMS = {"antigravity", "idlelib", "test", "this"}
+"""Modules that, as any __main__, do something on import, and must not do it with the rights of root."""
 _MOST_BYTES = 2**24
 """Most bytes of a source that is read beforehand."""
 
@@ -100,12 +102,15 @@ class SourceReader:
         """Import the installed modules, with the rights that this process still has.
 
         Meanwhile only installed folders are searched: no file of the user may take a package's place. A
-        package that fails is imported again by the user's code, which then has the error.
+        package that fails is imported again by the user's code, which then has the error. Programs are
+        left to the user's code.
         """
         before = sys.path[:]
         sys.path[:] = [folder for folder in sys.path if _is_installed_path(folder)]
         try:
             for name in sorted(self.installed):
+                if name.partition(".")[0] in _PROGRAMS or name.endswith(".__main__"):
+                    continue
                 with contextlib.suppress(Exception, SystemExit):
                     importlib.import_module(name)
         finally:
@@ -179,7 +184,8 @@ def _running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
     while waiting:
         node = waiting.pop()
         yield node
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+        plain = isinstance(node, ast.If) and isinstance(node.test, (ast.Name, ast.Attribute))
+        if isinstance(node, ast.If) and plain and "TYPE_CHECKING" in ast.dump(node.test):
             waiting += node.orelse
         else:
             waiting += ast.iter_child_nodes(node)

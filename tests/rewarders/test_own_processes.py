@@ -20,6 +20,7 @@ from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 from tests.rewarders.test_pool import arguments
 
 ROOT = Path(__file__).parents[2]
+NOT_CHECKING = "from typing import TYPE_CHECKING\nif not TYPE_CHECKING:"
 DOCKER_MASK = 0xA80425FB
 SETUID = 1 << 7
 OVERLONG = {"soft_max_length": 8, "soft_cache_length": 4}
@@ -130,7 +131,7 @@ def test_modules_beside_a_file_that_nobody_can_read_are_read_before(
     home = tmp_path / "home"
     (home / "package" / "inner").mkdir(parents=True)
     home.chmod(0o700)
-    (home / "beside.py").write_text("from package.inner import deep\nVALUE = deep.VALUE")
+    (home / "beside.py").write_text(f"{NOT_CHECKING} from package.inner import deep\nVALUE = deep.VALUE")
     (home / "package" / "__init__.py").touch()
     (home / "package" / "inner" / "deep.py").write_text("from ..other import VALUE")
     (home / "package" / "other.py").write_text("import numpy\nVALUE = float(numpy.float32(7.0))")
@@ -138,6 +139,28 @@ def test_modules_beside_a_file_that_nobody_can_read_are_read_before(
     spec = own(home, code)
     assert score(pool, spec) == (7.0,)
     assert os.getuid() == 0, "the code ran elsewhere"
+
+
+@needs_root
+@pytest.mark.parametrize("place", ["in the call", "on import"])
+def test_a_data_file_that_cannot_be_read_is_named_with_a_remedy(
+    pool: ScoringPool, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "data.txt").touch(mode=0o600)
+    read = f"open({str(tmp_path / 'data.txt')!r})"
+    code = "def own(completions): return [0.0]"
+    code = f"{read}\n{code}" if place == "on import" else code.replace("return", f"{read}; return")
+    found = failure(pool, own(tmp_path, code))
+    assert f"'{tmp_path / 'data.txt'}' (user id 65534: copy the file to where this user can" in found
+
+
+@needs_root
+def test_a_program_that_the_code_names_is_not_run_with_the_rights_of_root(
+    pool: ScoringPool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = "def own(completions):\n    if not completions:\n        import this\n    return [1.0]"
+    assert score(pool, own(tmp_path, code)) == (1.0,)
+    assert "Zen of Python" not in capfd.readouterr().out
 
 
 @needs_root
