@@ -198,19 +198,19 @@ def read_journal(run_folder: Path | str) -> Iterator[JournalRecord]:
         raise ConfigError(f"{run_folder}: no journal of a run there; expected journal/ and claims/")
     newest = max(claims)
     for position, record in read_chain(folder, claims[newest]):
-        yield _decoded(position, record)
+        yield _decoded(folder, position, record)
     end = 0
     for end, record in segments.read_journal(folder, newest):
-        yield _decoded(Position(newest, end), record)
+        yield _decoded(folder, Position(newest, end), record)
     rest = segments.left_out(folder, newest, end)
     if rest is not None and not rest.torn:
         raise ConfigError(segments.explain_gap(folder, newest, end, end + rest.length))
 
 
-def _decoded(position: Position, record: Mapping[str, Any]) -> JournalRecord:
+def _decoded(folder: RunFolder, position: Position, record: Mapping[str, Any]) -> JournalRecord:
     """Return a record with its messages decoded. Raise ConfigError if one cannot be."""
     fields = {name: value for name, value in record.items() if name != "kind"}
-    with reading(str(position), segments.REMEDY):
+    with reading(f"{folder.journal}, {position}", segments.REMEDY):
         for name, kind in (("groups", ScoredGroup), ("filtered", Verdict)):
             if name in fields:
                 fields[name] = [decode(message, kind) for message in fields[name]]

@@ -72,6 +72,8 @@ MUTANTS: dict[str, Mutant] = {
                 "[name for name, (first, _) in places.tickets.items() if self._is_other(name, first)]",
                 "[]",
             ),
+            # Rule 26 would join again and again, as long as the ticket is open on the server alone.
+            ("learner/streams/ticket_flow.py", "if time.monotonic() < self._check_at:", "if True:"),
         ),
         dies_at("learner", "close.before", 5, at_max_staleness="drop"),
         "twice",
@@ -174,7 +176,10 @@ MUTANTS: dict[str, Mutant] = {
     "never compares the server with its ledger": Mutant(
         26,
         "tickets that another client deleted are waited for in vain",
-        (("learner/streams/ticket_flow.py", "if time.monotonic() < self._check_at:", "if True:"),),
+        (
+            ("learner/streams/ticket_flow.py", "if time.monotonic() < self._check_at:", "if True:"),
+            ("learner/streams/ticket_flow.py", " or self._queue.damaged:", ":"),
+        ),
         scenarios.another_client_deletes_the_tickets,
         "stuck",
     ),
