@@ -9,9 +9,8 @@ import json
 import socket
 from typing import Any, NoReturn
 
-import msgpack
-
 from penstock.common.text import printable
+from penstock.common.wire.raw import pack_raw, unpack_raw
 
 LONGEST_ANSWER = 4 * 2**20
 """Most bytes that the parent process reads of one frame from a child process."""
@@ -38,7 +37,7 @@ def pack_request(value: Any) -> bytes:
     Raise TypeError, ValueError or OverflowError for a value that msgpack has no form for, or over
     LONGEST_REQUEST.
     """
-    return _framed(msgpack.packb(value, unicode_errors="surrogatepass"))
+    return _framed(pack_raw(value, "surrogatepass"))
 
 
 def _framed(body: bytes) -> bytes:
@@ -112,7 +111,7 @@ def receive(connection: socket.socket) -> Any:
 
 def receive_request(connection: socket.socket) -> Any:
     """Return the request of a call. Raise EOFError if the connection ends."""
-    return msgpack.unpackb(_body(connection), strict_map_key=False, unicode_errors="surrogatepass")
+    return unpack_raw(_body(connection), strict_map_key=False, unicode_errors="surrogatepass")
 
 
 def _body(connection: socket.socket) -> bytes:

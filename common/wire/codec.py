@@ -14,13 +14,13 @@ from dataclasses import fields, is_dataclass
 from functools import cache, partial
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-import msgpack
 import numpy as np
 
 from penstock.common.errors import MalformedMessage
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import SCHEMA, Outcome, ScoredGroup, Verdict
 from penstock.common.wire.plain import DEEPEST, PlainData, brief, find_fault
+from penstock.common.wire.raw import pack_raw, unpack_raw
 
 Message = TypeVar("Message")
 
@@ -71,7 +71,7 @@ def pack(value: PlainData) -> bytes:
     A lone surrogate in a text, which no message holds, is escaped.
     """
     try:
-        return cast(bytes, msgpack.packb(value, use_bin_type=True, unicode_errors="backslashreplace"))
+        return pack_raw(value, "backslashreplace")
     except (ValueError, TypeError, OverflowError) as error:
         fault = find_fault(value, _DEEPEST) or str(error)
         raise MalformedMessage(f"a message cannot hold this: {fault}") from error
@@ -107,12 +107,12 @@ def unpack(data: bytes, most: int = _MOST_VALUES) -> PlainData:
 
     longest = min(len(data), most)
     try:
-        value = msgpack.unpackb(
-            data, raw=False, list_hook=read_list, object_pairs_hook=read_map, ext_hook=_refuse,
+        value = unpack_raw(
+            data, list_hook=read_list, object_pairs_hook=read_map, ext_hook=_refuse,
             max_array_len=longest, max_map_len=longest,
         )  # fmt: skip
         fault = find_fault(value, _DEEPEST)
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         fault = str(error)[:200] or type(error).__name__  # TypeError: a key that cannot be hashed
     if fault:
         raise MalformedMessage(f"{len(data)} bytes are not msgpack of plain data: {fault}")
