@@ -7,7 +7,6 @@ from typing import Any
 SHOWN = 2000
 """Most letters of a question, a completion or a reason in a verdict, which people read."""
 
-
 _WORD = re.compile(r"\S+")
 _FORM = "USER:PASSWORD@HOST"  # of a URL in the text of an error
 _PASSWORD = re.compile(r"((?:password|passwd|secret|token|api_?key)=)[^\s&]+", re.IGNORECASE)

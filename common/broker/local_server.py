@@ -51,7 +51,7 @@ maxmemory-policy noeviction
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where the server listens beside its socket. `password_hash` is that of users who come by TCP.
+    """Where the server listens beside its socket. `password_hash` is that of the password over TCP.
 
     The socket has a random password of its own, so that no file of the run holds the user's password.
     """

@@ -113,7 +113,7 @@ class RunView:
     def malformed(self) -> dict[str, int]:
         """Return by cause how many entries were deleted because no role can read them."""
         flat = self._read("HGETALL", self.keys.malformed) or {}
-        return {text(cause): int(count) for cause, count in flat.items() if count.isdigit()}
+        return {text(cause): int(count) for cause, count in flat.items() if _NUMBER.fullmatch(count)}
 
     def _incarnation_of(self, found: bytes) -> int:
         """Return a number from the fence; 0, which the next claim overwrites, for any other text."""

@@ -66,7 +66,7 @@ def check_not_open(address: ServerAddress) -> None:
 
 
 def _connected(address: ServerAddress) -> socket.socket:
-    """Return a connection to a host, over TLS if the URL says so. Raise OSError without one."""
+    """Return a connection to a host, with TLS for rediss://. Raise OSError if it cannot be made."""
     client = socket.create_connection((address.host, address.port), timeout=_TIMEOUT_S)
     if address.scheme == "redis":
         return client

@@ -63,10 +63,10 @@ def read_entry(
 
 
 class EntryReader:
-    """Reads the entries of one stream, and deletes those that no role can read.
+    """Reader of one stream. Entries that no role can read are deleted.
 
     Such an entry was written by another client: it is acknowledged, deleted, counted by cause for
-    `queues audit`, and the first of each cause is logged. `purpose` is that of all its tickets, if any.
+    `queues audit`, and the first of each cause is logged. With a `purpose`, other tickets are malformed.
     """
 
     def __init__(

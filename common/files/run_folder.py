@@ -67,7 +67,8 @@ class RunFolder:
 
     def newest_incarnation(self) -> int:
         """Return the largest incarnation that was claimed, 0 if there is none."""
-        return max((int(path.stem) for path in self.claims.glob("[0-9]*.json")), default=0)
+        names = [path.stem for path in self.claims.glob("[0-9]*.json")]
+        return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 class LearnerFolder(RunFolder):

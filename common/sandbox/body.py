@@ -65,7 +65,7 @@ def run_body(control: socket.socket, output: int, asked: dict[str, Any], isolate
     limits = Limits(**asked["limits"])
     try:
         _prepare(limits, asked, isolated)
-    except BaseException as error:
+    except BaseException as error:  # whatever the reason is, the pool has to name it
         frames.send(control, {"refused": _text_of(error)})
         os._exit(1)
     frames.send(control, {"prepared": True, "isolated": isolated})
@@ -256,6 +256,6 @@ def _text_of(error: BaseException) -> str:
         text = str(error)
         if type(error) is PermissionError and error.filename is not None:
             text += f" (user id {os.getuid()}: {_READABLE})"
-    except BaseException:
+    except BaseException:  # the exception is of foreign code, its methods too
         text = "an exception without a text"
     return short(f"{type(error).__name__}: {text}")

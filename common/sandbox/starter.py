@@ -60,7 +60,7 @@ class Starter:
                 continue
             try:
                 outcome = self._await_ready(handle, code)
-            except BaseException:
+            except BaseException:  # also KeyboardInterrupt must leave no process behind
                 handle.end()
                 raise
             if isinstance(outcome, Handle):

@@ -10,7 +10,7 @@ import structlog
 
 from penstock.common.broker.monitor import read_audit
 from penstock.common.broker.monitor_text import format_audit
-from penstock.common.broker.run_view import wait_for_contract
+from penstock.common.broker.run_view import RunView, wait_for_contract
 from penstock.common.broker.work_stream import BEGINNING, Entry, WorkStream
 from penstock.common.errors import MalformedMessage, RunNotReady, WrongType
 from penstock.common.wire.codec import encode
@@ -340,3 +340,9 @@ def test_a_contract_that_stays_unreadable_ends_the_wait_with_its_fault(run: Run)
     run.connection.execute("SET", run.keys.contract, b"\xc1")
     with pytest.raises(MalformedMessage, match="msgpack"):
         wait_for_contract(run.view, 0.1, threading.Event())
+
+
+@pytest.mark.parametrize("count", ["", "x", "-1", "9" * 5000])
+def test_a_count_that_no_role_wrote_is_left_out(connection, keys, count):
+    connection.execute("HSET", keys.malformed, "no field d", 2, "no field t", count)
+    assert RunView(connection, keys).malformed() == {"no field d": 2}

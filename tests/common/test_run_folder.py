@@ -66,6 +66,7 @@ def test_the_newest_incarnation_is_read_from_the_names_of_the_claims(tmp_path: P
     folder.claims.mkdir()
     for name in ("000001.json", "000012.json", "000013.4711"):
         (folder.claims / name).touch()
+    (folder.claims / "13 copy.json").touch()
     assert folder.newest_incarnation() == 12
 
 
