@@ -45,7 +45,7 @@ class Killer:
         """Kill, in a thread beside the supervisor."""
         self._began = time.monotonic()
         while self._deck and self._sleep():
-            if victim := self._next_victim():
+            if not self._deck.is_kept(self._step) and (victim := self._next_victim()):
                 self._kill(victim)
 
     def _sleep(self) -> bool:

@@ -28,6 +28,8 @@ _CALM = 0.25
 """Share of the steps at the end in which no kill is planned: they are the fastest, once all learner and
 server cards are dealt, and what a kill broke has to mend."""
 
+_EARLY = 0.5
+"""Share of the deck that may fall before the first step: a slow start would take all of it."""
 _AGAIN = 0.25
 """How often a learner may be killed that has not made a step since it was killed last."""
 
@@ -85,6 +87,7 @@ class Deck:
     def __init__(self, plan: Plan, seed: int) -> None:
         self._random = random.Random(seed)
         self.steps = plan.steps
+        self._late = round(plan.kills * (1 - _EARLY))
         self._kinds = [kind for kind, count in plan.deck.items() for _ in range(count)]
         self._random.shuffle(self._kinds)
         self._deal_early(LEARNER, SERVER)
@@ -100,6 +103,10 @@ class Deck:
             for number in range(count):
                 rest.insert(round((number + 0.5) * len(self._kinds) * 2 / 3 / count), kind)
             self._kinds = rest
+
+    def is_kept(self, step: int) -> bool:
+        """Whether the rest of the deck is kept until the run has made its first step."""
+        return step == 0 and len(self) <= self._late
 
     def draw(self, alive: Set[str], learner_moved: bool) -> str | None:
         """The next kind that lives; a learner without a step since its last kill is mostly spared."""

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.chaos.plan import WHOLE_S, Deck, make_plan
-from tests.chaos.victims import ACTOR, KINDS, LEARNER
+from tests.chaos.plan import WHOLE_S, Deck, Floors, Plan, make_plan
+from tests.chaos.victims import ACTOR, KINDS, LEARNER, SERVER
 
 ALL = set(KINDS)
 
@@ -36,6 +36,16 @@ def test_the_deck_holds_the_plan_in_an_order_that_the_seed_decides():
     once, again, other = (spend(Deck(plan, seed)) for seed in (1, 1, 2))
     assert Counter(once) == Counter(plan.deck)
     assert once == again != other
+
+
+def test_half_of_the_deck_is_kept_for_the_steps():
+    deck = Deck(Plan({SERVER: 32}, 45, 900.0, Floors(20, 20, 0, 540, 45)), 1)
+    early = 0
+    while not deck.is_kept(0):
+        deck.draw(ALL, True)
+        early += 1
+    assert early == 16
+    assert not deck.is_kept(1)
 
 
 def test_only_what_lives_is_drawn():
