@@ -109,7 +109,10 @@ class _RecordedBatch:
 
 
 def _read_batch(record: Mapping[str, Any], changes: Mapping[str, Any]) -> _RecordedBatch:
-    """Return a record's batch. Raise ConfigError for wrong settings, an error of DAMAGE for damage."""
+    """Return a record's batch. Raise ConfigError for wrong settings.
+
+    Raise KeyError for a reward without its weight, another error of DAMAGE for other damage.
+    """
     LearnerSettings(**record["settings"])  # fails as damage of the file if the changes are not at fault
     found = _RecordedBatch(
         step=int(record["step"]),

@@ -9,6 +9,8 @@ from numbers import Real
 from typing import Any
 
 from penstock.common.text import encodable
+from penstock.common.wire.limits import HIGHEST_REWARD, LONGEST_NAME, MOST_NAMES
+from penstock.common.wire.plain import find_fault
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.rewarders.adapt import Reward
 from penstock.rewarders.load import load_reward
@@ -18,10 +20,6 @@ Arguments = Mapping[str, Sequence[Any]]
 
 LOGGED_BYTES = 2**20
 """Most bytes of JSON that one group may log for people to read: columns, metrics and their names."""
-_MOST_NAMES = 1024
-_LONGEST_NAME = 200
-_DEEPEST = 32
-_HIGHEST_REWARD = 1e9
 _HIGHEST_METRIC = 1e30
 _WARM_UP = (
     r"$\frac{1}{2}$",
@@ -111,41 +109,23 @@ class Log:
 def check_logged(extra: Mapping[str, Sequence[Any]], metrics: Mapping[str, float]) -> None:
     """Raise ValueError if what a group logs exceeds a limit of names, depth or bytes, or is no JSON."""
     for kind, names in (("log_extra", extra), ("log_metric", metrics)):
-        if len(names) > _MOST_NAMES:
-            raise ValueError(f"{kind} has {len(names)} names; expected at most {_MOST_NAMES}")
+        if len(names) > MOST_NAMES:
+            raise ValueError(f"{kind} has {len(names)} names; expected at most {MOST_NAMES}")
         for name in names:
-            if len(name) > _LONGEST_NAME:
+            if len(name) > LONGEST_NAME:
                 found = f"a name of {len(name)} letters"
-                raise ValueError(f"{kind}: {found}; expected at most {_LONGEST_NAME}")
+                raise ValueError(f"{kind}: {found}; expected at most {LONGEST_NAME}")
     for name, values in extra.items():
-        if fault := _fault_of(values):
-            raise ValueError(f"log_extra({name!r}) has {fault}")
-    size = len(json.dumps([extra, metrics]))
+        if fault := find_fault(values):
+            raise ValueError(f"log_extra({name!r}): {fault}")
+    try:
+        size = len(json.dumps([extra, metrics], allow_nan=False))
+    except ValueError:
+        raise ValueError("log_extra has a number that is not finite, such as NaN") from None
     if size > LOGGED_BYTES:
         raise ValueError(
             f"log_extra and log_metric: {size} bytes for one group, larger than {LOGGED_BYTES} bytes"
         )
-
-
-def _fault_of(values: Any) -> str:
-    """Return what keeps a column from being stored; "" if nothing does."""
-    waiting = [(values, 0)]
-    while waiting:
-        value, level = waiting.pop()
-        if level > _DEEPEST:
-            return f"values nested deeper than {_DEEPEST} levels"
-        if isinstance(value, dict):
-            waiting += [(item, level + 1) for item in (*value, *value.values())]
-        elif isinstance(value, (list, tuple)):
-            waiting += [(item, level + 1) for item in value]
-        elif isinstance(value, str):
-            if encodable(value) != value:
-                return "half a character (a lone surrogate)"
-        elif isinstance(value, int) and not -(2**63) <= value < 2**64:
-            return "a number of over 64 bits"
-        elif isinstance(value, float) and not math.isfinite(value):
-            return f"the number {value}"
-    return ""
 
 
 def scores_of(answer: Any, size: int) -> Scores:
@@ -187,8 +167,8 @@ def _finite(value: Any) -> float:
     if not (isinstance(number, (Real, Decimal)) and math.isfinite(number)):
         kind = type(value).__name__
         raise ValueError(f"expected finite numbers or None, found {str(value)[:80]} ({kind})")
-    if abs(float(number)) > _HIGHEST_REWARD:
-        raise ValueError(f"expected numbers within {_HIGHEST_REWARD:g} of 0, found {float(number):g}")
+    if abs(float(number)) > HIGHEST_REWARD:
+        raise ValueError(f"expected numbers within {HIGHEST_REWARD:g} of 0, found {float(number):g}")
     return float(number)
 
 

@@ -5,7 +5,8 @@
 prints, for a stranger, qualified name, signature and docstring of functions drawn at random from the
 whole product, and error messages as the code raises them. The seed is the hash of the commit under test;
 the draw is over the sorted qualified names. The stranger writes what each function does, returns and
-raises, and for each error what to do next; someone else compares that with the code.
+raises, and for each error what to do next; someone else compares that with the code. By the rule of
+CONTRIBUTING.md a docstring names the errors of the function's own body; others pass through unnamed.
 """
 
 from __future__ import annotations

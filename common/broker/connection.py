@@ -128,8 +128,8 @@ class Connection:
         """Send an idempotent command and return the reply. Send it again while the server is away.
 
         Raise ServerUnavailable after the server's timeout or if `stopping` is set meanwhile. Raise
-        RunTaken, RunNotReady, ConfigError or ServerUnavailable by what the server replied. Raise as
-        `check_size` does for an argument.
+        RunTaken, RunNotReady, ConfigError, NotPermitted, WrongType or ServerUnavailable by what the
+        server replied. Raise as `check_size` does for an argument.
         """
         self._check_sizes(name, arguments)
         failpoint(f"{name}.before")
@@ -342,7 +342,7 @@ def text(value: bytes | str) -> str:
 
 
 def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> None:
-    """Raise RunTaken, ConfigError or RunNotReady, whichever the server's error means.
+    """Raise RunTaken, ConfigError, WrongType, RunNotReady or NotPermitted, as the error means.
 
     Raise ServerUnavailable for an unknown error. Return only if waiting helps: memory or disk is full.
     """

@@ -83,7 +83,9 @@ class SourceReader:
         self.modules[name] = spec
 
     def _read_own(self, path: str) -> bytes:
-        """Return the source of a module of the user. Raise OSError if no searched folder has its file.
+        """Return the source of a module of the user. Raise PermissionError for one outside the folders.
+
+        Raise another OSError for a file that cannot be read.
 
         The file is read with the rights of this process, so a link beside the user's code must not lead
         to files that the user of the code cannot read. The kernel names the file that was opened: a link

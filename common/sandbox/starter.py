@@ -138,7 +138,8 @@ class Starter:
     def _await_ready(self, handle: Handle, code: Code | None) -> Handle | Mistake | bool:
         """Return the handle when its process is ready, or a Mistake of the user's code.
 
-        If the process ended before, return whether foreign code had run in it. Raise as `start`.
+        If the process ended before, return whether foreign code had run in it. Raise SandboxFailed if
+        it is not ready in time, ConfigError if it cannot give up its rights.
         """
         began, end = False, time.monotonic() + START_TIMEOUT_S
         try:
@@ -171,7 +172,10 @@ class Starter:
         return began
 
     def _refused(self, reason: str, code: Code | None) -> Mistake:
-        """Return or raise the reason why a process could not take its limits or read its code."""
+        """Return why a process could not take its limits or read its code.
+
+        Raise ConfigError for a process of built-in code.
+        """
         if reason.startswith("MemoryError"):
             return self._too_little_memory(code)
         if code is not None:

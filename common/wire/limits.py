@@ -5,11 +5,13 @@ run fails when it is built. Each check raises MalformedMessage for a value that 
 """
 
 from collections.abc import Collection, Mapping, Sequence
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from penstock.common.errors import MalformedMessage
 from penstock.common.wire.plain import PlainData, brief, find_fault, is_encodable
+
+if TYPE_CHECKING:
+    import numpy as np  # the processes of users' rewards import these limits, and are to stay small
 
 LARGEST_INT32 = 2**31 - 1
 MOST_COMPLETIONS = 65_536
@@ -46,7 +48,7 @@ def check_range(name: str, value: float, lowest: float, highest: float) -> None:
         raise MalformedMessage(f"{name} {brief(value)} is not in [{lowest}, {highest}]")
 
 
-def check_array(name: str, array: np.ndarray, dtype: str) -> None:
+def check_array(name: str, array: "np.ndarray", dtype: str) -> None:
     """Raise MalformedMessage unless this is an array of one dimension and of this dtype."""
     if array.ndim != 1 or array.dtype != dtype:
         found = f"{array.ndim} dimensions of {array.dtype}"

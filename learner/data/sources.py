@@ -114,7 +114,7 @@ def _as_data_error(source: Source, split: str) -> Iterator[None]:
 
 
 def _read_file(path: Path) -> "Dataset":
-    """Return a JSON, Parquet or CSV file's rows. Raise the errors of `_load` if it is not readable."""
+    """Return a JSON, Parquet or CSV file's rows. Raise DataError for another kind, or mixed columns."""
     import datasets
 
     if path.suffix not in _KINDS:

@@ -211,7 +211,7 @@ def _find_damage(folder: Path) -> str:
 
 
 def _hashes(folder: Path) -> dict[str, Any]:
-    """Return the hash of each file, as the manifest states them. Raise an error of _DAMAGE."""
+    """Return the hash of each file, as the manifest states them. Raise TypeError if it is no map."""
     hashes = parse_json((folder / _MANIFEST).read_bytes())
     if not isinstance(hashes, dict):
         raise TypeError(f"{_MANIFEST} is no map of names to hashes")
@@ -219,7 +219,7 @@ def _hashes(folder: Path) -> dict[str, Any]:
 
 
 def _read(folder: Path) -> Checkpoint:
-    """Read state.json. Raise an error of _DAMAGE if it is damaged or differs from its hash."""
+    """Read state.json. Raise ValueError if it differs from its hash or a number is out of range."""
     path = folder / "state.json"
     if _hashes(folder)[path.name] != hash_file(path):
         raise ValueError(f"{path.name} differs from its hash")
