@@ -13,6 +13,7 @@ from penstock.common.wire.limits import (
     HIGHEST_TEMPERATURE,
     LARGEST_INT32,
     LONGEST_NAME,
+    LOWEST_TEMPERATURE,
     MOST_COMPLETIONS,
     MOST_NAMES,
 )
@@ -92,7 +93,9 @@ class SamplingSettings(Section):
     max_completion_length: int = setting(
         512, "largest number of tokens of a completion", ge=1, le=LARGEST_INT32
     )
-    temperature: float = setting(1.0, "sampling temperature", gt=0, le=HIGHEST_TEMPERATURE)
+    temperature: float = setting(
+        1.0, "sampling temperature", ge=LOWEST_TEMPERATURE, le=HIGHEST_TEMPERATURE
+    )
     top_p: float = setting(1.0, "nucleus sampling; below 1 biases the ratio", gt=0, le=1)
     top_k: int = setting(0, "sample from the k likeliest tokens; 0: all", ge=0, le=LARGEST_INT32)
     min_p: float = setting(0.0, "least relative probability; above 0: biased", ge=0, le=1)
@@ -262,6 +265,8 @@ class LearnerSettings(
                 "LEARNER_EVAL_NUM_GENERATIONS above 1 needs LEARNER_EVAL_TEMPERATURE above 0: greedy "
                 "answers are all the same"
             )
+        if 0 < self.eval_temperature < LOWEST_TEMPERATURE:
+            raise ValueError(f"LEARNER_EVAL_TEMPERATURE: expected 0 or at least {LOWEST_TEMPERATURE}")
         if self.evaluate_only and not (self.eval_dataset or self.eval_holdout):
             raise ValueError("LEARNER_EVALUATE_ONLY needs LEARNER_EVAL_DATASET or LEARNER_EVAL_HOLDOUT")
         if self.eval_dataset and self.eval_holdout:

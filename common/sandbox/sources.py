@@ -85,11 +85,9 @@ class SourceReader:
     def _read_own(self, path: str) -> bytes:
         """Return the source of a module of the user. Raise PermissionError for one outside the folders.
 
-        Raise another OSError for a file that cannot be read.
-
-        The file is read with the rights of this process, so a link beside the user's code must not lead
-        to files that the user of the code cannot read. The kernel names the file that was opened: a link
-        may change at any time.
+        Raise another OSError for a file that cannot be read. The file is read with the rights of this
+        process, so a link beside the user's code must not lead to files that the user of the code cannot
+        read. The kernel names the file that was opened: a link may change at any time.
         """
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe would wait
             name = f"/proc/self/fd/{file.fileno()}"

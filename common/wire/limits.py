@@ -17,6 +17,9 @@ LARGEST_INT32 = 2**31 - 1
 MOST_COMPLETIONS = 65_536
 """Most completions of one group."""
 
+LOWEST_TEMPERATURE = 0.01
+"""Lowest temperature that is not greedy: vLLM samples a lower one as 0.01."""
+
 HIGHEST_TEMPERATURE = 100.0
 HIGHEST_REWARD = 1e9
 """Largest size of a reward, above or below 0."""

@@ -21,6 +21,7 @@ from penstock.common.wire.limits import (
     LARGEST_INT32,
     LONGEST_PATH,
     LOWEST_LOGPROB,
+    LOWEST_TEMPERATURE,
     MOST_COMPLETIONS,
     check_array,
     check_metrics,
@@ -65,7 +66,8 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Raise MalformedMessage for a value out of range."""
-        check_range("temperature", self.temperature, 0.0, HIGHEST_TEMPERATURE)
+        if self.temperature != 0.0:  # 0: greedy
+            check_range("temperature", self.temperature, LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE)
         require(0.0 < self.top_p <= 1.0, "top_p is not in (0, 1]:", self.top_p)
         check_range("min_p", self.min_p, 0.0, 1.0)
         check_range("top_k", self.top_k, 0, LARGEST_INT32)

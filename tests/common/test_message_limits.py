@@ -57,6 +57,7 @@ def changed_contract(**changes: Any) -> Any:
 REFUSED = {
     "temperature infinite": changed_sampling(temperature=np.inf),
     "temperature NaN": changed_sampling(temperature=np.nan),
+    "temperature that the engine would raise": changed_sampling(temperature=0.005),
     "temperature over 100": changed_sampling(temperature=100.1),
     "top_k over 31 bits": changed_sampling(top_k=2**31),
     "max_tokens over 31 bits": changed_sampling(max_tokens=2**31),

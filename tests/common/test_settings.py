@@ -150,6 +150,8 @@ def test_a_mistake_ends_a_role_with_78(capsys: pytest.CaptureFixture[str]) -> No
     [
         ("LEARNER_TEMPERATURE", "100.5"),
         ("LEARNER_EVAL_TEMPERATURE", "1000"),
+        ("LEARNER_TEMPERATURE", "0.009"),
+        ("LEARNER_EVAL_TEMPERATURE", "0.009"),
         ("LEARNER_NUM_GENERATIONS", "65537"),
         ("LEARNER_EVAL_NUM_GENERATIONS", "65537"),
         ("LEARNER_MAX_COMPLETION_LENGTH", str(2**31)),
