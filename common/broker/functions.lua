@@ -230,13 +230,14 @@ end
 
 -- keys: fence, all other keys; args: nonce, incarnation, holder, lease_ms, then holders that have certainly
 -- ended. With lease_ms 0 the present learner claims again, whoever's lease is stored: a server that was
--- killed may have returned to the lease of the learner before.
+-- killed may have returned to the lease of the learner before. With -1 it has claimed on this very process of
+-- the server, so another nonce there is another client's.
 local function claim(keys, args)
   local lease, wrong = tonumber(args[4]), wrong_type({keys[1]})
-  if wrong and lease == 0 then return wrong end  -- as if the server lost the claim: the next start claims
+  if wrong and lease <= 0 then return wrong end  -- as if the server lost the claim: the next start claims
   if wrong then redis.call('DEL', keys[1]) end
   local nonce = redis.call('HGET', keys[1], 'nonce')
-  if nonce and nonce ~= args[1] then
+  if nonce and nonce ~= args[1] and lease >= 0 then
     return redis.error_reply('FOREIGN this server holds a run of this name from another folder')
   end
   local current = redis.call('HGET', keys[1], 'incarnation')

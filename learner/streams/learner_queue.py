@@ -48,6 +48,7 @@ class LearnerQueue:
         self.incarnation = incarnation
         self.damaged = False  # True: a key was deleted since, so the caller restores what was in it
         self._claimed = ("", "")  # nonce and holder
+        self._claimed_at = -1  # the connection's count of restarts then
         self._published: dict[str, bytes] = {}  # contract, weights and state by key
         self._publishing = threading.Lock()
         self._logged: set[str] = set()
@@ -62,12 +63,14 @@ class LearnerQueue:
         Raise RunTaken while the lease of another holder has not expired, unless that holder is in
         `gone`: learners that have surely ended. Raise RunTaken if a newer incarnation has claimed the
         run, ConfigError for a run of another folder, or Connection.call's errors.
-        `lease_s` 0 neither checks nor changes the lease: the same learner, after a server's restart.
+        `lease_s` 0 neither checks nor changes the lease: the same learner, after a server's restart or
+        when another client changed its claim, whose folder is not compared then.
         """
         self.connection.load_functions()
-        args: list[Any] = [nonce, self.incarnation, holder, int(1000 * lease_s), *gone]
-        self.connection.call("claim", self._all_keys, args)
-        self._claimed = (nonce, holder)
+        restarts = self.connection.restarts
+        lease_ms = -1 if not lease_s and restarts == self._claimed_at else int(1000 * lease_s)
+        self.connection.call("claim", self._all_keys, [nonce, self.incarnation, holder, lease_ms, *gone])
+        self._claimed, self._claimed_at = (nonce, holder), restarts
 
     @property
     def _all_keys(self) -> list[str]:

@@ -103,8 +103,7 @@ def another_client_writes(folder: Path) -> World:
             watch.write("SET", keys.contract, "nonsense")
             watch.write("SET", keys.weights, "nonsense")
         if step == 3:
-            watch.write("DEL", keys.ledger)
-            watch.write("LPUSH", keys.ledger, "a list")
+            watch.write("SET", keys.ledger, "a text where a hash belongs")
         if step == 4:
             watch.write("XGROUP", "DESTROY", keys.rollouts, "workers")
             watch.write("HSET", keys.fence, "nonce", "x", "holder", "x", "lease", "x")

@@ -215,6 +215,24 @@ def test_the_claims_texts_are_restored(bench, field):
     assert bench.connection.execute("HGET", bench.keys.fence, field) == before
 
 
+@pytest.mark.parametrize("name", ["tickets", "ledger"])
+def test_a_forged_nonce_does_not_end_the_learner_that_claims_again(bench, name):
+    """It claims again for another damage before the heartbeat restores the nonce."""
+    before = bench.connection.execute("HGET", bench.keys.fence, "nonce")
+    hset("fence", "nonce", "x")(bench)
+    bench.connection.execute("SET", getattr(bench.keys, name), "a text")
+    bench.flow.join()
+    bench.queue.set_totals({"issued": 1})
+    assert bench.connection.execute("HGET", bench.keys.fence, "nonce") == before
+
+
+def test_a_claim_on_another_server_finds_the_run_of_another_folder(bench):
+    hset("fence", "nonce", "x")(bench)
+    bench.connection.restarts += 1
+    with pytest.raises(ConfigError, match="another folder"):
+        bench.flow.join()
+
+
 def take_all(bench: Bench) -> WorkStream:
     worker = WorkStream(bench.connection, bench.keys, bench.keys.tickets, "w", 30.0, 3)
     assert len(worker.take(9)) == 4
