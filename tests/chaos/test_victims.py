@@ -4,17 +4,16 @@ import sys
 from collections import Counter
 
 from penstock.deploy.child import Child, Service
-from tests.chaos.victims import FORK_SERVER, GUARD, REWARDER, SCORER, TRACKER, find_victims
+from tests.chaos.victims import GUARD, KEEPER, NURSERY, REWARDER, SCORER, find_victims
 from tests.helpers import wait_until
 
 ROLE = """
-import multiprocessing, time
+import time
+from penstock.common.config.settings import RewarderSettings
 from penstock.common.guard import guard_children
-if __name__ == "__main__":
-    guard_children()
-    context = multiprocessing.get_context("forkserver")
-    for _ in range(2):
-        context.Process(target=time.sleep, args=(60,)).start()
+from penstock.rewarders.scoring_pool import ScoringPool
+guard_children()
+with ScoringPool(RewarderSettings(workers=2)):
     time.sleep(60)
 """
 
@@ -29,7 +28,7 @@ def test_a_role_and_all_its_helpers_are_found_and_can_be_killed(tmp_path):
     def counts() -> Counter[str]:
         return Counter(victim.kind for victim in find_victims([child]))
 
-    expected = {REWARDER: 1, GUARD: 1, FORK_SERVER: 1, TRACKER: 1, SCORER: 2}
+    expected = {REWARDER: 1, GUARD: 1, NURSERY: 1, KEEPER: 2, SCORER: 2}
     try:
         wait_until(lambda: counts() == expected, "all processes")
         scorer = next(victim for victim in find_victims([child]) if victim.kind == SCORER)

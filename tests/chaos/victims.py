@@ -13,10 +13,10 @@ import psutil
 from penstock.deploy.child import Child
 
 SERVER, LEARNER, ACTOR, REWARDER = "server", "learner", "actor", "rewarder"
-SCORER, FORK_SERVER, TRACKER, GUARD = "scoring process", "fork server", "resource tracker", "guard"
-KINDS = (SERVER, LEARNER, ACTOR, REWARDER, SCORER, FORK_SERVER, TRACKER, GUARD)
+SCORER, KEEPER, NURSERY, GUARD = "scoring process", "keeper", "nursery", "guard"
+KINDS = (SERVER, LEARNER, ACTOR, REWARDER, SCORER, KEEPER, NURSERY, GUARD)
 
-_BY_COMMAND = {"penstock.common.guard": GUARD, "resource_tracker": TRACKER, "forkserver": FORK_SERVER}
+_GUARD, _SANDBOX = "penstock.common.guard", "penstock.common.sandbox.nursery"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,14 @@ def find_victims(children: Sequence[Child]) -> list[Victim]:
 
 
 def _helper_kind(process: psutil.Process, role: int) -> str:
-    """A fork server's copies have its command line; "" for what is gone or not yet itself."""
+    """A nursery's forks have its command line: keepers, and below them the processes that score.
+
+    Return "" for what is gone or not yet itself.
+    """
     try:
-        command, parent = " ".join(process.cmdline()), process.ppid()
+        command, above = " ".join(process.cmdline()), [parent.pid for parent in process.parents()]
     except psutil.NoSuchProcess:
         return ""
-    kind = next((kind for part, kind in _BY_COMMAND.items() if part in command), "")
-    return SCORER if kind == FORK_SERVER and parent != role else kind
+    if _SANDBOX not in command:
+        return GUARD if _GUARD in command else ""
+    return (NURSERY, KEEPER, SCORER)[min(above.index(role), 2)] if role in above else ""

@@ -32,6 +32,8 @@ from tests.rewarders.stand_ins import (
     reward,
 )
 
+pytestmark = pytest.mark.usefixtures("shared_nurseries")
+
 StartRewarder = Callable[..., RewarderThread]
 
 
