@@ -81,10 +81,11 @@ class HeldTickets:
         return any(job.ticket.purpose == "eval" for job in self.running)
 
     def startable(self, version: Version | None, steady: bool) -> list[Job]:
-        """Return the jobs that may start now (see Job.is_ready), eval tickets first.
+        """Return the jobs that may start now with this version loaded (None: none), eval tickets first.
 
-        Once a job marked `alone` is ready, no other starts before it, and it starts when none runs any
-        more: if the engine dies then, that ticket is known to be the cause.
+        `steady`: the engine is loading no weights. Once a job marked `alone` is ready, no other starts
+        before it, and it starts when none runs any more: if the engine dies then, that ticket is known
+        to be the cause.
         """
         running = self.running
         if any(job.alone for job in running):

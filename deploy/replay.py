@@ -18,7 +18,7 @@ from penstock.common.text import one_line
 def _split(text: object) -> object:
     """Return {"loss_type": "gspo"} for "LEARNER_LOSS_TYPE=gspo". A comma separates two settings.
 
-    Raise ValueError if a part has another form.
+    A map is returned unchanged, {} for None. Raise ValueError if a part of a text has another form.
     """
     if not isinstance(text, str):
         return text or {}

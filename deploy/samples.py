@@ -228,6 +228,7 @@ def heading(row: Row) -> str:
 def shown(text: str, width: int) -> str:
     """Return a text for a terminal: cut to `width` letters (0: uncut), control characters written out.
 
+    Lines after the first are indented by 12 spaces, below the text's column.
     Example:
         >>> shown("a\\x1b[2J\\n" + "b" * 10, 12)
         'a\\\\x1b[2J\\n            bbbbbb ... (4 more)'

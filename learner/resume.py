@@ -124,7 +124,7 @@ def _read_batch(record: Mapping[str, Any], changes: Mapping[str, Any]) -> _Recor
     )
     rewards = [scored.rewards for scored in found.groups] + [one.rewards for one in found.filtered]
     if unknown := {name for row in rewards for name in row} - set(found.reward_weights):
-        raise KeyError(f"the weight of {short(', '.join(sorted(unknown)))}")
+        raise KeyError(f"the record has no weight of the reward {short(', '.join(sorted(unknown)))}")
     return found
 
 

@@ -50,7 +50,11 @@ def keep(
 
 
 class Keeper:
-    """Kills what is below this process, except `pid` and what that had started when it was ready."""
+    """Serves the pool's commands: kills what is below this process, when the pool asks for it.
+
+    Spared are `pid` and, after `settled`, what that had started until then. `shared_memory` is the
+    descriptor of the process's own /dev/shm, which is emptied; -1 without one.
+    """
 
     def __init__(self, connection: socket.socket, pid: int, shared_memory: int) -> None:
         self._connection = connection

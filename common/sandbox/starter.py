@@ -214,5 +214,5 @@ class Starter:
 
 
 def _ended(status: int | None) -> str:
-    """Return how a process ended, for an error."""
+    """Return how a process ended, for an error; None: its exit status is not known."""
     return "ended its process" + ("" if status is None else f" (exit code {status})")

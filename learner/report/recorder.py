@@ -25,7 +25,7 @@ log = get_logger(__name__)
 class Recorder:
     """Writes the run's metrics, completions and evaluations, and sends them to the trackers.
 
-    Every write waits while the disk is full, and raises RunTaken or DiskFull as LearnerFolder does.
+    A write waits for room on a full disk; raises DiskFull if none comes, RunTaken after a newer claim.
     Creating a Recorder starts the trackers; raise ConfigError if one is not found or does not start.
     """
 

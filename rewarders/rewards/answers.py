@@ -54,8 +54,8 @@ def _closing_brace(text: str, start: int) -> int | None:
 def correctness(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:
     """Return 2.0 where the answer is exactly the gold answer, 1.5 for an equal number, else 0.0.
 
-    The answer is the last <answer> block, unless that is "...". Its number must be at its end. The gold
-    answer is the text after ####, or the whole text without ####; all are None if it is empty.
+    The answer is the last <answer> block; "..." is no answer, 0.0. A number must be at the block's
+    end. The gold answer is the text after ####, or the whole text; all are None if it is empty.
     Example: for "#### 72", "<answer>72</answer>" gets 2.0 and "<answer>= 72.0</answer>" gets 1.5.
     """
     gold = after_marker(str(solution[0])).strip()
