@@ -72,6 +72,17 @@ def command(name: str, *parts: Any) -> Callable[[Bench], None]:
     )
 
 
+def on(stream: str) -> Callable[[Bench], None]:
+    """An entry of train:2 on a stream, as its place."""
+
+    def write(bench: Bench) -> None:
+        key = getattr(bench.keys, stream)
+        entry = bench.connection.execute("XADD", key, "*", "t", "train:2", "d", b"x").decode()
+        bench.connection.execute("HSET", bench.keys.open, "train:2", f"{key}|{entry}|1.0")
+
+    return write
+
+
 LARGEST = "18446744073709551615-18446744073709551615"
 OPEN_WRITES: dict[str, Callable[[Bench], None]] = {
     "another ticket at a place": at_place_of_2("train:999"),
@@ -92,6 +103,8 @@ OPEN_WRITES: dict[str, Callable[[Bench], None]] = {
     "a ticket less": command("HDEL", "{open}", "train:2"),
     "no open": command("DEL", "{open}"),
     "open as a string": command("SET", "{open}", "x"),
+    "on the stream of evaluations": on("evaluated"),
+    "on the stream of eval tickets": on("eval_tickets"),
     "no entries": command("XTRIM", "{tickets}", "MAXLEN", 0),
     "no stream": command("DEL", "{tickets}"),
     "the stream as a string": command("SET", "{tickets}", "x"),
@@ -124,6 +137,7 @@ def test_what_another_client_wrote_about_tickets_is_restored_from_the_ledger(ben
     assert len(logs) <= 2
     bench.work()
     assert len(bench.train(0)) == 2
+    assert len(bench.train(1)) == 2
     bench.balance()
 
 
@@ -224,6 +238,13 @@ def take_all(bench: Bench) -> WorkStream:
 STOLEN: dict[str, Callable[[Bench], None]] = {
     "the consumer is deleted": command("XGROUP", "DELCONSUMER", "{tickets}", "workers", "w"),
     "the group is set past all entries": command("XGROUP", "SETID", "{tickets}", "workers", "$"),
+    "another group hides that": lambda bench: [
+        bench.connection.execute("XGROUP", *words)
+        for words in (
+            ("CREATE", bench.keys.tickets, "a", "0"),
+            ("SETID", bench.keys.tickets, "workers", "$"),
+        )
+    ],
 }
 
 
