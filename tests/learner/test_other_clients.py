@@ -11,10 +11,13 @@ import structlog
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.run_view import RunView
 from penstock.common.broker.work_stream import WorkStream
-from penstock.common.errors import ConfigError, RunNotReady, RunTaken
+from penstock.common.config.settings import RunSettings
+from penstock.common.deadline import Deadline
+from penstock.common.errors import ConfigError, DeadlineExceeded, RunNotReady, RunTaken
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.phases import Phases
 from penstock.common.wire.codec import decode
+from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Ticket, Version
 from penstock.learner.start import _naming_the_successor
 from penstock.learner.streams.heartbeat import Heartbeat
@@ -265,6 +268,57 @@ def test_a_deleted_group_is_made_again_and_its_work_given_out(bench):
         worker.take(1)
     bench.queue.restore()
     assert len(worker.take(9)) == 4
+
+
+# Outcomes
+
+
+def wait_longer(bench: Bench) -> None:
+    """Let the learner wait for up to a minute, with a short lease."""
+    bench.flow._run = RunSettings(name="x", lease_s=0.2)
+    bench.flow._deadline = Deadline(60.0)
+
+
+def hide_new_outcomes(bench: Bench) -> None:
+    """Let the learner read an id of tomorrow, then begin the stream anew."""
+    ahead_ms = 1000 * bench.connection.execute("TIME")[0] + 80_000_000
+    bench.connection.execute("XADD", bench.keys.scored, f"{ahead_ms}-0", "t", "train:99", "d", "x")
+    bench.commit_log.read("train")
+    bench.connection.execute("DEL", bench.keys.scored)
+
+
+def place_an_old_outcome(bench: Bench) -> None:
+    """An entry that was read before its ticket was issued, as the ticket's place."""
+    ticket = bench.ledger.next_train_ticket()
+    entry = bench.connection.execute("XADD", bench.keys.scored, "*", "t", ticket, "d", "x").decode()
+    bench.commit_log.read("train")
+    bench.flow._issue([ticket])
+    bench.connection.execute("HSET", bench.keys.open, ticket, f"{bench.keys.scored}|{entry}|1.0")
+    bench.ledger.close(TicketId.train(0), "unused")  # both batches need the ticket
+
+
+@pytest.mark.parametrize("write", [hide_new_outcomes, place_an_old_outcome])
+def test_an_outcome_that_the_learner_has_passed_by_is_not_waited_for_in_vain(bench, write):
+    wait_longer(bench)
+    write(bench)
+    bench.work()
+    bench.train(0)
+    check(bench)
+    bench.work()
+    bench.train(1)
+
+
+def test_outcomes_of_tickets_that_are_not_open_are_deleted_and_are_no_progress(bench):
+    def write_another() -> None:
+        bench.connection.execute("XADD", bench.keys.scored, "*", "t", "train:99", "d", "x")
+        bench.connection.execute("XADD", bench.keys.evaluated, "*", "t", "eval:1.0:99", "d", "x")
+
+    bench.flow.evaluator.start(Version(1, 0))
+    bench.flow._phases.poll = write_another
+    with pytest.raises(DeadlineExceeded, match="no results for"):
+        bench.train(0)
+    for stream in bench.keys.outcome_streams:  # the last poll wrote after the last read
+        assert bench.connection.execute("XLEN", stream) <= 1
 
 
 # A raised fence
