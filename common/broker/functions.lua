@@ -161,7 +161,7 @@ local function taken(fence, holder, gone)
     if name == other then return end
   end
   local idle = now_ms() - tonumber(found[3])
-  if idle >= lease or idle < -DAY_MS then return end
+  if math.abs(idle) >= lease or lease > DAY_MS then return end  -- else no learner wrote these numbers
   return redis.error_reply(string.format(
     'TAKEN the learner %s (incarnation %s) holds run %s, last seen %.1f s ago; stop it, or wait until its '
     .. 'lease of %g s has run out', other, found[2] or '?', string.match(fence, '{(.*)}'),
