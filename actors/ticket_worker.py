@@ -154,8 +154,11 @@ class TicketWorker:
             return
         try:
             ticket = decode(entry.payload, Ticket)
-            if ticket.id != entry.ticket:
-                raise MalformedMessage(f"the entry of {entry.ticket} holds {ticket.id}")
+            if (ticket.id, str(ticket.version)) != (entry.ticket, entry.version):
+                found = f"holds {ticket.id} of version {ticket.version}"
+                raise MalformedMessage(
+                    f"the entry of {entry.ticket}, issued at {entry.version}, {found}"
+                )
         except MalformedMessage as error:
             await asyncio.to_thread(stream.fail, entry, purpose, str(error))
             return

@@ -52,6 +52,10 @@ _NO_RIGHT = re.compile(r"ACL failure in script|user executing the script can't")
 _NO_ID_LEFT = "exhausted the last possible ID"
 """Text for an XADD to a stream that another client gave an entry with the largest id."""
 
+_PASSING = frozenset({"OOM", "MISCONF", "BUSY", "READONLY"})
+"""Codes of refusals that end by themselves: memory or disk is full, a long script runs, a replica takes
+over. Any user who may call a function can make the server BUSY for seconds."""
+
 _ALWAYS_TAKEN = (1 << 20) - 4096
 """Bytes of a value that every server takes: its limits cannot be set below 1 MiB."""
 
@@ -242,7 +246,7 @@ class Connection:
         self._client.close()
 
     def _retrying(self, send: Callable[[], Any], timeout_s: float, first: bool = False) -> Any:
-        """Return what `send` returns. Call `send` every 0.2 s while the server is away or out of memory.
+        """Return what `send` returns. Call `send` every 0.2 s while the server is away or busy.
 
         Raise ServerUnavailable after `timeout_s` or on a stop, ConfigError for a wrong login or version,
         and the errors of `_raise_translated`. `first`: no log lines, no restart check.
@@ -344,7 +348,7 @@ def text(value: bytes | str) -> str:
 def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> None:
     """Raise RunTaken, ConfigError, WrongType, RunNotReady or NotPermitted, as the error means.
 
-    Raise ServerUnavailable for an unknown error. Return only if waiting helps: memory or disk is full.
+    Raise ServerUnavailable for an unknown error. Return only if waiting helps, see `_PASSING`.
     """
     code, _, message = short(error, 1000).partition(" ")  # another client may have named the holder
     if code == "FENCED":
@@ -374,6 +378,10 @@ def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> No
             f"the queue server {address} refuses this user: {error}. Set REDIS_URL to the URL of this "
             "role's user, or let an operator run `queues acl`"
         ) from error
-    if not (isinstance(error, redis.exceptions.OutOfMemoryError) or code in ("OOM", "MISCONF")):
+    passing = (
+        redis.exceptions.OutOfMemoryError,
+        redis.exceptions.ReadOnlyError,
+    )  # their code is cut off
+    if not (isinstance(error, passing) or code in _PASSING):
         found = f"the queue server {address} refused a command: {error}"
         raise ServerUnavailable(f"{found}. Set REDIS_URL to a server that takes writes") from error

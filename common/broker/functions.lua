@@ -19,7 +19,9 @@ local KINDS = {  -- of the keys that are no streams
   contract = 'string', weights = 'string', state = 'string',
 }
 local WORK_STREAMS = {tickets = true, eval_tickets = true, rollouts = true}
-local TICKET_STREAMS = {tickets = true, eval_tickets = true, rollouts = true, scored = true, evaluated = true}
+local TICKET_STREAMS = {  -- each with the beginning of the names of its tickets
+  tickets = 'train:', eval_tickets = 'eval:', rollouts = '', scored = 'train:', evaluated = 'eval:',
+}
 
 -- Only texts that Penstock writes are read, as in common/wire/ids.py. Others (007, 1e3, 19 digits) may come
 -- from any client; as numbers they would stop a learner, or be another number than they look.
@@ -64,9 +66,11 @@ local function find(stream, entry)
   return not found.err and found[1] or nil
 end
 
--- Returns the entry at a place if it is the ticket's own: `open` may name another ticket's entry.
+-- Returns the entry at a place if it is the ticket's own: `open` may name another ticket's entry, or a stream
+-- where nobody looks for such tickets: a place of train:2 on `evaluated` would never be read.
 local function find_own(ticket, stream, entry)
-  local found = stream and find(stream, entry)
+  local kind = stream and TICKET_STREAMS[string.match(stream, '([^:]*)$')]
+  local found = kind and string.sub(ticket, 1, #kind) == kind and find(stream, entry)
   return found and field_of(found, 't') == ticket and found
 end
 
@@ -157,7 +161,7 @@ local function taken(fence, holder, gone)
     if name == other then return end
   end
   local idle = now_ms() - tonumber(found[3])
-  if idle >= lease or idle < -DAY_MS then return end
+  if math.abs(idle) >= lease or lease > DAY_MS then return end  -- else no learner wrote these numbers
   return redis.error_reply(string.format(
     'TAKEN the learner %s (incarnation %s) holds run %s, last seen %.1f s ago; stop it, or wait until its '
     .. 'lease of %g s has run out', other, found[2] or '?', string.match(fence, '{(.*)}'),
@@ -171,10 +175,12 @@ local function value_of(facts, name)
   end
 end
 
--- Returns the last id that a stream's group gave out; '0-0' without a group.
+-- Returns the last id that a stream's group gave out; '0-0' without the group. Others may have made groups.
 local function last_delivered(stream)
-  local group = redis.call('XINFO', 'GROUPS', stream)[1]
-  return group and value_of(group, 'last-delivered-id') or '0-0'
+  for _, group in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    if value_of(group, 'name') == GROUP then return value_of(group, 'last-delivered-id') end
+  end
+  return '0-0'
 end
 
 local function is_after(entry, other)

@@ -7,7 +7,7 @@ bury (give up). Calls that only the learner makes are in learner/streams/learner
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
@@ -32,7 +32,8 @@ BEGINNING = "0-0"
 class Entry:
     """An entry taken from a stream, for one ticket. `attempts` counts the attempts that failed before.
 
-    A doomed entry lost its lease while its ticket ran alone: the consumer must bury the ticket.
+    `version` is that of the ticket's first issue, for an entry of a work stream. A doomed entry lost its
+    lease while its ticket ran alone: the consumer must bury the ticket.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Entry:
     payload: bytes
     attempts: int = 0
     doomed: bool = False
+    version: str = ""
 
 
 def read_entry(
@@ -91,14 +93,14 @@ class EntryReader:
             except MalformedMessage as error:
                 malformed[str(error)].append(text(row[0]))
         for cause, found in malformed.items():
-            self._drop(cause, found)
+            self.drop(cause, found)
         return entries
 
-    def _drop(self, cause: str, entries: list[str]) -> None:
+    def drop(self, cause: str, entries: list[str]) -> None:
         """Delete and count entries; log the first of a cause. Raise as Connection.call does."""
         keys = [self._keys.fence, self._stream, self._keys.malformed]
-        self._connection.call("drop", keys, [cause, *entries])
-        if cause not in self._logged:
+        dropped = self._connection.call("drop", keys, [cause, *entries])
+        if dropped and cause not in self._logged:
             self._logged.add(cause)
             where = f"Deleted entry {entries[0]} of {self._stream}, which another client wrote"
             log.error(shorten(f"{where}: {cause}. `queues audit` counts such entries."))
@@ -133,28 +135,49 @@ class WorkStream:
     def take(self, count: int, block_ms: int = 0) -> list[Entry]:
         """Take up to `count` new entries; [] if none comes within `block_ms`, at most 1 s.
 
-        Malformed entries are deleted. Raise the errors of Connection.execute.
+        Malformed entries are deleted, and those that are no place of a ticket. Raise the errors of
+        Connection.execute.
         """
         block = ("BLOCK", min(block_ms, BLOCK_MS)) if block_ms > 0 else ()
         reply = self._connection.execute(
             "XREADGROUP", "GROUP", GROUP, self.consumer, "COUNT", count, *block,
             "STREAMS", self.stream, ">",
         )  # fmt: skip
-        return self._reader.read(
+        return self._placed(self._reader.read(
             (entry, fields.get(b"t"), fields.get(b"d"), fields.get(b"a", 0))
             for _, items in reply
             for entry, fields in items
-        )
+        ))  # fmt: skip
+
+    def _placed(self, entries: list[Entry]) -> list[Entry]:
+        """Return the entries that are their tickets' places; delete others, which no learner issued.
+
+        An actor would wait for the version that a forged ticket names, and at last take no other one.
+        Raise the errors of Connection.execute.
+        """
+        if not entries:
+            return []
+        places = self._connection.execute("HMGET", self._keys.open, *(entry.ticket for entry in entries))
+        issued, others = [], []
+        for entry, place in zip(entries, places, strict=True):
+            here, _, version = text(place or b"").rpartition("|")
+            if here == f"{self.stream}|{entry.id}":
+                issued.append(replace(entry, version=version))
+            else:
+                others.append(entry.id)
+        if others:
+            self._reader.drop("no place of a ticket", others)
+        return issued
 
     def reclaim(self, count: int) -> list[Entry]:
         """Take over up to `count` entries whose lease expired, and count a failed attempt for each.
 
-        Return [] while the server has run for less than a lease. Malformed entries are deleted. Raise
+        Return [] while the server has run for less than a lease. Entries are deleted as by `take`. Raise
         the errors of Connection.call.
         """
         server, up_ms = self._connection.uptime()
         args = (self.consumer, self._lease_ms, count, self.max_attempts, server, up_ms)
-        return self._reader.read(self._connection.call("reclaim", self._lease_keys, args))
+        return self._placed(self._reader.read(self._connection.call("reclaim", self._lease_keys, args)))
 
     def runs_alone(self, entry: Entry) -> bool:
         """Return whether this is the ticket's last attempt, in which the consumer works on nothing else.

@@ -45,8 +45,9 @@ class RunSettings(Section):
     name: str = setting("run", "name of the run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     dir: Path = setting(Path("runs"), "folder that holds the folders of the runs")
     lease_s: float = setting(
-        30.0, "lease time in seconds; unless renewed, work or the learner's role passes on", gt=0
-    )
+        30.0, "lease time in seconds; unless renewed, work or the learner's role passes on",
+        gt=0, le=86_400,
+    )  # fmt: skip
     max_attempts: int = setting(3, "failed attempts after which a ticket is dead", ge=1)
     connect_timeout_s: float = setting(10.0, "seconds to wait for the server at start", gt=0)
     server_timeout_s: float = setting(60.0, "seconds to wait for a lost queue server", gt=0)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 import numpy as np
 
 from penstock.common.text import SHOWN
-from penstock.common.wire.ids import LARGEST, Purpose, TicketId, Version
+from penstock.common.wire.ids import Purpose, TicketId, Version
 from penstock.common.wire.limits import (
     HIGHEST_TEMPERATURE,
     LARGEST_INT32,
@@ -101,7 +101,7 @@ class Ticket:
         require(len(self.prompt_ids) > 0, f"ticket {self.id} has an empty prompt")
         require(int(self.prompt_ids.min()) >= 0, f"ticket {self.id}: a token of the prompt is negative")
         check_range("num_generations", self.num_generations, 1, MOST_COMPLETIONS)
-        check_range("min_step", self.min_step, 0, LARGEST)
+        check_range("min_step", self.min_step, 0, self.version.step)
         check_names("contract", [self.contract])
         check_names("column", self.columns)
         check_plain("column", self.columns)

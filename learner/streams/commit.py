@@ -32,11 +32,18 @@ class CommitLog:
         self.recorded = ledger.snapshot()
 
     def read(self, purpose: Purpose, count: int = 64) -> list[Entry]:
-        """Return up to `count` outcomes; `record` deletes ended ones. Raise Connection.call's errors."""
+        """Return up to `count` outcomes; `record` deletes ended ones. Raise Connection.call's errors.
+
+        Outcomes of tickets that have ended by the journal, or were never issued, are deleted at once.
+        """
         entries = self._queue.outcomes(purpose, self._read_up_to[purpose], count)
+        known = self.ledger.open.keys() | self.ledger.unrecorded.keys() if entries else ()
         for entry in entries:
-            self._entries[purpose][entry.id] = entry.ticket
             self._read_up_to[purpose] = entry.id
+            if entry.ticket in known:
+                self._entries[purpose][entry.id] = entry.ticket
+        if spent := [entry.id for entry in entries if entry.ticket not in known]:
+            self._queue.close(purpose, {}, spent)
         return entries
 
     def read_again(self) -> None:

@@ -93,13 +93,14 @@ class Evaluator:
         """Return whether answers came. The last ends the evaluation. Raise CommitLog.record's errors."""
         if self._version is None:
             return False
-        entries = self._commit_log.read("eval")
-        for entry in entries:
+        before = len(self._answers)
+        for entry in self._commit_log.read("eval"):
             if entry.ticket in self._commit_log.ledger.open:
                 self._take(entry.ticket, entry.payload)
+        came = len(self._answers) > before
         if len(self._answers) == self._count:
             self._finish(self._version)
-        return bool(entries)
+        return came
 
     def take_ended(self) -> list[Evaluated]:
         """Return the evaluations that ended since the last call."""

@@ -58,19 +58,20 @@ class Intake:
         self.check = OutcomeCheck(ledger, source, vocab_size)
         self.held: dict[TicketId, ScoredGroup] = {}
 
-    def fold(self, entry: Entry) -> None:
+    def fold(self, entry: Entry) -> bool:
         """Take an open ticket's outcome: hold its group, or end it. Raise Questions.at's errors.
 
-        A group that is no answer to the ticket as issued is refused: once it is in the journal, a group
-        that cannot be trained would end every resume.
+        Return False if the ticket is not open, or its group is held. A group that is no answer to the
+        ticket as issued is refused: once it is in the journal, a group that cannot be trained would end
+        every resume.
         """
         if entry.ticket not in self._ledger.open or entry.ticket in self.held:
-            return
+            return False
         try:
             outcome = decode_outcome(entry.payload)
         except MalformedMessage as error:
             self._end_dead(entry.ticket, f"malformed outcome: {error}")
-            return
+            return True
         reason = self.check.why_refused(entry.ticket, outcome)
         if reason:
             self._refuse(entry.ticket, reason)
@@ -82,6 +83,7 @@ class Intake:
             self._arrivals.filtered.append(outcome if fits else replace(outcome, rewards={}, lengths=()))
         else:
             self._end_dead(entry.ticket, outcome.reason)
+        return True
 
     def _hold(self, ticket: TicketId, scored: ScoredGroup) -> None:
         """Hold a group for a batch, and note the newest version that sampled it."""

@@ -139,6 +139,8 @@ class TicketFlow:
             return
         self._check_at = time.monotonic() + self._run.lease_s / 4
         self._connection.check_eviction()
+        if self._deadline.waited_s > self._run.lease_s / 4:  # ids may have begun again, in a new stream
+            self._commit_log.read_again()
         cause = self._difference(self._queue.places())
         if cause and self._connection.restarts == self._restarts:
             self._queue.report(f"Another client changed {cause}: restored from the ledger.")
@@ -223,13 +225,12 @@ class TicketFlow:
             self.join()
         self._check_server()
         entries = self._commit_log.read("train")
-        for entry in entries:
-            self.intake.fold(entry)
-        answered = self.evaluator.poll()
-        if entries or answered:
+        arrived = [self.intake.fold(entry) for entry in entries]
+        if self.evaluator.poll() or any(arrived):  # entries of other clients are no progress
             self._deadline.restart()
-        else:
-            self._check_deadline()
+            return
+        self._check_deadline()
+        if not entries:
             time.sleep(_POLL_S)
 
     def publish(self, weights: Weights, step: int, evaluate: bool) -> None:

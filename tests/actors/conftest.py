@@ -67,7 +67,7 @@ class Run:
         values: dict[str, object] = {
             "id": f"train:{number}", "purpose": "train",
             "prompt_ids": np.array([1, 4, 5], dtype="<i4"), "num_generations": 4,
-            "sampling": SAMPLING, "version": Version(1, 0), "min_step": 0,
+            "sampling": SAMPLING, "version": Version(1, changes.get("min_step", 0)), "min_step": 0,
             "contract": self.contract.hash, "columns": {"solution": "5"},
         }  # fmt: skip
         return Ticket(**(values | changes))  # type: ignore[arg-type]

@@ -130,6 +130,37 @@ def test_min_step_is_waited_for(a_run: Run, start_actor: StartActor) -> None:
     assert actor.engine.taken == [Version(1, 0), Version(1, 1)]
 
 
+def forge(a_run: Run, number: int) -> str:
+    """A ticket of a version that never comes, added by another client; returns its place."""
+    far = 10**15 - 1
+    ticket = a_run.ticket(number, version=Version(1, far), min_step=far)
+    key = a_run.keys.tickets
+    entry = a_run.connection.execute("XADD", key, "*", "t", ticket.id, "d", encode(ticket))
+    return f"{key}|{entry.decode()}|1.0"
+
+
+def test_forged_tickets_are_not_held(a_run: Run, start_actor: StartActor) -> None:
+    """Held until their version comes, as many as the credit would keep the actor from all others."""
+    a_run.announce(0)
+    for number in range(20):
+        forge(a_run, number)
+    a_run.issue(a_run.ticket(99))
+    start_actor()
+    wait_until(lambda: "train:99" in a_run.groups(), "the ticket behind them")
+    wait_until(lambda: a_run.pending() == 0, "nothing in hand")
+    assert list(a_run.groups()) == ["train:99"]
+
+
+def test_a_forged_ticket_as_another_tickets_place_ends_as_dead(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    a_run.announce(0)
+    a_run.connection.execute("HSET", a_run.keys.open, "train:0", forge(a_run, 0))
+    start_actor()
+    verdict = wait_until(lambda: a_run.verdicts().get("train:0"), "the verdict")
+    assert "issued at 1.0, holds train:0 of version 1.999999999999999" in verdict.reason
+
+
 def test_waiting_tickets_do_not_keep_the_engine_from_one_that_can_start(
     a_run: Run, start_actor: StartActor
 ) -> None:

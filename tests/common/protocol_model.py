@@ -282,9 +282,15 @@ class LearnerModel:
     ) -> tuple[list[Item], dict]:
         """What came back, and which tickets it ends how; a group to be trained ends nothing yet."""
         items = self._server.outcomes(self.incarnation, OUTCOMES[purpose], self.position[purpose], count)
-        ends = {}
+        ends: dict[str, str] = {}
+        known = self.books.open.keys() | self._ended.keys()
+        spent = [item.uid for item in items if item.ticket not in known]
+        if spent:
+            self._server.close(self.incarnation, OUTCOMES[purpose], {}, spent)
         for item in items:
             self.position[purpose] = item.uid
+            if item.uid in spent:
+                continue
             seen = self._seen.setdefault(item.ticket, [])
             if item.uid not in seen:
                 seen.append(item.uid)

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import redis
+import structlog
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import LocalServer
@@ -164,7 +165,24 @@ def test_a_command_that_the_server_refuses_is_an_error_of_ours(connection: Conne
         connection.execute("NO-SUCH-COMMAND")
 
 
-@pytest.mark.parametrize("error", ["MISCONF full", "OOM command not allowed"])
+def test_a_server_that_runs_a_long_script_is_waited_for(private_server: LocalServer) -> None:
+    """Any user may make one: an actor that calls `renew` for a million entries."""
+    caller, other = (Connection(private_server.url, 10, 30) for _ in range(2))
+    caller.execute("CONFIG", "SET", "busy-reply-threshold", 1)
+    other.execute("SET", "key", "value")
+    script = "while redis.call('TIME')[1] * 1 < KEYS[1] * 1 do end"
+    now_s = int(caller.execute("TIME")[0])
+    thread = threading.Thread(target=caller.execute, args=("EVAL", script, 1, now_s + 2))
+    thread.start()
+    with structlog.testing.capture_logs() as logs:
+        wait_until(lambda: other.execute("GET", "key") and logs, "the server to be busy")
+    assert "BUSY" in logs[0]["event"]
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    "error", ["MISCONF full", "OOM command not allowed", "BUSY", "READONLY replica"]
+)
 def test_calls_that_a_full_server_refuses_are_sent_again_until_all_are_done(
     private_server: LocalServer, error: str
 ) -> None:

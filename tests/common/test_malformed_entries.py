@@ -75,8 +75,13 @@ ENTRIES: dict[str, tuple[str, Fields]] = {
 }
 
 
-def add(run: Run, stream: str, fields: Fields) -> None:
-    run.connection.execute("XADD", stream, "*", *fields)
+def add(run: Run, stream: str, fields: Fields) -> bytes:
+    return run.connection.execute("XADD", stream, "*", *fields)
+
+
+def add_as_place(run: Run, stream: str, ticket: str, *fields: str | bytes | int) -> None:
+    entry = add(run, stream, ("t", ticket, *fields)).decode()
+    run.connection.execute("HSET", run.keys.open, ticket, f"{stream}|{entry}|1.0")
 
 
 def is_clean(run: Run, stream: str) -> bool:
@@ -106,7 +111,7 @@ def test_a_worker_deletes_and_counts_what_it_cannot_read(run: Run, role: str, re
     worker = WORKERS[role](run, lease_s=0.02) if role == "actor" else WORKERS[role](run)
     for _, fields in ENTRIES.values():
         add(run, worker.stream, fields)
-    add(run, worker.stream, ("t", "train:9", "d", b"old", "d", b"ask", "a", 2, "a", 1))
+    add_as_place(run, worker.stream, "train:9", "d", b"old", "d", b"ask", "a", 2, "a", 1)
     with structlog.testing.capture_logs() as logs:
         (entry,) = READS[read](worker)
     assert (entry.ticket, entry.payload) == ("train:9", b"ask")  # of a field twice, the last one counts
@@ -114,8 +119,23 @@ def test_a_worker_deletes_and_counts_what_it_cannot_read(run: Run, role: str, re
     causes = [cause for cause, _ in ENTRIES.values()]
     assert run.view.malformed() == {cause: causes.count(cause) for cause in set(causes)}
     assert len(logs) == len(set(causes))
+    run.connection.execute("DEL", run.keys.open)
     assert not worker.handoff(entry, run.keys.scored, b"group")
     assert is_clean(run, worker.stream)
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("place", ["", "{stream}|1-1|1.0", "{other}|{entry}|1.0", "nonsense"])
+def test_a_worker_deletes_what_is_no_place_of_a_ticket(run: Run, place: str, read: str) -> None:
+    run.issue(1)
+    worker = run.actor(lease_s=0.02)
+    entry = add(run, worker.stream, with_t("train:9")).decode()
+    text = place.format(stream=worker.stream, other=run.keys.rollouts, entry=entry)
+    run.connection.execute("HSET", run.keys.open, "train:9", text)
+    with structlog.testing.capture_logs() as logs:
+        assert [(found.ticket, found.version) for found in READS[read](worker)] == [("train:1", "1.0")]
+    assert run.view.malformed() == {"no place of a ticket": 1}
+    assert len(logs) == 1
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -164,9 +184,10 @@ def test_the_audit_shows_how_many_were_deleted(run: Run, run_name: str) -> None:
 @pytest.mark.parametrize("verb", ["give back", "fail", "bury", "handoff"])
 def test_an_entry_for_a_ticket_that_is_not_out_ends_with_the_first_verb(run: Run, verb: str) -> None:
     """Without this, each lost lease brings the entry back, at last to one that works on that alone."""
-    add(run, run.keys.tickets, with_t("train:999"))
+    add_as_place(run, run.keys.tickets, "train:999", "d", b"ask")
     worker = run.actor()
     (entry,) = worker.take(9)
+    run.connection.execute("HDEL", run.keys.open, "train:999")
     verbs: dict[str, Callable[[], object]] = {
         "give back": lambda: worker.give_back(entry),
         "fail": lambda: worker.fail(entry, "train", "no message"),

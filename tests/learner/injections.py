@@ -282,6 +282,7 @@ TABLES: dict[str, Injection] = {
     "`open`: nonsense as train:2's place": place_of(TRAIN, b"nonsense"),
     "`open`: train:2 of version 1.300000000": place_of(TRAIN, "{tickets}|{entry}|1.300000000"),
     "`open`: train:2 of incarnation 9": place_of(TRAIN, "{tickets}|{entry}|9.0"),
+    "an entry on `evaluated` as the place of train:2": placed("evaluated", NEST),
     "`open` as a stream": write("XADD", "{open}", "*", "x", "y", stage="claimed"),
     "`open` without train:2": write("HDEL", "{open}", TRAIN),
     "`tickets` as a hash": write("HSET", "{tickets}", "x", "y"),

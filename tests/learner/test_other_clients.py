@@ -11,10 +11,13 @@ import structlog
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.run_view import RunView
 from penstock.common.broker.work_stream import WorkStream
-from penstock.common.errors import ConfigError, RunNotReady, RunTaken
+from penstock.common.config.settings import RunSettings
+from penstock.common.deadline import Deadline
+from penstock.common.errors import ConfigError, DeadlineExceeded, RunNotReady, RunTaken
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.phases import Phases
 from penstock.common.wire.codec import decode
+from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Ticket, Version
 from penstock.learner.start import _naming_the_successor
 from penstock.learner.streams.heartbeat import Heartbeat
@@ -72,6 +75,17 @@ def command(name: str, *parts: Any) -> Callable[[Bench], None]:
     )
 
 
+def on(stream: str) -> Callable[[Bench], None]:
+    """An entry of train:2 on a stream, as its place."""
+
+    def write(bench: Bench) -> None:
+        key = getattr(bench.keys, stream)
+        entry = bench.connection.execute("XADD", key, "*", "t", "train:2", "d", b"x").decode()
+        bench.connection.execute("HSET", bench.keys.open, "train:2", f"{key}|{entry}|1.0")
+
+    return write
+
+
 LARGEST = "18446744073709551615-18446744073709551615"
 OPEN_WRITES: dict[str, Callable[[Bench], None]] = {
     "another ticket at a place": at_place_of_2("train:999"),
@@ -92,6 +106,8 @@ OPEN_WRITES: dict[str, Callable[[Bench], None]] = {
     "a ticket less": command("HDEL", "{open}", "train:2"),
     "no open": command("DEL", "{open}"),
     "open as a string": command("SET", "{open}", "x"),
+    "on the stream of evaluations": on("evaluated"),
+    "on the stream of eval tickets": on("eval_tickets"),
     "no entries": command("XTRIM", "{tickets}", "MAXLEN", 0),
     "no stream": command("DEL", "{tickets}"),
     "the stream as a string": command("SET", "{tickets}", "x"),
@@ -124,6 +140,7 @@ def test_what_another_client_wrote_about_tickets_is_restored_from_the_ledger(ben
     assert len(logs) <= 2
     bench.work()
     assert len(bench.train(0)) == 2
+    assert len(bench.train(1)) == 2
     bench.balance()
 
 
@@ -242,6 +259,13 @@ def take_all(bench: Bench) -> WorkStream:
 STOLEN: dict[str, Callable[[Bench], None]] = {
     "the consumer is deleted": command("XGROUP", "DELCONSUMER", "{tickets}", "workers", "w"),
     "the group is set past all entries": command("XGROUP", "SETID", "{tickets}", "workers", "$"),
+    "another group hides that": lambda bench: [
+        bench.connection.execute("XGROUP", *words)
+        for words in (
+            ("CREATE", bench.keys.tickets, "a", "0"),
+            ("SETID", bench.keys.tickets, "workers", "$"),
+        )
+    ],
 }
 
 
@@ -262,6 +286,57 @@ def test_a_deleted_group_is_made_again_and_its_work_given_out(bench):
         worker.take(1)
     bench.queue.restore()
     assert len(worker.take(9)) == 4
+
+
+# Outcomes
+
+
+def wait_longer(bench: Bench) -> None:
+    """Let the learner wait for up to a minute, with a short lease."""
+    bench.flow._run = RunSettings(name="x", lease_s=0.2)
+    bench.flow._deadline = Deadline(60.0)
+
+
+def hide_new_outcomes(bench: Bench) -> None:
+    """Let the learner read an id of tomorrow, then begin the stream anew."""
+    ahead_ms = 1000 * bench.connection.execute("TIME")[0] + 80_000_000
+    bench.connection.execute("XADD", bench.keys.scored, f"{ahead_ms}-0", "t", "train:99", "d", "x")
+    bench.commit_log.read("train")
+    bench.connection.execute("DEL", bench.keys.scored)
+
+
+def place_an_old_outcome(bench: Bench) -> None:
+    """An entry that was read before its ticket was issued, as the ticket's place."""
+    ticket = bench.ledger.next_train_ticket()
+    entry = bench.connection.execute("XADD", bench.keys.scored, "*", "t", ticket, "d", "x").decode()
+    bench.commit_log.read("train")
+    bench.flow._issue([ticket])
+    bench.connection.execute("HSET", bench.keys.open, ticket, f"{bench.keys.scored}|{entry}|1.0")
+    bench.ledger.close(TicketId.train(0), "unused")  # both batches need the ticket
+
+
+@pytest.mark.parametrize("write", [hide_new_outcomes, place_an_old_outcome])
+def test_an_outcome_that_the_learner_has_passed_by_is_not_waited_for_in_vain(bench, write):
+    wait_longer(bench)
+    write(bench)
+    bench.work()
+    bench.train(0)
+    check(bench)
+    bench.work()
+    bench.train(1)
+
+
+def test_outcomes_of_tickets_that_are_not_open_are_deleted_and_are_no_progress(bench):
+    def write_another() -> None:
+        bench.connection.execute("XADD", bench.keys.scored, "*", "t", "train:99", "d", "x")
+        bench.connection.execute("XADD", bench.keys.evaluated, "*", "t", "eval:1.0:99", "d", "x")
+
+    bench.flow.evaluator.start(Version(1, 0))
+    bench.flow._phases.poll = write_another
+    with pytest.raises(DeadlineExceeded, match="no results for"):
+        bench.train(0)
+    for stream in bench.keys.outcome_streams:  # the last poll wrote after the last read
+        assert bench.connection.execute("XLEN", stream) <= 1
 
 
 # A raised fence
@@ -307,6 +382,20 @@ def test_a_fence_of_another_type_is_a_lost_claim_to_the_learner(bench):
     bench.connection.execute("SET", bench.keys.fence, "x")
     with pytest.raises(RunNotReady, match="fence"):
         check(bench)
+
+
+@pytest.mark.parametrize(("ahead_ms", "lease_ms"), [(0, 10**14), (0, 86_400_001), (80_000_000, 30_000)])
+def test_a_lease_that_no_learner_wrote_does_not_block_the_next_start(bench, ahead_ms, lease_ms):
+    fence = (bench.keys.fence, "holder", "thief", "seen")
+    now_ms = 1000 * bench.connection.execute("TIME")[0]
+    bench.connection.execute("HSET", *fence, now_ms + ahead_ms, "lease", lease_ms)
+    LearnerQueue(bench.connection, bench.keys, 2).claim("nonce", "next", 30.0)
+
+
+def test_the_longest_lease_is_respected(bench):
+    LearnerQueue(bench.connection, bench.keys, 1).claim("nonce", "first", 86_400.0)
+    with pytest.raises(RunTaken, match="lease of 86400 s"):
+        LearnerQueue(bench.connection, bench.keys, 2).claim("nonce", "next", 30.0)
 
 
 # A resumed learner

@@ -85,7 +85,7 @@ FORGERIES: list[tuple[Reason, Forge]] = [
     ("sampling", of_sampling(top_p=0.5)),
     ("sampling", of_sampling(max_tokens=7)),
     ("generations", one_more),
-    ("issue", of_ticket(version=Version(1, 2))),
+    ("issue", of_ticket(version=Version(1, 2), min_step=2)),
     ("issue", of_ticket(min_step=0)),
     ("rewards", lambda made: replace(made, rewards={"other": next(iter(made.rewards.values()))})),
     ("rewards", lambda made: replace(made, rewards=made.rewards | {"b": made.rewards["accuracy"]})),
