@@ -16,9 +16,10 @@ from penstock.common.text import one_line
 
 
 def _split(text: object) -> object:
-    """Return {"loss_type": "gspo"} for "LEARNER_LOSS_TYPE=gspo". A comma separates two settings.
+    """Return {"loss_type": "gspo"} for "LEARNER_LOSS_TYPE=gspo"; a map unchanged, {} for None.
 
-    A map is returned unchanged, {} for None. Raise ValueError if a part of a text has another form.
+    A comma before LEARNER_NAME= separates two settings; any other is part of the value. Raise
+    ValueError unless a text is LEARNER_NAME=VALUE.
     """
     if not isinstance(text, str):
         return text or {}

@@ -111,7 +111,7 @@ class _RecordedBatch:
 def _read_batch(record: Mapping[str, Any], changes: Mapping[str, Any]) -> _RecordedBatch:
     """Return a record's batch. Raise ConfigError for wrong settings.
 
-    Raise KeyError for a reward without its weight, another error of DAMAGE for other damage.
+    Raise ValueError for a reward without its weight, another error of DAMAGE for other damage.
     """
     LearnerSettings(**record["settings"])  # fails as damage of the file if the changes are not at fault
     found = _RecordedBatch(
@@ -124,7 +124,7 @@ def _read_batch(record: Mapping[str, Any], changes: Mapping[str, Any]) -> _Recor
     )
     rewards = [scored.rewards for scored in found.groups] + [one.rewards for one in found.filtered]
     if unknown := {name for row in rewards for name in row} - set(found.reward_weights):
-        raise KeyError(f"the record has no weight of the reward {short(', '.join(sorted(unknown)))}")
+        raise ValueError(f"the record has no weight of the reward {short(', '.join(sorted(unknown)))}")
     return found
 
 

@@ -131,7 +131,10 @@ def check_logged(extra: Mapping[str, Sequence[Any]], metrics: Mapping[str, float
 def scores_of(answer: Any, size: int) -> Scores:
     """Return the scores in an answer of a process that is not trusted. Raise ValueError if wrong."""
     if not isinstance(answer, dict) or answer.keys() != {"values", "extra", "metrics"}:
-        raise ValueError("the process sent no scores")
+        raise ValueError(
+            "the process sent no scores: the reward's code answers in place of Penstock; remove what "
+            "replaces Penstock's functions or writes to its connection"
+        )
     extra, metrics = answer["extra"], answer["metrics"]
     if not isinstance(extra, dict) or not isinstance(metrics, dict):
         raise ValueError("the process sent no columns or metrics")

@@ -151,8 +151,9 @@ def hash_password(password: str) -> str:
 
 
 class LocalServer:
-    """A server as a child of this process, for tests and small tools. Raise the errors of `prepare`.
+    """A server as a child of this process, for tests and small tools; `with` or `start` starts it.
 
+    Creating one writes its files. Raise the errors of `prepare`.
     Example:
         with LocalServer(Path("runs/demo")) as server:
             Connection(server.url, 10, 60)

@@ -50,7 +50,10 @@ def _describe_tickets(stream: str, holder: str, tickets: list[InFlight]) -> str:
 
 
 def _describe_absence(connection: Connection, keys: Keys, role: str, lease_s: float) -> str:
-    """Return a sentence if no process of the role is running, else "". Raise as Connection.execute."""
+    """Return a clause if no `role`, "an actor" or "a rewarder", was seen in `lease_s`, else "".
+
+    Raise as Connection.execute. Example: "no actor is running, actor-a-71 was last seen 29 s ago".
+    """
     streams = [getattr(keys, stream) for stream, filled_by in _FILLED_BY.items() if filled_by == role]
     consumers = [found for key in streams for found in read_consumers(connection, key)]
     last = min(consumers, key=lambda consumer: consumer.idle_s, default=None)

@@ -192,8 +192,9 @@ def build(kind: type[CommandType], values: Mapping[str, object]) -> CommandType:
 
 
 def mistake(detail: ErrorDetails, place: Sequence[int | str]) -> str:
-    """Return a sentence for an error of pydantic. `place` is the path to the value.
+    """Return a sentence for an error of pydantic; of a validator's ValueError its text alone.
 
+    `place` is the path to the value, a setting's or an option's: ("out",) gives "--out: ...".
     Example: ("learner", "max_steps") gives "LEARNER_MAX_STEPS: Input should be ..., found 'many'".
     """
     if detail["type"] == "value_error":

@@ -99,8 +99,8 @@ class Handle:
         """Send a request to the process, and return its answer, or why there is none.
 
         A dict is the answer's frame, a text a mistake, a number the exit status of an ended process.
-        None is a call over its time limit. All processes that the call left are killed. Raise
-        ProcessGone if the process had ended before.
+        None is a call over its time limit. What the call left is killed, unless `usable` is False
+        afterwards: the caller has to `end` the process. Raise ProcessGone if it had ended before.
         """
         connection, theirs = socket.socketpair()
         output, their_output = os.pipe()

@@ -45,10 +45,11 @@ class SandboxPool:
     def run(self, work: str, *arguments: Any, code: Code | None = None) -> Any | Mistake:
         """Call the function `work`, "package.module:function", in a process; return its result.
 
-        With a `code`, the process has imported only that, and ends after the call. Arguments are plain
-        data (bytes too), and the result is JSON; the caller has to check the result. A Mistake holds the
-        exception of `work` as text, or says that the call took too long, needed too much memory, or
-        ended its process. Raise SandboxFailed if no process without a user's code can be started.
+        With a `code`, the process has imported only that. It serves one call, or up to 100 if the code
+        cannot be forked. Arguments are plain data (bytes too), and the result is JSON; the caller has to
+        check the result. A Mistake holds the exception of `work` as text, or says that the arguments or
+        the import failed, that the call took too long, needed too much memory, or ended its process.
+        Raise SandboxFailed if no process without a user's code can be started.
         """
         try:
             request = frames.pack_request({"work": work, "arguments": arguments})

@@ -92,7 +92,7 @@ def check_numbers(kind: str, values: Collection[float | None], highest: float) -
 
 
 def check_rewards(rewards: Mapping[str, Sequence[float | None]], size: int) -> None:
-    """Raise MalformedMessage unless each reward has `size` values, each None or within 1e9 of 0."""
+    """Raise MalformedMessage unless names fit, and each reward has `size` values, None or within 1e9."""
     check_names("reward", rewards)
     for name, values in rewards.items():
         if len(values) != size:

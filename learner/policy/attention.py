@@ -54,7 +54,7 @@ def use_packed_attention(model: PreTrainedModel) -> None:
 
 
 def _unsupported_feature(model: PreTrainedModel) -> str:
-    """Return which feature of the model packed attention cannot compute, or "" if none is known."""
+    """Return why packed attention cannot compute the model, as "has attention sinks"; "" if unknown."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
     if getattr(model, "_is_stateful", False):

@@ -167,7 +167,10 @@ class Policy:
         return sum(loss for loss, _ in of_rows), TokenRecord.join([record for _, record in of_rows])
 
     def _rows_of_this_rank(self, sequences: Sequence[TrainSequence]) -> list[list[int]]:
-        """Return this rank's rows of the sequences, as indices; one sequence per row without packing."""
+        """Return this rank's rows of the sequences, as indices; one sequence per row without packing.
+
+        All ranks get the same number of rows, so that a row may be empty.
+        """
         budget = self._settings.micro_batch_tokens if self._settings.packing else 1
         return pack_for_ranks([sequence.length for sequence in sequences], budget, world_size())[rank()]
 

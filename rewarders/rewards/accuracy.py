@@ -93,7 +93,8 @@ def length(
 ) -> list[float | None]:
     """Return 0.5 for the group's shortest completion to -0.5 for its longest, by number of tokens.
 
-    Wrong answers get at most 0; all are None without a gold answer. Raise what math_verify raises.
+    All get 0.0 if all are equally long. Wrong answers get at most 0; all are None without a gold answer.
+    Raise what math_verify raises.
     """
     gold = read_gold(solution[0])
     if not gold:
