@@ -189,7 +189,9 @@ def test_a_folder_that_cannot_be_searched_is_named(pool: ScoringPool, tmp_path: 
         "    try:\n        import anything\n    except ImportError:\n        return [0.0]"
     )
     (tmp_path / "more").mkdir(mode=0o700)
-    assert f"cannot read {tmp_path / 'more' / 'anything'}" in failure(pool, own(tmp_path, code))
+    found = failure(pool, own(tmp_path, code))
+    assert f"cannot read {tmp_path / 'more' / 'anything'}" in found
+    assert f"put {tmp_path / 'more'} on the rewarder's PYTHONPATH" in found
 
 
 @needs_root
