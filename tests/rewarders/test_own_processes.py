@@ -241,6 +241,49 @@ def test_what_a_call_patches_is_not_seen_by_the_next(pool: ScoringPool, tmp_path
     assert [score(pool, spec) for _ in range(3)] == [(1.0,)] * 3
 
 
+@needs_root
+def test_processes_that_a_call_left_count_in_the_limit_no_longer(tmp_path: Path) -> None:
+    """A child takes the rest of the limit, and at its end the place of the call itself."""
+    code = (
+        "import os, resource, time\nresource.setrlimit(resource.RLIMIT_NPROC, (9, 9))\n"
+        "def fill():\n    try:\n        while True:\n"
+        "            if os.fork() == 0: time.sleep(3600)\n"
+        "    except BlockingIOError: pass\n"
+        "def own(completions):\n    call = os.getpid()\n"
+        "    if os.fork() == 0:\n        fill()\n"
+        "        while os.getppid() == call: pass\n"
+        "        while True: fill()\n"
+        "    time.sleep(0.1)\n    return [1.0]"
+    )
+    settings = RewarderSettings(workers=1, timeout_s=60, memory_gib=2, user="games")
+    with ScoringPool(settings) as pool:
+        assert [score(pool, own(tmp_path, code)) for _ in range(4)] == [(1.0,)] * 4
+
+
+def test_a_process_that_the_first_list_misses_is_killed_too() -> None:
+    """It has moved to another parent while the list was made."""
+    program = (
+        "import os, time\nfrom penstock.common.sandbox import keeper\n"
+        "below, lists = keeper._below, [list]\n"
+        "keeper._below = lambda pid: lists.pop()() if lists else below(pid)\n"
+        "pid = os.fork() or time.sleep(3600)\n"
+        "assert keeper.Keeper(None, pid, -1)._sweep(set())\n"
+        "assert not os.path.exists(f'/proc/{pid}'), 'the process lives'\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_code_that_ignores_the_ends_of_its_processes_is_imported_once(
+    pool: ScoringPool, tmp_path: Path
+) -> None:
+    code = (
+        "import signal, time\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "BEGUN = time.monotonic()\ndef own(completions): return [BEGUN]"
+    )
+    first, second = (score(pool, own(tmp_path, code)) for _ in range(2))
+    assert first == second
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
