@@ -255,7 +255,7 @@ def test_processes_that_a_call_left_count_in_the_limit_no_longer(tmp_path: Path)
         "        while True: fill()\n"
         "    time.sleep(0.1)\n    return [1.0]"
     )
-    settings = RewarderSettings(workers=1, timeout_s=60, memory_gib=2, user="games")
+    settings = RewarderSettings(workers=1, timeout_s=60, memory_gib=2, user="uucp")
     with ScoringPool(settings) as pool:
         assert [score(pool, own(tmp_path, code)) for _ in range(4)] == [(1.0,)] * 4
 
