@@ -48,13 +48,13 @@ def find_code(source: str, setting: str) -> ModuleSpec:
     No code is run, that of the packages around a module neither. `setting`, such as
     "LEARNER_REWARDS=short.py:short", begins the text of errors. Raise ConfigError without such code.
     """
+    found: ModuleSpec | None = None
     if source.endswith(".py"):
         path = Path(source).absolute()
         name = name_of_file(path)
         found = importlib.util.spec_from_file_location(name, path, loader=KeptLoader(name, str(path)))
         hint = f"there is no file {path}; copy the file there, or correct its name"
     else:
-        found: ModuleSpec | None = None
         folders: list[str] | None = None
         for name in accumulate(source.split("."), "{}.{}".format):
             found = find_module(name, folders, sys.meta_path)

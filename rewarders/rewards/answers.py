@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 _BOX, _BRACE = re.compile(r"\\boxed\s*\{"), re.compile("[{}]")
-_LAST_NUMBER = re.compile(r"(?:^|\s|=)(-?\d*\.?\d+)$")
+_LAST_NUMBER = re.compile(r"(?:^|\s|=)(-?(?:\d*\.)?\d+)$")
 
 
 def final_answer(text: str) -> str:
