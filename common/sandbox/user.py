@@ -23,7 +23,7 @@ _DUMPABLE, _DROP_BOUNDING, _NO_NEW_PRIVILEGES, _AMBIENT, _CLEAR_ALL = 4, 24, 38,
 _CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3 of capset(2)
 _SETGID, _SETUID, _LAST = 6, 7, 63  # of capabilities(7)
 _KEYCTL, _JOIN_SESSION = {"x86_64": 250, "aarch64": 219}, 1  # by machine, of keyctl(2)
-_UNUSED_GROUPS = (65_533, 65_532)
+_UNUSED = (65_533, 65_532)
 _LINUX = sys.platform == "linux"
 
 
@@ -50,6 +50,11 @@ def user_of(name: str, variable: str) -> tuple[int, int]:
             f"ordinary user, or set {variable} to nothing to stay root"
         )
     return user.pw_uid, user.pw_gid
+
+
+def unused_id(number: int) -> int:
+    """Return the number of a user and group without a name that differs from this one."""
+    return next(unused for unused in _UNUSED if unused != number)
 
 
 def _missing_capabilities() -> str:
@@ -82,7 +87,7 @@ def drop_rights(uid: int, gid: int) -> None:
         _leave_keys(system)
     if uid >= 0:
         os.setgroups([])
-        os.setresgid(gid, gid, next(group for group in _UNUSED_GROUPS if group != gid))
+        os.setresgid(gid, gid, unused_id(gid))
         os.setresuid(uid, uid, uid)
     if _LINUX:
         system.prctl(_AMBIENT, _CLEAR_ALL, 0, 0, 0)

@@ -14,6 +14,7 @@ import pytest
 
 from penstock.common.config.settings import RewarderSettings
 from penstock.common.errors import ConfigError
+from penstock.common.sandbox.settings import Code
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.rewarders.reward_process import scores_of
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
@@ -242,22 +243,28 @@ def test_what_a_call_patches_is_not_seen_by_the_next(pool: ScoringPool, tmp_path
 
 
 @needs_root
-def test_processes_that_a_call_left_count_in_the_limit_no_longer(tmp_path: Path) -> None:
-    """A child takes the rest of the limit, and at its end the place of the call itself."""
-    code = (
-        "import os, resource, time\nresource.setrlimit(resource.RLIMIT_NPROC, (9, 9))\n"
-        "def fill():\n    try:\n        while True:\n"
-        "            if os.fork() == 0: time.sleep(3600)\n"
-        "    except BlockingIOError: pass\n"
-        "def own(completions):\n    call = os.getpid()\n"
-        "    if os.fork() == 0:\n        fill()\n"
-        "        while os.getppid() == call: pass\n"
-        "        while True: fill()\n"
-        "    time.sleep(0.1)\n    return [1.0]"
+def test_built_in_rewards_run_as_a_user_whom_own_code_cannot_signal(
+    pool: ScoringPool, tmp_path: Path
+) -> None:
+    spec = own(tmp_path, "def own(completions): return [1.0]")
+    built_in = pool.run("os:getresuid")
+    theirs = pool.run("os:getresuid", code=Code(spec.source, spec.digest))
+    assert theirs == [65534] * 3
+    assert not {*built_in} & {0, *theirs}
+
+
+@needs_root
+def test_ended_processes_that_nobody_has_collected_prevent_no_call() -> None:
+    """They count in the limit of the user's processes."""
+    program = (
+        "import os, resource\nfrom penstock.common.sandbox import body\n"
+        "os.setresuid(54322, 54322, 54322)\n"
+        "resource.setrlimit(resource.RLIMIT_NPROC, (3, 3))\n"
+        "for _ in range(2):\n    if os.fork() == 0: os._exit(0)\n"
+        "if body._fork() == 0: os._exit(0)\n"
+        "os.wait()\nassert not body._collect()\n"
     )
-    settings = RewarderSettings(workers=1, timeout_s=60, memory_gib=2, user="uucp")
-    with ScoringPool(settings) as pool:
-        assert [score(pool, own(tmp_path, code)) for _ in range(4)] == [(1.0,)] * 4
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_a_process_that_the_first_list_misses_is_killed_too() -> None:
