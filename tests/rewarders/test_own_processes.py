@@ -262,7 +262,6 @@ def test_ended_processes_that_nobody_has_collected_prevent_no_call() -> None:
         "resource.setrlimit(resource.RLIMIT_NPROC, (3, 3))\n"
         "for _ in range(2):\n    if os.fork() == 0: os._exit(0)\n"
         "if body._fork() == 0: os._exit(0)\n"
-        "os.wait()\nassert not body._collect()\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
