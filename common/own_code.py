@@ -4,9 +4,12 @@ import hashlib
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from penstock.common.errors import ConfigError
 
@@ -42,24 +45,41 @@ def split_source(asked: str) -> tuple[str, str]:
 def find_code(source: str, setting: str) -> ModuleSpec:
     """Return where the code of a source is: a file, or a module that can be imported here.
 
-    Only the packages around a module are run. `setting`, such as "LEARNER_REWARDS=short.py:short",
-    begins the text of errors. Raise ConfigError if the code is not found or a package around it fails.
+    No code is run, that of the packages around a module neither. `setting`, such as
+    "LEARNER_REWARDS=short.py:short", begins the text of errors. Raise ConfigError without such code.
     """
+    found: ModuleSpec | None = None
     if source.endswith(".py"):
         path = Path(source).absolute()
         name = name_of_file(path)
         found = importlib.util.spec_from_file_location(name, path, loader=KeptLoader(name, str(path)))
         hint = f"there is no file {path}; copy the file there, or correct its name"
     else:
-        try:
-            found = importlib.util.find_spec(source)
-        except (Exception, SystemExit) as error:  # the package's own code runs, and may raise anything
-            cause = f"{type(error).__name__}: {error}"
-            raise ConfigError(f"{setting}: {source} cannot be imported: {cause}; correct it") from error
+        folders: list[str] | None = None
+        for name in accumulate(source.split("."), "{}.{}".format):
+            found = find_module(name, folders, sys.meta_path)
+            folders = [] if found is None else [*(found.submodule_search_locations or ())]
         remedy = "name a file (file.py:function), or put the folder it is in on PYTHONPATH"
         hint = f"there is no module {source} here; {remedy}"
     if found is None or found.loader is None or not _is_there(path_of(found)):
         raise ConfigError(f"{setting}: {hint}")
+    return found
+
+
+def find_module(name: str, folders: list[str] | None, finders: Sequence[Any]) -> ModuleSpec | None:
+    """Return where a module is, in these folders or, for None, where imports search.
+
+    Nothing is imported. Return None if the module is not found, or cannot be searched for.
+    """
+    try:
+        found = next(filter(None, (finder.find_spec(name, folders) for finder in finders)), None)
+    except Exception:  # a finder that a package has installed may raise anything
+        found = None
+    if found is None and "." in name:  # Python finds a folder without source only in imported packages
+        places = [os.path.join(folder, name.rpartition(".")[2]) for folder in folders or ()]
+        if spaces := [place for place in places if os.path.isdir(place)]:
+            found = ModuleSpec(name, None, is_package=True)
+            found.submodule_search_locations = spaces
     return found
 
 
@@ -85,7 +105,7 @@ def digest_of(code: ModuleSpec) -> str:
 
 
 def import_code(code: ModuleSpec) -> ModuleType:
-    """Run the code and return its new module. Whatever the code raises is raised.
+    """Run the code, after the packages around it, and return its new module. Raise what they raise.
 
     Modules beside a file come first in imports, as when Python runs the file itself: `common` in
     `from common import helper` is the folder beside the file, whatever else has that name.
@@ -93,6 +113,8 @@ def import_code(code: ModuleSpec) -> ModuleType:
     folder = str(path_of(code).parent)
     if code.name.startswith("penstock_own_") and folder not in sys.path:
         sys.path.insert(0, folder)
+    if package := code.name.rpartition(".")[0]:
+        importlib.import_module(package)
     module = importlib.util.module_from_spec(code)
     sys.modules[code.name] = module
     assert code.loader is not None, "find_code returns no module without a loader"

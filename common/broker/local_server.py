@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import secrets
+import socket
 import subprocess
 import time
 from dataclasses import dataclass
@@ -77,6 +78,8 @@ def prepare(run_folder: RunFolder, listening: Listening | None = None) -> Server
     make_folder(run_folder.server)
     run_folder.server.chmod(0o700)  # whoever writes there decides what the server does at its next start
     remove_old_socket(run_folder)
+    if listening:
+        _check_port(listening.host, listening.port)
     password = secrets.token_hex(24)
     url = unix_url(str(path := make_socket_path()), password, os.geteuid())
     hashes = [hash_password(password), *([listening.password_hash] if listening else [])]
@@ -204,6 +207,18 @@ class LocalServer:
         if self._process is not None:
             self._process.terminate()
             self._process.wait(timeout=_START_TIMEOUT_S)
+
+
+def _check_port(host: str, port: int) -> None:
+    """Raise ConfigError if no server can listen there, as when another program does."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        raise ConfigError(
+            f"--listen: no server can listen at {host}, port {port}: {error.strerror}; end the program "
+            "that does, or choose another port, or an address of this machine"
+        ) from error
 
 
 def _own_address(url: str) -> ServerAddress | None:

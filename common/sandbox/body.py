@@ -13,6 +13,8 @@ import gc
 import importlib
 import os
 import resource
+import select
+import signal
 import socket
 import sys
 import time
@@ -39,6 +41,8 @@ _MOST_FILES = 256
 """Descriptors that are searched for open files."""
 
 _READABLE = "copy the file to where this user can read it, or give it more rights (chmod)"
+_COLLECT_S = 0.02
+"""Time between two looks for ended processes."""
 _FORK_S = 2.0
 """Time for a user's other processes to end, when the kernel allows no more of them."""
 
@@ -154,7 +158,11 @@ def _serve(control: socket.socket, output: int, limits: Limits, forks_for: str) 
 
     Each call is forked unless `forks_for`, the setting of the user that an error names, is empty.
     """
+    if forks_for:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else a call's exit status would be lost
     while True:
+        while forks_for and _collect() and not select.select([control], [], [], _COLLECT_S)[0]:
+            pass
         _, numbers, _, _ = socket.recv_fds(control, 1, 2, CLOSE_ON_EXEC)
         if len(numbers) != 2:
             os._exit(0)
@@ -167,6 +175,18 @@ def _serve(control: socket.socket, output: int, limits: Limits, forks_for: str) 
             os.dup2(output, 2)
             status = 0
         frames.send(control, {"ended": status})
+
+
+def _collect() -> bool:
+    """Collect the ended orphans of this namespace; return whether others live.
+
+    Until then each of them counts in the limit of the user's processes.
+    """
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+        return True
+    return False
 
 
 def _fork_call(control: socket.socket, numbers: list[int], limits: Limits, setting: str) -> int:
@@ -209,7 +229,8 @@ def _fork() -> int:
         except OSError:
             if time.monotonic() > end:
                 raise
-        time.sleep(0.02)
+        _collect()
+        time.sleep(_COLLECT_S)
 
 
 def _call(numbers: list[int], limits: Limits) -> None:

@@ -82,17 +82,25 @@ class Keeper:
             frames.send(self._connection, {"status": self._status})
 
     def _sweep(self, kept: Set[int]) -> bool:
-        """Kill all processes below this one but `kept`; return whether nothing of them is left."""
+        """Kill all processes below this one but `kept`; return whether nothing of them is left.
+
+        A process whose parent ends while the list is made is missing from the list. Nothing is left only
+        if two lists in a row are the same, and have none but ended processes.
+        """
         end = time.monotonic() + _LONGEST_CHASE_S
+        before: set[int] | None = None
         while time.monotonic() < end:
             self._reap()
-            found = [pid for pid in _below(os.getpid()) if pid not in kept and not _is_zombie(pid)]
-            if not found:
+            found = set(_below(os.getpid())) - kept
+            living = [pid for pid in found if not _is_zombie(pid)]
+            if not living and found == before:
                 return self._shared_memory < 0 or empty_shared_memory(self._shared_memory)
-            for pid in found:
+            before = found
+            for pid in living:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            time.sleep(0.0005)
+            if living:
+                time.sleep(0.0005)
         return False
 
     def _reap(self) -> None:

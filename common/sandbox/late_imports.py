@@ -84,7 +84,7 @@ class LateImports(MetaPathFinder):
             found = PathFinder.find_spec(name, [folder], target)
             if found is not None and found.origin is not None:
                 if not os.access(found.origin, os.R_OK):
-                    self._refuse(name, found.origin)
+                    self._refuse(name, found.origin, folder)
                 return found
             if place in self._spaces:
                 return _space_spec(name, place)
@@ -96,22 +96,26 @@ class LateImports(MetaPathFinder):
         """Raise ImportError if an unreadable folder has a module, or if that cannot be known."""
         if folder in self._names:
             if os.path.basename(place) in self._names[folder]:
-                self._refuse(name, place)
+                self._refuse(name, place, folder)
             return
         try:
             os.stat(folder)
         except PermissionError:
-            self._refuse(name, place)
+            self._refuse(name, place, folder)
         except OSError:
             return
-        self._refuse(name, place)
+        self._refuse(name, place, folder)
 
-    def _refuse(self, name: str, file: str) -> None:
-        """Remember a refused import, and raise ImportError."""
+    def _refuse(self, name: str, file: str, folder: str) -> None:
+        """Remember a refused import, and raise ImportError.
+
+        A `folder` that the user's code has put on sys.path itself was not searched beforehand.
+        """
+        place = "" if folder in self._names else f"put {folder} on the rewarder's PYTHONPATH and "
         text = (
             f"the import of {name} was refused: {self._user} cannot read {file}. Copy it to where "
-            f"{self._user} can read it, give it more rights (chmod), or import {name} at the top of the "
-            "reward's own module"
+            f"{self._user} can read it, give it more rights (chmod), or {place}import {name} at the top "
+            "of the reward's own module"
         )
         _refused.append(text)
         raise ImportError(text, name=name, path=file)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from penstock.common.own_code import KEPT, name_of_file
+from penstock.common.own_code import KEPT, find_module, name_of_file
 
 _MOST_FILES = 2000
 _PROGRAMS = {"antigravity", "idlelib", "test", "this"}
@@ -54,11 +54,11 @@ class SourceReader:
 
     def follow(self, name: str) -> None:
         """Find a module without running anything, and read its source and that of packages around it."""
-        locations: Sequence[str] | None = self._search
+        locations = [*self._search]
         parts = name.split(".")
         for count in range(1, len(parts) + 1):
             part = ".".join(parts[:count])
-            spec = self.modules.get(part) or _find(part, locations)
+            spec = self.modules.get(part) or find_module(part, locations, [PathFinder])
             if spec is None:
                 return
             if parts[0] != self._own and is_installed(spec):
@@ -115,20 +115,6 @@ class SourceReader:
                     importlib.import_module(name)
         finally:
             sys.path[:] = before
-
-
-def _find(name: str, locations: Sequence[str] | None) -> ModuleSpec | None:
-    """Return where a module is; None if it is not in these folders or cannot be searched for."""
-    try:
-        spec = PathFinder.find_spec(name, list(locations or ()))
-    except Exception:  # a finder that a package has installed may raise anything
-        spec = None
-    if spec is None and "." in name:  # Python finds a folder without source only in imported packages
-        places = [os.path.join(folder, name.rpartition(".")[2]) for folder in locations or ()]
-        if folders := [place for place in places if os.path.isdir(place)]:
-            spec = ModuleSpec(name, None, is_package=True)
-            spec.submodule_search_locations = folders
-    return spec
 
 
 def is_installed(spec: ModuleSpec) -> bool:

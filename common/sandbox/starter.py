@@ -4,7 +4,7 @@ import os
 import socket
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from penstock.common.errors import ConfigError
 from penstock.common.log import get_logger
@@ -14,7 +14,7 @@ from penstock.common.sandbox.limits import OUT_OF_MEMORY, Limits
 from penstock.common.sandbox.nursery import Nursery
 from penstock.common.sandbox.output import OutputLog
 from penstock.common.sandbox.settings import Code, SandboxFailed, SandboxSettings
-from penstock.common.sandbox.user import environment, user_of
+from penstock.common.sandbox.user import environment, unused_id, user_of
 
 START_TIMEOUT_S = 60.0
 """Time for a process to start, in addition to the time limit of the work."""
@@ -38,6 +38,9 @@ class Starter:
         uid, gid = user_of(settings.user, f"{settings.section}_USER")
         processes = settings.most_processes if uid >= 0 else 0
         self._limits = Limits(int(settings.memory_gib * 2**30), processes, uid, gid)
+        self._built_in_limits = self._limits
+        if uid >= 0:  # a user's code could end each built-in process, and so the role
+            self._built_in_limits = replace(self._limits, uid=unused_id(uid), gid=unused_id(gid))
 
     def close(self) -> None:
         """End the nurseries. The keepers end when their handles are ended."""
@@ -101,7 +104,7 @@ class Starter:
         control, their_control = socket.socketpair()
         output, their_output = os.pipe()
         asked = {
-            "limits": asdict(self._limits),
+            "limits": asdict(self._limits if code else self._built_in_limits),
             "code": code,
             "load": self._settings.load,
             "user": self._settings.user if self._limits.uid >= 0 else "",

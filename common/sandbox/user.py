@@ -1,6 +1,7 @@
 """The rights of sandbox processes: an unprivileged user where possible, and no capability."""
 
 import ctypes
+import errno
 import os
 import pwd
 import sys
@@ -21,7 +22,8 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _DUMPABLE, _DROP_BOUNDING, _NO_NEW_PRIVILEGES, _AMBIENT, _CLEAR_ALL = 4, 24, 38, 47, 4  # of prctl(2)
 _CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3 of capset(2)
 _SETGID, _SETUID, _LAST = 6, 7, 63  # of capabilities(7)
-_UNUSED_GROUPS = (65_533, 65_532)
+_KEYCTL, _JOIN_SESSION = {"x86_64": 250, "aarch64": 219}, 1  # by machine, of keyctl(2)
+_UNUSED = (65_533, 65_532)
 _LINUX = sys.platform == "linux"
 
 
@@ -48,6 +50,11 @@ def user_of(name: str, variable: str) -> tuple[int, int]:
             f"ordinary user, or set {variable} to nothing to stay root"
         )
     return user.pw_uid, user.pw_gid
+
+
+def unused_id(number: int) -> int:
+    """Return the number of a user and group without a name that differs from this one."""
+    return next(unused for unused in _UNUSED if unused != number)
 
 
 def _missing_capabilities() -> str:
@@ -77,9 +84,10 @@ def drop_rights(uid: int, gid: int) -> None:
     if _LINUX:
         for capability in range(_LAST + 1):  # refused without CAP_SETPCAP; no_new_privs then suffices
             system.prctl(_DROP_BOUNDING, capability, 0, 0, 0)
+        _leave_keys(system)
     if uid >= 0:
         os.setgroups([])
-        os.setresgid(gid, gid, next(group for group in _UNUSED_GROUPS if group != gid))
+        os.setresgid(gid, gid, unused_id(gid))
         os.setresuid(uid, uid, uid)
     if _LINUX:
         system.prctl(_AMBIENT, _CLEAR_ALL, 0, 0, 0)
@@ -87,6 +95,16 @@ def drop_rights(uid: int, gid: int) -> None:
         _check(system.capset(header, (ctypes.c_uint32 * 6)()), "capset")
         _check(system.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no_new_privs")
         hide_memory()
+
+
+def _leave_keys(system: ctypes.CDLL) -> None:
+    """Join a new session keyring. Raise OSError if the kernel has keys, and refuses.
+
+    Whoever has a session keyring can read the keys in it, after a change of user too.
+    """
+    number = _KEYCTL.get(os.uname().machine)
+    if number and system.syscall(number, _JOIN_SESSION, None) < 0:
+        _check(ctypes.get_errno() not in (errno.ENOSYS, errno.EPERM), "a new session keyring")
 
 
 def hide_memory() -> None:

@@ -7,19 +7,21 @@ it is the last part of the text that math_verify can read.
 import re
 from typing import Any
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", flags=re.DOTALL)
-_BOX = re.compile(r"\\boxed\s*\{")
-_LAST_NUMBER = re.compile(r"(?:^|\s|=)(-?\d*\.?\d+)$")
+_BOX, _BRACE = re.compile(r"\\boxed\s*\{"), re.compile("[{}]")
+_LAST_NUMBER = re.compile(r"(?:^|\s|=)(-?(?:\d*\.)?\d+)$")
 
 
 def final_answer(text: str) -> str:
     """Return the part of a text that holds its answer; the whole text if nothing marks the answer.
 
     Tags are removed, because math_verify finds no number that touches a tag. All boxes but the last are
-    removed, because math_verify would read several boxes as a set.
+    removed, because math_verify would read several boxes as a set. The rewarder calls this function
+    outside of the sandbox, so the time is in proportion to the text's length.
     """
-    blocks = _ANSWER.findall(text)
-    inside = blocks[-1] if blocks else after_marker(text)
+    inside, end = after_marker(text), 0
+    while (tag := text.find("<answer>", end)) >= 0 and (closed := text.find("</answer>", tag)) >= 0:
+        end = closed + len("</answer>")
+        inside = text[tag + len("<answer>") : closed]
     box = last_box(inside)
     return inside if box is None else rf"\boxed{{{box}}}"
 
@@ -34,21 +36,15 @@ def last_box(text: str) -> str | None:
 
     Example: of "\boxed{1}, so \boxed{\frac{1}{2}}" the inside is "\frac{1}{2}".
     """
-    for opening in reversed(list(_BOX.finditer(text))):
-        end = _closing_brace(text, opening.end())
-        if end is not None:
-            return text[opening.end() : end]
-    return None
-
-
-def _closing_brace(text: str, start: int) -> int | None:
-    """Return the position of the brace that closes the one before `start`; None if there is none."""
-    depth = 1
-    for position in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
-        if depth == 0:
-            return position
-    return None
+    boxes = {opening.end() for opening in _BOX.finditer(text)}
+    opened: list[int] = []
+    last = (0, 0)
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "{":
+            opened.append(brace.end())
+        elif opened and (begin := opened.pop()) in boxes:
+            last = max(last, (begin, brace.start()))
+    return text[slice(*last)] if last[1] else None
 
 
 def correctness(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:

@@ -346,6 +346,21 @@ def test_up_listens_with_a_password_alone(
         Up(procfile=tmp_path / "Procfile", listen=listen).run(lambda _: None)
 
 
+def test_up_does_not_start_where_its_port_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "Procfile").write_text("learner: true\n")
+    (tmp_path / "password").write_text("of the file\n")
+    (tmp_path / "password").chmod(0o600)
+    monkeypatch.setenv("RUN_DIR", str(tmp_path / "runs"))
+    monkeypatch.setenv("RUN_QUEUE_PASSWORD_FILE", str(tmp_path / "password"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        started = Up(procfile=tmp_path / "Procfile", listen=f"127.0.0.1:{port}")
+        with pytest.raises(ConfigError, match=f"at 127.0.0.1, port {port}: Address already in use"):
+            started.run(lambda _: None)
+
+
 @pytest.mark.e2e
 def test_up_killed_with_9_leaves_nothing_running_and_can_be_started_again(tmp_path: Path) -> None:
     procfile = tmp_path / "Procfile"

@@ -65,6 +65,7 @@ ATTACKS = {
     "a private folder of the rewarder's user": "read_private_folder",
     "the environment of other processes": "read_others_environment",
     "secrets in its own environment and memory": "read_own_environment",
+    "keys in the keyring of the session": "read_keys",
     "setuid, capset and what rights are left": "regain_rights",
     "a suid program": "suid_program",
     "a fork bomb": "fork_bomb",
@@ -99,7 +100,7 @@ Code that starts a thread on import is the one kind of which a process serves se
 MUST_ANSWER = frozenset({
     "frames_to_others", "inherited_descriptors", "trace", "memory_of_others", "read_queue_url",
     "read_shadow", "read_private_folder", "read_others_environment", "read_own_environment",
-    "regain_rights", "suid_program", "queue_socket", "change_code", "running_daemon",
+    "read_keys", "regain_rights", "suid_program", "queue_socket", "change_code", "running_daemon",
     "stray_program", "shared_memory_files", "system_v",
 })  # fmt: skip
 """Attacks that count their successes, or that leave something: a failed call would show nothing."""
@@ -295,6 +296,9 @@ def main() -> None:
         workers=2, timeout_s=TIMEOUT_S, memory_gib=1, user=target["user"], environment=[]
     )
     configure_logs("rewarder", "text")
+    attacks.LIBC.syscall(attacks.KEYCTL, attacks.JOIN, b"penstock")
+    key = (b"user", target["mark"].encode(), b"a secret", 8, attacks.SESSION)
+    attacks.LIBC.syscall(attacks.ADD_KEY, *key)
     found: dict[str, Any] = {}
     with ScoringPool(settings) as pool, socket.socket(socket.AF_UNIX) as queue:
         queue.bind(target["socket"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from penstock.common.wire.reward_spec import BUILT_IN, LANGUAGES
@@ -227,3 +230,16 @@ def test_where_the_answer_is(text: str, answer: str) -> None:
 )
 def test_the_last_box(text: str, inside: str | None) -> None:
     assert last_box(text) == inside
+
+
+def test_the_answer_in_a_hostile_text_is_found_in_linear_time() -> None:
+    """A search for the end of each mark would take hours, and would stop the rewarder's threads."""
+    program = (
+        "from penstock.rewarders.rewards.answers import final_answer\n"
+        "for piece in ('<answer>', '\\\\boxed{', '{'):\n"
+        "    assert final_answer(piece * 1_000_000) == piece * 1_000_000\n"
+        "from penstock.rewarders.rewards.answers import correctness\n"
+        "text = '<answer>=' + '1' * 1_000_000 + 'x</answer>'\n"
+        "assert correctness([text], ['1']) == [0.0]\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

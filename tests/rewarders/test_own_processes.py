@@ -14,6 +14,7 @@ import pytest
 
 from penstock.common.config.settings import RewarderSettings
 from penstock.common.errors import ConfigError
+from penstock.common.sandbox.settings import Code
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.rewarders.reward_process import scores_of
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
@@ -189,7 +190,9 @@ def test_a_folder_that_cannot_be_searched_is_named(pool: ScoringPool, tmp_path: 
         "    try:\n        import anything\n    except ImportError:\n        return [0.0]"
     )
     (tmp_path / "more").mkdir(mode=0o700)
-    assert f"cannot read {tmp_path / 'more' / 'anything'}" in failure(pool, own(tmp_path, code))
+    found = failure(pool, own(tmp_path, code))
+    assert f"cannot read {tmp_path / 'more' / 'anything'}" in found
+    assert f"put {tmp_path / 'more'} on the rewarder's PYTHONPATH" in found
 
 
 @needs_root
@@ -237,6 +240,54 @@ def test_what_a_call_patches_is_not_seen_by_the_next(pool: ScoringPool, tmp_path
     )
     spec = own(tmp_path, code.replace("json.dumps = os._exit", "json.extra = 1; os.environ['X'] = '1'"))
     assert [score(pool, spec) for _ in range(3)] == [(1.0,)] * 3
+
+
+@needs_root
+def test_built_in_rewards_run_as_a_user_whom_own_code_cannot_signal(
+    pool: ScoringPool, tmp_path: Path
+) -> None:
+    spec = own(tmp_path, "def own(completions): return [1.0]")
+    built_in = pool.run("os:getresuid")
+    theirs = pool.run("os:getresuid", code=Code(spec.source, spec.digest))
+    assert theirs == [65534] * 3
+    assert not {*built_in} & {0, *theirs}
+
+
+@needs_root
+def test_ended_processes_that_nobody_has_collected_prevent_no_call() -> None:
+    """They count in the limit of the user's processes."""
+    program = (
+        "import os, resource\nfrom penstock.common.sandbox import body\n"
+        "os.setresuid(54322, 54322, 54322)\n"
+        "resource.setrlimit(resource.RLIMIT_NPROC, (3, 3))\n"
+        "for _ in range(2):\n    if os.fork() == 0: os._exit(0)\n"
+        "if body._fork() == 0: os._exit(0)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_a_process_that_the_first_list_misses_is_killed_too() -> None:
+    """It has moved to another parent while the list was made."""
+    program = (
+        "import os, time\nfrom penstock.common.sandbox import keeper\n"
+        "below, lists = keeper._below, [list]\n"
+        "keeper._below = lambda pid: lists.pop()() if lists else below(pid)\n"
+        "pid = os.fork() or time.sleep(3600)\n"
+        "assert keeper.Keeper(None, pid, -1)._sweep(set())\n"
+        "assert not os.path.exists(f'/proc/{pid}'), 'the process lives'\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_code_that_ignores_the_ends_of_its_processes_is_imported_once(
+    pool: ScoringPool, tmp_path: Path
+) -> None:
+    code = (
+        "import signal, time\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "BEGUN = time.monotonic()\ndef own(completions): return [BEGUN]"
+    )
+    first, second = (score(pool, own(tmp_path, code)) for _ in range(2))
+    assert first == second
 
 
 @pytest.mark.parametrize(

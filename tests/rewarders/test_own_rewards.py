@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -192,12 +193,31 @@ def test_a_module_by_its_dotted_name(
     assert score(pool, spec, "abc") == (3.0,)
 
 
+def test_the_packages_around_a_module_run_in_the_sandbox_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("graded", "spaced/inner"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "rules.py").write_text(
+            "import sys\nfrom .table import VALUE\n"
+            "def own(completions): return [VALUE + ('graded' in sys.modules)] * len(completions)"
+        )
+        (tmp_path / folder / "table.py").write_text("VALUE = 1")
+    (tmp_path / "graded" / "__init__.py").write_text("from . import rules")
+    monkeypatch.syspath_prepend(tmp_path)
+    package, space = specs("graded.rules.own") + specs("spaced.inner.rules.own")
+    assert not {"graded", "spaced"} & sys.modules.keys(), "the learner ran it"
+    with ScoringPool(RewarderSettings(workers=1, timeout_s=60, memory_gib=2)) as pool:
+        assert [score(pool, spec, "a") for spec in (package, space)] == [(2.0,), (1.0,)]
+
+
 @pytest.mark.parametrize(
     ("variable", "words"),
     [
         ("gone.py:own", "there is no file .*gone.py"),
         ("nosuchpackage.own", "there is no module nosuchpackage here"),
-        ("nosuchpackage.module.own", "nosuchpackage.module cannot be imported"),
+        ("nosuchpackage.module.own", "there is no module nosuchpackage.module here"),
+        ("json.decoder.inside.own", "there is no module json.decoder.inside here"),
     ],
 )
 def test_code_that_is_not_there_is_told_by_the_learner(variable: str, words: str) -> None:
