@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 import numpy as np
 
 from penstock.common.errors import MalformedMessage
+from penstock.common.text import short
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import SCHEMA, Outcome, ScoredGroup, Verdict
 from penstock.common.wire.plain import DEEPEST, PlainData, brief, find_fault
@@ -174,7 +175,9 @@ def _from_wire(kind: Any, value: PlainData, where: str) -> Any:
     if origin is dict:
         items = _checked(isinstance(value, dict), value, "a map", where).items()
         read_key, read_item = (partial(_from_wire, part) for part in get_args(kind))
-        return {read_key(key, where): read_item(item, f"{where}.{key}") for key, item in items}
+        return {
+            read_key(key, where): read_item(item, f"{where}.{short(key, 60)}") for key, item in items
+        }
     if isinstance(kind, type) and is_dataclass(kind):
         return _dataclass(kind, value, where)
     if kind is TicketId:

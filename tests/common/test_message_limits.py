@@ -144,6 +144,14 @@ def test_what_is_decoded_obeys_the_same_rules(message: Any, place: tuple, value:
         decode(pack([SCHEMA, name, body]), type(message))
 
 
+def test_an_error_names_the_place_of_a_fault_in_few_letters():
+    schema, name, body = unpack(encode(VERDICT))
+    body[3] = {"x" * 5000: "no list"}
+    with pytest.raises(MalformedMessage, match=r"Verdict\.rewards\.x+\.\.\.: expected a list") as found:
+        decode(pack([schema, name, body]), Verdict)
+    assert len(str(found.value)) < 300
+
+
 @pytest.mark.parametrize(
     ("data", "why"),
     [
