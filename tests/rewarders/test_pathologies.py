@@ -9,6 +9,7 @@ import pytest
 
 from penstock.common.config.settings import RewarderSettings
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
+from tests.helpers import wait_until
 from tests.rewarders.stand_ins import reward
 from tests.rewarders.test_pool import arguments
 
@@ -67,4 +68,4 @@ def test_a_pathology_is_a_failure_that_names_the_reward(outcomes, name: str, sid
 
 
 def test_the_pool_works_on(pool: ScoringPool, outcomes) -> None:
-    assert outcome(pool, "72", "72") == 1.0
+    wait_until(lambda: outcome(pool, "72", "72") == 1.0, "a score")  # a busy machine may need over 1 s
