@@ -52,8 +52,8 @@ def test_the_settings_of_the_section_are_named(pool: SandboxPool) -> None:
 
 
 def test_a_call_is_killed_at_its_time_limit() -> None:
-    with SandboxPool(settings(timeout_s=0.5)) as pool:
-        assert pool.run(f"{WORK}:hang") == Mistake("took more than 0.5 s")
+    with SandboxPool(settings(timeout_s=5.0)) as pool:
+        assert pool.run(f"{WORK}:hang") == Mistake("took more than 5 s")
         assert pool.finished == 1
         assert pool.run(f"{WORK}:echo", 6) == 6
 

@@ -171,7 +171,7 @@ def test_a_reward_that_failed_is_tried_again(
 ) -> None:
     ask_for(run, "hang_once")
     run.hand_in("train:0", "4", "five", marker=str(tmp_path / "marker"))
-    with rewarder(timeout_s=0.5, user=""):
+    with rewarder(timeout_s=4.0, user=""):
         (scored,) = run.outcomes("train", 1)
     assert isinstance(scored, ScoredGroup)
     assert scored.rewards == {"hang_once": (1.0, 4.0)}

@@ -210,8 +210,8 @@ def test_the_working_directory_is_no_way_into_a_closed_folder(
 
 def test_code_whose_import_hangs_is_a_failure(tmp_path: Path) -> None:
     spec = own(tmp_path, "import time\ntime.sleep(600)")
-    with ScoringPool(RewarderSettings(workers=1, timeout_s=0.5, memory_gib=2)) as pool:
-        assert "the import of this code took more than 0.5 s" in pool.check(spec)
+    with ScoringPool(RewarderSettings(workers=1, timeout_s=5, memory_gib=2)) as pool:
+        assert "the import of this code took more than 5 s" in pool.check(spec)
         assert score(pool, RewardSpec("soft_overlong", options=OVERLONG), "a") == (0.0,)
 
 

@@ -114,14 +114,14 @@ def test_what_goes_wrong_is_a_failure_and_the_next_scoring_works(
 
 @pytest.mark.parametrize("name", ["hang", "hang_in_c", "spin"])
 def test_a_hang_is_killed_and_the_next_scoring_works(make_pool: MakePool, name: str) -> None:
-    pool = make_pool(timeout_s=1.5)
-    with pytest.raises(ScoringFailed, match=r"took more than 1\.5 s"):
+    pool = make_pool(timeout_s=4.0)
+    with pytest.raises(ScoringFailed, match=r"took more than 4 s"):
         score(pool, name, "a")
     assert score(pool, "length_in_letters", "a") == (1.0,)
 
 
 def test_a_tower_of_powers_is_a_failure_and_not_a_zero(make_pool: MakePool) -> None:
-    pool = make_pool(timeout_s=1.0)
+    pool = make_pool(timeout_s=4.0)
     with pytest.raises(ScoringFailed, match="accuracy"):
         score(pool, "accuracy", "$9^{9^{9^{9}}}$", solution="5")
     assert score(pool, "accuracy", "5", solution="5") == (1.0,)
@@ -237,7 +237,7 @@ def test_a_fork_bomb_is_contained(pool: ScoringPool) -> None:
 @pytest.mark.parametrize("name", ["fork_and_hang", "fork_and_return", "fork_out_of_reach"])
 def test_what_a_reward_starts_ends_with_it(make_pool: MakePool, name: str, tmp_path: Path) -> None:
     others = keepers()
-    pool = make_pool(timeout_s=1.0, user="")
+    pool = make_pool(timeout_s=4.0, user="")
     with contextlib.suppress(ScoringFailed):
         score(pool, name, "a", marker=str(tmp_path / "child"))
     assert (tmp_path / "child").read_text()

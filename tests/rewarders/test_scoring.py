@@ -18,7 +18,7 @@ from tests.rewarders.stand_ins import make_contract, make_group, make_model_fold
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ScoringPool]:
-    with ScoringPool(RewarderSettings(workers=1, timeout_s=2.0, memory_gib=1)) as pool:
+    with ScoringPool(RewarderSettings(workers=1, timeout_s=10.0, memory_gib=1)) as pool:
         yield pool
 
 
