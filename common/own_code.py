@@ -45,7 +45,7 @@ def split_source(asked: str) -> tuple[str, str]:
 def find_code(source: str, setting: str) -> ModuleSpec:
     """Return where the code of a source is: a file, or a module that can be imported here.
 
-    No code is run, that of the packages around a module neither. `setting`, such as
+    No code is run, not even that of the packages around a module. `setting`, such as
     "LEARNER_REWARDS=short.py:short", begins the text of errors. Raise ConfigError without such code.
     """
     found: ModuleSpec | None = None

@@ -378,10 +378,8 @@ def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> No
             f"the queue server {address} refuses this user: {error}. Set REDIS_URL to the URL of this "
             "role's user, or let an operator run `queues acl`"
         ) from error
-    passing = (
-        redis.exceptions.OutOfMemoryError,
-        redis.exceptions.ReadOnlyError,
-    )  # their code is cut off
+    # redis cuts the code off the text of these two errors.
+    passing = (redis.exceptions.OutOfMemoryError, redis.exceptions.ReadOnlyError)
     if not (isinstance(error, passing) or code in _PASSING):
         found = f"the queue server {address} refused a command: {error}"
         raise ServerUnavailable(f"{found}. Set REDIS_URL to a server that takes writes") from error

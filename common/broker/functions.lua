@@ -236,8 +236,8 @@ end
 
 -- keys: fence, all other keys; args: nonce, incarnation, holder, lease_ms, then holders that have certainly
 -- ended. With lease_ms 0 the present learner claims again, whoever's lease is stored: a server that was
--- killed may have returned to the lease of the learner before. With -1 it has claimed on this very process of
--- the server, so another nonce there is another client's.
+-- killed may have returned to the lease of the learner before. With -1 this learner has claimed on this very
+-- process of the server, so another client wrote a nonce that differs.
 local function claim(keys, args)
   local lease, wrong = tonumber(args[4]), wrong_type({keys[1]})
   if wrong and lease <= 0 then return wrong end  -- as if the server lost the claim: the next start claims

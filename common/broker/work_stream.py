@@ -135,8 +135,8 @@ class WorkStream:
     def take(self, count: int, block_ms: int = 0) -> list[Entry]:
         """Take up to `count` new entries; [] if none comes within `block_ms`, at most 1 s.
 
-        Malformed entries are deleted, and those that are no place of a ticket. Raise the errors of
-        Connection.execute.
+        Malformed entries are deleted, and entries that the tickets' places in `open` do not name. Raise
+        the errors of Connection.execute.
         """
         block = ("BLOCK", min(block_ms, BLOCK_MS)) if block_ms > 0 else ()
         reply = self._connection.execute(

@@ -8,7 +8,7 @@ from penstock.common.wire.reward_spec import BUILT_IN, RewardSpec
 def resolve_rewards(settings: LearnerSettings) -> tuple[RewardSpec, ...]:
     """Return the rewards in the order of LEARNER_REWARDS. Raise ConfigError if code is not found.
 
-    No code of a user is run here, that of the packages around a module neither.
+    No code of a user is run here, not even that of the packages around a module.
     """
     weights = settings.reward_weights or [1.0] * len(settings.rewards)
     return tuple(

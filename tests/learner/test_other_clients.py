@@ -390,6 +390,7 @@ def test_a_lease_that_no_learner_wrote_does_not_block_the_next_start(bench, ahea
     now_ms = 1000 * bench.connection.execute("TIME")[0]
     bench.connection.execute("HSET", *fence, now_ms + ahead_ms, "lease", lease_ms)
     LearnerQueue(bench.connection, bench.keys, 2).claim("nonce", "next", 30.0)
+    assert bench.connection.execute("HGET", bench.keys.fence, "holder") == b"next"
 
 
 def test_the_longest_lease_is_respected(bench):
