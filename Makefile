@@ -53,8 +53,10 @@ demo: install
 test: install
 	$(MAKE) --jobs 2 check tests
 
-# More workers than cores: most long tests wait for processes, leases or timeouts.
+# More workers than cores: most long tests wait for processes, leases or timeouts. One process compiles
+# what the tests import; in a new environment each worker would compile it for itself, 20 s of a core.
 tests: install
+	@$(BIN)/python -m pytest --collect-only -qq > /dev/null || true
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=20
 
 fast: install

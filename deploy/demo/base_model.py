@@ -56,7 +56,7 @@ def make_base_model(folder: Path, task: TaskFiles, seed: int, report: Callable[[
     if done.is_file():
         return report(f"Using the base model of an earlier demo: {folder}")
     report("Pre-training a small Llama model, which starts with random weights. It stops when the model")
-    report("solves about 40% of some sums of the first part that were kept aside to measure this.")
+    report("solves about 40% of a few sums of the first part. These were kept aside to measure this.")
     torch.set_num_threads(1)
     tokenizer = make_tokenizer()
     train, validation = _split_by_pair(read_problems(task.pretrain), seed)
@@ -116,9 +116,10 @@ def _pretrain(
         warmup.step()
         if step % STEPS_PER_MEASURE == 0:
             accuracy = _measure_accuracy(model, validation)
-        if step % STEPS_PER_REPORT == 0:
+        ready = LOWEST_ACCURACY <= accuracy <= HIGHEST_ACCURACY
+        if ready or step % STEPS_PER_REPORT == 0:
             report(f"pre-training step {step:>3}: loss {loss.item():.2f}, {accuracy:.0%} solved")
-        if LOWEST_ACCURACY <= accuracy <= HIGHEST_ACCURACY:
+        if ready:
             return step
     raise BaseModelError(
         f"expected a validation accuracy between {LOWEST_ACCURACY:.0%} and {HIGHEST_ACCURACY:.0%} "

@@ -24,8 +24,8 @@ _FIGURES = (
     ("entropy", "entropy", ".3f", "how unsure the model is of its next digit: 0 is sure"),
     ("groups filtered", "groups/filtered", ".1f", "per step, not trained on: all right or all wrong"),
     ("staleness", "sample/staleness_mean", ".2f", "age in steps of the weights that gave the answers"),
-    ("engine against trainer", "sampling/sampling_logp_difference/mean", ".0e",
-     "difference of log-probabilities between vLLM and learner"),
+    ("vLLM against learner", "sampling/sampling_logp_difference/mean", ".0e",
+     "mean difference of their log-probabilities of a token"),
 )  # fmt: skip
 """Rows of the table: title, name in metrics.jsonl, format, meaning."""
 
@@ -63,7 +63,7 @@ def print_table(metrics: Sequence[Row], right: dict[int, list[bool]]) -> None:
     first, *_, last = right
     solved = f"{fmean(right[first]):>8.1%}{fmean(right[last]):>8.1%}"
     count = max(1, min(10, len(metrics) // 2))
-    print(f"{'':<24}{'before':>8}{'after':>8}   what the row means")
+    print(f"{'':<24}{'start':>8}{'end':>8}   what the row means")
     print(f"{'held-out sums solved':<24}{solved}   the model's likeliest answer is right")
     for title, name, form, meaning in _FIGURES:
         before, after = (_mean(name, rows) for rows in (metrics[:count], metrics[-count:]))
@@ -116,12 +116,13 @@ def print_audit(audit: Audit, twice: int) -> None:
     ends = ", ".join(f"{count} {state}" for state, count in audit.ended.items() if count)
     flying = len(audit.in_flight)
     lost = audit.issued - sum(audit.ended.values()) - flying
+    unused = " unused: came after the last step." if audit.ended.get("unused") else ""
     print(f"""
 Audit of the queue server: {audit.issued:,} groups were asked for, each with the answers to one sum.
   {audit.issued} groups: {ends}, {flying} in flight; {max(lost, 0)} lost, {twice + max(-lost, 0)} twice
   trained: the model was trained on the group, once. evaluated: a held-out sum, never trained on.
-  filtered: not trained on, all its answers right or all wrong. unused: came after the last step.
-  in flight: not answered yet. lost, twice: groups without an end, groups trained twice.""")
+  filtered: not trained on, all its answers right or all wrong. in flight: not ended yet.
+  lost: neither ended nor in flight. twice: trained on in two steps.{unused}""")
     for fault in audit.faults:
         print(textwrap.fill(one_line(f"Fault: {fault}."), WIDTH))
 

@@ -86,7 +86,7 @@ def _describe(task: TaskFiles) -> None:
   Sums of two-digit numbers, such as 37+45=82, in three parts:
   {:>6,} to pre-train on: the model is shown the right answers
   {:>6,} to train on: the model answers by itself, and its right answers are rewarded
-  {:>6,} held out: they measure the model's skill, which is never trained on them
+  {:>6,} held out: they measure the model's skill; the model is never trained on them
   Checked: every answer is right, and no pair of numbers is in two of the parts.""".format(*sizes)
     )
 
@@ -124,16 +124,17 @@ def _train(folder: Path, model: Path, task: TaskFiles, options: Demo) -> None:
 def announce(steps: int, log: Path) -> None:
     """Print what runs, what one step is, and what the progress lines mean."""
     print(f"""\
-  Four processes: the learner trains the model, the actor answers sums with vLLM, an inference
-  engine, the rewarder scores the answers, and the queue server carries the work between them.
+  Four processes: the learner trains the model; the actor answers sums, by the inference engine
+  vLLM; the rewarder scores the answers; the queue server carries the work between them.
   {steps} steps. In each step the model is trained once, on 64 groups. A group has 8 answers to one sum,
-  sampled from the model at random. Some of a group's answers are right and some are wrong.
-    reward     share of right answers in the groups of the step
+  sampled from the model at random. Groups all right or all wrong teach nothing: others are made.
+    reward     share of right answers in the step's groups: less than the skill, as sums that the
+               model always solves are not among them
     staleness  age in steps of the weights that gave these answers: 0 for the newest weights
-    entropy    how unsure the model is of its next digit: 0 is sure, 1 a choice of about three
+    entropy    how unsure the model is of its next digit: 0 is sure, 1 as among three equal choices
   To measure the skill, the model gives only its likeliest answer to each held-out sum.
-  vLLM starts now, which takes a minute or two. All output of the processes is in
-  {log}""", flush=True)  # fmt: skip
+  vLLM starts now, which takes a minute or two. The first column is the time since now.
+  All output of the processes is in {log}""", flush=True)  # fmt: skip
 
 
 class Progress:
