@@ -88,8 +88,7 @@ def test_two_ranks_train_under_zero_3_and_one_retrains_the_same_or_otherwise(tmp
     finally:
         site.stop()
     check(site, steps=20, learners=1)
-    other = site.replay(
-        "LEARNER_LEARNING_RATE=1e-3", "LEARNER_LOSS_TYPE=grpo", "--out", str(tmp_path / "other")
-    )
-    assert other["steps"] == 20
-    assert other["weights_difference"] > 1e-4
+    other = replay(site.run_folder, tmp_path / "other", {"learning_rate": "1e-3", "loss_type": "grpo"})
+    assert other.steps == 20
+    assert other.weights_difference is not None
+    assert other.weights_difference > 1e-4
