@@ -45,10 +45,11 @@ class Replayed:
 def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
     """Train the run in `folder` from its first record and compare. Write model and metrics to `out`.
 
-    `changes` are settings to change, by name without prefix. Raise ConfigError if the journal is
-    missing, damaged or trimmed, if a setting or the model folder is wrong, if `out` is a run's folder,
-    under torchrun, or, after the replay, if the models cannot be compared. Raise MalformedMessage for
-    groups of another wire schema, NotFinite or DiskFull.
+    Compared are the metrics, and the model with that of the last step's checkpoint. `changes` are
+    settings to change, by name without prefix. Raise ConfigError if the journal is missing, damaged,
+    trimmed or of another release, if a setting or the model folder is wrong, if `out` is a run's folder,
+    under torchrun, or, after the replay, if the models cannot be compared. Raise NotFinite if the
+    replayed weights hold NaN or infinity, or DiskFull.
     """
     if world_size() > 1:
         raise ConfigError(f"a replay is 1 process, not {world_size()}: start it without torchrun")

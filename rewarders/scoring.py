@@ -62,8 +62,8 @@ class Scorer:
     def score_group(self, group: Group) -> Outcome:
         """Return the group with its rewards, or a Verdict if the group is filtered.
 
-        Eval groups are never filtered. Raise ScoringFailed if too few rollouts could be scored, and
-        MalformedMessage if a token id is negative.
+        Eval groups are never filtered. Raise ScoringFailed if too few rollouts could be scored, or a
+        reward itself is at fault, and MalformedMessage if a token id is negative.
         """
         texts = self._decode([rollout.token_ids for rollout in group.rollouts])
         scores = self._score_texts(group, texts)

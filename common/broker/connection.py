@@ -262,7 +262,8 @@ class Connection:
                 return reply
             except redis.exceptions.AuthenticationError as error:
                 raise ConfigError(
-                    f"queue server {self.address}: {error}. Set the user and password in REDIS_URL"
+                    f"queue server {self.address}: {error}. Correct the user and password in REDIS_URL, "
+                    "or in the file of REDIS_URL_FILE"
                 ) from error
             except redis.exceptions.ResponseError as error:
                 _raise_translated(error, self.address)

@@ -95,7 +95,7 @@ def listens(address: ServerAddress) -> bool:
 
 
 def _connected(address: ServerAddress) -> socket.socket:
-    """Return a socket connected to the address. Raise OSError if nobody listens there."""
+    """Return a connected socket with a timeout of 1 s. Raise OSError if nobody answers there."""
     client = socket.socket(socket.AF_UNIX)
     client.settimeout(1.0)
     try:

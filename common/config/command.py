@@ -118,9 +118,9 @@ CommandType = TypeVar("CommandType", bound=Command)
 def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | None = None) -> int:
     """Execute a command line, by default that of the process, and return the exit code.
 
-    A PenstockError is printed on standard error and gives its exit code, and so is, as a ConfigError, a
-    file that this user may not use. Other errors are raised.
-    SystemExit, as after --help, gives 0. Without arguments a group prints its help.
+    A PenstockError is printed on standard error and gives its exit code. A PermissionError about a file
+    is treated as a ConfigError. Other errors are raised; if `arguments` is None, `_print_traceback`
+    prints them. SystemExit, as after --help, gives 0. Without arguments a group prints its help.
     """
     if arguments is None:
         sys.excepthook = _print_traceback
@@ -152,7 +152,7 @@ def print_error(prog: str, error: PenstockError) -> None:
 def _print_traceback(
     kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
 ) -> None:
-    """Print an error that ends a thread, as Python does, but harmlessly to a terminal."""
+    """Print an uncaught error as Python does, but without passwords and a terminal's commands."""
     text = "".join(traceback.format_exception(kind, error, trace)).rstrip()
     print(as_block(hide_passwords(text)), file=sys.stderr, flush=True)
 

@@ -134,8 +134,9 @@ def read_json_lines(path: Path, **fields: type) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         try:
             row = parse_json(line)
-            if not all(isinstance(row[name], kind) for name, kind in {"step": int, **fields}.items()):
-                raise TypeError("a field has another type")
+            for name, kind in {"step": int, **fields}.items():
+                if not isinstance(row[name], kind):
+                    raise TypeError(f"the field {name} is no {kind.__name__}")
             rows.append(row)
         except DAMAGE as error:
             log.error("A damaged line is left out.", file=str(path), line=number, error=explain(error))

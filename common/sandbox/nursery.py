@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.common.sandbox.body import CLOSE_ON_EXEC, find_function, run_body
 from penstock.common.sandbox.keeper import keep
@@ -30,7 +30,7 @@ _LONGEST_REQUEST = 2**16
 
 
 class Nursery:
-    """The pool's end of a nursery, which runs from __init__ to `close`."""
+    """The pool's end of a nursery: imports `modules`, calls `warm`, forks keepers until `close`."""
 
     def __init__(self, environment: dict[str, str], modules: tuple[str, ...], warm: str) -> None:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -84,8 +84,8 @@ def main(number: int, modules: list[str], warm: str) -> None:
             os.close(descriptor)
 
 
-def _begin_keeper(asked: dict[str, Any], numbers: list[int]) -> None:
-    """Be a keeper. The descriptors are its connection, and the control and output of its process."""
+def _begin_keeper(asked: dict[str, Any], numbers: list[int]) -> NoReturn:
+    """Be a keeper, without return. `numbers`: its connection, and its process's control and output."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     commands, control, output = numbers
 

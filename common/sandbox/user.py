@@ -58,7 +58,7 @@ def unused_id(number: int) -> int:
 
 
 def _missing_capabilities() -> str:
-    """Return which capabilities for a change of user this process lacks, such as "CAP_SETUID"."""
+    """Return the capabilities for a change of user that this process lacks, "" if it has all."""
     status = Path("/proc/self/status").read_text()
     effective = int(status.partition("CapEff:")[2].split()[0], 16)
     needed = {"CAP_SETUID": _SETUID, "CAP_SETGID": _SETGID}
@@ -74,11 +74,11 @@ def environment(kept: tuple[str, ...]) -> dict[str, str]:
 def drop_rights(uid: int, gid: int) -> None:
     """Give up all capabilities for good, and become this user unless `uid` is -1.
 
-    Programs started later get no rights either. Other processes of the same user can no longer read or
-    change the memory of this process, nor its limits: prlimit(2) requires that all three group ids of a
-    process are the caller's, and the saved one becomes a group without members. A reward could otherwise
-    lower the memory limit of a built-in reward, and so change its scores. Raise OSError if the kernel
-    refuses.
+    Programs started later get no rights either. The process joins a new session keyring. Other processes
+    of the same user can no longer read or change its memory. With a change of user the supplementary
+    groups are dropped, and others cannot change its limits: prlimit(2) requires that all three group ids
+    are the caller's, and the saved one becomes a group without members. A reward could otherwise lower
+    the memory limit of a built-in reward, and so change its scores. Raise OSError if the kernel refuses.
     """
     system = ctypes.CDLL(None, use_errno=True)
     if _LINUX:
@@ -98,9 +98,10 @@ def drop_rights(uid: int, gid: int) -> None:
 
 
 def _leave_keys(system: ctypes.CDLL) -> None:
-    """Join a new session keyring. Raise OSError if the kernel has keys, and refuses.
+    """Join a new session keyring. Raise OSError if the kernel refuses, but not for ENOSYS or EPERM.
 
-    Whoever has a session keyring can read the keys in it, after a change of user too.
+    Whoever has a session keyring can read the keys in it, after a change of user too. ENOSYS means a
+    kernel without keys, EPERM a container that forbids keyctl(2). Machines outside _KEYCTL are skipped.
     """
     number = _KEYCTL.get(os.uname().machine)
     if number and system.syscall(number, _JOIN_SESSION, None) < 0:

@@ -122,7 +122,7 @@ def unpack(data: bytes, most: int = _MOST_VALUES) -> PlainData:
 
 def _refuse(code: int, _: bytes) -> None:
     """Raise ValueError: no message holds an extension type."""
-    raise ValueError(f"extension type {code}")
+    raise ValueError(f"extension type {code}, expected none")
 
 
 def fields_as(kind: type, value: PlainData, where: str) -> dict[str, Any]:

@@ -73,8 +73,8 @@ def check_task(files: TaskFiles) -> None:
         pairs = {_checked_pair(problem, path) for problem in read_problems(path)}
         for pair in pairs & owner.keys():
             raise TaskError(
-                f"the operands {pair[0]} and {pair[1]} occur in {owner[pair].name} and in "
-                f"{path.name}: every pair belongs to one split, write the task again"
+                f"the operands {pair[0]} and {pair[1]} occur in {owner[pair]} and in {path}, expected "
+                "each pair in one split: end other demos in this folder, then start again"
             )
         owner.update(dict.fromkeys(pairs, path))
 

@@ -77,7 +77,7 @@ class ChatRenderer:
             raise ValueError(f"it, or slow prompts together, took longer than {_LIMIT_S:g} s") from error
         except (OSError, ValueError) as error:
             self._close()
-            raise ValueError(f"its process gave no answer ({error}); did it lack memory?") from error
+            raise ValueError(f"its process ended or failed ({error}); it may use 1 GiB") from error
         if not isinstance(answer, dict) or not isinstance(answer.get("text"), str):
             reason = answer.get("error") if isinstance(answer, dict) else None
             raise ValueError(reason if isinstance(reason, str) else "its process gave no text")

@@ -108,6 +108,8 @@ def read_questions(
         reader.read(row, mapping, f"{source.name}, row {number}") for number, row in enumerate(rows, 1)
     )
     questions = [question for question in found if question is not None]
+    if not len(rows):
+        raise DataError(f"{source.name}: no rows. Correct LEARNER_DATASET or LEARNER_EVAL_DATASET.")
     if not questions:
         raise DataError(
             f"{source.name}: none of the {len(rows)} prompts has at most LEARNER_MAX_PROMPT_LENGTH="

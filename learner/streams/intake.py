@@ -133,7 +133,7 @@ class Intake:
         return [self.held.pop(ticket) for ticket in chosen]
 
     def take_arrivals(self) -> Arrivals:
-        """Return the outcomes since the last call, and begin a new count."""
+        """Return and forget the count of groups that ended untrained, by which `form` decides."""
         arrivals, self._arrivals = self._arrivals, Arrivals()
         arrivals.total_dropped = self._ledger.total_dropped
         arrivals.refused = self.check.take_refused()
@@ -160,10 +160,11 @@ class Intake:
                 self._ledger.drop(ticket, ask_again=self._settings.at_max_staleness == "requeue")
 
     def _choose(self, step: int, size: int) -> tuple[list[TicketId], bool]:
-        """Return held tickets for a batch, and whether the pace allows a batch smaller than `size`.
+        """Return held tickets for a batch, and whether a batch smaller than `size` may be taken.
 
-        A smaller batch waits for tickets of earlier steps that are due in this batch. It does not wait
-        for tickets of its own step: new ones are issued as long as there is no batch, without end.
+        It may, unless at_max_staleness is "pace" and open tickets would come too late: more than k x
+        `size` are due within the k batches after this one, for a k below max_staleness. Tickets of this
+        step do not count: new ones are issued as long as there is no batch, without end.
         """
         if self._settings.at_max_staleness != "pace":
             return list(self.held)[:size], True

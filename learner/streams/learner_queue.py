@@ -169,7 +169,7 @@ class LearnerQueue:
         self._publish(self.keys.state, state.encode())
 
     def _publish(self, key: str, value: bytes) -> None:
-        """Store a value, and again by `restore` if it changes. Raise Connection.call's errors."""
+        """Store a value. `restore` undoes changes by other clients. Raise Connection.call's errors."""
         with self._publishing:
             self._published[key] = value
             self._fenced("put", [key], [value])
