@@ -105,7 +105,7 @@ def digest_of(code: ModuleSpec) -> str:
 
 
 def import_code(code: ModuleSpec) -> ModuleType:
-    """Run the code, after the packages around it, and return its new module. Raise what they raise.
+    """Run the code, after the packages around it, and return its module. Raise what they raise.
 
     Modules beside a file come first in imports, as when Python runs the file itself: `common` in
     `from common import helper` is the folder beside the file, whatever else has that name.
@@ -119,9 +119,9 @@ def import_code(code: ModuleSpec) -> ModuleType:
     sys.modules[code.name] = module
     assert code.loader is not None, "find_code returns no module without a loader"
     code.loader.exec_module(module)
-    return module
+    return sys.modules.get(code.name, module)  # the code may have put another module in its place
 
 
 def public_names(module: ModuleType) -> str:
     """Return a module's names without a leading underscore, separated by commas."""
-    return ", ".join(name for name in vars(module) if not name.startswith("_"))
+    return ", ".join(name for name in dir(module) if not name.startswith("_"))

@@ -193,6 +193,31 @@ def test_a_module_by_its_dotted_name(
     assert score(pool, spec, "abc") == (3.0,)
 
 
+def test_a_package_that_replaces_itself_on_import_is_asked_for_its_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As trl.rewards does: the module that takes its place imports a name when it is asked for."""
+    folder = tmp_path / "lazyrewards" / "rewards"
+    folder.mkdir(parents=True)
+    (tmp_path / "lazyrewards" / "__init__.py").touch()
+    (folder / "inner.py").write_text("def own(completions): return [5.0 for _ in completions]")
+    (folder / "__init__.py").write_text(
+        "import importlib, sys, types\n"
+        "class Lazy(types.ModuleType):\n"
+        "    __path__ = __path__\n"
+        "    def __dir__(self): return ['own']\n"
+        "    def __getattr__(self, name):\n"
+        "        if name != 'own': raise AttributeError(name)\n"
+        "        return getattr(importlib.import_module(self.__name__ + '.inner'), name)\n"
+        "sys.modules[__name__] = Lazy(__name__)"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with ScoringPool(RewarderSettings(workers=1, timeout_s=60, memory_gib=2, user="")) as fresh:
+        spec, wrong = specs("lazyrewards.rewards.own,lazyrewards.rewards.gone")
+        assert score(fresh, spec, "a") == (5.0,)
+        assert "lazyrewards.rewards has no gone; it has own" in fresh.check(wrong)
+
+
 def test_the_packages_around_a_module_run_in_the_sandbox_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
