@@ -9,12 +9,9 @@ from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError, DataError
 from penstock.learner.data.columns import check_row, look_up, map_columns, plain, without_answer
 from penstock.learner.data.reward_specs import resolve_reward
-from penstock.rewarders.adapt import Reward, adapt
+from penstock.rewarders.adapt import OWN_ARGUMENTS, Reward, adapt
 from penstock.rewarders.load import load_reward
 from penstock.rewarders.reward_process import Scores, apply_reward
-
-_ARGUMENTS = ("prompts", "completions", "completion_ids", "log_extra", "log_metric")
-"""Arguments of a reward that no column can replace."""
 
 
 def try_reward(
@@ -77,7 +74,7 @@ def _arguments(
     row: Mapping[str, Any], where: str, settings: LearnerSettings
 ) -> dict[str, Sequence[Any]]:
     """Return what a run would call the reward with for this row; raise DataError if the row is wrong."""
-    columns = {name: value for name, value in row.items() if name not in _ARGUMENTS}
+    columns = {name: value for name, value in row.items() if name not in OWN_ARGUMENTS - {"prompt"}}
     completions = row.get("completions")
     if not isinstance(completions, (list, tuple)) or not completions:
         raise DataError(f"{where}: completions is {completions!r}; expected a list of texts")

@@ -2,7 +2,9 @@
 
     TRL            f(prompts, completions, completion_ids, **columns) -> G values, also `async def`
     ms-swift       a class, called as instance(completions, **columns)
-    verl           compute_score(data_source, solution_str, ground_truth, extra_info) -> number or map
+    verl           compute_score(data_source, solution_str, ground_truth, extra_info) -> number, map, or
+                   a tuple that begins with the number; the first text may be called model_output
+    verl, batched  compute_score(data_sources, solution_strs, ground_truths, extra_infos) -> G of them
     plain          f(completion, answer) -> number
 
 The names of a function's parameters decide which of these forms the function has.
@@ -17,6 +19,12 @@ from penstock.common.errors import ConfigError
 
 _COMPLETION = ("completion", "response", "output", "text", "prediction", "generated")
 """Names of the first parameter of a plain function. The second one gets the gold answer."""
+_VERL = ("solution_str", "model_output", "predict_str")
+"""Names that verl's own functions have for the completion."""
+_GROUP = ("prompts", "completions", "completion_ids", "response_token_ids")
+"""Arguments of TRL and ms-swift with a value per completion. A function of one of them gets a group."""
+OWN_ARGUMENTS = frozenset({*_GROUP, "prompt", "log_extra", "log_metric", "environments"})
+"""Columns of the data set that a reward does not get by these names: its own arguments replace them."""
 _runner = asyncio.Runner()
 """The one event loop of this process: a semaphore of a user's module fails in any loop but its first."""
 
@@ -46,31 +54,42 @@ def adapt(found: object, name: str) -> Reward:
     if not callable(function):
         raise ConfigError(f"reward {name} is a {type(found).__name__}; expected a function or a class")
     parameters = inspect.signature(function).parameters
+    with_messages = not inspect.isclass(found)
     if "completions" in parameters:
-        return _from_groups(function, with_messages=not inspect.isclass(found))
-    if "solution_str" in parameters:
-        return _from_verl(function)
+        return _from_groups(function, with_messages)
+    if "solution_strs" in parameters:
+        return _from_verl_batch(function)
+    if text := next(filter(parameters.__contains__, _VERL), ""):
+        return _from_verl(function, text)
     required = [
         parameter.name
         for parameter in parameters.values()
         if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
-    if len(required) == 2 and required[0] in _COMPLETION:
+    of_one = bool(required) and required[0] in _COMPLETION
+    if of_one and len(required) == 2:
         return _from_pairs(function)
+    if not of_one and (parameters.keys() & set(_GROUP) or _takes_any(function)):
+        return _from_groups(function, with_messages)
     raise ConfigError(
         f"reward {name}{inspect.signature(function)} is of no known form; expected f(completions, "
         "**columns) as TRL's, a class called so as ms-swift's, compute_score(data_source, solution_str, "
         "ground_truth, extra_info) as verl's, or f(completion, answer); the names of the parameters "
-        "decide which form it is"
+        "decide which form it is. If the function makes a reward, call it in a file of yours"
     )
 
 
 def _callable_of(kind: type) -> Callable[..., Any]:
-    """Return a new instance, or `__call__` if its first parameter is `completions`. Raise its errors."""
+    """Return a new instance, or `__call__` if its first parameter is `completions`. Raise its errors.
+
+    As in ms-swift, `args` is passed to an `__init__` that requires it. Here `args` is None.
+    """
     call = kind.__call__
     if next(iter(inspect.signature(call).parameters), "") == "completions":  # as in ms-swift's guide
         return call
-    instance: Callable[..., Any] = kind()
+    args = inspect.signature(kind).parameters.get("args")
+    needed = args is not None and args.default is args.empty and args.kind is args.POSITIONAL_OR_KEYWORD
+    instance: Callable[..., Any] = kind(args=None) if needed else kind()
     return instance
 
 
@@ -84,33 +103,54 @@ def _from_groups(function: Callable[..., Any], with_messages: bool) -> Reward:
         """Return the function's values for a group; raise what it raises."""
         if with_messages and isinstance(prompts[0], list):
             completions = [[{"role": "assistant", "content": text}] for text in completions]
-        everything = {"prompts": prompts, "completions": completions, **columns}
+        everything = {"prompts": prompts, "completions": completions, "environments": None, **columns}
+        if "completion_ids" in columns:
+            everything["response_token_ids"] = columns["completion_ids"]  # ms-swift's name
         values = _finished(function(**_accepted(function, everything)))
         return values.tolist() if hasattr(values, "tolist") else values
 
     return reward
 
 
-def _from_verl(function: Callable[..., Any]) -> Reward:
-    """Return a reward that calls verl's compute_score once per completion."""
+def _from_verl(function: Callable[..., Any], text: str) -> Reward:
+    """Return a reward that calls verl's compute_score once per completion, its parameter `text`."""
 
     def reward(completions: list[str], solution: list[Any], **columns: Any) -> list[Any]:
         """Return each completion's score; raise what compute_score raises."""
-        scores = []
-        for index, text in enumerate(completions):
-            row = {name: values[index] for name, values in columns.items() if isinstance(values, list)}
-            extra = row.get("extra_info")
-            arguments = {
-                "data_source": row.get("data_source", ""),
-                "solution_str": text,
-                "ground_truth": solution[index],
-                "extra_info": {} if extra is None else extra,
-            }
-            score = _finished(function(**_accepted(function, arguments)))
-            scores.append(score["score"] if isinstance(score, dict) else score)
-        return scores
+        rows = zip(*_verl_arguments(completions, solution, columns), strict=True)
+        names = ("data_source", text, "ground_truth", "extra_info")
+        given = [_accepted(function, dict(zip(names, row, strict=True))) for row in rows]
+        return [_number_of(_finished(function(**arguments))) for arguments in given]
 
     return reward
+
+
+def _from_verl_batch(function: Callable[..., Any]) -> Reward:
+    """Return a reward that calls verl's batched compute_score once per group."""
+
+    def reward(completions: list[str], solution: list[Any], **columns: Any) -> list[Any]:
+        """Return each completion's score; raise what compute_score raises."""
+        names = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
+        values = _verl_arguments(completions, solution, columns)
+        arguments = _accepted(function, dict(zip(names, values, strict=True)))
+        return [_number_of(score) for score in _finished(function(**arguments))]
+
+    return reward
+
+
+def _verl_arguments(texts: list[str], gold: list[Any], columns: Mapping[str, Any]) -> list[list[Any]]:
+    """Return data sources, texts, gold answers and maps of further columns, one per completion each."""
+    size = len(texts)
+    sources = columns.get("data_source", [""] * size)
+    extra = [{} if one is None else one for one in columns.get("extra_info", [None] * size)]
+    return [list(sources), texts, gold, extra]
+
+
+def _number_of(score: Any) -> Any:
+    """Return the number of a score of verl: of a map its `score`, of a tuple or list the first item."""
+    if isinstance(score, dict):
+        return score["score"]
+    return score[0] if isinstance(score, (tuple, list)) else score
 
 
 def _from_pairs(function: Callable[..., Any]) -> Reward:
@@ -127,9 +167,15 @@ def _from_pairs(function: Callable[..., Any]) -> Reward:
 def _accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return those arguments that the function has parameters for; all if it takes **kwargs."""
     parameters = inspect.signature(function).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+    if _takes_any(function):
         return arguments
     return {name: value for name, value in arguments.items() if name in parameters}
+
+
+def _takes_any(function: Callable[..., Any]) -> bool:
+    """Return whether the function takes arguments of any name (**kwargs)."""
+    parameters = inspect.signature(function).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def _finished(value: Any) -> Any:

@@ -1,7 +1,5 @@
 """From a reward's spec in the contract to the function to call. Used inside scoring processes."""
 
-import importlib.util
-import sys
 from functools import lru_cache
 from types import ModuleType
 
@@ -9,6 +7,7 @@ from penstock.common.errors import ConfigError
 from penstock.common.own_code import digest_of, find_code, import_code, path_of, public_names
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.rewarders.adapt import Reward, adapt
+from penstock.rewarders.swift import offer_swift
 
 
 def load_reward(spec: RewardSpec) -> Reward:
@@ -56,14 +55,5 @@ def run_module(source: str, digest: str) -> ModuleType:
             f"the reward's code in {path_of(code)} differs from the learner's: hash {found[:12]} here, "
             f"{digest[:12]} in the contract; copy the learner's, or start the learner again"
         )
-    _offer_swift()
+    offer_swift()
     return import_code(code)
-
-
-def _offer_swift() -> None:
-    """Make `from swift.plugin import ORM, orms` work where ms-swift is not installed."""
-    if "swift" not in sys.modules and importlib.util.find_spec("swift") is None:
-        package, plugin = ModuleType("swift"), ModuleType("swift.plugin")
-        vars(plugin).update(ORM=object, orms={})
-        vars(package).update(plugin=plugin)
-        sys.modules |= {"swift": package, "swift.plugin": plugin}

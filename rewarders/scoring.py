@@ -17,15 +17,13 @@ from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract, check_tokenizer, describe_difference
 from penstock.common.wire.messages import ANSWER, Group, Outcome, ScoredGroup, Verdict
 from penstock.common.wire.reward_spec import RewardSpec
+from penstock.rewarders.adapt import OWN_ARGUMENTS
 from penstock.rewarders.filtering import why_filtered
 from penstock.rewarders.reward_process import check_logged
 from penstock.rewarders.rewards.answers import final_answer
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 
 log = get_logger(__name__)
-
-_OWN_ARGUMENTS = ("prompt", "prompts", "completions", "completion_ids", "log_extra", "log_metric")
-"""Columns of the data set that a reward does not get by these names: its own arguments replace them."""
 
 _NOT_THE_ANSWERS = "no completion is at fault; correct the reward, or the columns of this question"
 
@@ -153,7 +151,7 @@ class Scorer:
         if prompt is None:
             (prompt,) = self._decode([group.ticket.prompt_ids])
         columns = {"prompts": prompt} | {
-            name: value for name, value in group.ticket.columns.items() if name not in _OWN_ARGUMENTS
+            name: value for name, value in group.ticket.columns.items() if name not in OWN_ARGUMENTS
         }
         return {name: [value] * len(texts) for name, value in columns.items()} | {
             "completions": texts,

@@ -123,10 +123,61 @@ def test_the_page_lists_every_reward_with_its_defaults() -> None:
             "orms = {'own': Made}",
             (3.0, 4.0),
         ),
+        ("def own(completion_ids, **kwargs): return [len(ids) for ids in completion_ids]", (1, 2)),
+        ("def own(prompts, level): return [len(prompts) + level[0]] * 2", (5.0, 5.0)),
+        ("def own(**kwargs): return [len(text) for text in kwargs['completions']]", (1, 2)),
+        ("def own(level, **kwargs): return level", (3.0, 3.0)),
+        ("def own(response_token_ids): return [len(ids) for ids in response_token_ids]", (1, 2)),
+        (
+            "class Made:\n    def __init__(self, unit): self.unit = unit\n"
+            "    def __call__(self, completion_ids, **kwargs):\n"
+            "        return [self.unit * len(ids) for ids in completion_ids]\n"
+            "def make(unit): return Made(unit)\nown = make(-0.5)",
+            (-0.5, -1.0),
+        ),
+        ("def own(completions, environments): return [environments is None] * 2", (1.0, 1.0)),
+        (
+            "from swift.rewards import ORM, orms\n"
+            "class Made(ORM):\n"
+            "    def __init__(self, args=None, **kwargs):\n        super().__init__(args, **kwargs)\n"
+            "    def __call__(self, completions, **kwargs):\n"
+            "        return [float(len(ids)) for ids in kwargs.get('response_token_ids')]\n"
+            "orms['own'] = Made",
+            (1.0, 2.0),
+        ),
+        (
+            "from swift.rewards.orm import AsyncORM, orms\nfrom swift.utils import get_logger\n"
+            "import asyncio\nlogger = get_logger()\n"
+            "class own(AsyncORM):\n"
+            "    def __init__(self, args):\n        super().__init__(args)\n"
+            "        self.unit = 1.0 if self.args is None else 0.0\n"
+            "    async def one(self, text):\n        return self.unit * len(text)\n"
+            "    async def __call__(self, completions, **kwargs):\n"
+            "        return list(await asyncio.gather(*map(self.one, completions)))",
+            (1.0, 2.0),
+        ),
+        ("def own(model_output, ground_truth, timeout_score=0.0):\n"
+         "    return float(model_output == ground_truth) + timeout_score", (1.0, 0.0)),
+        ("def own(predict_str, ground_truth, use_boxed=True): return predict_str == ground_truth",
+         (1.0, 0.0)),
+        ("def own(solution_str, ground_truth): return solution_str == ground_truth, 'formatted'",
+         (1.0, 0.0)),
+        (
+            "def own(data_sources, solution_strs, ground_truths, extra_infos):\n"
+            "    rows = zip(data_sources, solution_strs, ground_truths, extra_infos)\n"
+            "    return [len(text) + extra['index'] + (source == 'gsm8k' and gold == 'a')\n"
+            "            for source, text, gold, extra in rows]",
+            (9.0, 10.0),
+        ),
+        ("def own(solution_strs, ground_truths, **kwargs):\n"
+         "    return [{'score': len(text), 'acc': True} for text in solution_strs]", (1.0, 2.0)),
     ],
     ids=["TRL", "few parameters", "async", "async pair", "array", "verl's map", "verl", "class",
          "the question's column", "scalars", "semaphore",
-         "the guide's class", "orms"],
+         "the guide's class", "orms",
+         "ids", "prompts", "any argument", "a column", "ms-swift's name of the ids", "made",
+         "no environments", "ms-swift 4", "ms-swift 4, async", "verl's math_verify", "verl's geo3k",
+         "verl's tuple", "verl's batch", "verl's batch of maps"],
 )  # fmt: skip
 def test_forms_that_people_have(pool: ScoringPool, tmp_path: Path, code: str, values) -> None:
     (spec,) = specs(f"{write(tmp_path, code)}:own")
@@ -274,6 +325,9 @@ def test_a_wrong_name_is_told_at_once(variable: str, words: str) -> None:
         ("own = 3", "reward own is a int; expected a function or a class"),
         ("def own(a, b, c): ...", "is of no known form"),
         ("def own(answer, completion): ...", "is of no known form"),
+        ("def own(completion, **kwargs): ...", "is of no known form"),
+        ("def own(max_completion_len, soft_punish_cache): ...", "call it in a file of yours"),
+        ("from swift.infer_engine import InferRequest", "No module named 'swift.infer_engine'"),
         ("import nosuchpackage", "No module named 'nosuchpackage'"),
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("def own(:", "SyntaxError"),
