@@ -82,9 +82,10 @@ def _arguments(
     prompt = look_up(columns, mapping.prompt)
     solution = look_up(columns, mapping.solution) if mapping.solution else None
     check_row(prompt, solution, mapping, where)
-    given = {name: plain(value) for name, value in columns.items() if name != "prompt"}
+    given: dict[str, Any] = {name: plain(value) for name, value in columns.items() if name != "prompt"}
     if mapping.solution:
         given["solution"] = plain(solution)
+    given["trainer_state"] = {"global_step": 0, "max_steps": settings.max_steps or 1}
     size = len(completions)
     arguments = {name: [value] * size for name, value in given.items()}
     if "completion_ids" in row:

@@ -13,6 +13,7 @@ The names of a function's parameters decide which of these forms the function ha
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from penstock.common.errors import ConfigError
@@ -23,7 +24,9 @@ _VERL = ("solution_str", "model_output", "predict_str")
 """Names that verl's own functions have for the completion."""
 _GROUP = ("prompts", "completions", "completion_ids", "response_token_ids")
 """Arguments of TRL and ms-swift with a value per completion. A function of one of them gets a group."""
-OWN_ARGUMENTS = frozenset({*_GROUP, "prompt", "log_extra", "log_metric", "environments"})
+OWN_ARGUMENTS = frozenset(
+    {*_GROUP, "prompt", "log_extra", "log_metric", "environments", "trainer_state"}
+)
 """Columns of the data set that a reward does not get by these names: its own arguments replace them."""
 _runner = asyncio.Runner()
 """The one event loop of this process: a semaphore of a user's module fails in any loop but its first."""
@@ -45,8 +48,11 @@ class Reward(Protocol):
         """Return one value per completion."""
 
 
-def adapt(found: object, name: str) -> Reward:
+def adapt(found: object, name: str, completions: str = "auto") -> Reward:
     """Return a reward of TRL's signature for a user's function or class, called `name` in errors.
+
+    `completions` is the form in which a function gets them: as messages, as text, or (auto) as the
+    prompts are. Classes get texts, as in ms-swift.
 
     Raise ConfigError if `found` has none of the known forms, and what a class raises when made.
     """
@@ -54,9 +60,9 @@ def adapt(found: object, name: str) -> Reward:
     if not callable(function):
         raise ConfigError(f"reward {name} is a {type(found).__name__}; expected a function or a class")
     parameters = inspect.signature(function).parameters
-    with_messages = not inspect.isclass(found)
+    form = "text" if inspect.isclass(found) else completions
     if "completions" in parameters:
-        return _from_groups(function, with_messages)
+        return _from_groups(function, form)
     if "solution_strs" in parameters:
         return _from_verl_batch(function)
     if text := next(filter(parameters.__contains__, _VERL), ""):
@@ -70,7 +76,7 @@ def adapt(found: object, name: str) -> Reward:
     if of_one and len(required) == 2:
         return _from_pairs(function)
     if not of_one and (parameters.keys() & set(_GROUP) or _takes_any(function)):
-        return _from_groups(function, with_messages)
+        return _from_groups(function, form)
     raise ConfigError(
         f"reward {name}{inspect.signature(function)} is of no known form; expected f(completions, "
         "**columns) as TRL's, a class called so as ms-swift's, compute_score(data_source, solution_str, "
@@ -93,23 +99,45 @@ def _callable_of(kind: type) -> Callable[..., Any]:
     return instance
 
 
-def _from_groups(function: Callable[..., Any], with_messages: bool) -> Reward:
+def _from_groups(function: Callable[..., Any], form: str) -> Reward:
     """Return a reward that calls the function once per group, with the arguments it has parameters for.
 
-    `with_messages`: a conversation's completions become messages, as in TRL; ms-swift gets texts.
+    The form "messages" makes prompts and completions messages, "auto" completions if the prompts are.
     """
 
     def reward(prompts: list[Any], completions: list[Any], **columns: Any) -> Any:
         """Return the function's values for a group; raise what it raises."""
-        if with_messages and isinstance(prompts[0], list):
-            completions = [[{"role": "assistant", "content": text}] for text in completions]
+        if form == "messages":
+            prompts = [one if isinstance(one, list) else _message("user", one) for one in prompts]
+        if form != "text" and isinstance(prompts[0], list):
+            completions = [_message("assistant", text) for text in completions]
         everything = {"prompts": prompts, "completions": completions, "environments": None, **columns}
         if "completion_ids" in columns:
             everything["response_token_ids"] = columns["completion_ids"]  # ms-swift's name
+        if "trainer_state" in columns:
+            everything["trainer_state"] = SimpleNamespace(**columns["trainer_state"][0])
         values = _finished(function(**_accepted(function, everything)))
         return values.tolist() if hasattr(values, "tolist") else values
 
+    vars(reward)["__wrapped__"] = function  # its signature has the columns that it requires
     return reward
+
+
+def _message(role: str, text: str) -> list[dict[str, str]]:
+    """Return a conversation of one message."""
+    return [{"role": role, "content": text}]
+
+
+def missing_columns(reward: Reward, options: Mapping[str, Any]) -> list[str]:
+    """Return the arguments that a user's reward requires and gets neither from us nor as a column.
+
+    `options` are those of its spec. Return none if they do not say which columns there are.
+    """
+    given = {*OWN_ARGUMENTS, *options.get("columns", ())}
+    found = inspect.signature(reward).parameters.values() if "columns" in options else ()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    required = [one.name for one in found if one.default is one.empty and one.kind in kinds]
+    return [name for name in required if name not in given]
 
 
 def _from_verl(function: Callable[..., Any], text: str) -> Reward:

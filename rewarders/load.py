@@ -6,18 +6,26 @@ from types import ModuleType
 from penstock.common.errors import ConfigError
 from penstock.common.own_code import digest_of, find_code, import_code, path_of, public_names
 from penstock.common.wire.reward_spec import RewardSpec
-from penstock.rewarders.adapt import Reward, adapt
+from penstock.rewarders.adapt import Reward, adapt, missing_columns
 from penstock.rewarders.swift import offer_swift
 
 
 def load_reward(spec: RewardSpec) -> Reward:
     """Return the reward with its options bound; an option wins over a column of the same name.
 
-    Raise ConfigError if the reward is unknown, not found, of another hash, or of no known form.
+    Raise ConfigError if the reward is unknown, not found, of another hash, of no known form, or
+    requires a column that is not there.
     Whatever a user's module raises on import is raised too.
     """
     if spec.source:
-        return _load_own(spec.source, spec.name, spec.digest)
+        reward = _load_own(spec.source, spec.name, spec.digest, spec.options.get("completions", "auto"))
+        if missing := missing_columns(reward, spec.options):
+            there = ", ".join(spec.options["columns"])
+            raise ConfigError(
+                f"reward {spec.name} requires {', '.join(missing)}, which is no column of the "
+                f"data; it has {there}. Rename one of the two, or give the argument a default"
+            )
+        return reward
     from penstock.rewarders.rewards import REWARDS  # math_verify would make each fork dearer
 
     if spec.name not in REWARDS:
@@ -29,7 +37,7 @@ def load_reward(spec: RewardSpec) -> Reward:
 
 
 @lru_cache(maxsize=64)
-def _load_own(source: str, name: str, digest: str) -> Reward:
+def _load_own(source: str, name: str, digest: str, completions: str) -> Reward:
     """Return the reward of a user's module, adapted.
 
     It is the module's attribute, or the entry of its dictionary `orms` (ms-swift). Raise ConfigError if
@@ -39,7 +47,7 @@ def _load_own(source: str, name: str, digest: str) -> Reward:
     found = getattr(module, name, getattr(module, "orms", {}).get(name))
     if found is None:
         raise ConfigError(f"{source} has no {name}; it has {public_names(module)}: correct the name")
-    return adapt(found, name)
+    return adapt(found, name, completions)
 
 
 @lru_cache(maxsize=64)

@@ -91,7 +91,7 @@ class Scorer:
         size = len(texts)
         scores = GroupScores([""] * size)
         for spec in self.contract.rewards:
-            self._score(spec, arguments, scores)
+            self._score(spec, arguments | _state(spec, group), scores)
             if len(scores.healthy) < min(2, size):
                 failures = [failure for failure in scores.failures if failure]
                 raise ScoringFailed(f"{len(failures)} of {size} completions: {failures[0]}")
@@ -165,6 +165,17 @@ class Scorer:
             return self.tokenizer.decode_batch(numbers, skip_special_tokens=True)
         except OverflowError as error:
             raise MalformedMessage(f"a token id is negative: {error}") from error
+
+
+def _state(spec: RewardSpec, group: Group) -> dict[str, list[Any]]:
+    """Return TRL's trainer_state of a user's reward: the Updates before the ticket was first issued.
+
+    A group has the same state whenever it is scored. Built-in rewards get none.
+    """
+    if not spec.source:
+        return {}
+    state = {"global_step": group.ticket.version.step, "max_steps": spec.options.get("max_steps", 0)}
+    return {"trainer_state": [state] * len(group.rollouts)}
 
 
 def _only(arguments: dict[str, list[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:

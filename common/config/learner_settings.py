@@ -130,6 +130,9 @@ class RewardsSettings(Section):
         min_length=1,
     )
     reward_weights: Numbers = setting([], "weight of each reward, with commas; empty: all 1.0")
+    reward_completions: Literal["auto", "text", "messages"] = setting(
+        "auto", "what own functions get; auto: messages if prompts are, or have a chat template"
+    )
     filter_zero_std: bool = setting(True, "do not train groups with equal rewards")
     max_resample_times: int = setting(3, "extra rounds of groups until a smaller batch is trained", ge=0)
     max_empty_updates: int = setting(3, "batches in a row without a usable group that end the run", ge=1)

@@ -8,11 +8,16 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
+from penstock.common.log import get_logger
+from penstock.common.own_code import split_source
 from penstock.common.text import short
 from penstock.common.wire.contract import Contract, hash_tokenizer
 from penstock.learner.data.questions import load_questions
 from penstock.learner.data.reward_specs import resolve_rewards
+from penstock.learner.data.templates import is_chat
 from penstock.learner.data.tickets import TicketSource
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +45,17 @@ def make_plan(settings: LearnerSettings) -> Plan:
     tokenizer, config = read_model(model_folder)
     check_length(settings, config)
     questions, eval_questions = load_questions(settings, tokenizer)
+    steps = count_steps(settings, len(questions))
+    samples = [questions.at(place) for place in range(min(len(questions), 100) or 1)]
+    columns = set.intersection(*(set(one.columns) for one in samples + eval_questions[:100]))
+    own_options = {"columns": sorted(columns), "max_steps": steps}
+    own_options["completions"] = completions_form(settings, tokenizer)
     contract = Contract(
         model=str(model_folder),
         tokenizer_hash=hash_tokenizer(model_folder),
         dtype=settings.dtype,
         tokens_per_sequence=settings.max_prompt_length + settings.max_completion_length,
-        rewards=resolve_rewards(settings),
+        rewards=resolve_rewards(settings, own_options),
         filter_zero_std=settings.filter_zero_std,
         groups_per_step=settings.groups_per_step,
         credit=settings.credit,
@@ -55,9 +65,22 @@ def make_plan(settings: LearnerSettings) -> Plan:
         vocab_size=config.vocab_size,
         contract=contract,
         source=TicketSource(questions, eval_questions, settings, contract.hash),
-        steps=count_steps(settings, len(questions)),
+        steps=steps,
         reward_weights=contract.reward_weights,
     )
+
+
+def completions_form(settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the form of the completions for the user's rewards, and log why they get messages."""
+    form = settings.reward_completions
+    if form != "auto" or not is_chat(settings, tokenizer):
+        return form
+    if any(split_source(asked)[0] for asked in settings.rewards):
+        log.info(
+            "Own reward functions get messages as completions, as in TRL, because a chat template makes "
+            "the prompts. LEARNER_REWARD_COMPLETIONS=text gives texts."
+        )
+    return "messages"
 
 
 def check_sampling(settings: LearnerSettings) -> None:

@@ -1,31 +1,39 @@
 """From LEARNER_REWARDS to the contract's reward specs: code by its hash, and options."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.own_code import digest_of, find_code, path_of, split_source
 from penstock.common.wire.reward_spec import BUILT_IN, RewardSpec
 
 
-def resolve_rewards(settings: LearnerSettings) -> tuple[RewardSpec, ...]:
+def resolve_rewards(
+    settings: LearnerSettings, own_options: Mapping[str, Any] | None = None
+) -> tuple[RewardSpec, ...]:
     """Return the rewards in the order of LEARNER_REWARDS. Raise ConfigError if code is not found.
 
+    `own_options` are the options of the user's rewards, if not those that the settings alone decide.
     No code of a user is run here, not even that of the packages around a module.
     """
     weights = settings.reward_weights or [1.0] * len(settings.rewards)
     return tuple(
-        resolve_reward(asked, weight, settings)
+        resolve_reward(asked, weight, settings, own_options)
         for asked, weight in zip(settings.rewards, weights, strict=True)
     )
 
 
-def resolve_reward(asked: str, weight: float, settings: LearnerSettings) -> RewardSpec:
+def resolve_reward(
+    asked: str, weight: float, settings: LearnerSettings, own_options: Mapping[str, Any] | None = None
+) -> RewardSpec:
     """Return the spec of a reward that LEARNER_REWARDS names; raise ConfigError if it is not found."""
     source, name = split_source(asked)
     if not source:
         return RewardSpec(name, weight, options=_options(name, settings))
     code = find_code(source, f"LEARNER_REWARDS={asked}")
-    return RewardSpec(
-        name, weight, str(path_of(code)) if source.endswith(".py") else source, digest_of(code)
-    )
+    options = dict(own_options or {"completions": settings.reward_completions})
+    place = str(path_of(code)) if source.endswith(".py") else source
+    return RewardSpec(name, weight, place, digest_of(code), options)
 
 
 def _options(name: str, settings: LearnerSettings) -> dict[str, str | int | float]:

@@ -54,7 +54,7 @@ class Template:
             template = _read_template(self._kind)
         self._template_name = "the tokenizer's own" if template is None else self._kind
         self._renderer: ChatRenderer | None = None
-        if template is not None or (own and self._kind in ("auto", "chat", "r1")):
+        if is_chat(settings, tokenizer):
             found = tokenizer.get_chat_template(template)
             self._renderer = ChatRenderer(found, tokenizer.special_tokens_map)
         if self._kind == "r1":
@@ -93,6 +93,13 @@ class Template:
         """Return the tokens of a text; `special` adds the tokenizer's own, such as the start of text."""
         found: list[int] = self._tokenizer(text, add_special_tokens=special).input_ids
         return found
+
+
+def is_chat(settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether a chat template makes the prompts: the tokenizer's own, or one in a file."""
+    kind = settings.prompt_template
+    own = bool(getattr(tokenizer, "chat_template", None)) and kind in ("auto", "chat", "r1")
+    return own or kind not in ("auto", "chat", "none", "r1", "qwen_r1")
 
 
 def _contents(messages: list[dict[str, Any]]) -> str:

@@ -11,6 +11,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from penstock.common.errors import ConfigError
 from penstock.learner.data import chat_process, chat_renderer
 from penstock.learner.data.chat_renderer import ChatRenderer
+from penstock.learner.data.plan import completions_form
 from penstock.learner.data.templates import R1_PROMPT, Template
 from tests.learner.builders import make_settings
 
@@ -60,6 +61,23 @@ MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
 )  # fmt: skip
 def test_a_question_becomes_a_prompt(prompt, chat_template, settings, expected):
     assert render(prompt, chat_template, **settings) == expected
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "settings", "form"),
+    [
+        (OWN, {}, "messages"),
+        (OWN, {"prompt_template": "r1"}, "messages"),
+        (None, {"prompt_template": "own.jinja"}, "messages"),
+        (OWN, {"prompt_template": "none"}, "auto"),
+        (OWN, {"prompt_template": "qwen_r1"}, "auto"),
+        (None, {}, "auto"),
+        (OWN, {"reward_completions": "text"}, "text"),
+        (None, {"reward_completions": "messages"}, "messages"),
+    ],
+)
+def test_own_rewards_get_messages_where_a_chat_template_makes_the_prompts(chat_template, settings, form):
+    assert completions_form(make_settings(**settings), ChatTokenizer(chat_template)) == form
 
 
 def test_template_and_system_prompt_may_be_files(tmp_path):

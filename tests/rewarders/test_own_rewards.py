@@ -350,6 +350,66 @@ def test_code_that_changed_since_the_learner_saw_it_is_refused(
     assert spec.digest == hashlib.sha256(b"def own(completions): return [1.0]").hexdigest()
 
 
+@pytest.mark.parametrize(
+    ("code", "missing"),
+    [
+        ("def own(completions, level): ...", "level"),
+        ("def own(completions, *, level, depth, **kwargs): ...", "level, depth"),
+        ("def own(infer_requests, **kwargs): ...", "infer_requests"),
+        ("def own(completion, answer): ...", "solution"),
+        ("def own(solution_str, ground_truth): ...", "solution"),
+        ("def own(completions, prompts, completion_ids, trainer_state, environments): ...", ""),
+        ("def own(question, log_extra, log_metric, level=1, **kwargs): ...", ""),
+    ],
+)
+def test_a_required_argument_that_is_no_column_is_told_before_any_scoring(
+    pool: ScoringPool, tmp_path: Path, code: str, missing: str
+) -> None:
+    source = f"{write(tmp_path, code)}:own"
+    (spec,) = resolve_rewards(LearnerSettings(rewards=source), {"columns": ["question", "answer"]})
+    found = pool.check(spec)
+    expected = f"reward own requires {missing}, which is no column of the data; it has question, answer"
+    assert expected in found if missing else found == ""
+
+
+@pytest.mark.parametrize(
+    ("form", "prompt", "expected"),
+    [
+        ("auto", "q", "text"),
+        ("auto", [{"role": "user", "content": "q"}], "messages"),
+        ("messages", "q", "messages"),
+        ("messages", [{"role": "user", "content": "q"}], "messages"),
+        ("text", "q", "text"),
+        ("text", [{"role": "user", "content": "q"}], "text"),
+    ],
+)
+def test_one_variable_chooses_the_form_of_the_completions(
+    pool: ScoringPool, tmp_path: Path, form: str, prompt: object, expected: str
+) -> None:
+    code = (
+        "def own(prompts, completions, **kwargs):\n"
+        "    if isinstance(completions[0], str): return [1.0]\n"
+        "    assert prompts == [[{'role': 'user', 'content': 'q'}]]\n"
+        "    return [2.0 * (completions == [[{'role': 'assistant', 'content': 'a'}]])]\n"
+        "class InTexts:\n"
+        "    def __call__(self, completions, **kwargs): return [3.0 * (completions == ['a'])]"
+    )
+    path = write(tmp_path, code)
+    settings = LearnerSettings(rewards=f"{path}:own,{path}:InTexts", reward_completions=form)
+    asked = arguments("a") | {"prompts": [prompt]}
+    values = [pool.score(spec, asked).values for spec in resolve_rewards(settings)]
+    assert values == [(1.0,) if expected == "text" else (2.0,), (3.0,)]
+
+
+def test_a_reward_gets_the_step_and_the_number_of_steps(pool: ScoringPool, tmp_path: Path) -> None:
+    code = (
+        "def own(completions, trainer_state):\n"
+        "    return [trainer_state.global_step / trainer_state.max_steps for _ in completions]"
+    )
+    (spec,) = specs(f"{write(tmp_path, code)}:own")
+    assert score(pool, spec, "a", trainer_state={"global_step": 3, "max_steps": 4}) == (0.75,)
+
+
 def test_a_column_that_is_not_there_is_a_failure(pool: ScoringPool, tmp_path: Path) -> None:
     (spec,) = specs(f"{write(tmp_path, 'def own(completions, level): return level')}:own")
     with pytest.raises(ScoringFailed, match="level"):
