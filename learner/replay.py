@@ -101,7 +101,7 @@ def _weights(folder: Path) -> dict[str, Tensor]:
         with safe_open(path, "pt") as file:
             return {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        result = "the replay was made, but cannot be compared"
+        result = "the replay was made; restore the file to compare"
         raise ConfigError(f"{path}: cannot be read ({error}); {result}") from error
 
 
