@@ -49,7 +49,7 @@ def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
     settings to change, by name without prefix. Raise ConfigError if the journal is missing, damaged,
     trimmed or of another release, if a setting or the model folder is wrong, if `out` is a run's folder,
     under torchrun, or, after the replay, if the models cannot be compared. Raise NotFinite if the
-    replayed weights hold NaN or infinity, or DiskFull.
+    replayed weights hold NaN or infinity, or DiskFull. Torch gets as many threads as the run had.
     """
     if world_size() > 1:
         raise ConfigError(f"a replay is 1 process, not {world_size()}: start it without torchrun")

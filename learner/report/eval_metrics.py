@@ -31,7 +31,7 @@ def majority(answers: Sequence[str], right: Sequence[bool]) -> bool:
     """Return whether the most frequent answer is right. Among equally frequent answers the first wins.
 
     Answers are compared as text without spaces (LaTeX's too), dollars and thousands separators. The
-    first of equal answers tells if all are right. Empty answers do not count; else False.
+    first of equal answers decides. Empty answers do not count; if all are empty, return False.
     """
     cleaned = [_CLEAN.sub("", answer) for answer in answers]
     votes = Counter(filter(None, cleaned)).most_common(1)
