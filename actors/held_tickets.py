@@ -68,7 +68,7 @@ class HeldTickets:
         return [job for job in self._jobs.values() if not job.running]
 
     def add(self, job: Job) -> None:
-        """Hold a job."""
+        """Hold a job; note its number of completions for `places`."""
         self._jobs[job.request_id] = job
         self._last_size[job.ticket.purpose] = job.ticket.num_generations
 

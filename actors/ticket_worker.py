@@ -226,7 +226,7 @@ class TicketWorker:
         self._start_jobs()
 
     async def _hand_off(self, job: Job, rollouts: tuple[Rollout, ...]) -> None:
-        """Hand off a job's group and ended ones. Raise MalformedMessage, or as Connection.call does."""
+        """Send a job's group, with others that wait. Raise MalformedMessage, or as Connection.call."""
         group = Group(job.ticket, rollouts, self._consumer)
         self._finished[job.stream].append((job.entry, group))
         async with self._handing_off:

@@ -46,7 +46,7 @@ class WeightFollower:
         self._reported = ""
 
     async def poll(self) -> bool:
-        """Take the announced version if the engine has another one. Return whether it was taken.
+        """Take the announced version if the engine has another and no eval ticket runs. Return whether.
 
         Raise EngineFailed if the engine broke, or as RunView.weights. After `learner_timeout_s` raise
         DeadlineExceeded without announcement and heartbeat, WeightsRejected without usable weights.

@@ -86,7 +86,7 @@ class Samples(ResultCommand):
         return self.show(self.by_difficulty(rows) if self.difficulty else self.chosen(rows))
 
     def chosen(self, rows: list[Row]) -> Result:
-        """Return `count` rows by the flag, in its order. Raise ConfigError if the flag chooses none."""
+        """Return up to `count` rows by the flag, in its order. Raise ConfigError if it has none."""
         name = next((name for name in _CHOICES if getattr(self, name)), "")
         if not (found := select(rows, name)) and name:
             raise ConfigError(f"none of {len(rows)} completions {_CHOICES[name]}: use another flag")
@@ -125,7 +125,7 @@ class Samples(ResultCommand):
         return Result("\n".join(lines), table)
 
     def evaluated(self) -> Result:
-        """Return answers of `step` (None: all) to `count` questions. Raise ConfigError for none."""
+        """Return answers at `step`, if given, to `count` questions. Raise ConfigError for none."""
         path = RunFolder(self.run).evaluations
         if not path.is_file():
             hint = f"is {self.run} a run's folder, and was LEARNER_EVAL_DATASET set for the run?"

@@ -164,7 +164,7 @@ class Learner:
         return update
 
     def _report_not_finite(self, groups: list[ScoredGroup]) -> None:
-        """Store a skipped Update's groups. Raise NotFinite if too many in a row, RunTaken, DiskFull."""
+        """Store groups with skipped steps. Raise NotFinite for too many in a row, RunTaken, DiskFull."""
         path = self._folder.not_finite / f"{self._step:08d}.msgpack"
         self._folder.write_file(path, pack(encode_groups(groups)))
         log.error(f"Step {self._step} skipped an optimizer step: gradient not finite.", groups=str(path))

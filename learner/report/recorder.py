@@ -75,7 +75,7 @@ class Recorder:
             self._trackers.tell(lambda tracker: tracker.log_completions(rows, step))
 
     def evaluation(self, result: Evaluated, columns: Sequence[Row], metrics: dict[str, float]) -> None:
-        """Append each question's answers and `columns`; tell trackers `metrics`. Raise as `metrics`."""
+        """Append answers and `columns` by question; track `metrics`. Raise DiskFull, RunTaken."""
         step, version = result.version.step, str(result.version)
         head = {"step": step, "version": version, "questions": len(result.answers)}
         rows = [head | asdict(answer) | {"columns": columns[answer.index]} for answer in result.answers]

@@ -37,8 +37,8 @@ def keep_if_best(
 ) -> bool:
     """Copy a version's model to best/ and delete others if it is better. Return whether it was copied.
 
-    A model is better with a larger `value` and no fewer `answered` questions, which may be the easier
-    ones; or if the model in best/ was kept by another metric. Raise RunTaken, DiskFull, ConfigError.
+    Better are a larger `value` with no fewer `answered` questions (fewer may be the easier), and any
+    value if best/ holds no model by this metric. Raise RunTaken, DiskFull, ConfigError.
     """
     best = read_best(folder)
     if best is not None and best["metric"] == metric:

@@ -97,7 +97,7 @@ class Ledger:
         return ticket in self.open or ticket.number < self.next_number
 
     def close(self, ticket: TicketId, state: EndState, reason: str = "") -> None:
-        """End a ticket in `state`, counted and to be recorded. Raise KeyError if it is not open."""
+        """End a ticket, count `state`, keep the end for the journal. Raise KeyError if not open."""
         del self.open[ticket]
         self._positions.pop(ticket, None)
         self.totals[state] += 1

@@ -77,7 +77,7 @@ class Evaluator:
         self.issue_missing()
 
     def issue_missing(self) -> None:
-        """Issue unanswered tickets, if one runs. Raise DataError if too large, or as Connection.call."""
+        """Issue what a running evaluation lacks. Raise DataError if too large, or as Connection.call."""
         if self._version is None:
             return
         missing = [index for index in range(self._count) if index not in self._answers]

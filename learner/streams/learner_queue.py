@@ -78,7 +78,7 @@ class LearnerQueue:
         return [self.keys.fence, *(key for key in self.keys.all if key != self.keys.fence)]
 
     def restore(self) -> None:
-        """Rewrite contract, weights, state, consumer groups and claim where another client did.
+        """Rewrite contract, weights, state, groups, nonce and holder where another client did.
 
         Do nothing before the claim and while another thread publishes. Each corrected key is logged
         once. A corrected stream sets `damaged`: its ids may begin again below the reader's position.

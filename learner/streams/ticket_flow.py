@@ -115,7 +115,7 @@ class TicketFlow:
             ledger.opened(ledger.next_train_ticket(), version)
 
     def _withdraw(self, places: OpenPlaces) -> None:
-        """End as stale those on the server that the ledger lacks. Raise Connection.call's errors."""
+        """End as stale the server's tickets that the ledger lacks. Raise Connection.call's errors."""
         ended = [name for name, (first, _) in places.tickets.items() if self._is_other(name, first)]
         stale: EndState = "stale"
         for purpose in ("train", "eval"):
@@ -276,7 +276,7 @@ class TicketFlow:
             self._queue.set_state("ended")
 
     def _check_deadline(self) -> None:
-        """Log the wait every 30 s. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S, RunNotReady."""
+        """Log the wait every 30 s. After RUN_PROGRESS_TIMEOUT_S raise DeadlineExceeded."""
         waited_s = f"{self._deadline.waited_s:.0f} s"
         if self._deadline.expired():
             missing = f"{self._missing()}. Start what is missing, or raise RUN_PROGRESS_TIMEOUT_S"
@@ -285,7 +285,7 @@ class TicketFlow:
             log.warning(shorten(f"Waiting for groups since {waited_s}: {self._missing()}."))
 
     def _missing(self) -> str:
-        """Return who holds open tickets, if weights lack results. Raise RunNotReady without a run."""
+        """Return who holds open tickets, and whether new weights lack results. Raise RunNotReady."""
         try:
             held = describe_waiting(self._connection, self._queue.keys, self._run.lease_s)
         except WrongType as error:
