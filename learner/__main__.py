@@ -14,7 +14,7 @@ class Learner(LearnerCommand):
     """Train the policy: issue tickets, take scored groups, publish weights."""
 
     def work(self) -> int:
-        """Train to the run's end or a signal, return 0. Raise DiskFull if full, or as run_learner."""
+        """Train to the end or a signal, return 0. Raise DiskFull for a full disk, or as run_learner."""
         stopping = begin_role()
         from penstock.learner.start import run_learner
 

@@ -164,7 +164,7 @@ class Learner:
         return update
 
     def _report_not_finite(self, groups: list[ScoredGroup]) -> None:
-        """Store groups with skipped steps. Raise NotFinite for too many in a row, RunTaken, DiskFull."""
+        """Store and log `groups`. Raise NotFinite for too many bad Updates in a row, or DiskFull."""
         path = self._folder.not_finite / f"{self._step:08d}.msgpack"
         self._folder.write_file(path, pack(encode_groups(groups)))
         log.error(f"Step {self._step} skipped an optimizer step: gradient not finite.", groups=str(path))

@@ -75,7 +75,7 @@ class Recorder:
             self._trackers.tell(lambda tracker: tracker.log_completions(rows, step))
 
     def evaluation(self, result: Evaluated, columns: Sequence[Row], metrics: dict[str, float]) -> None:
-        """Append answers and `columns` by question; track `metrics`. Raise DiskFull, RunTaken."""
+        """Append each question's answers, columns; tell trackers `metrics`. Raise RunTaken, DiskFull."""
         step, version = result.version.step, str(result.version)
         head = {"step": step, "version": version, "questions": len(result.answers)}
         rows = [head | asdict(answer) | {"columns": columns[answer.index]} for answer in result.answers]
@@ -92,7 +92,7 @@ class Recorder:
         self._trackers.tell(lambda tracker: tracker.close())
 
     def _append(self, path: Path, rows: Sequence[Row]) -> None:
-        """Append rows, not synced: a resume can write them again. Raise RunTaken, DiskFull, OSError."""
+        """Append rows without a sync: the journal holds the same. Raise RunTaken, DiskFull, OSError."""
         data = _to_lines(rows)
         with path.open("ab", buffering=0) as file:
             write = partial(append_whole, file, data, file.seek(0, os.SEEK_END), sync=False)

@@ -108,7 +108,7 @@ def save_checkpoint(
 
 
 def _delete_old(folder: LearnerFolder, settings: LearnerSettings) -> None:
-    """Delete all checkpoints but save_total_limit on the claims' chain; with two left trim the journal.
+    """Delete all but the newest checkpoints on the chain; trim the journal if set so and two are kept.
 
     Nothing is deleted once a later learner has claimed the folder. Raise ConfigError for a bad claim.
     """

@@ -77,7 +77,7 @@ class Evaluator:
         self.issue_missing()
 
     def issue_missing(self) -> None:
-        """Issue what a running evaluation lacks. Raise DataError if too large, or as Connection.call."""
+        """Issue a running evaluation's unanswered tickets. Raise DataError, or as Connection.call."""
         if self._version is None:
             return
         missing = [index for index in range(self._count) if index not in self._answers]

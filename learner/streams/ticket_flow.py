@@ -191,7 +191,7 @@ class TicketFlow:
         self._issue([ledger.next_train_ticket() for _ in range(wanted - ledger.train_open)])
 
     def take_groups(self, step: int) -> TakenGroups | None:
-        """Issue tickets, wait for the next batch and any evaluation; return None when asked to stop.
+        """Issue tickets, wait for evaluation and batch, return the batch; None when asked to stop.
 
         The groups are within max_staleness, have a spread of rewards, and are in order of arrival.
         Unblocked by outcomes from the rewarders. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S
@@ -285,7 +285,7 @@ class TicketFlow:
             log.warning(shorten(f"Waiting for groups since {waited_s}: {self._missing()}."))
 
     def _missing(self) -> str:
-        """Return who holds open tickets, and whether new weights lack results. Raise RunNotReady."""
+        """Return who holds tickets, and if new weights lack results. Raise RunNotReady without a run."""
         try:
             held = describe_waiting(self._connection, self._queue.keys, self._run.lease_s)
         except WrongType as error:
