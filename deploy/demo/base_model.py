@@ -99,7 +99,7 @@ def _pretrain(
 ) -> int:
     """Train the model until its accuracy is in the band, and return the number of steps.
 
-    Raise BaseModelError after MAX_STEPS.
+    Report each 30 steps. Raise BaseModelError after MAX_STEPS.
     """
     optimizer = AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.1)
     warmup = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS))
@@ -123,7 +123,7 @@ def _pretrain(
             return step
     raise BaseModelError(
         f"expected a validation accuracy between {LOWEST_ACCURACY:.0%} and {HIGHEST_ACCURACY:.0%} "
-        f"within {MAX_STEPS} steps, found {accuracy:.0%} at the last: try another seed"
+        f"within {MAX_STEPS} steps, found {accuracy:.0%} at the last: try another --seed"
     )
 
 
