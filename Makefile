@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH := --no-compile --no-deps --extra-index-url $(TORCH_INDEX) torch==2.13.0
 
-WORKERS ?= 6
+WORKERS ?= 5
 
 # Set, it would make every process of the tests compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE

@@ -25,6 +25,7 @@ from penstock.actors.engine import Aborted, PromptRefused, verify_weights
 from penstock.common.config.settings import ActorSettings
 from penstock.common.errors import EngineFailed
 from penstock.common.files.reading import parse_json, reading
+from penstock.common.heavy_imports import heavy_imports
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import Int32s, Rollout, Sampling, Span, Weights
@@ -54,8 +55,9 @@ class VllmEngine:
             os.environ.setdefault(name, value)
         bound = "VLLM_CPU_OMP_THREADS_BIND" in os.environ or "OMP_NUM_THREADS" not in os.environ
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(bound)))
-        from vllm import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
+        with heavy_imports():
+            from vllm import AsyncEngineArgs
+            from vllm.v1.engine.async_llm import AsyncLLM
 
         self._max_num_seqs = settings.max_num_seqs
         self._stop_ids = read_stop_ids(model)

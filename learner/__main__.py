@@ -7,6 +7,7 @@ from penstock.common.config.command import execute_command
 from penstock.common.config.role_command import LearnerCommand
 from penstock.common.errors import DiskFull
 from penstock.common.files.disk import is_full
+from penstock.common.heavy_imports import heavy_imports
 from penstock.common.role import begin_role
 
 
@@ -16,7 +17,8 @@ class Learner(LearnerCommand):
     def work(self) -> int:
         """Train to the end or a signal, return 0. Raise DiskFull for a full disk, or as run_learner."""
         stopping = begin_role()
-        from penstock.learner.start import run_learner
+        with heavy_imports():
+            from penstock.learner.start import run_learner
 
         try:
             run_learner(self, stopping)

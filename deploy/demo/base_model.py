@@ -56,7 +56,7 @@ def make_base_model(folder: Path, task: TaskFiles, seed: int, report: Callable[[
     if done.is_file():
         return report(f"Using the base model of an earlier demo: {folder}")
     report("Pre-training a small Llama model, which starts with random weights. It stops when the model")
-    report("solves about 40% of a few sums of the first part. These were kept aside to measure this.")
+    report(f"solves about 40% of the sums of {VALIDATION_PAIRS} number pairs, which were kept aside.")
     torch.set_num_threads(1)
     tokenizer = make_tokenizer()
     train, validation = _split_by_pair(read_problems(task.pretrain), seed)

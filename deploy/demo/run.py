@@ -133,7 +133,7 @@ def announce(steps: int, log: Path) -> None:
     staleness  age in steps of the weights that gave these answers: 0 for the newest weights
     entropy    how unsure the model is of its next digit: 0 is sure, 1 as among three equal choices
   To measure the skill, the model gives only its likeliest answer to each held-out sum.
-  vLLM starts now, which takes a minute or two. The first column is the time since now.
+  vLLM starts now, which takes a minute or two. The times below count from now.
   All output of the processes is in {log}""", flush=True)  # fmt: skip
 
 
