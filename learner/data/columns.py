@@ -142,4 +142,4 @@ def check_columns(columns: Mapping[str, object], where: str) -> None:
         check_names("column", columns)
         check_plain("column", columns)
     except MalformedMessage as error:
-        raise DataError(f"{where}: {error}. Correct the row, or leave the column out") from error
+        raise DataError(f"{where}: {error}. Correct the value, or remove the column") from error

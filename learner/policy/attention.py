@@ -118,7 +118,7 @@ def _unpacked_attention(
 ) -> tuple[Tensor, None]:
     """Return the attention of a batch in which each row is one sequence, as `packed_attention` does.
 
-    With a mask or a key cache transformers' own sdpa computes it. Raise ConfigError for a packed row.
+    transformers' own sdpa computes it with a mask or a key cache. Raise ConfigError for a packed row.
     """
     if mask is _BOUNDARIES_NEEDED:
         raise ConfigError(
