@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH := --no-compile --no-deps --extra-index-url $(TORCH_INDEX) torch==2.13.0
 
-WORKERS ?= 6
+WORKERS ?= 5
 
 # Set, it would make every process of the tests compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -82,7 +82,7 @@ nightly: install
 	$(BIN)/python -m tests.e2e.kills --real
 	$(BIN)/python -m tests.fuzz --seed $(SEED)
 	NIGHTLY=1 $(BIN)/python -m pytest tests/rewarders/test_attacks.py tests/e2e/test_secrets.py \
-		tests/learner/test_injections.py
+		tests/learner/test_injections.py tests/e2e/test_two_ranks.py
 	$(BIN)/penstock demo --seed $(SEED)
 	$(BIN)/python -m tests.e2e.agreement runs/demo-base-$(SEED) runs/demo-task-$(SEED)/heldout.jsonl
 	$(BIN)/python -m benchmarks.handoff

@@ -4,6 +4,7 @@ import sys
 
 from penstock.common.config.command import execute_command
 from penstock.common.config.role_command import ActorCommand
+from penstock.common.heavy_imports import heavy_imports
 from penstock.common.role import begin_role
 
 
@@ -11,10 +12,11 @@ class Actor(ActorCommand):
     """Generate completions for the tickets of a run, with one inference engine."""
 
     def work(self) -> int:
-        """Generate until the run's end or a signal and return 0. Raise PenstockError if that fails."""
+        """Generate until the run's end or a signal and return 0. Raise as actors.loop.run does."""
         stopping = begin_role()
-        from penstock.actors.loop import run
-        from penstock.actors.vllm_engine import VllmEngine
+        with heavy_imports():
+            from penstock.actors.loop import run
+            from penstock.actors.vllm_engine import VllmEngine
 
         run(self, stopping, VllmEngine)
         return 0

@@ -25,6 +25,7 @@ from penstock.actors.engine import Aborted, PromptRefused, verify_weights
 from penstock.common.config.settings import ActorSettings
 from penstock.common.errors import EngineFailed
 from penstock.common.files.reading import parse_json, reading
+from penstock.common.heavy_imports import heavy_imports
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import Int32s, Rollout, Sampling, Span, Weights
@@ -54,8 +55,9 @@ class VllmEngine:
             os.environ.setdefault(name, value)
         bound = "VLLM_CPU_OMP_THREADS_BIND" in os.environ or "OMP_NUM_THREADS" not in os.environ
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(bound)))
-        from vllm import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
+        with heavy_imports():
+            from vllm import AsyncEngineArgs
+            from vllm.v1.engine.async_llm import AsyncLLM
 
         self._max_num_seqs = settings.max_num_seqs
         self._stop_ids = read_stop_ids(model)
@@ -127,7 +129,7 @@ class VllmEngine:
         await self._llm.abort(request_id)
 
     async def take_weights(self, weights: Weights) -> None:
-        """Verify the weights, pause the requests in flight, load, label the tokens to come, resume.
+        """Verify the weights, pause requests, load them if they differ, label later tokens, resume.
 
         Raise WeightsRejected before anything has changed. Raise EngineFailed if a later step fails: then
         the engine stays paused, because half-loaded weights must not sample.

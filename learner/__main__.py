@@ -7,6 +7,7 @@ from penstock.common.config.command import execute_command
 from penstock.common.config.role_command import LearnerCommand
 from penstock.common.errors import DiskFull
 from penstock.common.files.disk import is_full
+from penstock.common.heavy_imports import heavy_imports
 from penstock.common.role import begin_role
 
 
@@ -14,9 +15,10 @@ class Learner(LearnerCommand):
     """Train the policy: issue tickets, take scored groups, publish weights."""
 
     def work(self) -> int:
-        """Train until the run's end and return 0. Raise DiskFull, or the errors of run_learner."""
+        """Train to the end or a signal, return 0. Raise DiskFull for a full disk, or as run_learner."""
         stopping = begin_role()
-        from penstock.learner.start import run_learner
+        with heavy_imports():
+            from penstock.learner.start import run_learner
 
         try:
             run_learner(self, stopping)
@@ -27,7 +29,7 @@ class Learner(LearnerCommand):
             raise DiskFull(f"{error}: make room, then start again to resume") from error
 
     def describe(self) -> Mapping[str, object]:
-        """Return figures such as the number of steps. Raise ConfigError or DataError as make_plan."""
+        """Return --dry-run's figures, such as the steps. Raise ConfigError or DataError as make_plan."""
         from penstock.learner.data.plan import describe
 
         return describe(self.learner)

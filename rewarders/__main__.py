@@ -4,6 +4,7 @@ import sys
 
 from penstock.common.config.command import execute_command
 from penstock.common.config.role_command import RewarderCommand
+from penstock.common.heavy_imports import heavy_imports
 from penstock.common.role import begin_role
 
 
@@ -13,7 +14,8 @@ class Rewarder(RewarderCommand):
     def work(self) -> int:
         """Score until the run's end or a signal and return 0. Raise PenstockError if that fails."""
         stopping = begin_role()
-        from penstock.rewarders.loop import run
+        with heavy_imports():
+            from penstock.rewarders.loop import run
 
         run(self, stopping)
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,15 @@ _LONGEST_FIRST = (
     "rewarders/test_pathologies.py",
 )
 """Files of over ten seconds. Those that mostly wait lie beside those that compute."""
+
+
+gc.disable()  # until all is imported, as in common/heavy_imports.py: collecting takes 10 s, not 15
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of later collections."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -46,9 +46,9 @@ def remove_socket(path: Path) -> None:
 
 
 def check_listener(client: socket.socket, address: ServerAddress) -> None:
-    """Raise ConfigError if a connected unix socket is not served by the address's owner.
+    """Raise ConfigError if the socket's folder, or on Linux also its server, belongs to another user.
 
-    The check is made before a password is sent. Without an owner in the address nothing is checked.
+    Without an owner in the address nothing is checked. The caller sends the password only afterwards.
     """
     if address.owner is None:
         return

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from typing import Any, NoReturn
 
+from penstock.common.heavy_imports import heavy_imports
 from penstock.common.sandbox.body import CLOSE_ON_EXEC, find_function, run_body
 from penstock.common.sandbox.keeper import keep
 from penstock.common.sandbox.limits import ignore_polite_signals
@@ -66,10 +67,11 @@ def main(number: int, modules: list[str], warm: str) -> None:
     connection.set_inheritable(False)
     ignore_polite_signals()
     hide_memory()
-    for module in modules:
-        importlib.import_module(module)
-    if warm:
-        find_function(warm)()
+    with heavy_imports():
+        for module in modules:
+            importlib.import_module(module)
+        if warm:
+            find_function(warm)()
     keep_standard_library()
     keep_packages([name for name in sys.modules if "." not in name])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects ended keepers

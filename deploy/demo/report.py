@@ -25,13 +25,13 @@ _FIGURES = (
     ("groups filtered", "groups/filtered", ".1f", "per step, not trained on: all right or all wrong"),
     ("staleness", "sample/staleness_mean", ".2f", "age in steps of the weights that gave the answers"),
     ("vLLM against learner", "sampling/sampling_logp_difference/mean", ".0e",
-     "mean difference of their log-probabilities of a token"),
+     "gap of a token's log-probability, same weights: near 0"),
 )  # fmt: skip
 """Rows of the table: title, name in metrics.jsonl, format, meaning."""
 
 
 def print_report(run_folder: RunFolder) -> None:
-    """Print table, answers, audit, files and verdict. Raise as LocalServer, read_audit and read_rows."""
+    """Print table, answers, audit, files, verdict; draw the curve. Raise as LocalServer, read_audit."""
     metrics, answers = read_json_lines(run_folder.metrics), read_json_lines(run_folder.evaluations)
     right = right_by_step(answers)
     print_table(metrics, right)
@@ -79,7 +79,8 @@ def _mean(name: str, rows: Sequence[Row]) -> float:
 def print_answers(answers: Sequence[Row]) -> None:
     """Print eight held-out questions, answered before and after. Raise KeyError for fewer."""
     rows = {(row["step"], row["index"]): row for row in answers}
-    print(f"\n{'held-out question':<24}{'before training':<24}after training")
+    print(f"\nExamples: {ANSWERS_SHOWN} held-out sums with their answers. Too few to show the gain.")
+    print(f"{'held-out question':<24}{'before training':<24}after training")
     for index in range(ANSWERS_SHOWN):
         ends = [rows[step, index] for step in (min(rows)[0], max(rows)[0])]
         before, after = (
@@ -112,17 +113,17 @@ def trained_twice(folder: Path) -> int:
 
 
 def print_audit(audit: Audit, twice: int) -> None:
-    """Print what became of every group: its end state, and how many were lost or trained twice."""
+    """Print what became of all groups, how many were lost or trained `twice`, and all faults."""
     ends = ", ".join(f"{count} {state}" for state, count in audit.ended.items() if count)
     flying = len(audit.in_flight)
     lost = audit.issued - sum(audit.ended.values()) - flying
     unused = " unused: came after the last step." if audit.ended.get("unused") else ""
     print(f"""
-Audit of the queue server: {audit.issued:,} groups were asked for, each with the answers to one sum.
+Audit of the queue server: {audit.issued} groups were asked for, each with the answers to one sum.
   {audit.issued} groups: {ends}, {flying} in flight; {max(lost, 0)} lost, {twice + max(-lost, 0)} twice
   trained: the model was trained on the group, once. evaluated: a held-out sum, never trained on.
-  filtered: not trained on, all its answers right or all wrong. in flight: not ended yet.
-  lost: neither ended nor in flight. twice: trained on in two steps.{unused}""")
+  filtered: not trained on, all its answers right or all wrong. in flight: being worked on.
+  lost: asked for, but now in none of these four states. twice: trained on in two steps.{unused}""")
     for fault in audit.faults:
         print(textwrap.fill(one_line(f"Fault: {fault}."), WIDTH))
 

@@ -49,8 +49,8 @@ class Demo(Command):
     def execute(self) -> int:
         """Run the demo and return 0.
 
-        Raise DemoFailed, TaskError, BaseModelError, ConfigError for a wrong RUN_ setting, or as
-        print_report.
+        This process shows no warnings. Raise DemoFailed, TaskError, BaseModelError, ConfigError for a
+        wrong RUN_ setting, or as print_report.
         """
         warnings.simplefilter("ignore")  # a first run shows the demo's own lines, and errors
         logging.disable(logging.WARNING)
@@ -133,7 +133,7 @@ def announce(steps: int, log: Path) -> None:
     staleness  age in steps of the weights that gave these answers: 0 for the newest weights
     entropy    how unsure the model is of its next digit: 0 is sure, 1 as among three equal choices
   To measure the skill, the model gives only its likeliest answer to each held-out sum.
-  vLLM starts now, which takes a minute or two. The first column is the time since now.
+  vLLM starts now, which takes a minute or two. The times below count from now.
   All output of the processes is in {log}""", flush=True)  # fmt: skip
 
 
@@ -153,7 +153,7 @@ class Progress:
         self._evaluated = -1
 
     def __call__(self, report: Report) -> None:
-        """Log a report; print new steps and evaluations, and failures.
+        """Write a report to the log; print new steps and evaluations, errors, and failures.
 
         After 60 s without a printed line print what the run waits for.
         """

@@ -41,7 +41,7 @@ class Source:
 
     @property
     def path(self) -> Path | None:
-        """The file or folder that `name` is, or None if `name` is a hub id."""
+        """The path that `name` is, with a known ending or a file or folder there; None for a hub id."""
         path = Path(self.name)
         return path if path.suffix in _KINDS or path.exists() else None
 
@@ -128,8 +128,8 @@ def _read_file(path: Path) -> "Dataset":
     try:
         return datasets.Dataset.from_list(rows)
     except UnicodeEncodeError as error:
-        problem = "a text holds half a character (a lone surrogate); remove it"
-        raise DataError(f"{path}: {problem}: {error}") from error
+        problem = "a text holds half a character (a lone surrogate)"
+        raise DataError(f"{path}: {problem}: {error}. Remove it, or write it whole") from error
     except (ValueError, TypeError, OverflowError) as error:  # pyarrow's errors are ValueErrors
         raise DataError(
             f"{path}: a column mixes kinds, such as texts and numbers: {short(error)}"

@@ -11,6 +11,7 @@ the places that a calm run passes by, and how often.
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import multiprocessing
@@ -155,6 +156,7 @@ def main() -> int:
             for part in ([[point] for point in wanted] if options.alone else [wanted])
             for deaths in share_runs(part, passed)
         ]
+        gc.freeze()  # a collection in a fork would copy all objects of the parent
         with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
             found = pool.imap_unordered(partial(die_at, folder), [] if options.record else runs)
             for result in itertools.chain.from_iterable(found):

@@ -10,6 +10,7 @@ for a mutant, the fork imports the sources again.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import json
 import multiprocessing
@@ -317,6 +318,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="penstock-mutants-") as name:
         folder = Path(name)
         prepare_model(folder)
+        gc.freeze()  # a collection in a fork would copy all objects of the parent
         with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
             for result in pool.imap_unordered(partial(try_mutant, folder), options.names or MUTANTS):
                 right &= result["as_expected"]

@@ -7,6 +7,7 @@ its own, with its own pipe, environment, guard and exit code.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -59,6 +60,7 @@ def become(module: str, arguments: Sequence[str], environment: Mapping[str, str]
     try:
         # An exec would close all files but three. The parent's guard must not be kept waiting by a copy
         # of its pipe; and no object may later close one of the numbers, which then is another file's.
+        gc.freeze()  # a collection would copy all objects of the parent
         subprocess._active.clear()  # type: ignore[attr-defined]
         os.closerange(3, 4096)
         resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]

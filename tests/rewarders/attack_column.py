@@ -135,6 +135,7 @@ class Column:
         self.attacker = Path(target["hostile"])
         self.threads = ThreadPoolExecutor(1)
         self.reported: set[object] = set()
+        self.running: set[int] = set()
 
     def score(self, spec: RewardSpec) -> tuple[float | None, ...]:
         """Score two completions by one reward."""
@@ -151,6 +152,7 @@ class Column:
         self.target |= {"begun": f"{name}-begun", "ended": f"{name}-ended"}
         drop = Path(self.target["drop"])
         before = self.own_state()
+        self.running = set(named({f"{self.target['mark']}d"}))
         faults: list[str] = []
         sibling: Future[Any] | None = None
         if name.rpartition(":")[2] in WITH_SIBLING:
@@ -237,12 +239,13 @@ class Column:
         """Yield the processes and files that an attack left, and traps that were sprung.
 
         A process that has imported hostile code lives on for later calls. What code has started on
-        import lives as long as that process, and what a call has started ends with the call.
+        import lives as long as that process, and what a call has started ends with the call. A
+        daemon that an earlier attack started on import may still be there.
         """
         mark = self.target["mark"]
         names = {"import": set(), "thread": {f"{mark}d"}}.get(kind, {mark, f"{mark}d"})
         until = time.monotonic() + TIMEOUT_S
-        while (found := list(named(names))) and time.monotonic() < until:
+        while (found := set(named(names)) - self.running) and time.monotonic() < until:
             time.sleep(0.02)  # a killed process takes its time to end
         for pid in found:
             yield f"process {pid} of the attacker is left"
