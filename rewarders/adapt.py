@@ -187,7 +187,7 @@ def _from_pairs(function: Callable[..., Any]) -> Reward:
     def reward(completions: list[str], solution: list[Any], **columns: Any) -> list[Any]:
         """Return the function's value per completion; raise what it raises."""
         pairs = zip(completions, solution, strict=True)
-        return [_finished(function(text, gold)) for text, gold in pairs]
+        return [_number_of(_finished(function(text, gold))) for text, gold in pairs]
 
     return reward
 

@@ -23,15 +23,10 @@ def resolve_rewards(
     )
 
 
-<<<<<<< HEAD
 def resolve_reward(
     asked: str, weight: float, settings: LearnerSettings, own_options: Mapping[str, Any] | None = None
 ) -> RewardSpec:
-    """Return the spec of a reward that LEARNER_REWARDS names; raise ConfigError if it is not found."""
-=======
-def resolve_reward(asked: str, weight: float, settings: LearnerSettings) -> RewardSpec:
     """Return the spec of a reward of LEARNER_REWARDS. Raise ConfigError if its code is not found."""
->>>>>>> main
     source, name = split_source(asked)
     if not source:
         return RewardSpec(name, weight, options=_options(name, settings))
