@@ -40,8 +40,9 @@ def load_reward(spec: RewardSpec) -> Reward:
 def _load_own(source: str, name: str, digest: str, completions: str) -> Reward:
     """Return the reward of a user's module, adapted.
 
-    Of the file or module `source` it is the attribute `name`, or that entry of its dictionary `orms`
-    (ms-swift). Raise ConfigError if there is none, and as `run_module` and `adapt` do.
+    `source` is a file or a dotted module name, `digest` the SHA-256 of its code. The reward is the
+    attribute `name`, or that entry of the dictionary `orms` (ms-swift). Raise ConfigError if there is
+    none, and as `run_module` and `adapt` do.
     """
     module = run_module(source, digest)
     found = getattr(module, name, getattr(module, "orms", {}).get(name))

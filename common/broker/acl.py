@@ -123,7 +123,7 @@ def _allow(*groups: Sequence[str]) -> list[str]:
 
 
 def _calls(*names: str) -> list[str]:
-    """Return the commands that call these functions."""
+    """Return the names that calls of these functions have in rules: fcall|penstock_2_bury for bury."""
     return [f"fcall|penstock_2_{name}" for name in names]
 
 

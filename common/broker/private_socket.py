@@ -46,9 +46,10 @@ def remove_socket(path: Path) -> None:
 
 
 def check_listener(client: socket.socket, address: ServerAddress) -> None:
-    """Raise ConfigError if the socket's folder, or on Linux also its server, belongs to another user.
+    """Raise ConfigError unless the socket's folder, and on Linux its server, are the address's owner's.
 
-    Without an owner in the address nothing is checked. The caller sends the password only afterwards.
+    The folder must be closed to all others. Without an owner in the address nothing is checked. The
+    caller sends the password only afterwards.
     """
     if address.owner is None:
         return

@@ -88,7 +88,7 @@ class ChatRenderer:
         assert self._channel is not None
         while b"\n" not in self._unread:
             if len(self._unread) > MOST_BYTES + 1:
-                raise ValueError(f"a line of more than {MOST_BYTES} bytes")
+                raise ValueError(f"it sent over {MOST_BYTES} bytes, which no sound template does")
             self._channel.settimeout(max(deadline - time.monotonic(), 1e-3))
             found = self._channel.recv(1 << 20)
             if not found:

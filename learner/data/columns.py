@@ -142,4 +142,5 @@ def check_columns(columns: Mapping[str, object], where: str) -> None:
         check_names("column", columns)
         check_plain("column", columns)
     except MalformedMessage as error:
-        raise DataError(f"{where}: {error}. Correct the value, or remove the column") from error
+        remedy = "Correct the value, or remove the column from the data set"
+        raise DataError(f"{where}: {error}. {remedy}") from error

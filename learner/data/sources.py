@@ -150,10 +150,11 @@ def read_table(path: Path) -> list[dict[str, str]]:
             raise DataError(f"{path}, line {reader.line_num}: not readable as CSV: {error}") from error
     if "" in (reader.fieldnames or ()):
         raise DataError(f"{path}, line 1: a column has no name: name it, or leave it out (index=False)")
-    for number, row in enumerate(rows, 2):
+    for number, row in enumerate(rows, 1):
         if "" in row or None in row.values():
             expected = f"expected {len(reader.fieldnames or ())} columns, as in the first line"
-            raise DataError(f"{path}, row {number}: {expected}. Quote a value that has a comma")
+            remedy = "Fill in a missing value, or quote one that has a comma"
+            raise DataError(f"{path}, row {number} after the header: {expected}. {remedy}")
     if not rows:
         raise DataError(f"{path} is empty: write rows to the file, or name another one")
     return rows

@@ -63,6 +63,7 @@ class Template:
     def render(self, prompt: object) -> list[int]:
         """Return the token ids of a question: a text, or a list of messages with role and content.
 
+        The system prompt comes first, and a chat template begins the assistant's turn at the end.
         Raise ConfigError if the chat template rejects the messages.
         """
         messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": str(prompt)}]

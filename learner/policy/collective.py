@@ -43,7 +43,7 @@ class AllRanksPolicy:
         self._policy, self._phases = policy, phases
 
     def _on_all_ranks(self, phase: str, method: str, *arguments: Any) -> Any:
-        """Enter the phase, call the method on all ranks, return rank 0's result or raise its error."""
+        """Enter the phase and call the method on all ranks; return or raise what it does on rank 0."""
         with self._phases.enter(phase):
             broadcast((method, arguments))
             return getattr(self._policy, method)(*arguments)

@@ -25,6 +25,7 @@ def has_structure(completion: str) -> bool:
 def think_answer(completions: list[str], **columns: Any) -> list[float]:
     """Return 1.0 for <think>..</think><answer>..</answer> and only white space beside, else 0.0.
 
+    Both parts may be empty. A part with one of these four tags in it gets 0.0.
     Source: DeepSeek-R1 (arXiv:2501.12948). Example: "<think>2 + 2</think> <answer>4</answer>" gets 1.0.
     """
     return [float(has_structure(completion)) for completion in completions]

@@ -135,6 +135,11 @@ def test_the_page_lists_every_reward_with_its_defaults() -> None:
             "def make(unit): return Made(unit)\nown = make(-0.5)",
             (-0.5, -1.0),
         ),
+        ("import functools\ndef scaled(unit, completions, *, level): return [unit * v for v in level]\n"
+         "own = functools.partial(scaled, 2.0)", (6.0, 6.0)),
+        ("def checked(function):\n    def inner(*args, **kwargs): return function(*args, **kwargs)\n"
+         "    return inner\n@checked\ndef own(completions, level, **kwargs): return level", (3.0, 3.0)),
+        ("def own(completion, answer): return {'score': completion == answer}", (1.0, 0.0)),
         ("def own(completions, environments): return [environments is None] * 2", (1.0, 1.0)),
         (
             "from swift.rewards import ORM, orms\n"
@@ -176,6 +181,7 @@ def test_the_page_lists_every_reward_with_its_defaults() -> None:
          "the question's column", "scalars", "semaphore",
          "the guide's class", "orms",
          "ids", "prompts", "any argument", "a column", "ms-swift's name of the ids", "made",
+         "partial", "decorated", "a map of a pair",
          "no environments", "ms-swift 4", "ms-swift 4, async", "verl's math_verify", "verl's geo3k",
          "verl's tuple", "verl's batch", "verl's batch of maps"],
 )  # fmt: skip
