@@ -94,7 +94,7 @@ class VllmEngine:
         from vllm.inputs import tokens_input
 
         if self._version is None:
-            raise EngineFailed(f"request {request_id} came before the first weights")
+            raise EngineFailed(f"request {request_id} came before the first weights; start again")
         distinct = 1 if sampling.temperature == 0.0 else num_generations
         prompt = tokens_input(prompt_ids.tolist(), cache_salt=f"weights-{self._changes}")
         parameters = self._sampling(sampling, distinct)

@@ -90,9 +90,9 @@ class WeightFollower:
         sign = await asyncio.to_thread(self._view.learner)
         if self._deadline.expired(progress=sign):
             raise DeadlineExceeded(
-                f"no first weights were announced: {sign}, and sent no heartbeat for "
-                f"{self._deadline.limit_s:g} s (RUN_JOIN_TIMEOUT_S); see what that process does, or "
-                "start the learner again"
+                "no first weights were announced, and no heartbeat came for "
+                f"{self._deadline.limit_s:g} s (RUN_JOIN_TIMEOUT_S): {sign}; see what the learner does, "
+                "or start it again"
             )
 
     def _refuse(self, weights: Weights, reason: WeightsRejected) -> None:

@@ -89,7 +89,7 @@ def name_of_file(path: Path) -> str:
 
 
 def _is_there(path: Path) -> bool:
-    """Return whether a source is kept, or a file that this process can find."""
+    """Return whether a source is in KEPT, or a file that this process can find."""
     return str(path) in KEPT or os.path.isfile(path)
 
 

@@ -80,9 +80,9 @@ class Child:
         self._reader.start()
 
     def reap(self) -> int | None:
-        """Return the exit code (-9: killed by signal 9) if the process has ended, else None.
+        """Return the exit code (-9: killed by signal 9) once the process has ended, else None.
 
-        The other processes of its group are killed, and `lived_s` is set.
+        The code is returned one time. The rest of the process's group is then killed, and `lived_s` set.
         """
         if self._process is None or (code := self._process.poll()) is None:
             return None

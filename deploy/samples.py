@@ -155,7 +155,7 @@ def read_rows(run: Path, step: int | None = None) -> list[Row]:
             hint = "nothing was trained yet; --evaluations shows the answers to held-out questions"
         raise ConfigError(f"{folder} holds no completions: {hint}")
     if step is not None and step not in files:
-        there = f"choose --step from {min(files)} to {max(files)}"
+        there = f"choose another from {min(files)} to {max(files)}"
         raise ConfigError(f"{folder} holds no completions of step {step}: {there}")
     steps = [step] if step is not None else sorted(files, reverse=True)
     return [row for one in steps for row in _read_file(files[one])]

@@ -120,7 +120,10 @@ def _naming_the_successor(folder: LearnerFolder, number: int, view: RunView) -> 
 def _make_policy(
     command: LearnerCommand, plan: Plan, checkpoint: Checkpoint | None, phases: Phases
 ) -> AllRanksPolicy:
-    """Build the policy on all ranks. Raise ConfigError if settings, model and checkpoint do not fit."""
+    """Build the policy on all ranks. Raise ConfigError if settings, model and checkpoint do not fit.
+
+    The policy has the initial weights, or those of a checkpoint without optimizer. Others load later.
+    """
     if checkpoint:
         check_loadable(checkpoint, command.learner)
     bare = checkpoint.bare_weights if checkpoint else None

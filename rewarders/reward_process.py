@@ -128,16 +128,19 @@ def check_logged(extra: Mapping[str, Sequence[Any]], metrics: Mapping[str, float
         )
 
 
+_REPLACED = (
+    "the reward's code answers in place of Penstock; remove what replaces Penstock's functions or "
+    "writes to its connection"
+)
+
+
 def scores_of(answer: Any, size: int) -> Scores:
     """Return the scores in an answer of a process that is not trusted. Raise ValueError if wrong."""
     if not isinstance(answer, dict) or answer.keys() != {"values", "extra", "metrics"}:
-        raise ValueError(
-            "the process sent no scores: the reward's code answers in place of Penstock; remove what "
-            "replaces Penstock's functions or writes to its connection"
-        )
+        raise ValueError(f"the process sent no scores: {_REPLACED}")
     extra, metrics = answer["extra"], answer["metrics"]
     if not isinstance(extra, dict) or not isinstance(metrics, dict):
-        raise ValueError("the process sent no columns or metrics")
+        raise ValueError(f"the process sent no columns or metrics: {_REPLACED}")
     for name, values in extra.items():
         if not isinstance(values, list) or len(values) != size:
             raise ValueError(f"log_extra({name[:80]!r}) is no list of {size} values")
@@ -145,7 +148,7 @@ def scores_of(answer: Any, size: int) -> Scores:
         if type(value) not in (int, float) or not abs(value) <= _HIGHEST_METRIC:
             raise ValueError(f"log_metric({name[:80]!r}) is no finite number")
     if any(type(value) not in (int, float, type(None)) for value in _listed(answer["values"])):
-        raise ValueError("the process sent values that are no numbers")
+        raise ValueError(f"the process sent values that are no numbers: {_REPLACED}")
     check_logged(extra, metrics)
     columns = {encodable(name): tuple(values) for name, values in extra.items()}
     numbers = {encodable(name): float(value) for name, value in metrics.items()}

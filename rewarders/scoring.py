@@ -61,7 +61,7 @@ class Scorer:
         """Return the group with its rewards, or a Verdict if the group is filtered.
 
         Eval groups are never filtered. Raise ScoringFailed if too few rollouts could be scored, or a
-        reward itself is at fault, and MalformedMessage if a token id is negative.
+        reward itself is at fault, MalformedMessage if a token id is negative, or as SandboxPool.run.
         """
         texts = self._decode([rollout.token_ids for rollout in group.rollouts])
         scores = self._score_texts(group, texts)

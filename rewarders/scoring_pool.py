@@ -44,7 +44,7 @@ class ScoringPool(SandboxPool):
         return short(outcome) if isinstance(outcome, str) else "the check returned no text"
 
     def score(self, spec: RewardSpec, arguments: Arguments) -> Scores:
-        """Call one reward on one group; raise ScoringFailed if the call fails."""
+        """Call a reward on one group. Raise ScoringFailed if the call fails, or as SandboxPool.run."""
         work = f"{_CALLS}:call_reward"
         outcome = self.run(work, asdict(spec), dict(arguments), code=_code_of(spec))
         if isinstance(outcome, Mistake):

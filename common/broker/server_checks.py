@@ -66,11 +66,14 @@ def check_not_open(address: ServerAddress) -> None:
 
 
 def _connected(address: ServerAddress) -> socket.socket:
-    """Return a connection to a host, with TLS for rediss://. Raise OSError if it cannot be made."""
+    """Return a connection to a host, with TLS for rediss://. Raise OSError if it cannot be made.
+
+    The server's certificate is not checked: send nothing secret.
+    """
     client = socket.create_connection((address.host, address.port), timeout=_TIMEOUT_S)
     if address.scheme == "redis":
         return client
-    context = ssl._create_unverified_context()  # nothing secret is sent, nothing received is used
+    context = ssl._create_unverified_context()
     try:
         return context.wrap_socket(client, server_hostname=address.host)
     except OSError:

@@ -81,7 +81,10 @@ class EntryReader:
         self._logged: set[str] = set()
 
     def read(self, rows: Iterable[Sequence[Any]]) -> list[Entry]:
-        """Return the entries in rows of `read_entry`'s arguments. Raise as Connection.call does."""
+        """Return the entries in rows of `read_entry`'s arguments; drop malformed rows.
+
+        Raise as Connection.call does.
+        """
         entries: list[Entry] = []
         malformed: defaultdict[str, list[str]] = defaultdict(list)
         for row in rows:

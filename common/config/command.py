@@ -120,7 +120,8 @@ def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | N
 
     A PenstockError is printed on standard error and gives its exit code. A PermissionError about a file
     is treated as a ConfigError. Other errors are raised; if `arguments` is None, `_print_traceback`
-    prints them. SystemExit, as after --help, gives 0. Without arguments a group prints its help.
+    prints them at exit. SystemExit, as after --help, gives 0 with any code. A group without arguments
+    prints its help.
     """
     if arguments is None:
         sys.excepthook = _print_traceback

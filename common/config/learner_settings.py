@@ -411,7 +411,7 @@ class LearnerSettings(
 
     @property
     def credit(self) -> int:
-        """Return how many train tickets may be open: 16 for max_staleness 1 and groups_per_step 8."""
+        """Return how many train tickets may be open: (max_staleness + 1) * groups_per_step."""
         return (self.max_staleness + 1) * self.groups_per_step
 
 

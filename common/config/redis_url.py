@@ -92,6 +92,8 @@ def parse_host(place: str, source: str = "REDIS_URL") -> tuple[str, int]:
     if not found:
         _refuse("expected HOST:PORT, such as localhost:6379 or [::1]:6379, found another form", source)
     host, port = found[1] or found[2], int(found[3] or _DEFAULT_PORT)
+    if not found[1] and re.search(r"^\.|\.\.|[^.]{64}", host):
+        _refuse("expected 1 to 63 letters between the dots of the host, found another number", source)
     if not 0 < port < 1 << 16:
         _refuse(f"expected a port of 1 to {(1 << 16) - 1}, found another number", source)
     if found[1]:

@@ -79,9 +79,9 @@ def _redis_url(environment: Mapping[str, str]) -> str:
 
 
 def environment_of(settings: BaseModel) -> dict[str, str]:
-    """Return the variables that give a command these settings, as --dry-run prints them.
+    """Return the variables of these settings, as --dry-run prints them.
 
-    REDIS_URL is printed without user and password.
+    REDIS_URL has *** for user and password, and no options: a command needs the real one.
     """
     url = getattr(settings, "redis_url", "")
     found = {"REDIS_URL": str(parse_url(url))} if url else {}

@@ -60,8 +60,8 @@ def ancestors(run_folder: RunFolder, claims: dict[int, Claim], newest: int) -> l
     found = []
     while newest:
         if newest not in claims:
-            gap = f"incarnation {newest} is missing, and later ones continue from its journal"
-            raise ConfigError(f"{run_folder.claims}: {gap}. {REMEDY}")
+            gap = f"{run_folder.claim(newest)} is missing, and later claims continue from it"
+            raise ConfigError(f"{gap}. {REMEDY}")
         found.append(claims[newest])
         newest = found[-1].parent
     return found

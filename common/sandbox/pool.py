@@ -49,7 +49,7 @@ class SandboxPool:
         cannot be forked. Arguments are plain data (bytes too), and the result is JSON; the caller has to
         check the result. A Mistake holds the exception of `work` as text, or says that the arguments or
         the import failed, that the call took too long, needed too much memory, or ended its process.
-        Raise SandboxFailed if no process without a user's code can be started.
+        Raise SandboxFailed or ConfigError if no process without a user's code can be started.
         """
         try:
             request = frames.pack_request({"work": work, "arguments": arguments})

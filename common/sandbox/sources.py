@@ -159,9 +159,10 @@ def _base_of(node: ast.ImportFrom, package: str) -> str | None:
     """Return the module that a `from` statement names; None above the top package."""
     if node.level == 0:
         return node.module
-    around = package.split(".")[: len(package.split(".")) - node.level + 1]
-    base = ".".join([*around, *([node.module] if node.module else [])])
-    return base if around and package else None
+    parts = package.split(".")
+    if not package or node.level > len(parts):
+        return None
+    return ".".join([*parts[: len(parts) - node.level + 1], *([node.module] if node.module else [])])
 
 
 def _running_nodes(tree: ast.AST) -> Iterator[ast.AST]:

@@ -58,7 +58,7 @@ def decode(data: bytes, *expected: type[Message]) -> Message:
             except MalformedMessage as error:
                 raise MalformedMessage(f"{error}. {_OTHER_RELEASE}") from error
     names = " or ".join(kind.__name__ for kind in expected)
-    raise MalformedMessage(f"expected a {names}, found {brief(name)}")
+    raise MalformedMessage(f"expected a {names}, found {brief(name)}. {_OTHER_RELEASE}")
 
 
 def decode_outcome(data: bytes) -> Outcome:
@@ -103,7 +103,7 @@ def unpack(data: bytes, most: int = _MOST_VALUES) -> PlainData:
         count(len(pairs))
         made = dict(pairs)
         if len(made) < len(pairs):
-            raise ValueError("a map has a key twice")
+            raise ValueError("a map has a key twice, which no release of penstock writes")
         return made
 
     longest = min(len(data), most)

@@ -87,7 +87,7 @@ def check_numbers(kind: str, values: Collection[float | None], highest: float) -
     """Raise MalformedMessage for a number that is not in [-highest, highest], or NaN. None may be."""
     for value in values:
         if value is not None and not -highest <= value <= highest:
-            expected = f"expected a finite number within {highest:g} of 0, or None"
+            expected = f"expected a finite number within {highest:g} of 0"
             raise MalformedMessage(f"{kind} is {brief(value)}; {expected}")
 
 

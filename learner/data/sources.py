@@ -56,7 +56,10 @@ class Source:
             return cls(name, count=rows)
         found = _HUB.fullmatch(name)
         if not found:
-            raise DataError(f"{text}: expected a file, a folder, or ID[:CONFIG][@REVISION][#ROWS]")
+            raise DataError(
+                f"{text}: no such file or folder is there, so expected ID[:CONFIG][@REVISION][#ROWS] in "
+                "LEARNER_DATASET or LEARNER_EVAL_DATASET"
+            )
         return cls(found["name"], found["config"], found["revision"], rows)
 
 

@@ -53,7 +53,7 @@ def pack_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Return the indices of the sequences of each row, packed by first-fit decreasing.
 
     A row holds at most `budget` tokens; a longer sequence gets a row of its own. First-fit decreasing
-    needs at most 11/9 of the fewest possible rows, plus 1 (Johnson 1973). Rows are ordered by their
+    needs at most 11/9 of the fewest possible rows, plus 1 (Yue 1991). Rows are ordered by their
     longest sequence, longest first; indices in a row ascend. Equal input gives equal output.
     Example:
         >>> pack_rows([3, 9, 3, 5, 12, 3], budget=10)

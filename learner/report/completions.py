@@ -94,7 +94,10 @@ def _row(
 
 
 def to_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return rows as a Parquet file's bytes. Raise ArrowException if a column mixes kinds of values."""
+    """Return rows as a Parquet file's bytes, with the columns of the first row.
+
+    Raise ArrowException if a column mixes kinds of values, OverflowError beyond 64 bits.
+    """
     import pyarrow
     from pyarrow import parquet
 

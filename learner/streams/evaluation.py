@@ -90,7 +90,10 @@ class Evaluator:
             raise self._source.too_large(tickets, self._commit_log.ledger.position, error) from error
 
     def poll(self) -> bool:
-        """Return whether a ticket ended; the last ends the evaluation. Raise as CommitLog.record."""
+        """Take outcomes; return whether a ticket ended. Raise as CommitLog.record.
+
+        The end of the last ticket ends the evaluation and records its result.
+        """
         if self._version is None:
             return False
         before = len(self._answers)

@@ -89,7 +89,7 @@ class Heartbeat:
     def _run(self) -> None:
         """Renew the lease until the context ends or the main loop hangs; in that case call `on_stall`.
 
-        After RunTaken the lease is not renewed, a hang is still noticed. Log each other PenstockError.
+        After RunTaken the lease is not renewed, but a hang is noticed. Other PenstockErrors are logged.
         """
         superseded = False
         while not self._left.wait(min(self._lease_s / 4, _LONGEST_PAUSE_S)):

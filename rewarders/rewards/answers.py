@@ -51,7 +51,7 @@ def correctness(completions: list[str], solution: list[Any], **columns: Any) -> 
     """Return 2.0 where the answer is exactly the gold answer, 1.5 for an equal number, else 0.0.
 
     The answer is the last <answer> block; "..." is no answer, 0.0. A number must be at the block's
-    end. The gold answer is the text after ####, or the whole text; all are None if it is empty.
+    end. The gold answer is the text after ####, or the whole text. If it is empty, all get None.
     Example: for "#### 72", "<answer>72</answer>" gets 2.0 and "<answer>= 72.0</answer>" gets 1.5.
     """
     gold = after_marker(str(solution[0])).strip()

@@ -386,7 +386,7 @@ def test_the_first_weights_may_be_long_in_coming_while_the_learner_lives(
         clock.now += 4.0
         assert not asyncio.run(follower.poll())
     clock.now += 4.0
-    with pytest.raises(DeadlineExceeded, match="no first weights were announced: the learner is test"):
+    with pytest.raises(DeadlineExceeded, match=r"no heartbeat came for .* the learner is test"):
         asyncio.run(follower.poll())
 
 

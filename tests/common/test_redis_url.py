@@ -71,6 +71,7 @@ BAD = [
     f"redis://host/0?protocol=3&password={SECRET}", f"redis://host/0?db=1&password={SECRET}",
     f"redis://:{SECRET}@host/0?ssl_ca_certs=/ca", f"redis://:{SECRET}@host/0?protocol=3",
     f"redis://:{SECRET}@host/0#fragment", f"redis://host/#{SECRET}", f"redis://:{SECRET}@ho st",
+    f"redis://:{SECRET}@a..b", f"redis://:{SECRET}@.host:1", f"redis://:{SECRET}@{'x' * 64}",
     f"redis://:{SECRET}@[::1", f"redis://:{SECRET}@::1", f"redis://:{SECRET}@[::1]x", "redis://[]",
     f"redis://:{SECRET}@[1.2.3]", f"redis://:{SECRET}@[::g]", f"redis://:{SECRET}@[:::]:1",
     f"redis://{SECRET}@host", "redis://:@host", f"redis://{SECRET}:@host", f"redis://:{SECRET}@x@host",

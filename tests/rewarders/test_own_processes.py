@@ -14,7 +14,9 @@ import pytest
 
 from penstock.common.config.settings import RewarderSettings
 from penstock.common.errors import ConfigError
+from penstock.common.own_code import KEPT
 from penstock.common.sandbox.settings import Code
+from penstock.common.sandbox.sources import imports_of
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.rewarders.reward_process import scores_of
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
@@ -455,3 +457,10 @@ def test_a_missing_capability_is_named(tmp_path: Path) -> None:
     text = (tmp_path / "log").read_text()
     assert ConfigError.__name__ in text
     assert "REWARDER_USER=nobody: root lacks CAP_SETUID here" in text
+
+
+def test_dots_above_the_top_package_name_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        KEPT, "c.py", b"from .. import x\nfrom ...y import z\nfrom ....y import z\nfrom .....y import z"
+    )
+    assert list(imports_of("a.b.c", Path("c.py"), is_package=False)) == ["a", "a.x"]
