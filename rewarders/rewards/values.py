@@ -120,8 +120,8 @@ def _read(text: str) -> Value | None:
         return NumberValue(text, number=number[0], percent=number[1])
     bare = without_words(text)
     if not bare:
-        words = re.sub(r"\\[a-z]+|[^\w\s.:/-]", " ", text).casefold()
-        return None if _CLAUSE.search(words) else Value(" ".join(words.split()), False)
+        literal = re.sub(r"\\[a-z]+|[^\w\s.:/-]", " ", text).casefold()
+        return None if _CLAUSE.search(literal) else Value(" ".join(literal.split()), False)
     if bare != text:
         return None if re.fullmatch("[a-zA-Z]{2,}", bare) else _read(spell(bare))
     value = Value(text)
