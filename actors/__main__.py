@@ -11,7 +11,7 @@ class Actor(ActorCommand):
     """Generate completions for the tickets of a run, with one inference engine."""
 
     def work(self) -> int:
-        """Generate until the run's end or a signal and return 0. Raise PenstockError if that fails."""
+        """Generate until the run's end or a signal and return 0. Raise as actors.loop.run does."""
         stopping = begin_role()
         from penstock.actors.loop import run
         from penstock.actors.vllm_engine import VllmEngine

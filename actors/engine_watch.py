@@ -28,9 +28,9 @@ class EngineWatch:
         self._reported = (time.monotonic(), engine.tokens_generated())
 
     def progress(self) -> int:
-        """Return the number of sampled tokens, which stays the same while the engine hangs.
+        """Return a counter that grows with the sampled tokens, and stays equal while the engine hangs.
 
-        Each call while the engine has no ticket or loads weights adds 1: loading has its own timeout.
+        Each call while no ticket runs or weights are loaded adds 1: loading has its own timeout.
         """
         if self._follower.taking or not self._held.running:
             self._idle_checks += 1

@@ -68,7 +68,7 @@ class HeldTickets:
         return [job for job in self._jobs.values() if not job.running]
 
     def add(self, job: Job) -> None:
-        """Hold a job."""
+        """Hold a job; note its number of completions for `places`."""
         self._jobs[job.request_id] = job
         self._last_size[job.ticket.purpose] = job.ticket.num_generations
 
@@ -84,8 +84,8 @@ class HeldTickets:
         """Return the jobs that may start now with this version loaded (None: none), eval tickets first.
 
         `steady`: the engine is loading no weights. Once a job marked `alone` is ready, no other starts
-        before it, and it starts when none runs any more: if the engine dies then, that ticket is known
-        to be the cause.
+        until that job has ended, and that job starts when none runs any more: if the engine dies then,
+        that ticket is known to be the cause.
         """
         running = self.running
         if any(job.alone for job in running):
@@ -99,11 +99,11 @@ class HeldTickets:
     def places(self, purpose: Purpose, room: int, version: Version | None) -> int:
         """Return how many more tickets to take while the engine has room for `room` completions.
 
-        Every group is assumed to be as large as the last one. Example: with room for 20 completions, 4
-        of them promised to waiting tickets, and 8 completions in the last group, the result is 2. While
-        no job runs, the result is at least 1 within the credit: the learner may need that ticket's group
-        before it publishes the version for which the others wait. Without a version the result is 0, and
-        also while a job runs alone or is about to.
+        A group is assumed to be as large as the last of its purpose; without one, at most 1 is taken.
+        Example: room for 20 completions, 4 promised to waiting tickets, 8 in the last group: 2. While no
+        job runs, the result is at least 1, because the learner may need that ticket's group before it
+        publishes the version for which others wait. But at most `credit` train tickets are held.
+        Without a version, or while a job runs alone or is about to, the result is 0.
         """
         alone = [job for job in self._jobs.values() if job.alone]
         if version is None or any(job.running or job.is_ready(version, steady=True) for job in alone):

@@ -40,13 +40,13 @@ def run(settings: ActorCommand, stopping: threading.Event, make_engine: MakeEngi
     """Work as an actor until the run ends or `stopping` is set.
 
     Raise ConfigError, ServerUnavailable, EngineFailed, DeadlineExceeded if no learner comes, RunNotReady
-    if it publishes another contract, MalformedMessage if its messages cannot be read.
+    if the learner publishes another contract, MalformedMessage if its messages cannot be read.
     """
     asyncio.run(_run(settings, stopping, make_engine))
 
 
 async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: MakeEngine) -> None:
-    """Do the work of `run` in an event loop, with its errors. Stop the engine at the end."""
+    """Do the work of `run`, with its errors; after RunNotReady join again. Stop the engine at last."""
     connection = await asyncio.to_thread(connect, settings.redis_url, settings.run, stopping)
     view = RunView(connection, Keys(settings.run.name))
     waiting = (view, settings.run.join_timeout_s, stopping)

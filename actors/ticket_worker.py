@@ -122,7 +122,7 @@ class TicketWorker:
                 await asyncio.sleep(_IDLE_S)
 
     async def _take(self, purpose: Purpose) -> bool:
-        """Take a ticket per place; return whether any came. Raise as `_claim` and `_admit` do."""
+        """Take a ticket per place, start ready jobs; return if any came. Raise as `_claim`, `_admit`."""
         count = self._held.places(purpose, self._engine.room(), self._engine.version)
         if count == 0:
             return False
@@ -133,7 +133,7 @@ class TicketWorker:
         return bool(entries)
 
     def _claim(self, purpose: Purpose, count: int) -> list[Entry]:
-        """Return up to `count` entries, at times only expired ones. Raise as WorkStream.take does."""
+        """Return up to `count` entries, twice per lease expired ones first. Raise as WorkStream.take."""
         stream = self._streams[purpose]
         if time.monotonic() >= self._reclaim_at[purpose]:
             late = stream.reclaim(count)
@@ -143,7 +143,7 @@ class TicketWorker:
         return stream.take(count, _BLOCK_MS if purpose == "train" else 0)
 
     async def _admit(self, purpose: Purpose, entry: Entry) -> None:
-        """Hold a ticket; bury a doomed one, fail an unreadable one. Raise as Connection.call does."""
+        """Hold a new ticket; bury a doomed, fail an unreadable one. Raise as Connection.call does."""
         stream = self._streams[purpose]
         if entry in self._held:  # reclaimed from ourselves after a pause: the job is still running
             return
@@ -199,7 +199,7 @@ class TicketWorker:
         Waits for: the engine's completions, then the queue server's confirmation.
         Unblocked by: the engine, or an abort when the lease is lost or the worker ends.
         Produces: a group on `rollouts`, or the ticket back on its stream, or a failed attempt.
-        Ends when: the ticket is not held. Raise EngineFailed if the engine broke, or as Connection.call.
+        Ends when: the ticket is not held. Raise as Connection.call, or EngineFailed unless stopping.
         """
         ticket = job.ticket
         try:
@@ -226,7 +226,7 @@ class TicketWorker:
         self._start_jobs()
 
     async def _hand_off(self, job: Job, rollouts: tuple[Rollout, ...]) -> None:
-        """Hand off a job's group and ended ones. Raise MalformedMessage, or as Connection.call does."""
+        """Send a job's group, with others that wait. Raise MalformedMessage, or as Connection.call."""
         group = Group(job.ticket, rollouts, self._consumer)
         self._finished[job.stream].append((job.entry, group))
         async with self._handing_off:
@@ -292,7 +292,7 @@ class TicketWorker:
         return self._view.ended()
 
     async def _finish(self) -> None:
-        """Give back waiting tickets, let running ones finish for 10 s, abort and give back the rest."""
+        """Give back waiting tickets, let running ones end for 10 s, abort others, cancel after 5 s."""
         for job in self._held.waiting:
             await self._give_back(job)
         if self._serving:

@@ -127,7 +127,7 @@ class VllmEngine:
         await self._llm.abort(request_id)
 
     async def take_weights(self, weights: Weights) -> None:
-        """Verify the weights, pause the requests in flight, load, label the tokens to come, resume.
+        """Verify the weights, pause requests, load them if they differ, label later tokens, resume.
 
         Raise WeightsRejected before anything has changed. Raise EngineFailed if a later step fails: then
         the engine stays paused, because half-loaded weights must not sample.

@@ -46,7 +46,7 @@ class WeightFollower:
         self._reported = ""
 
     async def poll(self) -> bool:
-        """Take the announced version if the engine has another one. Return whether it was taken.
+        """Take the announced version if the engine has another and no eval ticket runs. Return whether.
 
         Raise EngineFailed if the engine broke, or as RunView.weights. After `learner_timeout_s` raise
         DeadlineExceeded without announcement and heartbeat, WeightsRejected without usable weights.
@@ -67,9 +67,9 @@ class WeightFollower:
         return True
 
     async def _take(self, weights: Weights) -> None:
-        """Load weights into the engine.
+        """Load announced weights from the run's folder into the engine.
 
-        Raise WeightsRejected if nothing has changed, EngineFailed after a failed load or the timeout.
+        Raise WeightsRejected for unusable weights, EngineFailed after a failed load or the timeout.
         """
         began = time.monotonic()
         self.taking = True
@@ -96,7 +96,7 @@ class WeightFollower:
             )
 
     def _refuse(self, weights: Weights, reason: WeightsRejected) -> None:
-        """Log why weights are not used; raise the reason once no usable ones came for too long."""
+        """Log each `reason` once; raise it if no usable weights came for RUN_JOIN_TIMEOUT_S."""
         if self._deadline.expired():
             raise reason
         if str(reason) != self._reported:

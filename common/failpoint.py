@@ -49,7 +49,7 @@ _armed: Armed | None = None
 
 
 def failpoint(name: str) -> None:
-    """Mark a place with this name. The process is killed here if a test armed the place."""
+    """Mark a place. At the passage that a test armed, the process gets the armed signal here."""
     if _armed is not None:
         _armed.pass_by(name)
 

@@ -1,10 +1,8 @@
 """A process that kills a role's children when the role was killed with kill -9.
 
-vLLM's engine processes outlive an actor that is killed, with all their memory, and so do scoring
-workers. A role therefore starts a guard: a process that notices the role's end for whatever reason (the
-role's end of a pipe closes), and then kills the processes that the role left. The guard recognises a
-process by an inherited environment variable or, if the environment is another one or the process was
-merely forked, by having seen the process among the role's descendants.
+vLLM's engine processes outlive a killed actor, with all their memory, and so do scoring processes. A
+role therefore starts a guard, which notices the role's end (the role's end of a pipe closes), and kills
+what the role left: processes with its variable, and those that the guard saw below the role.
 """
 
 import contextlib
@@ -15,6 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterable
+from pathlib import Path
 
 import psutil
 
@@ -26,8 +25,7 @@ _NAME = "penstock.common.guard"
 
 _CHECK_EVERY_S = 1.0
 _LAST_CHECKS = (0.0, 0.2)
-"""Waits in seconds before each search for marked processes. A process that has just been forked still
-shows its parent's environment, so that one search could miss it."""
+"""Waits in seconds before each search for MARK: a just forked process shows its parent's environment."""
 
 
 def guard_children() -> None:
@@ -45,17 +43,34 @@ def _watch(pid: int) -> None:
     """Wait until the parent `pid` has ended, then kill what it left. Exit at once if MARK is not set."""
     if MARK not in os.environ:
         sys.exit(f"guard: the variable {MARK} is not set; a guard is started by guard_children() alone")
-    seen: set[psutil.Process] = set()
-    gone = False
+    seen, gone = set[psutil.Process](), False
     while not gone:
         if pid == os.getppid():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                seen |= set(psutil.Process(pid).children(recursive=True))
+            for child in below(pid):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    seen.add(psutil.Process(child))
+            seen = {process for process in seen if process.is_running()}
         gone = bool(select.select([sys.stdin], [], [], _CHECK_EVERY_S)[0])
     _kill(seen)
     for wait_s in _LAST_CHECKS:
         time.sleep(wait_s)
         _kill(filter(_is_marked, psutil.process_iter()))
+
+
+def below(pid: int) -> list[int]:
+    """Return the ids of all processes below this one."""
+    if not os.path.exists("/proc/thread-self/children"):  # these lists spare reading all of /proc
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        tasks = f"/proc/{waiting.pop()}/task"
+        with contextlib.suppress(OSError):  # a process or thread that has just ended
+            for task in os.listdir(tasks):
+                children = [int(word) for word in Path(tasks, task, "children").read_text().split()]
+                found += children
+                waiting += children
+    return found
 
 
 def _is_marked(process: psutil.Process) -> bool:

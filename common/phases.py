@@ -54,7 +54,7 @@ class Phases:
         self._step_began = time.monotonic()
 
     def seconds(self, name: str) -> float:
-        """Return the seconds that the step has spent in a phase, 0 if it was not entered."""
+        """Return the seconds that the step has spent in a phase, without one that has not ended."""
         return self._seconds.get(name, 0.0)
 
     @property

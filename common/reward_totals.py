@@ -14,7 +14,7 @@ def first_scored(rewards: Rewards) -> int:
 
 
 def total_rewards(rewards: Rewards, weights: Mapping[str, float]) -> np.ndarray:
-    """Return the weighted sum of each rollout's rewards, (G,) float64. NaN if a rollout has no reward.
+    """Return each rollout's weighted sum of rewards, (G,) float64. None counts as 0; only None is NaN.
 
     Example:
         >>> rewards = {"accuracy": [1.0, None], "format": [1.0, None]}

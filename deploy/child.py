@@ -82,7 +82,7 @@ class Child:
     def reap(self) -> int | None:
         """Return the exit code (-9: killed by signal 9) if the process has ended, else None.
 
-        The other processes of its group are killed.
+        The other processes of its group are killed, and `lived_s` is set.
         """
         if self._process is None or (code := self._process.poll()) is None:
             return None

@@ -43,8 +43,8 @@ class Evaluate(ResultCommand):
     def execute(self) -> int:
         """Evaluate and print the figures. Return the run's exit code, 1 if it was stopped early.
 
-        With --json the processes' lines go to standard error. Raise ConfigError if the run exists
-        already, or as Up.run does.
+        Sets the flags as variables of this process. With --json the processes' lines go to standard
+        error. Raise ConfigError if the run exists already, or as Up.run does.
         """
         given = {variable: getattr(self, flag) for flag, variable in _VARIABLES.items()}
         os.environ.update({name: str(value) for name, value in given.items() if value is not None})

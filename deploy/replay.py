@@ -45,7 +45,7 @@ class Replay(ResultCommand):
     out: Path | None = Field(None, description="folder for model and metrics; by default FOLDER/replay")
 
     def execute(self) -> int:
-        """Replay and print the comparison. Return the exit code of `penstock.learner.replay`."""
+        """Replay in a child process, print the comparison. Return the exit code of that process."""
         out = self.out or RunFolder(self.folder).replay
         changes = json.dumps(self.settings)
         command = [sys.executable, "-m", "penstock.learner.replay", str(self.folder), str(out), changes]

@@ -66,7 +66,7 @@ class Samples(ResultCommand):
 
     @model_validator(mode="after")
     def _one_choice(self) -> "Samples":
-        """Raise ValueError if two flags choose different rows, such as --best and --worst."""
+        """Return self. Raise ValueError if two flags choose different rows, such as --best, --worst."""
         exclusive = (*_CHOICES, "compare", "difficulty", "evaluations")
         given = [name for name in exclusive if getattr(self, name)]
         given += ["step"] * (bool(self.compare) and self.step is not None)
@@ -76,7 +76,7 @@ class Samples(ResultCommand):
         return self
 
     def execute(self) -> int:
-        """Print what was asked for; return 0. Raise ConfigError if the run has none, or as read_rows."""
+        """Print the rows asked for, return 0. Raise ConfigError if there are none, or as read_rows."""
         configure_logs("samples", "text")
         if self.evaluations:
             return self.show(self.evaluated())
@@ -86,19 +86,19 @@ class Samples(ResultCommand):
         return self.show(self.by_difficulty(rows) if self.difficulty else self.chosen(rows))
 
     def chosen(self, rows: list[Row]) -> Result:
-        """Return the rows that a flag chooses, in its order. Raise ConfigError if there is none."""
+        """Return up to `count` rows by the flag, in its order. Raise ConfigError if it has none."""
         name = next((name for name in _CHOICES if getattr(self, name)), "")
         if not (found := select(rows, name)) and name:
             raise ConfigError(f"none of {len(rows)} completions {_CHOICES[name]}: use another flag")
         return self.listed(found[: self.count])
 
     def listed(self, rows: Sequence[Row], title: str = "") -> Result:
-        """Return completions, each with its rewards and its origin."""
+        """Return `title`, if any, and completions, each with its rewards and its origin."""
         texts = [as_lines(row, self.width) for row in rows]
         return Result("\n".join([title] * bool(title) + texts), rows)
 
     def compared(self, steps: Sequence[int]) -> Result:
-        """Return questions of both steps, else each step's first row. Raise ConfigError without rows."""
+        """Return `count` questions asked at both steps, or each step's first row. Raise as read_rows."""
         tables = [read_rows(self.run, step) for step in steps]
         asked = [{row["prompt"]: row for row in reversed(rows)} for rows in tables]
         both = [prompt for prompt in asked[0] if prompt in asked[1]][: self.count]
@@ -108,7 +108,7 @@ class Samples(ResultCommand):
         return self.listed([rows[prompt] for prompt in both for rows in asked])
 
     def by_difficulty(self, rows: Iterable[Row]) -> Result:
-        """Return per question how often it was asked, its mean reward, and how often it was filtered.
+        """Return `count` questions, hardest first, with mean reward and times asked and filtered.
 
         Questions with the same first SHOWN letters count as one: filtered groups' rows hold no more.
         """
@@ -125,7 +125,7 @@ class Samples(ResultCommand):
         return Result("\n".join(lines), table)
 
     def evaluated(self) -> Result:
-        """Return held-out answers of one step, or of all. Raise ConfigError if there are none."""
+        """Return answers at `step`, if given, to `count` questions. Raise ConfigError for none."""
         path = RunFolder(self.run).evaluations
         if not path.is_file():
             hint = f"is {self.run} a run's folder, and was LEARNER_EVAL_DATASET set for the run?"
@@ -265,7 +265,7 @@ def answers_as_lines(row: Row, width: int) -> str:
 
 
 def _worth(row: Row, index: int) -> str:
-    """Return an answer's rewards and length, and why it has no reward."""
+    """Return an answer's rewards and length, if it is truncated, and why it was not scored."""
     parts = [f"{name} {value}" for name, value in row["rewards"][index].items()]
     parts.append(f"{row['lengths'][index]} tokens")
     if row["finish_reasons"][index] == "length":

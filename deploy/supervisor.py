@@ -78,7 +78,7 @@ class Supervisor:
         self._stops += 1
 
     def run(self) -> int:
-        """Run to the end; return the learner's exit code, or the one that ended it. Raise OSError."""
+        """Run to the end; return the exit code of the learner or the failed process. Raise OSError."""
         try:
             while self._phase == "running" and not self._stops:
                 self._tick()
@@ -127,7 +127,7 @@ class Supervisor:
         self._say(child, f"{how} after {child.lived_s:.1f} s. It starts again in {wait_s:g} s.")
 
     def _fail(self, child: Child, code: int, text: str) -> None:
-        """Report why the run cannot go on, and stop the run with this exit code."""
+        """Report why the run cannot go on; if not ending yet, stop the run with this exit code."""
         child.wanted = False
         self._say(child, f"{text}. The run stops.")
         if self._phase == "running":

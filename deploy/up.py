@@ -56,7 +56,7 @@ class Up(Command):
         return self.run()
 
     def run(self, report: Callable[[Report], None] | None = None) -> int:
-        """Run until the run's end, in any thread, and return the learner's exit code.
+        """Run to the run's end, in any thread; return the exit code of learner or failed process.
 
         `report` takes every line and event; by default they are printed. In the main thread the first
         SIGINT or SIGTERM ends the run in order, the second one at once. Raise ConfigError if a setting

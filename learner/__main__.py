@@ -14,7 +14,7 @@ class Learner(LearnerCommand):
     """Train the policy: issue tickets, take scored groups, publish weights."""
 
     def work(self) -> int:
-        """Train until the run's end and return 0. Raise DiskFull, or the errors of run_learner."""
+        """Train to the end or a signal, return 0. Raise DiskFull for a full disk, or as run_learner."""
         stopping = begin_role()
         from penstock.learner.start import run_learner
 
@@ -27,7 +27,7 @@ class Learner(LearnerCommand):
             raise DiskFull(f"{error}: make room, then start again to resume") from error
 
     def describe(self) -> Mapping[str, object]:
-        """Return figures such as the number of steps. Raise ConfigError or DataError as make_plan."""
+        """Return --dry-run's figures, such as the steps. Raise ConfigError or DataError as make_plan."""
         from penstock.learner.data.plan import describe
 
         return describe(self.learner)

@@ -43,9 +43,9 @@ log = get_logger(__name__)
 class Learner:
     """One incarnation of the learner, from the step it resumes at to the end of the run.
 
-    Creating a learner retrains the tail of the journal and joins the streams of the queue server. Raise
-    ConfigError if the journal is damaged or a tracker does not start, MalformedMessage if a group in the
-    journal is not of this wire schema, DiskFull, or the errors of Connection.call, such as RunTaken.
+    Creating a learner retrains the tail of the journal, ends open evaluation tickets as stale, and joins
+    the streams of the queue server. Raise ConfigError if the journal is damaged or a tracker does not
+    start, DiskFull, or as TicketFlow.join does, such as RunTaken.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Learner:
         self._flow.join()
 
     def train(self) -> None:
-        """Make the steps that are left, one after another.
+        """Publish the weights, make the steps that are left, then end the run or leave it to a resume.
 
         Waits for: groups_per_step scored groups; all answers of a running evaluation.
         Unblocked by: rewarders, which put outcomes on the streams that the learner reads.
@@ -116,10 +116,10 @@ class Learner:
         self._finish()
 
     def _take_groups(self) -> TakenGroups | None:
-        """Return what `TicketFlow.take_groups` returns, or raise its errors; record ended evaluations.
+        """Return the next batch's groups, None when asked to stop; record the evaluations that ended.
 
-        On NoSignal record the filtered groups, which show why nothing could be learned, and raise again.
-        Raise RunTaken or DiskFull if a file of the run cannot be written.
+        On NoSignal write the filtered groups if LEARNER_LOG_COMPLETIONS is on, then raise it. Raise as
+        TicketFlow.take_groups, RunTaken or DiskFull for a file, ConfigError for a damaged best.json.
         """
         try:
             taken = self._flow.take_groups(self._step)
@@ -130,7 +130,7 @@ class Learner:
         return taken
 
     def _journal(self, taken: TakenGroups) -> dict[str, Any]:
-        """Write the batch's record, acknowledge its groups, return its metrics.
+        """End the groups' tickets as trained, journal the batch, acknowledge the groups, return metrics.
 
         From here on a resume retrains the batch. Raise DiskFull, or Connection.call's errors.
         """
@@ -153,7 +153,7 @@ class Learner:
         return metrics
 
     def _update(self, batch: Batch, groups: list[ScoredGroup]) -> Update:
-        """Train and count the step. Raise NotFinite for too many skipped Updates, RunTaken, DiskFull."""
+        """Train, count the step, return the Update. Raise as `_report_not_finite` for a skipped one."""
         with self._phases.enter(UPDATE):
             update = self._policy.update(batch, self._step)
         failpoint("updated")
@@ -164,10 +164,10 @@ class Learner:
         return update
 
     def _report_not_finite(self, groups: list[ScoredGroup]) -> None:
-        """Store and log a skipped Update's groups. Raise NotFinite if too many, RunTaken, DiskFull."""
+        """Store and log `groups`. Raise NotFinite for too many bad Updates in a row, or DiskFull."""
         path = self._folder.not_finite / f"{self._step:08d}.msgpack"
         self._folder.write_file(path, pack(encode_groups(groups)))
-        log.error(f"Step {self._step} changed nothing: gradients are not finite.", groups=str(path))
+        log.error(f"Step {self._step} skipped an optimizer step: gradient not finite.", groups=str(path))
         if self._bad_steps >= self._settings.max_nonfinite_steps:
             raise NotFinite(
                 f"the gradients of {self._bad_steps} Updates in a row held NaN or infinity "
@@ -187,7 +187,7 @@ class Learner:
     def _publish(self) -> None:
         """Write the weights as a version, announce it, start its evaluation if due; record ended ones.
 
-        Wait for a running evaluation first. Raise NotFinite, DiskFull, or `TicketFlow.publish`'s errors.
+        The announcement waits for a running evaluation. Raise NotFinite, or as `TicketFlow.publish`.
         """
         version = Version(self._folder.incarnation, self._step)
         weights = write_version(self._folder, self._policy, version, self._parent)
@@ -198,7 +198,7 @@ class Learner:
     def _evaluation_due(self) -> bool:
         """Return whether the current version is to be evaluated, and its answers are not on disk.
 
-        The first and last versions are, and with eval_steps 5 those of steps 5, 10, 15.
+        Due are step 0, the last, and with eval_steps 5 also 5, 10, 15; none without held-out questions.
         """
         every = self._settings.eval_steps
         due = self._step in (0, self._plan.steps) or (every > 0 and self._step % every == 0)
@@ -219,7 +219,7 @@ class Learner:
             log.info(f"Evaluated step {result.version.step}: {', '.join([*figures, missing])}.")
 
     def _keep_if_best(self, version: Version, metrics: dict[str, float]) -> None:
-        """Copy the model to best/ if wanted and best so far. Raise RunTaken, DiskFull, ConfigError."""
+        """With LEARNER_SAVE_BEST_MODEL copy the best model so far. Raise as `keep_if_best` does."""
         name = f"eval/rewards/{self._settings.main_reward}/mean"
         if not self._settings.save_best_model or name not in metrics:
             return
@@ -228,7 +228,7 @@ class Learner:
             log.info(f"Step {version.step} has the best model so far: {name} {metrics[name]:.3f}.")
 
     def _record(self, taken: TakenGroups, batch: Batch, update: Update, metrics: dict[str, Any]) -> None:
-        """Write the step's metrics and completions, and log the step. Raise RunTaken, DiskFull."""
+        """Add rates to `metrics`, write them and completions, log the step. Raise RunTaken, DiskFull."""
         step_s, update_s = self._phases.step_s, self._phases.seconds(UPDATE)
         metrics |= update_metrics(update) | {
             "perf/step_s": step_s,
@@ -266,10 +266,10 @@ class Learner:
         log.info(f"Checkpoint of step {self._step} written to {checkpoint.folder.name}{size}.")
 
     def _finish(self) -> None:
-        """End the run if all steps are made; otherwise leave the run ready to resume.
+        """End the run if all steps are made and no stop was asked for; else leave it ready to resume.
 
-        Wait for a running evaluation, write a checkpoint and the last metrics, close the trackers. Raise
-        DeadlineExceeded, `_checkpoint`'s errors, or Connection.call's, such as RunTaken.
+        Wait for a running evaluation, write a checkpoint unless evaluate_only or nothing is new, at the
+        run's end train_results.json, close the trackers. Raise as finish_evaluation and `_checkpoint`.
         """
         self._flow.finish_evaluation(self._step)
         self._record_evaluations()

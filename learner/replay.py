@@ -49,7 +49,7 @@ def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
     settings to change, by name without prefix. Raise ConfigError if the journal is missing, damaged,
     trimmed or of another release, if a setting or the model folder is wrong, if `out` is a run's folder,
     under torchrun, or, after the replay, if the models cannot be compared. Raise NotFinite if the
-    replayed weights hold NaN or infinity, or DiskFull.
+    replayed weights hold NaN or infinity, or DiskFull. Torch gets as many threads as the run had.
     """
     if world_size() > 1:
         raise ConfigError(f"a replay is 1 process, not {world_size()}: start it without torchrun")
@@ -101,7 +101,7 @@ def _weights(folder: Path) -> dict[str, Tensor]:
         with safe_open(path, "pt") as file:
             return {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        result = "the replay was made, but cannot be compared"
+        result = "the replay was made; restore the file to compare"
         raise ConfigError(f"{path}: cannot be read ({error}); {result}") from error
 
 

@@ -41,7 +41,7 @@ class Past:
 
     step: int
     retrained: int = 0
-    bad_steps: int = 0  # Updates in a row, up to the newest, that changed no weight
+    bad_steps: int = 0  # Updates in a row, up to the newest, that skipped an optimizer step
 
 
 def retrain_tail(
@@ -53,10 +53,10 @@ def retrain_tail(
     checkpoint: Checkpoint | None,
     changes: Mapping[str, Any] | None = None,
 ) -> Past:
-    """Train the journal's batches after the checkpoint again; return the step reached. Publish nothing.
+    """Train the journal's batches after the checkpoint again and return the Past. Publish nothing.
 
-    Metrics after the checkpoint are deleted, and written again with the completions. The ledger gets the
-    state of the journal's end.
+    Metrics after the checkpoint, and half-written evaluations, are deleted; metrics and completions are
+    written again. The ledger gets the state of the journal's end.
     Example: checkpoint of step 40, journal until step 43: the batches of steps 41 to 43 are trained.
     Batches are built with the settings in their records, except for `changes`. They are trained with the
     policy's settings, so a changed loss or learning rate has an effect from the checkpoint on. A policy
@@ -109,7 +109,7 @@ class _RecordedBatch:
 
 
 def _read_batch(record: Mapping[str, Any], changes: Mapping[str, Any]) -> _RecordedBatch:
-    """Return a record's batch. Raise ConfigError for wrong settings.
+    """Return a record's batch. Raise ConfigError for wrong `changes`, which are settings.
 
     Raise ValueError for a reward without its weight, another error of DAMAGE for other damage.
     """
@@ -129,7 +129,7 @@ def _read_batch(record: Mapping[str, Any], changes: Mapping[str, Any]) -> _Recor
 
 
 def _retrain(batch: _RecordedBatch, policy: TrainablePolicy, recorder: Recorder) -> Update:
-    """Train a recorded batch, write its metrics and completions again. Raise retrain_tail's errors."""
+    """Train a recorded batch, write its metrics and logged completions. Raise RunTaken, DiskFull."""
     step, settings = batch.step, batch.settings
     built = build_batch(batch.groups, batch.reward_weights, step - 1, settings)
     update = policy.update(built, step - 1)
@@ -144,7 +144,7 @@ def _retrain(batch: _RecordedBatch, policy: TrainablePolicy, recorder: Recorder)
 
 
 def settings_of(recorded: Mapping[str, Any], changes: Mapping[str, str]) -> LearnerSettings:
-    """Return a run's settings with the changes. Raise ConfigError if they are not valid."""
+    """Return a run's settings with `changes`, by field name. Raise ConfigError if not valid."""
     try:
         return LearnerSettings(**{**recorded, **changes})
     except ValidationError as error:

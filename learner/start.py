@@ -110,7 +110,7 @@ def _claim_and_train(
 
 @contextmanager
 def _naming_the_successor(folder: LearnerFolder, number: int, view: RunView) -> Iterator[None]:
-    """Add to a RunTaken of the context whether a claim in the folder backs the fence."""
+    """Raise the block's RunTaken again, with what describe_fence tells of the newer incarnation."""
     try:
         yield
     except RunTaken as error:

@@ -16,8 +16,8 @@ _SMALLEST_SPREAD = 1e-6
 def why_filtered(totals_G: np.ndarray, filter_zero_std: bool) -> str | None:
     """Return the reason why a group is not trained on; None if it is.
 
-    `totals_G` has one total reward per rollout, NaN where no reward applies. Example: totals of 1.0, 1.0
-    and NaN are filtered with "no spread"; 1.0, NaN and NaN with "no reward applies".
+    `totals_G` has one total reward per rollout, NaN where no reward applies. Example: 1.0, NaN and NaN
+    have "no reward applies"; with `filter_zero_std` 1.0, 1.0 and NaN have "no spread".
     """
     present = totals_G[~np.isnan(totals_G)]
     if len(present) < 2:

@@ -99,7 +99,7 @@ class Log:
         self.extra[encodable(str(column))] = tuple(plain)
 
     def log_metric(self, name: str, value: float) -> None:
-        """Store a number to average over a step's groups. Raise ValueError or TypeError otherwise."""
+        """Store a number to average over a step's groups. Raise ValueError beyond 1e30, or TypeError."""
         if not abs(value) <= _HIGHEST_METRIC:
             expected = f"expected a finite number within {_HIGHEST_METRIC:g} of 0"
             raise ValueError(f"log_metric({name!r}) is {value}; {expected}")

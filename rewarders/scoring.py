@@ -227,7 +227,7 @@ class CurrentScorer:
             self._adopt(data)
 
     def _adopt(self, data: bytes | None) -> None:
-        """Change to an encoded contract, and log it, unless None or in force. Raise as `_make` does."""
+        """Change to a contract and log it, unless None, in force or unreadable. Raise as `_make`."""
         before = self._scorer.contract
         if data is not None and data != encode(before) and _can_be_read(data):
             self._scorer = self._make(data)

@@ -180,7 +180,7 @@ class LocalServer:
         remove_socket(Path(parse_url(self.url).path))
 
     def start(self) -> None:
-        """Start the server and wait until it answers. After 30 s kill it and raise ServerUnavailable."""
+        """Start the server, wait until it answers. Raise ServerUnavailable after 30 s or if it ends."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -191,8 +191,8 @@ class LocalServer:
             if ended is not None or deadline.expired():
                 self.kill()
                 raise ServerUnavailable(
-                    f"the queue server did not start within {_START_TIMEOUT_S:g} s (exit code "
-                    f"{ended}): {' '.join(self._command)}; see {self._log}"
+                    f"the queue server did not answer within {_START_TIMEOUT_S:g} s, or ended (exit "
+                    f"code {ended}): {' '.join(self._command)}; see {self._log}"
                 )
             time.sleep(_POLL_S)
 

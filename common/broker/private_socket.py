@@ -46,7 +46,7 @@ def remove_socket(path: Path) -> None:
 
 
 def check_listener(client: socket.socket, address: ServerAddress) -> None:
-    """Raise ConfigError if a connected unix socket is not served by the address's owner.
+    """Raise ConfigError if a socket's server, on Linux, or private folder is not the address's owner's.
 
     The check is made before a password is sent. Without an owner in the address nothing is checked.
     """

@@ -49,7 +49,7 @@ def read_entry(
 ) -> Entry:
     """Return an entry of the server's reply. Raise MalformedMessage for fields that no role writes.
 
-    The error is one of five texts, the cause by which such entries are counted.
+    The error is one of four texts, the cause by which such entries are counted.
     """
     if ticket is None:
         raise MalformedMessage("no field t")
@@ -170,7 +170,7 @@ class WorkStream:
         return issued
 
     def reclaim(self, count: int) -> list[Entry]:
-        """Take over up to `count` entries whose lease expired, and count a failed attempt for each.
+        """Take over up to `count` entries whose lease expired. Count a failed attempt, doom those alone.
 
         Return [] while the server has run for less than a lease. Entries are deleted as by `take`. Raise
         the errors of Connection.call.
@@ -182,7 +182,7 @@ class WorkStream:
     def runs_alone(self, entry: Entry) -> bool:
         """Return whether this is the ticket's last attempt, in which the consumer works on nothing else.
 
-        With max_attempts 3, a ticket whose first two attempts failed runs alone.
+        With max_attempts 3, a ticket whose first two attempts failed runs alone; with 1 none does.
         """
         return entry.attempts >= self.max_attempts - 1 and entry.attempts > 0
 
@@ -199,7 +199,7 @@ class WorkStream:
         return [bool(owned) for owned in reply]
 
     def handoff(self, entry: Entry, destination: str, payload: bytes) -> bool:
-        """Replace the entry by `payload` on a stream. Return False if another consumer did before.
+        """Replace the entry by `payload` on a stream. Return False if the ticket has another place.
 
         If the payload is too large to send, bury the ticket and return False. Raise as Connection.call.
         """
@@ -250,7 +250,7 @@ class WorkStream:
     def bury(self, entry: Entry, purpose: Purpose, reason: str) -> bool:
         """End the ticket as dead: payload and reason go to the stream `dead`, a verdict to the learner.
 
-        Return False if another consumer holds the entry. Raise as Connection.call does.
+        Return False if this consumer does not hold the entry. Raise as Connection.call does.
         """
         # The text of an error has any length and form.
         reason = encodable(reason[:SHOWN])[:SHOWN] or "no reason was given"

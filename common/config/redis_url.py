@@ -27,7 +27,11 @@ _OPTIONS = {
     "unix": frozenset({"db", "owner"}),
 }
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::([0-9]{1,5}))?", re.IGNORECASE | re.ASCII)
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
+_LETTERS = (
+    "expected USER:PASSWORD or :PASSWORD before the `@`, found another form; percent-encode "
+    "these letters of a password: `%` as %25, `@` as %40, `:` as %3A, `/` as %2F, `?` as %3F"
+)
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,9 @@ def parse_url(url: str) -> ServerAddress:
     try:
         parts = urlsplit(f"http://{rest}")  # a scheme for which urlsplit knows no special case
     except ValueError:
-        _refuse("expected the IPv6 address of the host in brackets, such as redis://[::1]:6379/0")
+        _refuse("expected brackets around the IPv6 address of the host alone; in a password `[` is %5B")
+    if "@" in parts.path and scheme != "unix":
+        _refuse(_LETTERS)
     login, _, place = parts.netloc.rpartition("@")
     username, password = _login(login) if "@" in parts.netloc else (None, None)
     options = _options(parts.query, scheme)
@@ -81,7 +87,7 @@ def parse_url(url: str) -> ServerAddress:
 
 
 def parse_host(place: str, source: str = "REDIS_URL") -> tuple[str, int]:
-    """Return host and port of HOST:PORT, port 6379 if none is given. Raise ConfigError if malformed."""
+    """Return host, an IPv6 one without brackets, and port, by default 6379. Raise ConfigError."""
     found = _HOST.fullmatch(place)
     if not found:
         _refuse("expected HOST:PORT, such as localhost:6379 or [::1]:6379, found another form", source)
@@ -102,20 +108,16 @@ def unix_url(path: str, password: str, owner: int) -> str:
 
 
 def with_login(url: str, username: str, password: str) -> str:
-    """Return a well-formed URL with another user and password."""
+    """Return a well-formed URL with another user and password, which are percent-encoded here."""
     scheme, _, rest = url.partition("://")
-    place = urlsplit(f"http://{rest}").netloc.rpartition("@")[2]
-    after = rest[len(urlsplit(f"http://{rest}").netloc) :]
-    return f"{scheme}://{quote(username, safe='')}:{quote(password, safe='')}@{place}{after}"
+    place = rest[len(urlsplit(f"http://{rest}").netloc.rpartition("@")[0]) :].removeprefix("@")
+    return f"{scheme}://{quote(username, safe='')}:{quote(password, safe='')}@{place}"
 
 
 def _login(login: str) -> tuple[str | None, str]:
     """Return user, None without one, and password. Raise ConfigError if malformed or incomplete."""
     if "@" in login or login.count(":") != 1:
-        _refuse(
-            "expected USER:PASSWORD or :PASSWORD before the `@`, found another form; percent-encode "
-            "these letters of a password: `%` as %25, `@` as %40, `:` as %3A, `/` as %2F, `?` as %3F"
-        )
+        _refuse(_LETTERS)
     username, password = (_decoded(part) for part in login.split(":"))
     if not password:
         _refuse("found an empty password before the `@`, expected USER:PASSWORD or :PASSWORD")
@@ -125,7 +127,8 @@ def _login(login: str) -> tuple[str | None, str]:
 def _options(query: str, scheme: str) -> dict[str, str]:
     """Return the options after `?`. Raise ConfigError for an unknown, empty or repeated option."""
     try:
-        pairs = parse_qsl(query, strict_parsing=True, keep_blank_values=True) if query else []
+        plain = query.replace("+", "%2B")  # parse_qsl would read a space
+        pairs = parse_qsl(plain, strict_parsing=True, keep_blank_values=True) if query else []
     except ValueError:
         pairs = [("", "")]
     options = dict(pairs)
@@ -146,9 +149,7 @@ def _unix_address(
     if place or not path.startswith("/") or len(path) < 2 or "\0" in path:
         _refuse("expected the absolute path of a socket, such as unix:///run/queue.sock")
     if len(path.encode()) > LONGEST_SOCKET_PATH:
-        _refuse(
-            f"expected a path of a socket of at most {LONGEST_SOCKET_PATH} bytes, found a longer one"
-        )
+        _refuse(f"expected a socket's path of at most {LONGEST_SOCKET_PATH} bytes, found a longer one")
     database = _number(options.get("db", "0"), "db")
     owner = _number(options["owner"], "owner") if "owner" in options else None
     return ServerAddress("unix", "", 0, path, database, username, password, owner)
@@ -180,7 +181,6 @@ def _number(text: str, name: str) -> int:
 
 
 def _refuse(text: str, source: str = "REDIS_URL") -> NoReturn:
-    """Raise ConfigError with this text."""
-    raise ConfigError(
-        f"{source}: {text}; the form is redis://USER:PASSWORD@HOST:PORT/DATABASE"
-    ) from None
+    """Raise ConfigError with this text after its source, and for REDIS_URL with the form of a URL."""
+    form = "; the form is redis://USER:PASSWORD@HOST:PORT/DATABASE" if source == "REDIS_URL" else ""
+    raise ConfigError(f"{source}: {text}{form}") from None

@@ -18,7 +18,7 @@ _ON_THIS_HOST = f" on {socket.gethostname()}"
 
 @contextmanager
 def hold_lock(path: Path, what: str) -> Iterator[list[str]]:
-    """Hold the lock during the block. Raise RunTaken if another process holds it, naming that process.
+    """Hold the lock in the block, named in its file. Raise RunTaken, naming the holder, if held.
 
     Yield the names of the processes that held the lock before, newest first; none holds it now. `what`
     names the process in the error, such as "learner". Raise ConfigError if the folder cannot be made.

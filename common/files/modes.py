@@ -21,7 +21,7 @@ def umask(octal: str) -> Iterator[None]:
 
 
 def share(folder: Path) -> None:
-    """Let everybody read what is below the folder who may read the folder. Raise OSError.
+    """Give all below the folder its mode, files without execution. Raise OSError.
 
     Some libraries ignore the umask: safetensors gives each of its files mode 0600.
     """

@@ -108,6 +108,6 @@ def read_chain(
 
 
 def lengths_on_chain(run_folder: RunFolder, newest: Claim) -> dict[int, int]:
-    """Return, by incarnation, its journal's bytes up to `newest`. Raise ConfigError for a bad claim."""
+    """Return by incarnation the bytes of its journal that a claim or `newest` names as its parent's."""
     lengths = {claim.parent: claim.parent_length for claim in read_claims(run_folder).values()}
     return lengths | {newest.parent: newest.parent_length}

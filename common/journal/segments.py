@@ -204,7 +204,7 @@ def explain_gap(run_folder: RunFolder, incarnation: int, offset: int, end: int |
 
 
 def segments_before(run_folder: RunFolder, incarnation: int, offset: int) -> list[Path]:
-    """Return the files that end before or at a position, by age; not the newest of its incarnation."""
+    """Return older incarnations' files, then those of this one, but its newest, that end by `offset`."""
     files = sorted(run_folder.journal.glob("*-*.journal"))
     older = [path for path in files if int(path.name.partition("-")[0]) < incarnation]
     own = pairwise(list_segments(run_folder, incarnation))

@@ -121,7 +121,7 @@ class Handle:
             os.close(output)
 
     def end(self) -> int | None:
-        """Kill the process and all below it; return its exit status, None if that is not known."""
+        """Kill the process and all below it; return its exit status, None if unknown or after 30 s."""
         self.usable = False
         try:
             self._command("end")
@@ -218,7 +218,7 @@ class Handle:
         return outcome
 
     def _sweep(self, call: _Call) -> None:
-        """Let the keeper kill what the call left, and the process report its end; else be unusable.
+        """Let the keeper kill what the call left, the process report its end; else clear `usable`.
 
         Built-in code starts no processes, so that nothing is left to kill.
         """

@@ -36,7 +36,7 @@ def hide_processes() -> None:
 
 
 def empty_shared_memory(folder: int) -> bool:
-    """Remove all in the isolated /dev/shm; return whether no System V memory or semaphore is left.
+    """Remove all in the isolated /dev/shm; return whether no System V object is left.
 
     `folder` is the descriptor that `isolate` returned. No process that could change the folder runs.
     """

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Set
 from typing import NoReturn
 
+from penstock.common.guard import below
 from penstock.common.sandbox import frames
 from penstock.common.sandbox.isolation import empty_shared_memory, isolate
 from penstock.common.sandbox.user import hide_memory
@@ -71,7 +72,7 @@ class Keeper:
                 if command == "end":
                     break
                 if command == "settled":
-                    self._kept |= set(_below(os.getpid()))
+                    self._kept |= set(below(os.getpid()))
                     continue
                 frames.send(self._connection, {"clean": self._sweep(self._kept)})
         with contextlib.suppress(ProcessLookupError):
@@ -91,7 +92,7 @@ class Keeper:
         before: set[int] | None = None
         while time.monotonic() < end:
             self._reap()
-            found = set(_below(os.getpid())) - kept
+            found = set(below(os.getpid())) - kept
             living = [pid for pid in found if not _is_zombie(pid)]
             if not living and found == before:
                 return self._shared_memory < 0 or empty_shared_memory(self._shared_memory)
@@ -112,21 +113,6 @@ class Keeper:
                     return
                 if pid == self._pid:
                     self._status = os.waitstatus_to_exitcode(status)
-
-
-def _below(pid: int) -> list[int]:
-    """Return the ids of all processes below this one; an empty list where /proc does not list them."""
-    found: list[int] = []
-    waiting = [pid]
-    while waiting:
-        tasks = f"/proc/{waiting.pop()}/task"
-        with contextlib.suppress(OSError):  # a process or thread that has just ended
-            for task in os.listdir(tasks):
-                with open(f"{tasks}/{task}/children") as file:
-                    children = [int(child) for child in file.read().split()]
-                found += children
-                waiting += children
-    return found
 
 
 def _is_zombie(pid: int) -> bool:

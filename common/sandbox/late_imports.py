@@ -49,7 +49,7 @@ def read_beforehand(source: str, user: str) -> None:
 
 
 def _names_in(folders: Iterable[str]) -> dict[str, frozenset[str]]:
-    """Return, per folder that can be listed now, the names of the modules in it."""
+    """Return, per folder, the names of the modules in it; leave out folders that may not be listed."""
     found = {}
     for folder in set(folders):
         try:

@@ -30,7 +30,7 @@ class Limits:
 
 
 def set_limits(limits: Limits) -> None:
-    """Limit memory, core dumps, files and queues of this process. Raise OSError if that fails."""
+    """Limit memory, processes (not for 0), files, core dumps and queues. Raise OSError if that fails."""
     _limit(resource.RLIMIT_AS, limits.memory_bytes)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, LONGEST_FILE)
@@ -49,13 +49,13 @@ def _limit(resource_number: int, value: int) -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends. A later change of user undoes this."""
+    """On Linux, have this process killed when its parent ends. A later change of user undoes this."""
     if sys.platform == "linux":
         _SYSTEM.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
 
 def ignore_polite_signals() -> None:
-    """Let SIGTERM and SIGINT do nothing: the role finishes its calls, and then ends its processes.
+    """Let SIGTERM, SIGINT and SIGHUP do nothing: the role ends its processes after their calls.
 
     A handler does this and not SIG_IGN, which programs that a reward starts would inherit.
     """
@@ -94,7 +94,7 @@ def _ignore(*_: object) -> None:
 
 
 def clear_timers() -> None:
-    """Stop all interval timers. A timer left by one call would raise its signal in the next call."""
+    """Stop all interval timers and drop their handlers. A timer left would signal in the next call."""
     for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
         signal.setitimer(timer, 0)
     for number in (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF):
@@ -105,7 +105,8 @@ def came_near(memory_bytes: int) -> bool:
     """Return whether this process ever used more than a quarter of its memory limit.
 
     math_verify catches MemoryError and returns "wrong", so the error itself is not enough. A number or
-    list that grows until MemoryError used about a third of the limit just before. An ordinary call uses
-    far less than a quarter. Example: with a limit of 4 GiB a peak of 1.3 GiB counts as out of memory.
+    list that grows until MemoryError used about a third of the limit just before, an ordinary call far
+    less than a quarter. Example: with a limit of 4 GiB a peak of 1.3 GiB counts as out of memory.
     """
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > memory_bytes / 4
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit > memory_bytes / 4

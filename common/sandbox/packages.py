@@ -44,7 +44,7 @@ def keep_packages(names: Iterable[str], with_extensions: bool = False) -> None:
 
 
 def _is_closed(folder: str) -> bool:
-    """Return whether somebody may not search this folder or one around it."""
+    """Return whether somebody may not search this folder, which exists, or one around it."""
     path = Path(folder).absolute()
     real = path.resolve()
     try:

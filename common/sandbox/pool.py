@@ -65,7 +65,7 @@ class SandboxPool:
         return outcome if isinstance(outcome, Mistake) else self._result(outcome)
 
     def close(self) -> None:
-        """Kill all idle processes. Closing twice does no harm; a later `run` waits for ever."""
+        """Kill idle processes and the nurseries. Closing twice does no harm; do not `run` later."""
         for slot in [self._idle.get() for _ in range(self._idle.qsize())]:
             for handle in slot.values():
                 handle.end()

@@ -12,7 +12,7 @@ _POOLS = 4
 
 
 class SandboxFailed(PenstockError):
-    """A sandbox process could not be started because something killed it at every attempt."""
+    """A sandbox process could not be started: it was killed at every attempt, or not ready in time."""
 
 
 class Code(NamedTuple):

@@ -53,9 +53,8 @@ class Starter:
         """Return a process that is ready, after at most STARTS attempts.
 
         A process that is killed before it is ready was killed from outside, so another one is started.
-        Return a Mistake if the user's code cannot be imported. Raise ConfigError if the memory limit is
-        too small or the settings are refused. Raise SandboxFailed if a process is not ready in time, or
-        was killed at every attempt.
+        Raise ConfigError for a too small memory limit or refused settings, SandboxFailed if a process is
+        not ready in time or always killed. With a `code` these and a failed import are Mistakes.
         """
         for _ in range(STARTS):
             handle = self._new_handle(code)
@@ -142,7 +141,7 @@ class Starter:
         """Return the handle when its process is ready, or a Mistake of the user's code.
 
         If the process ended before, return whether foreign code had run in it. Raise SandboxFailed if
-        it is not ready in time, ConfigError if it cannot give up its rights.
+        it is not ready in time, ConfigError if it cannot give up its rights, both only without a code.
         """
         began, end = False, time.monotonic() + START_TIMEOUT_S
         try:

@@ -17,7 +17,7 @@ KEPT = (
 """Environment variables that sandbox processes always inherit. None of them holds a password."""
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables that are 1 unless set: libraries then start no threads on import, and can be forked."""
+"""Variables that are 1 unless kept: libraries then start no threads on import, and can be forked."""
 
 _DUMPABLE, _DROP_BOUNDING, _NO_NEW_PRIVILEGES, _AMBIENT, _CLEAR_ALL = 4, 24, 38, 47, 4  # of prctl(2)
 _CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3 of capset(2)

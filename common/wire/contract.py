@@ -96,7 +96,7 @@ def check_tokenizer(contract: Contract) -> Path:
 
 
 def describe_difference(old: Contract, new: Contract) -> str:
-    """Return the fields in which two contracts differ, one per line: "  credit: 8 -> 16"."""
+    """Return the fields in which two contracts differ, a line each, as "  credit: 8 -> 16"; or ""."""
     before, after = asdict(old), asdict(new)
     changed = [name for name in before if before[name] != after[name]]
     return "\n".join(f"  {name}: {before[name]!r} -> {after[name]!r}" for name in changed)

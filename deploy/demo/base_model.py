@@ -26,11 +26,11 @@ from penstock.deploy.demo.tiny_llama import make_model, make_tokenizer, save_che
 LOWEST_ACCURACY = 0.36
 HIGHEST_ACCURACY = 0.44
 VALIDATION_PAIRS = 250
-BATCH_SIZE = 256
+BATCH_SIZE = 64
 LEARNING_RATE = 1e-3
 WARMUP_STEPS = 50
 MAX_STEPS = 1200
-STEPS_PER_MEASURE = 3
+STEPS_PER_MEASURE = 6
 STEPS_PER_REPORT = 30
 
 _IGNORED = -100
@@ -46,7 +46,7 @@ class BaseModelError(PenstockError):
 def make_base_model(folder: Path, task: TaskFiles, seed: int, report: Callable[[str], None]) -> None:
     """Pre-train the base model on `task.pretrain` and save it as a Hugging Face checkpoint.
 
-    Takes about 70 seconds of one core, and limits torch to one thread in this process: on a busy machine
+    Takes about 35 seconds of one core, and limits torch to one thread in this process: on a busy machine
     the threads of so small a model wait for each other. The same seed makes the same model on the same
     machine. `report` receives lines of progress and of the result. A folder that an earlier call
     completed stays as it is. Raise BaseModelError when no measured accuracy within MAX_STEPS is between
@@ -99,7 +99,7 @@ def _pretrain(
 ) -> int:
     """Train the model until its accuracy is in the band, and return the number of steps.
 
-    Raise BaseModelError after MAX_STEPS.
+    Report each 30 steps. Raise BaseModelError after MAX_STEPS.
     """
     optimizer = AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.1)
     warmup = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS))
@@ -123,7 +123,7 @@ def _pretrain(
             return step
     raise BaseModelError(
         f"expected a validation accuracy between {LOWEST_ACCURACY:.0%} and {HIGHEST_ACCURACY:.0%} "
-        f"within {MAX_STEPS} steps, found {accuracy:.0%} at the last: try another seed"
+        f"within {MAX_STEPS} steps, found {accuracy:.0%} at the last: try another --seed"
     )
 
 

@@ -31,7 +31,7 @@ _FIGURES = (
 
 
 def print_report(run_folder: RunFolder) -> None:
-    """Print table, answers, audit, files and verdict. Raise as LocalServer, read_audit and read_rows."""
+    """Print table, answers, audit, files, verdict; draw the curve. Raise as LocalServer, read_audit."""
     metrics, answers = read_json_lines(run_folder.metrics), read_json_lines(run_folder.evaluations)
     right = right_by_step(answers)
     print_table(metrics, right)
@@ -112,7 +112,7 @@ def trained_twice(folder: Path) -> int:
 
 
 def print_audit(audit: Audit, twice: int) -> None:
-    """Print what became of every group: its end state, and how many were lost or trained twice."""
+    """Print what became of all groups, how many were lost or trained `twice`, and all faults."""
     ends = ", ".join(f"{count} {state}" for state, count in audit.ended.items() if count)
     flying = len(audit.in_flight)
     lost = audit.issued - sum(audit.ended.values()) - flying

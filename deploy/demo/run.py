@@ -49,8 +49,8 @@ class Demo(Command):
     def execute(self) -> int:
         """Run the demo and return 0.
 
-        Raise DemoFailed, TaskError, BaseModelError, ConfigError for a wrong RUN_ setting, or as
-        print_report.
+        This process shows no warnings. Raise DemoFailed, TaskError, BaseModelError, ConfigError for a
+        wrong RUN_ setting, or as print_report.
         """
         warnings.simplefilter("ignore")  # a first run shows the demo's own lines, and errors
         logging.disable(logging.WARNING)
@@ -153,7 +153,7 @@ class Progress:
         self._evaluated = -1
 
     def __call__(self, report: Report) -> None:
-        """Log a report; print new steps and evaluations, and failures.
+        """Write a report to the log; print new steps and evaluations, errors, and failures.
 
         After 60 s without a printed line print what the run waits for.
         """

@@ -67,7 +67,7 @@ def write_task(folder: Path, seed: int) -> TaskFiles:
 
 
 def check_task(files: TaskFiles) -> None:
-    """Raise TaskError if a label or question is wrong or an operand pair occurs in two splits."""
+    """Raise TaskError if a label or question is wrong or a pair is in two splits."""
     owner: dict[Pair, Path] = {}
     for path in (files.pretrain, files.train, files.heldout):
         pairs = {_checked_pair(problem, path) for problem in read_problems(path)}

@@ -23,7 +23,7 @@ def compute_advantages(
     (unbiased, plus 1e-4) of `group` or `batch`, or 1 for `none`; `grpo` with `none` is Dr. GRPO
     (arXiv:2503.20783).
     A rollout without any reward (NaN) gets 0 and counts in no mean or standard deviation. If a group has
-    fewer than two rewards, and baseline or scale are the group's, all its rollouts get 0.
+    fewer than two rewards, and baseline or scale are the group's, or if the batch has, all get 0.
     Example:
         >>> compute_advantages([np.array([1.0, 0.0, 0.0, 1.0])], "grpo", "group")[0].round(3)
         array([ 0.866, -0.866, -0.866,  0.866])

@@ -78,7 +78,7 @@ def safe_exp(log_N: Tensor) -> Tensor:
 def _bound_ratio(
     ratio_N: Tensor, mode: CorrectionMode, lower: float, upper: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the corrected ratios, and bools that are true where a ratio was outside the bounds."""
+    """Return the corrected ratios, and true where one was out of bounds; "truncate" has only `upper`."""
     if mode == "truncate":
         return ratio_N.clamp(max=upper), ratio_N > upper
     outside_N = (ratio_N < lower) | (ratio_N > upper)

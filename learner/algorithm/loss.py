@@ -68,7 +68,7 @@ class LossTerms:
     loss: Tensor
     ratio_N: Tensor  # that the objective clips: the token's, or with gspo its sequence's mean
     clipped_low_N: Tensor  # bool: the lower bound removes the token's gradient
-    clipped_high_N: Tensor  # bool: the upper bound removes the gradient; with cispo bounds the weight
+    clipped_high_N: Tensor  # bool: the upper bound removes the gradient; with cispo bounds it, for A > 0
     kl_N: Tensor  # estimated KL to the reference policy; zeros without a reference
     bounded_N: Tensor  # bool: the importance ratio was changed, see `Correction`
 
@@ -122,8 +122,8 @@ def aggregation_weights(
     grpo (arXiv:2402.03300, eq. 3) and gspo (arXiv:2507.18071) take the mean over each sequence's tokens,
     then over the sequences. dr_grpo (arXiv:2503.20783) divides by the longest possible completion
     instead. bnpo (TRL) takes the mean over the mini-batch's tokens. dapo (arXiv:2503.14476, eq. 8),
-    cispo and dppo take the mean over the batch's tokens, so that a token's weight does not depend on its
-    mini-batch.
+    cispo and dppo take the mean over the batch's tokens: a token's weight is mini_batches / batch_tokens
+    in any mini-batch.
     Example: lengths [1, 3] in one mini-batch of max_completion_length 4: grpo [1/2, 1/6], dr_grpo
     [1/8, 1/8], bnpo and dapo [1/4, 1/4].
     """

@@ -44,7 +44,7 @@ class Generation(Extension):
 
 
 def compile_template(text: str) -> Template:
-    """Return a chat template. Raise TemplateError if it is none."""
+    """Return a chat template. Raise TemplateError if the text is no valid one."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
@@ -80,7 +80,7 @@ def render(template: Template, variables: dict[str, Any], messages: list[Any]) -
 
 
 def serve(channel: socket.socket) -> None:
-    """Answer the lines of a socket until it is closed. Raise OSError if the parent is gone."""
+    """Take a template, then render each line of messages until the socket closes. Raise OSError."""
     with channel, channel.makefile("rb") as lines:
         head = json.loads(lines.readline())
         _answer(channel, {"text": ""})
@@ -95,7 +95,7 @@ def serve(channel: socket.socket) -> None:
 
 
 def _answer(channel: socket.socket, answer: dict[str, str]) -> None:
-    """Send an answer as a line. Raise OSError if the parent is gone."""
+    """Send an answer, or an error if over MOST_BYTES. Raise OSError if the parent is gone."""
     line = json.dumps(answer).encode()
     if len(line) > MOST_BYTES:
         line = json.dumps({"error": f"its text has more than {MOST_BYTES} bytes"}).encode()
@@ -103,7 +103,7 @@ def _answer(channel: socket.socket, answer: dict[str, str]) -> None:
 
 
 def limit_process() -> None:
-    """Limit the memory of this process from now on, and let it write no file."""
+    """Let this process use 1 GiB more than now, and write no file and no core dump."""
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY_BYTES,) * 2)

@@ -27,7 +27,7 @@ _VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "LD_LIBRARY_
 
 
 class ChatRenderer:
-    """Renders messages by one template. Its process starts with the first prompt, and ends with this."""
+    """Renders messages by one template, in a process from the first prompt to the renderer's end."""
 
     def __init__(self, template: str, variables: Mapping[str, Any]) -> None:
         self._head = {"template": template, "variables": dict(variables)}
@@ -65,7 +65,7 @@ class ChatRenderer:
         self._ask(self._head, _START_S)
 
     def _ask(self, question: Any, limit_s: float) -> str:
-        """Return the answer to a line. Raise ValueError for none; then the process is ended."""
+        """Return the answer to a line. Raise ValueError for none (the process ends) or an error."""
         assert self._channel is not None
         deadline = time.monotonic() + limit_s
         try:

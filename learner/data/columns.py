@@ -40,7 +40,7 @@ def map_columns(
     """Return which columns of `names` hold the question and the gold answer.
 
     `row` is any row of the data set: nested names are looked up in this row. Raise DataError, naming
-    the columns that are there, if the question's, or a gold answer's that a reward needs, is not found.
+    the columns that are there, if a set one, the question's, or a gold answer's for a reward is missing.
     """
     found = list(names)
 

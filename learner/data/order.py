@@ -32,7 +32,7 @@ class Questions(Protocol):
 
 
 class Shuffled:
-    """Questions of one or several data sets in memory, in a new random order in each epoch.
+    """Questions of data sets in memory, in each epoch in a new random order, or unshuffled in theirs.
 
     With weights, each data set fills a share of the epoch in proportion to its weight. Sets of 30 and 10
     questions with weights 1 and 3: an epoch of 40 has 10 of the first, and 30 of the second, each three
@@ -66,7 +66,7 @@ class Shuffled:
         return questions[place]
 
     def _order(self, stream: int, turn: int, size: int) -> NDArray[np.int64]:
-        """Return the order of `size` items: stream 0 orders an epoch, stream 1 + k the data set k."""
+        """Return an order of `size` items, or 0 to size - 1: stream 0 an epoch's, 1 + k data set k's."""
         return _permutation(self._seed, stream, turn, size) if self._shuffle else np.arange(size)
 
 

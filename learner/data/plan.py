@@ -61,7 +61,7 @@ def make_plan(settings: LearnerSettings) -> Plan:
 
 
 def check_sampling(settings: LearnerSettings) -> None:
-    """Raise ConfigError if top_p, top_k or min_p bias the importance ratio, unless this is accepted."""
+    """Raise ConfigError if top_p, top_k or min_p bias the ratio, unless accept_sampling_bias is set."""
     found = {
         f"LEARNER_TOP_P={settings.top_p}": settings.top_p < 1,
         f"LEARNER_TOP_K={settings.top_k}": settings.top_k > 0,
@@ -144,7 +144,7 @@ def check_length(settings: LearnerSettings, config: PreTrainedConfig) -> None:
 
 
 def describe(settings: LearnerSettings) -> dict[str, int | str]:
-    """Return --dry-run's figures. Reads data, but no weights. Raise ConfigError or DataError."""
+    """Return --dry-run's figures. Reads data, loads no weights. Raise ConfigError or DataError."""
     plan = make_plan(settings)
     groups = plan.steps * settings.groups_per_step
     return {

@@ -38,7 +38,7 @@ class QuestionReader:
         self._template = Template(settings, tokenizer)
 
     def read(self, row: Mapping[str, object], mapping: ColumnMapping, where: str) -> Question | None:
-        """Return the question of a row, or None if its prompt is too long and such prompts are dropped.
+        """Return the question of a row; count a long prompt in `too_long`, and drop (None) or cut it.
 
         Raise DataError, which begins with `where`, if the row has no usable question or gold answer,
         and ConfigError if the chat template rejects the question.
@@ -65,7 +65,7 @@ class QuestionReader:
 def load_questions(
     settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Questions, list[Question]]:
-    """Return the questions to train on, and those held out for evaluation. Log how many are too long.
+    """Return the questions to train on, and up to eval_samples held out. Log how many are too long.
 
     Raise DataError if a data set cannot be read, ConfigError if the settings or a template do not fit.
     """

@@ -18,7 +18,7 @@ def resolve_rewards(settings: LearnerSettings) -> tuple[RewardSpec, ...]:
 
 
 def resolve_reward(asked: str, weight: float, settings: LearnerSettings) -> RewardSpec:
-    """Return the spec of a reward that LEARNER_REWARDS names; raise ConfigError if it is not found."""
+    """Return the spec of a reward of LEARNER_REWARDS. Raise ConfigError if its code is not found."""
     source, name = split_source(asked)
     if not source:
         return RewardSpec(name, weight, options=_options(name, settings))

@@ -41,7 +41,7 @@ class Source:
 
     @property
     def path(self) -> Path | None:
-        """The file or folder that `name` is, or None if `name` is a hub id."""
+        """The path that `name` is, with a known ending or a file or folder there; None for a hub id."""
         path = Path(self.name)
         return path if path.suffix in _KINDS or path.exists() else None
 

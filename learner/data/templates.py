@@ -31,7 +31,7 @@ class Template:
     """Converts a question to prompt tokens by LEARNER_PROMPT_TEMPLATE and LEARNER_SYSTEM_PROMPT.
 
     Creating a Template raises ConfigError if the tokenizer lacks the chat template that is asked for, if
-    a named file cannot be read, or if the two variables contradict each other.
+    a template is unknown or its file unreadable, or if the two variables contradict each other.
     """
 
     def __init__(self, settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase) -> None:

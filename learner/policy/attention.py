@@ -54,7 +54,7 @@ def use_packed_attention(model: PreTrainedModel) -> None:
 
 
 def _unsupported_feature(model: PreTrainedModel) -> str:
-    """Return why packed attention cannot compute the model, as "has attention sinks"; "" if unknown."""
+    """Return why packed attention cannot compute the model, as "has attention sinks"; "" if it can."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
     if getattr(model, "_is_stateful", False):
@@ -89,9 +89,9 @@ def packed_attention(
     """Return the attention output (1, L, heads, width) of a row's query (1, heads, L, width), and None.
 
     `cu_seq_lens_q` (S + 1,) holds the start of each of the S sequences, then L: [0, 3, 8] are sequences
-    of 3 and 5 tokens. Key and value may have fewer heads than the query. `sliding_window` counts the
-    tokens visible to a token, itself included. Raise ConfigError for arguments that are not implemented,
-    and for a packed row without boundaries.
+    of 3 and 5 tokens; `attention_mask` is then unused. Key and value may have fewer heads than query.
+    `sliding_window` counts the tokens visible to a token, itself included. Raise ConfigError for
+    arguments that are not implemented, and for a packed row without boundaries.
     """
     _refuse_unsupported_call(module, kwargs)
     qkv, options = (query, key, value), _Options(dropout, scaling, sliding_window)
@@ -195,7 +195,7 @@ def _group_by_length(bounds: tuple[int, ...], device: torch.device) -> _Sequence
 
 
 def _can_use_flash(query: Tensor, value: Tensor, dropout: float) -> bool:
-    """Return whether flash attention fits: CUDA, 16-bit floats, no dropout, head size 8n <= 256."""
+    """Return whether flash attention fits: CUDA, 16 bits, no dropout, equal head sizes 8n <= 256."""
     width = query.shape[-1]
     fits = width == value.shape[-1] and width <= 256 and width % 8 == 0
     return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and not dropout and fits

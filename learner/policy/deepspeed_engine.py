@@ -24,7 +24,7 @@ _TAG = "trainer"
 
 @dataclass(frozen=True, slots=True)
 class OptimizerStep:
-    """The result of an optimizer step. If `skipped`, gradients were not finite and no weight changed."""
+    """The result of an optimizer step. If `skipped`, `grad_norm` is not finite and no weight changed."""
 
     grad_norm: float
     skipped: bool
@@ -111,7 +111,7 @@ class DeepSpeedEngine:
 
 
 def join_process_group() -> None:
-    """Join the launcher's process group; without a launcher, make a group of this process alone."""
+    """Join the launcher's process group; without one set its variables for this process alone."""
     # DeepSpeed would compile its shared-memory op for a minute, which only saves gloo some copies.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     set_single_process_environment()
@@ -119,7 +119,7 @@ def join_process_group() -> None:
 
 
 def leave_process_group() -> None:
-    """Destroy the process group. A process that ends without this call ends in SIGABRT."""
+    """Destroy process and message groups. A process that ends without this call ends in SIGABRT."""
     message_group.cache_clear()
     deepspeed.comm.destroy_process_group()  # and what DeepSpeed keeps of it: a replay may follow
 

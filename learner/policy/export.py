@@ -20,7 +20,7 @@ _MODEL = "model."
 def whole_state(engine: DeepSpeedEngine) -> dict[str, Tensor]:
     """Return the Hugging Face model's parameters and persistent buffers by name.
 
-    All ranks call together; ranks above 0 get {}. Raise NotFinite on all ranks for NaN or infinity.
+    All ranks call together; above 0 they get {}. Raise NotFinite on all ranks for NaN or infinity.
     """
     state = {}
     for name, parameter in engine.full_parameters():

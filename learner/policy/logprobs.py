@@ -72,7 +72,7 @@ def make_logprob_head(model: PreTrainedModel, chunk: int, fp32: bool) -> Logprob
     """Return the head that maps a Hugging Face model's last hidden states to log-probabilities.
 
     For a PEFT model pass the wrapped model (`get_base_model()`). Raise ConfigError for a model whose
-    logits are more than its output layer applied to these hidden states.
+    logits are more than its output layer, a torch.nn.Linear, applied to these hidden states.
     """
     name, config = type(model).__name__, model.config.get_text_config()
     for key in _LOGIT_CHANGING_SETTINGS:
@@ -158,7 +158,7 @@ class _GradientSums:
         self.to_bias = torch.empty_like(bias) if bias is not None and wanted[2] else None
 
     def add(self, part: slice, grad: Tensor, fp32: bool) -> None:
-        """Add the contribution of `grad` (N, width), the logits' gradient of the words of `part`."""
+        """Take in `grad` (N, width), the gradient of the words `part`' logits; each part comes once."""
         hidden, weight = self._hidden, self._weight[part]
         if self.to_bias is not None:
             self.to_bias[part] = grad.sum(dim=0)

@@ -42,7 +42,7 @@ class PolicyModel(nn.Module):
 
 
 def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
-    """Load a model, dropout off. Raise ConfigError for no model, packing or liger; OSError of a disk."""
+    """Load a model, dropout off. Raise ConfigError if it is no causal safetensors model, or OSError."""
     dtype = _DTYPES[settings.dtype]
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(

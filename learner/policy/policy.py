@@ -75,7 +75,7 @@ class Policy:
     def update(self, batch: Batch, step: int) -> Update:
         """Make all optimizer steps on the batch of Update `step` + 1, and return the Update.
 
-        A function of weights, optimizer state, batch, step and settings: a replay repeats the Update.
+        A function of weights, reference, optimizer state, batch, step, settings: a replay repeats it.
         """
         self._apply_schedules(step)
         rate = learning_rate(self._settings, step, self._steps)
@@ -100,9 +100,9 @@ class Policy:
         )  # fmt: skip
 
     def _apply_schedules(self, step: int) -> None:
-        """Update the reference and reset the optimizer if the settings ask for it at this step.
+        """If due, mix the policy into a frozen reference, or copy it there and reset the optimizer.
 
-        Example: sync_ref_model and ref_model_sync_steps 10 change the reference at steps 10, 20, 30.
+        ref_model_sync_steps 10 mixes at steps 10, 20, 30; outer_iteration_steps 10 copies, resets then.
         """
         settings, reference = self._settings, self._reference
         mixes = step and settings.sync_ref_model and step % settings.ref_model_sync_steps == 0
@@ -126,8 +126,8 @@ class Policy:
     def _mini_batches(self, batch: Batch, step: int) -> list[MiniBatch]:
         """Return the mini-batches of the Update, one per optimizer step.
 
-        Each iteration splits the batch into num_mini_batches, in an order drawn from seed, step and
-        iteration. Example: num_iterations 2 and num_mini_batches 3 make 6.
+        Each iteration splits the batch into num_mini_batches, at most one per sequence, in its order, or
+        with shuffle_mini_batch in one drawn from seed, step and iteration. 2 iterations of 3 make 6.
         """
         settings = self._settings
         minis: list[MiniBatch] = []
@@ -177,7 +177,7 @@ class Policy:
     def _loss_tokens(
         self, row: Row, weights: np.ndarray, indices: np.ndarray, fixed: FixedLogprobs
     ) -> LossTokens:
-        """Return the row's tokens with the model's log-probabilities, `weights` one per sequence."""
+        """Return the row's tokens; old_N is the behaviour's, or if decoupled the proximal, policy's."""
         logprobs_N, entropy_N = self._engine(row)
         per_sequence = torch.as_tensor(weights, dtype=torch.float32, device=row.sequence_N.device)
         if not self._settings.decoupled_loss:

@@ -33,7 +33,7 @@ def world_size() -> int:
 
 
 def set_single_process_environment() -> None:
-    """Set a launcher's environment variables for a group of one on loopback. Without effect under one.
+    """Set a launcher's environment variables for a group of one on loopback, unless a launcher has.
 
     Port 0 lets the process take a free port: a parent may use the port of the inherited environment.
     """

@@ -30,7 +30,7 @@ def completion_rows(
 ) -> list[dict[str, Any]]:
     """Return a row per completion of the batch of step `step`, and per filtered group with rewards.
 
-    `batch` has the sequences of all rollouts of `groups`, in order. Raise KeyError without a weight.
+    `batch` has the sequences of all rollouts, in order. Raise KeyError for a reward without weight.
     """
     advantages = iter(sequence.advantage for sequence in batch.sequences)
     rows = [
@@ -69,7 +69,7 @@ def _trained_row(
 
 
 def _filtered_row(step: int, verdict: Verdict, weights: Mapping[str, float]) -> dict[str, Any]:
-    """Return the row of a filtered group; what a verdict does not hold is empty."""
+    """Return the row of a filtered group's first completion with rewards; unknown values are empty."""
     index = first_scored(verdict.rewards)
     return _row(step, verdict.ticket_id, index, verdict.rewards, weights) | {
         "prompt": verdict.prompt,

@@ -30,8 +30,8 @@ def pass_at_k(n: int, right: int, k: int) -> float:
 def majority(answers: Sequence[str], right: Sequence[bool]) -> bool:
     """Return whether the most frequent answer is right. Among equally frequent answers the first wins.
 
-    Answers are compared as text, without white space, dollars and thousands separators. Empty answers do
-    not count; without any other the result is False. Example: "72", " 72", "71" have the majority 72.
+    Answers are compared as text without spaces (LaTeX's too), dollars and thousands separators. The
+    first of equal answers decides. Empty answers do not count; if all are empty, return False.
     """
     cleaned = [_CLEAN.sub("", answer) for answer in answers]
     votes = Counter(filter(None, cleaned)).most_common(1)
@@ -41,7 +41,7 @@ def majority(answers: Sequence[str], right: Sequence[bool]) -> bool:
 def summarise(answers: Sequence[Answer], main_reward: str) -> dict[str, float]:
     """Return the metrics of an evaluation by name. A reward that applies to no answer has no metric.
 
-    Questions whose ticket died count in eval/unanswered alone, unscored completions in eval/unscored.
+    eval/unanswered counts questions without a scored completion, eval/unscored unscored completions.
     """
     given = [answer for answer in answers if answer.scored()]
     metrics: dict[str, float] = {
@@ -66,7 +66,7 @@ def summarise(answers: Sequence[Answer], main_reward: str) -> dict[str, float]:
 def _of_k(given: Sequence[Answer], main_reward: str) -> dict[str, float]:
     """Return avg@k, pass@1, pass@2, pass@4, ..., pass@k and maj@k over the questions with a gold answer.
 
-    pass@n is over the questions with at least n scored completions.
+    pass@n is over those with n or more scored completions. No maj@k for k 1; {} for no question.
     """
     judged = [one for one in given if any(row.get(main_reward) is not None for row in one.rewards)]
     if not judged:

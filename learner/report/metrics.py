@@ -12,7 +12,7 @@ from penstock.learner.streams.intake import Arrivals
 
 
 def update_metrics(update: Update) -> dict[str, float | None]:
-    """Return the metrics of an Update over its trained tokens. Without any, only loss and counts."""
+    """Return an Update's metrics; without trained tokens only loss, norm, learning rate and counts."""
     tokens = update.tokens
     metrics: dict[str, float | None] = {
         "loss": update.loss,

@@ -75,7 +75,7 @@ class Recorder:
             self._trackers.tell(lambda tracker: tracker.log_completions(rows, step))
 
     def evaluation(self, result: Evaluated, columns: Sequence[Row], metrics: dict[str, float]) -> None:
-        """Append a line of answers per question; tell the trackers. Raise RunTaken, DiskFull."""
+        """Append each question's answers, columns; tell trackers `metrics`. Raise RunTaken, DiskFull."""
         step, version = result.version.step, str(result.version)
         head = {"step": step, "version": version, "questions": len(result.answers)}
         rows = [head | asdict(answer) | {"columns": columns[answer.index]} for answer in result.answers]
@@ -83,7 +83,7 @@ class Recorder:
         self._trackers.tell(lambda tracker: tracker.log(metrics, step))
 
     def results(self, name: Literal["train", "eval"], metrics: Row) -> None:
-        """Replace train_results.json or eval_results.json by the figures. Raise RunTaken, DiskFull."""
+        """Replace train_results.json or eval_results.json by `metrics`. Raise RunTaken, DiskFull."""
         data = json.dumps(metrics, indent=2, default=str).encode()
         self._folder.write_file(self._folder.results(name), data)
 
@@ -92,7 +92,7 @@ class Recorder:
         self._trackers.tell(lambda tracker: tracker.close())
 
     def _append(self, path: Path, rows: Sequence[Row]) -> None:
-        """Append rows without a sync: the journal has the run's truth. Raise RunTaken, DiskFull."""
+        """Append rows without a sync: the journal holds the same. Raise RunTaken, DiskFull, OSError."""
         data = _to_lines(rows)
         with path.open("ab", buffering=0) as file:
             write = partial(append_whole, file, data, file.seek(0, os.SEEK_END), sync=False)

@@ -119,7 +119,7 @@ def _start(name: str, folder: Path, run: str) -> Tracker:
             problem = f" names {name}, which is not installed: pip install {name}"
         else:
             problem = f"={name}: the tracker does not start: {type(error).__name__}: {error}"
-        raise ConfigError(f"LEARNER_REPORT_TO{problem}") from error
+        raise ConfigError(f"LEARNER_REPORT_TO{problem}. Correct this, or leave it out") from error
     if not isinstance(tracker, Tracker):
         raise ConfigError(
             f"LEARNER_REPORT_TO={name}: expected an object with the methods log, log_completions and "
@@ -129,7 +129,7 @@ def _start(name: str, folder: Path, run: str) -> Tracker:
 
 
 def _load(name: str) -> MakeTracker:
-    """Run a user's module, return its function. Raise ConfigError for none, or the module's errors."""
+    """Run the module and return the function of `name`. Raise ConfigError for none, or its errors."""
     source, function = split_source(name)
     module = import_code(find_code(source, f"LEARNER_REPORT_TO={name}"))
     found: MakeTracker | None = getattr(module, function, None)

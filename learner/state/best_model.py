@@ -24,7 +24,7 @@ class BestModel(TypedDict):
 
 
 def read_best(run_folder: RunFolder) -> BestModel | None:
-    """Return the note about the best model, None if there is none. Raise ConfigError if damaged."""
+    """Return the latest step's note of a best model, None if none. Raise ConfigError if damaged."""
     notes = sorted(run_folder.best.glob("[0-9]*/best.json"))
     if not notes:
         return None
@@ -35,10 +35,10 @@ def read_best(run_folder: RunFolder) -> BestModel | None:
 def keep_if_best(
     folder: LearnerFolder, version: Version, metric: str, value: float, answered: int
 ) -> bool:
-    """Keep a version's model and delete others, if none was as good by this metric. Return whether.
+    """Copy a version's model to best/ and delete others if it is better. Return whether it was copied.
 
-    A version with fewer `answered` questions than the best one is not kept either, because the
-    questions that were answered may be the easier ones. Raise RunTaken, DiskFull, ConfigError.
+    Better are a larger `value` with no fewer `answered` questions (fewer may be the easier), and any
+    value if best/ holds no model by this metric. Raise RunTaken, DiskFull, ConfigError.
     """
     best = read_best(folder)
     if best is not None and best["metric"] == metric:

@@ -82,11 +82,11 @@ def save_checkpoint(
     ledger: LedgerTable,
     settings: LearnerSettings,
 ) -> Checkpoint:
-    """Write and return the checkpoint of a step, then delete old ones. Raise RunTaken, DiskFull.
+    """Write and return a step's checkpoint, keep the newest save_total_limit. Raise RunTaken, DiskFull.
 
-    LEARNER_JOURNAL_RETENTION=resume also deletes the journal before the oldest one kept. With several
-    ranks a full disk is not waited for: the other ranks have written their part already. Raise NotFinite
-    if a weight holds NaN or infinity, ConfigError if a claim's file is damaged.
+    LEARNER_JOURNAL_RETENTION=resume also deletes the journal before the oldest of two or more kept, all
+    undamaged. With several ranks a full disk is not waited for: the others wrote their part. Raise
+    NotFinite if a weight holds NaN or infinity, ConfigError if a claim's file is damaged.
     """
     state: dict[str, Any] = {"step": step, "position": asdict(position), "ledger": ledger}
     state |= {"trained_with": training_kind(settings), "machine": this_machine()}
@@ -108,7 +108,7 @@ def save_checkpoint(
 
 
 def _delete_old(folder: LearnerFolder, settings: LearnerSettings) -> None:
-    """Delete all but the newest checkpoints on the chain. Trim the journal if the settings ask for it.
+    """Delete all but the newest checkpoints on the chain; trim the journal if set so and two are kept.
 
     Nothing is deleted once a later learner has claimed the folder. Raise ConfigError for a bad claim.
     """
@@ -128,7 +128,7 @@ def _delete_old(folder: LearnerFolder, settings: LearnerSettings) -> None:
 
 
 def _trim_journal(run_folder: RunFolder, kept: list[Path], oldest: Position) -> None:
-    """Delete the segments before the oldest kept checkpoint; if a kept one is damaged, log an error."""
+    """Delete segments before the oldest kept checkpoint; if a kept one is damaged, only log that."""
     doomed = segments_before(run_folder, oldest.incarnation, oldest.offset)
     damaged = [folder for folder in kept[1:] if _find_damage(folder)] if doomed else []
     if damaged:
@@ -139,7 +139,7 @@ def _trim_journal(run_folder: RunFolder, kept: list[Path], oldest: Position) -> 
 
 
 def newest_position(run_folder: RunFolder) -> Position | None:
-    """Return the position of the newest checkpoint whose state.json is whole. Check no other file."""
+    """Return the position of the newest checkpoint with a whole state.json, None if there is none."""
     return next(filter(None, map(_position, _newest_first(run_folder))), None)
 
 
@@ -219,7 +219,7 @@ def _hashes(folder: Path) -> dict[str, Any]:
 
 
 def _read(folder: Path) -> Checkpoint:
-    """Read state.json. Raise ValueError if it differs from its hash or a number is out of range."""
+    """Return the checkpoint by its state.json. Raise ValueError if that differs from its hash."""
     path = folder / "state.json"
     if _hashes(folder)[path.name] != hash_file(path):
         raise ValueError(f"{path.name} differs from its hash")

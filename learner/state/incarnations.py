@@ -35,10 +35,10 @@ def read_nonce(run_folder: RunFolder) -> str:
 
 
 def next_incarnation(run_folder: RunFolder, redis_incarnation: int) -> int:
-    """Return 1 + the largest incarnation of both. Raise ConfigError if a claim's file is damaged.
+    """Return 1 + the larger of newest claim and server's incarnation. Raise ConfigError for a bad claim.
 
-    A number on the server that is over FENCE_JUMP above the folder's was written by no learner. To claim
-    above such a number would use up all numbers.
+    A server's number that is over FENCE_JUMP above the folder's next is ignored: no learner wrote such
+    a number, and a claim above such numbers would use up all of them.
     Example: claims 1 and 2, and 4 on the server: 5. The same claims, and 10^15 on the server: 3.
     """
     newest = max(read_claims(run_folder), default=0)
@@ -46,7 +46,7 @@ def next_incarnation(run_folder: RunFolder, redis_incarnation: int) -> int:
 
 
 def describe_fence(run_folder: RunFolder, incarnation: int, fence: int) -> str:
-    """Return, for a learner that found a higher fence, whether a claim in the folder backs that fence.
+    """Return a text: whether a claim in the folder backs `fence`, a higher incarnation on the server.
 
     Raise ConfigError if a claim's file is damaged.
     """
@@ -62,7 +62,7 @@ def describe_fence(run_folder: RunFolder, incarnation: int, fence: int) -> str:
 
 
 def claim_incarnation(folder: LearnerFolder, checkpointed: Position | None = None) -> Claim:
-    """Claim the folder for its incarnation, which was claimed on the queue server before.
+    """Claim the folder for its incarnation, claimed on the server before; return the claim.
 
     The server is claimed first: from then on the learner before can acknowledge nothing, so its later
     records may count or not. Raise RunTaken if this or a later incarnation is claimed here: a learner

@@ -43,7 +43,7 @@ class Journal:
         self._file = self._open_segment()
 
     def append(self, kind: str, **fields: Any) -> Position:
-        """Write and sync a record, return the position after it. Raise DiskFull after waiting."""
+        """Write and sync a record, perhaps in a new segment; return its end. Raise DiskFull if full."""
         record = encode_record({"kind": kind, **fields})
         if self._size and self._size + len(record) > self._segment_bytes:
             self._file.close()

@@ -56,7 +56,7 @@ class Ledger:
         return sum(1 for ticket in self.open if ticket.purpose == "train")
 
     def opened(self, ticket: TicketId, version: Version) -> None:
-        """Add an issued ticket. If the ticket is open already, its first version stays."""
+        """Add and count an issued ticket. If the ticket is open already, its first version stays."""
         if ticket not in self.open:
             self.open[ticket] = version
             self.totals["issued"] += 1
@@ -77,7 +77,7 @@ class Ledger:
         return self.open[ticket].incarnation < newest
 
     def next_train_ticket(self) -> TicketId:
-        """Return the next id, which asks a dropped question again or, if there is none, the next one."""
+        """Use up and return the next id, for a dropped question or, if there is none, the next one."""
         number = self.next_number
         self.next_number += 1
         ticket = TicketId.train(number)
@@ -97,14 +97,14 @@ class Ledger:
         return ticket in self.open or ticket.number < self.next_number
 
     def close(self, ticket: TicketId, state: EndState, reason: str = "") -> None:
-        """End a ticket, so that another may be issued. Raise KeyError if the ticket is not open."""
+        """End a ticket, count `state`, keep the end for the journal. Raise KeyError if not open."""
         del self.open[ticket]
         self._positions.pop(ticket, None)
         self.totals[state] += 1
         self.unrecorded[ticket] = [state, reason]
 
     def drop(self, ticket: TicketId, ask_again: bool) -> None:
-        """End a ticket as stale, because its group is over max_staleness. Perhaps repeat its question.
+        """End a ticket as stale, whose group is over max_staleness; if `ask_again`, repeat its question.
 
         A repeat sets `owes_record`. After a crash, the questions of tickets that were issued after the
         last record are derived from that record. Raise KeyError if the ticket is not open.
@@ -117,7 +117,7 @@ class Ledger:
         self.close(ticket, "stale", f"over max_staleness{repeated}")
 
     def take_unrecorded(self) -> dict[TicketId, list[str]]:
-        """Return the tickets that ended since the last call, each with [state, reason]."""
+        """Return the tickets that ended since the last call, with [state, reason]; clear owes_record."""
         ends, self.unrecorded = self.unrecorded, {}
         self.owes_record = False
         return ends
@@ -136,7 +136,7 @@ class Ledger:
         }
 
     def restore(self, snapshot: LedgerTable) -> None:
-        """Replace the whole table by a `snapshot`. Raise MalformedMessage for one of another form."""
+        """Replace the table by a `snapshot`, forget unrecorded ends. Raise MalformedMessage if bad."""
         found = fields_as(LedgerTable, snapshot, "ledger")
         single = [found[name] for name in ("next_number", "total_dropped", "repeats")]
         many = [*found["to_repeat"], *found["positions"].values(), *found["totals"].values()]

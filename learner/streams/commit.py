@@ -32,9 +32,10 @@ class CommitLog:
         self.recorded = ledger.snapshot()
 
     def read(self, purpose: Purpose, count: int = 64) -> list[Entry]:
-        """Return up to `count` outcomes; `record` deletes ended ones. Raise Connection.call's errors.
+        """Return the next outcomes, `count` at most, after those read. Raise Connection.call's errors.
 
-        Outcomes of tickets that have ended by the journal, or were never issued, are deleted at once.
+        `record` deletes them on the server once their tickets end. Those of tickets that ended by the
+        journal, or were never issued, are returned too, and deleted at once.
         """
         entries = self._queue.outcomes(purpose, self._read_up_to[purpose], count)
         known = self.ledger.open.keys() | self.ledger.unrecorded.keys() if entries else ()
@@ -47,11 +48,11 @@ class CommitLog:
         return entries
 
     def read_again(self) -> None:
-        """Begin again with the first outcomes of both streams."""
+        """Let the next `read` of each stream begin with its first outcome."""
         self._read_up_to: dict[Purpose, str] = {"train": BEGINNING, "eval": BEGINNING}
 
     def record(self, kind: str, **fields: Any) -> None:
-        """Append a record and sync the journal, then acknowledge the tickets that ended since the last.
+        """Append a record and sync the journal, then acknowledge what ended since the last record.
 
         Raise DiskFull, or Connection.call's errors, such as RunTaken and ServerUnavailable.
         """
@@ -61,7 +62,7 @@ class CommitLog:
         self._acknowledge(ends)
 
     def _acknowledge(self, ends: dict[TicketId, list[str]]) -> None:
-        """Close ended tickets and delete entries that are not open. Raise Connection.call's errors."""
+        """Close these tickets, delete read entries of ended ones. Raise Connection.call's errors."""
         for purpose, read in self._entries.items():
             ended = [ticket for ticket in ends if ticket.purpose == purpose]
             states = {ticket: cast(EndState, ends[ticket][0]) for ticket in ended}

@@ -20,8 +20,8 @@ from penstock.learner.streams.refusal import MEANING, OutcomeCheck
 class Answer:
     """The K completions of one held-out question, and the answer that the rewarder found in each.
 
-    There are no completions when the ticket died of `reason`. `failures` has per completion the reason
-    why it was not scored, "" for a scored one; it is empty if all were scored.
+    There are no completions when the ticket died or was refused, for `reason`. `failures` has the reason
+    why each completion was not scored, "" for a scored one; it is empty if all were scored.
     """
 
     index: int
@@ -77,7 +77,7 @@ class Evaluator:
         self.issue_missing()
 
     def issue_missing(self) -> None:
-        """Issue tickets without answer, if an evaluation runs. Raise Connection.call's errors."""
+        """Issue a running evaluation's unanswered tickets. Raise DataError, or as Connection.call."""
         if self._version is None:
             return
         missing = [index for index in range(self._count) if index not in self._answers]
@@ -90,7 +90,7 @@ class Evaluator:
             raise self._source.too_large(tickets, self._commit_log.ledger.position, error) from error
 
     def poll(self) -> bool:
-        """Return whether answers came. The last ends the evaluation. Raise CommitLog.record's errors."""
+        """Return whether a ticket ended; the last ends the evaluation. Raise as CommitLog.record."""
         if self._version is None:
             return False
         before = len(self._answers)

@@ -30,7 +30,7 @@ _LONGEST_PAUSE_S = 1.0  # between two heartbeats, also with a long lease: actors
 
 
 def end_process(reason: str) -> None:
-    """Print the reason and exit with DeadlineExceeded's code, also while the main thread hangs."""
+    """Print the reason, exit at once with DeadlineExceeded's code, also while the main thread hangs."""
     print(f"learner: {DeadlineExceeded.__name__}: {reason}", file=sys.stderr, flush=True)
     os._exit(DeadlineExceeded.exit_code)
 
@@ -72,10 +72,9 @@ class Heartbeat:
             self._queue.beat(0.0, "leaving")
 
     def _guard(self) -> None:
-        """Restore what another client changed, and check for eviction, four times per lease.
+        """Restore what another client changed, and check for eviction, at most four times per lease.
 
-        The main loop raises the ConfigError, which is logged here for a long Update. Raise as
-        LearnerQueue.restore does.
+        If keys may be evicted, log that: the main loop raises it. Raise as LearnerQueue.restore does.
         """
         now = time.monotonic()
         if now < self._guard_at:
@@ -90,7 +89,7 @@ class Heartbeat:
     def _run(self) -> None:
         """Renew the lease until the context ends or the main loop hangs; in that case call `on_stall`.
 
-        After RunTaken the lease is not renewed, but a hang is still noticed. Other errors are logged.
+        After RunTaken the lease is not renewed, a hang is still noticed. Log each other PenstockError.
         """
         superseded = False
         while not self._left.wait(min(self._lease_s / 4, _LONGEST_PAUSE_S)):

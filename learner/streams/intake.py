@@ -99,7 +99,7 @@ class Intake:
         self._ledger.close(ticket, "stale", f"refused: {MEANING[reason]}")
 
     def _fits(self, verdict: Verdict) -> bool:
-        """Return whether a verdict has the contract's rewards and the length of each completion."""
+        """Return whether a verdict has the contract's rewards and a possible length per completion."""
         size = self._settings.num_generations
         return (
             set(verdict.rewards) == set(self._settings.reward_names)
@@ -133,7 +133,7 @@ class Intake:
         return [self.held.pop(ticket) for ticket in chosen]
 
     def take_arrivals(self) -> Arrivals:
-        """Return and forget the count of groups that ended untrained, by which `form` decides."""
+        """Return the counts since the last call and forget them: `form` counts its rounds anew."""
         arrivals, self._arrivals = self._arrivals, Arrivals()
         arrivals.total_dropped = self._ledger.total_dropped
         arrivals.refused = self.check.take_refused()

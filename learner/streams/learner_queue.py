@@ -32,7 +32,7 @@ class OpenPlaces:
     totals: dict[str, int] = field(default_factory=dict)
 
     def add(self, name: bytes, version: str, exists: bool) -> None:
-        """Add a field of the hash `open`."""
+        """Add a field of the hash `open`, to `strange` if its name is no ticket."""
         try:
             self.tickets[TicketId(text(name))] = version, exists
         except MalformedMessage:
@@ -63,8 +63,8 @@ class LearnerQueue:
         Raise RunTaken while the lease of another holder has not expired, unless that holder is in
         `gone`: learners that have surely ended. Raise RunTaken if a newer incarnation has claimed the
         run, ConfigError for a run of another folder, or Connection.call's errors.
-        `lease_s` 0 neither checks nor changes the lease: the same learner, after a server's restart or
-        when another client changed its claim, whose folder is not compared then.
+        `lease_s` 0 neither checks nor changes the lease: this learner claims again, after a server's
+        restart or when another client changed its claim. In the second case no folder is compared.
         """
         self.connection.load_functions()
         restarts = self.connection.restarts
@@ -78,7 +78,7 @@ class LearnerQueue:
         return [self.keys.fence, *(key for key in self.keys.all if key != self.keys.fence)]
 
     def restore(self) -> None:
-        """Rewrite contract, weights, state, groups and the claim's texts where another client did.
+        """Rewrite contract, weights, state, groups, nonce and holder where another client did.
 
         Do nothing before the claim and while another thread publishes. Each corrected key is logged
         once. A corrected stream sets `damaged`: its ids may begin again below the reader's position.
@@ -101,7 +101,7 @@ class LearnerQueue:
             self.report(f"Another client changed {key}: restored. See who may write to the server.")
 
     def report(self, fault: str) -> None:
-        """Log a fault as an error, once."""
+        """Log a fault as an error, each text once."""
         if fault not in self._logged:
             self._logged.add(fault)
             log.error(shorten(fault))
@@ -129,8 +129,8 @@ class LearnerQueue:
     def issue(self, purpose: Purpose, tickets: list[tuple[TicketId, Version, bytes]]) -> list[Version]:
         """Add tickets (id, version, payload) to their stream; return the versions of first issue.
 
-        A ticket that is open on the server is not added again. Raise MalformedMessage for a wrong
-        version there, or Connection.call's errors.
+        A ticket whose entry is on the server is not added again; an unusable entry is replaced. Raise
+        MalformedMessage for a wrong version there, or Connection.call's errors.
         """
         args = [part for name, version, data in tickets for part in (name, str(version), data)]
         keys = [self.keys.open, self.keys.ledger, self.keys.tickets_for(purpose)]
@@ -151,7 +151,7 @@ class LearnerQueue:
         ends: Mapping[TicketId, EndState] | Mapping[bytes, EndState],
         entries: Iterable[str] = (),
     ) -> int:
-        """End tickets, delete entries, return how many were open. Raise Connection.call's errors."""
+        """End tickets, delete outcomes, return how many ended now. Raise Connection.call's errors."""
         flat = [part for ticket, state in ends.items() for part in (ticket, state)]
         keys = [self.keys.open, self.keys.ledger, self.keys.outcomes_for(purpose)]
         return int(self._fenced("close", keys, [len(ends), *flat, *entries]))
@@ -175,12 +175,12 @@ class LearnerQueue:
             self._fenced("put", [key], [value])
 
     def set_totals(self, totals: Mapping[str, int]) -> None:
-        """Overwrite the counters of tickets. Raise Connection.call's errors, such as RunTaken."""
+        """Replace all counters of tickets. Raise Connection.call's errors, such as RunTaken."""
         flat = [part for name, count in totals.items() for part in (name, count)]
         self._fenced("set_totals", [self.keys.ledger], flat)
 
     def _fenced(self, function: str, keys: list[str], args: list[Any]) -> Any:
-        """Call a function and return its reply. Raise RunTaken, or Connection.call's other errors.
+        """Call a function as this incarnation, return its reply. Raise RunTaken, or as Connection.call.
 
         A claim deletes keys of another type, then the call is made again; `damaged` tells the caller.
         """

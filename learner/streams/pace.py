@@ -14,9 +14,9 @@ from penstock.common.wire.ids import TicketId
 
 
 def choose_in_pace(held: Mapping[TicketId, int], due: Counter[int], size: int) -> list[TicketId]:
-    """Return up to `size` held tickets for a batch, oldest arrivals first; remove them from `due`.
+    """Return the held tickets that the pace lets a batch take, `size` at most; remove them from `due`.
 
-    `held` maps a ticket to the steps within which it is due. `due` counts all open tickets by these.
+    `held`, in order of arrival, maps tickets to the steps they are due within. `due` counts open ones.
 
     Example:
         >>> choose_in_pace({"train:2": 1, "train:0": 0}, Counter({0: 2, 1: 2}), size=2)

@@ -98,7 +98,7 @@ class OutcomeCheck:
     def why_refused(self, ticket: TicketId, outcome: Outcome) -> Reason | None:
         """Return why an outcome is no answer to an open ticket, None if the outcome is usable.
 
-        Of a verdict only the ticket is compared. The first refusal for each reason is logged. Raise
+        Of a verdict only the ticket is compared. Refusals are counted, the first of each logged. Raise
         KeyError if the ticket is not open, or the errors of Questions.at.
         """
         if isinstance(outcome, Verdict):
@@ -113,7 +113,7 @@ class OutcomeCheck:
         return reason
 
     def take_refused(self) -> Counter[Reason]:
-        """Return the refused groups since the last call, by reason."""
+        """Return the counts of refused groups since the last call, by reason."""
         refused, self.refused = self.refused, Counter()
         return refused
 

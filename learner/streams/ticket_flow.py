@@ -115,7 +115,7 @@ class TicketFlow:
             ledger.opened(ledger.next_train_ticket(), version)
 
     def _withdraw(self, places: OpenPlaces) -> None:
-        """Close tickets on the server that differ from the ledger. Raise Connection.call's errors."""
+        """End as stale the server's tickets that the ledger lacks. Raise Connection.call's errors."""
         ended = [name for name, (first, _) in places.tickets.items() if self._is_other(name, first)]
         stale: EndState = "stale"
         for purpose in ("train", "eval"):
@@ -130,10 +130,10 @@ class TicketFlow:
         return ticket not in self._ledger.open or str(self._ledger.open[ticket]) != first
 
     def _check_server(self) -> None:
-        """Join again if the server differs from the ledger, four times per lease.
+        """Join again if the server differs from the ledger, at most 4 times per lease; log each cause.
 
-        This loop alone issues and closes tickets, so a difference comes from another client. Each cause
-        is logged once. Raise ConfigError if the server may evict keys by now, or as `join` does.
+        Another client made the difference: this loop alone issues and ends tickets. Read outcomes again
+        if none came for as long. Raise ConfigError if the server may evict keys by now, or as `join`.
         """
         if time.monotonic() < self._check_at:
             return
@@ -160,7 +160,7 @@ class TicketFlow:
         return "" if +expected == +Counter(places.totals) else f"the totals in {self._queue.keys.ledger}"
 
     def _issue(self, tickets: list[TicketId]) -> None:
-        """Issue tickets at their first or the current version, once each. Raise as `issue_tickets`."""
+        """Issue and open tickets, at their first or the current version. Raise as `issue_tickets`."""
         ledger, source = self._ledger, self._plan.source
         version = self._weights.version if self._weights else Version(0, 0)
         asked = [
@@ -191,7 +191,7 @@ class TicketFlow:
         self._issue([ledger.next_train_ticket() for _ in range(wanted - ledger.train_open)])
 
     def take_groups(self, step: int) -> TakenGroups | None:
-        """Issue tickets and wait for the groups of the next batch; return None when asked to stop.
+        """Issue tickets, wait for evaluation and batch, return the batch; None when asked to stop.
 
         The groups are within max_staleness, have a spread of rewards, and are in order of arrival.
         Unblocked by outcomes from the rewarders. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S
@@ -260,7 +260,7 @@ class TicketFlow:
                 self._advance(step)
 
     def close_rest(self) -> None:
-        """End open tickets as unused; write the last record. Raise as CommitLog.record does."""
+        """End open tickets as unused, write the last record. Raise as CommitLog.record does."""
         for ticket in list(self._ledger.open):
             self._ledger.close(ticket, "unused", "the run ended")
         self._commit_log.record("end")
@@ -268,7 +268,7 @@ class TicketFlow:
     def release_workers(self) -> None:
         """Set the run's state to "ended", at which actors and rewarders leave.
 
-        The state is set again while the server was restarted and may have lost it. Raise as `join` does.
+        If the server was restarted, `join` and set the lost state again. Raise as `join` does.
         """
         self._queue.set_state("ended")
         while self._connection.restarts != self._restarts:
@@ -276,7 +276,7 @@ class TicketFlow:
             self._queue.set_state("ended")
 
     def _check_deadline(self) -> None:
-        """Log the wait every 30 s. Raise RunNotReady, DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S."""
+        """Log the wait every 30 s. After RUN_PROGRESS_TIMEOUT_S raise DeadlineExceeded."""
         waited_s = f"{self._deadline.waited_s:.0f} s"
         if self._deadline.expired():
             missing = f"{self._missing()}. Start what is missing, or raise RUN_PROGRESS_TIMEOUT_S"
@@ -285,7 +285,7 @@ class TicketFlow:
             log.warning(shorten(f"Waiting for groups since {waited_s}: {self._missing()}."))
 
     def _missing(self) -> str:
-        """Return who holds open tickets, and if weights lack results. Raise Connection.call's errors."""
+        """Return who holds tickets, and if new weights lack results. Raise RunNotReady without a run."""
         try:
             held = describe_waiting(self._connection, self._queue.keys, self._run.lease_s)
         except WrongType as error:

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +17,7 @@ import pytest
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.server_binary import find_binary
 from penstock.common.config.command import build, execute_command
-from penstock.common.config.redis_url import ServerAddress, parse_url, unix_url
+from penstock.common.config.redis_url import ServerAddress, parse_host, parse_url, unix_url, with_login
 from penstock.common.config.role_command import RewarderCommand, RunCommand
 from penstock.common.config.settings import RunSettings
 from penstock.common.errors import ConfigError
@@ -46,6 +47,10 @@ GOOD = {
     "rediss://host:6380/0?ssl_ca_certs=%2Fca.pem&ssl_check_hostname=false": ServerAddress(
         "rediss", "host", 6380, tls={"ssl_ca_certs": "/ca.pem", "ssl_check_hostname": "false"}
     ),
+    "rediss://host?ssl_ca_certs=/a+b.pem": ServerAddress(
+        "rediss", "host", 6379, tls={"ssl_ca_certs": "/a+b.pem"}
+    ),
+    "unix:///run/a@b?owner=4294967294": ServerAddress("unix", path="/run/a@b", owner=4_294_967_294),
     "unix:///run/queue.sock": ServerAddress("unix", path="/run/queue.sock"),
     "unix://me:p@/a%20b?db=3&owner=1000": ServerAddress(
         "unix", path="/a b", database=3, username="me", password="p", owner=1000
@@ -96,6 +101,34 @@ def test_a_malformed_url_is_refused_and_no_part_of_it_is_shown(url: str) -> None
         build(RunCommand, {"redis_url": url})
     for error in (caught, built):
         assert SECRET not in "".join(traceback.format_exception(error.value))
+
+
+@pytest.mark.parametrize(
+    ("url", "remedy"),
+    [
+        (f"redis://:{SECRET}/x@host", "`/` as %2F"),
+        (f"redis://:{SECRET}[x@host", "`[` is %5B"),
+        (f"redis://:{SECRET}@x@host", "`@` as %40"),
+    ],
+)
+def test_a_letter_that_a_password_must_not_have_is_told(url: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_url(url)
+    assert remedy in str(caught.value)
+
+
+def test_what_is_no_url_is_not_told_the_form_of_a_url() -> None:
+    with pytest.raises(ConfigError, match="--listen: expected HOST:PORT") as caught:
+        parse_host("nowhere:", "--listen")
+    assert "redis://" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://host:1/2", "rediss://me:p@[::1]/0?ssl_ca_certs=/a@b", "unix://:p@/a@b?owner=7"]
+)
+def test_a_login_is_replaced(url: str) -> None:
+    found = parse_url(with_login(url, "you", "n@w"))
+    assert found == replace(parse_url(url), username="you", password="n@w")
 
 
 @pytest.mark.parametrize("password", ["a@b:c/d?e#f%g", "é€", "+ +", "%40", "[]"])

@@ -1,4 +1,7 @@
-"""A learner of two processes under torchrun: the whole pipeline, then its journal retrained by one."""
+"""A learner of two processes under torchrun: the whole pipeline, then its journal retrained by one.
+
+NIGHTLY=1 runs the kills with vLLM too.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from tests.e2e.site import Site
 from tests.judge import judge
 
 pytestmark = pytest.mark.e2e
+
+nightly = pytest.mark.skipif(os.environ.get("NIGHTLY") != "1", reason="vLLM for minutes: NIGHTLY=1")
 
 LEARNER = "learner: torchrun --standalone --nproc-per-node 2 -m penstock.learner\n"
 REAL = LEARNER + "actor: actor\nrewarder: rewarder\n"
@@ -60,10 +65,14 @@ def check(site: Site, steps: int, learners: int) -> None:
     assert replayed.weights_difference <= 1e-4
 
 
-@pytest.mark.engine
-def test_a_killed_launcher_follower_or_leader_costs_nothing_under_zero_2_with_vllm(tmp_path):
+@pytest.mark.parametrize(
+    "procfile",
+    [FAKE, pytest.param(REAL, marks=[pytest.mark.engine, nightly])],
+    ids=["fake actor", "vLLM"],
+)
+def test_a_killed_launcher_follower_or_leader_costs_nothing_under_zero_2(procfile, tmp_path):
     site = make_site(
-        tmp_path, REAL, LEARNER_MAX_STEPS="40", LEARNER_ZERO_STAGE="2", RUN_LEASE_S="10",
+        tmp_path, procfile, LEARNER_MAX_STEPS="40", LEARNER_ZERO_STAGE="2", RUN_LEASE_S="10",
         ACTOR_KV_CACHE_GIB="0.25",
     )  # fmt: skip
     site.start()

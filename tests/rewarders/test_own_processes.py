@@ -270,8 +270,8 @@ def test_a_process_that_the_first_list_misses_is_killed_too() -> None:
     """It has moved to another parent while the list was made."""
     program = (
         "import os, time\nfrom penstock.common.sandbox import keeper\n"
-        "below, lists = keeper._below, [list]\n"
-        "keeper._below = lambda pid: lists.pop()() if lists else below(pid)\n"
+        "below, lists = keeper.below, [list]\n"
+        "keeper.below = lambda pid: lists.pop()() if lists else below(pid)\n"
         "pid = os.fork() or time.sleep(3600)\n"
         "assert keeper.Keeper(None, pid, -1)._sweep(set())\n"
         "assert keeper._is_zombie(pid), 'the process lives'\n"
