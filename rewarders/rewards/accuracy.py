@@ -11,10 +11,10 @@ from typing import Any
 from penstock.rewarders.rewards.answers import (
     all_boxes,
     final_answer,
+    is_prose,
     last_box,
     last_part,
     marked_part,
-    stands_alone,
 )
 from penstock.rewarders.rewards.form import has_structure
 from penstock.rewarders.rewards.lengths import half_cosine, relative_lengths
@@ -135,16 +135,16 @@ def _list(boxes: list[str]) -> Value | None:
 def _readings(text: str) -> Iterator[Value]:
     """Yield the values that a text's answer may have, the likeliest first. Raise as `read_value`.
 
-    These are a box, or the marked text or all of the text if it stands alone; then the last part of a
-    text that has a sentence.
+    The first is that of a box, of the marked text or of the whole text; of prose, that of its last part.
+    Without a box, the last part of a text with words is the second.
     """
     answer = final_answer(text)
-    if (box := last_box(answer)) is not None:
-        whole, part = read_value(box), ""
-    else:
-        whole = read_value(answer) if stands_alone(answer) else None
-        part = last_part(answer) if whole is None or has_sentence(answer) else ""
-    yield from filter(None, (whole, read_value(part)))
+    box = last_box(answer)
+    inside = answer if box is None else box
+    if not is_prose(inside):
+        yield from filter(None, [read_value(inside)])
+    if is_prose(inside) or (box is None and (has_sentence(inside) or "\n" in inside.strip())):
+        yield from filter(None, [read_value(last_part(inside))])
 
 
 def _by_verdict(

@@ -7,8 +7,11 @@ it is the whole text if that stands alone, else its last part with a number or a
 import re
 from typing import Any
 
+from penstock.rewarders.rewards.words import has_sentence
+
 _BOX, _BRACE = re.compile(r"\\boxed\s*\{"), re.compile("[{}]")
-_PHRASE = re.compile(r"\banswer(?: is\b|\s*:)", re.IGNORECASE)
+_PHRASE = re.compile(r"\b(?:answer|option|choice)(?: is\b\s*:?|\s*:)", re.IGNORECASE)
+_CHOICE = re.compile(r"[\s*]*(\([A-J]\)|[A-J]\b(?! ?[-+*/=^]))")
 _SENTENCES = re.compile(r"[.!?:]\s+[A-Z]|\n(?!\s*\\|&)|\w\s*[!?]\s+\w")
 _NUMERAL = r"(?:\d[\d.,:'%/^*!\w]*(?<![.,:'])|\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\})"
 _PART = re.compile(
@@ -69,17 +72,21 @@ def all_boxes(text: str) -> list[str]:
 def last_part(text: str) -> str:
     """Return the part of a text after its last "answer is" or "answer:", else the text's last part.
 
-    A part is a formula in dollars, or a run with a digit at its beginning. Return "" if there is none.
+    A part is a formula in dollars, or a run with a digit at its beginning; after "answer is" also a
+    choice. Return "" if there is none.
     """
     phrases = [found.end() for found in _PHRASE.finditer(text)]
-    found = _PART.search(text, phrases[-1]) if phrases else None
-    part = found[0] if found else next(reversed(_PART.findall(text)), "")
+    rest = re.split(r"[.!?](?!\w)|\n", text[phrases[-1] :].strip())[0] if phrases else ""
+    if choice := _CHOICE.match(rest):
+        return choice[1]
+    parts = _PART.findall(rest) or _PART.findall(text)[-1:] or [""]
+    part = next((part for part in parts if re.search(r"\d", part)), parts[0])
     return part if part.startswith(("$", "\\")) else part.rpartition("=")[2]
 
 
-def stands_alone(text: str) -> bool:
-    """Return whether a text is at most 200 letters long and has no second line or sentence."""
-    return len(text) <= 200 and not _SENTENCES.search(text.strip())
+def is_prose(text: str) -> bool:
+    """Return whether a text has words and more than one sentence or line, or more than 200 letters."""
+    return has_sentence(text) and (len(text) > 200 or bool(_SENTENCES.search(text.strip())))
 
 
 def correctness(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:

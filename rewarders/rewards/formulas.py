@@ -19,8 +19,8 @@ _CONFIG = [
         normalization_config=NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
     )
 ]
-_MISREAD = re.compile(r"\d_|\d'|\\overline\s*\{?\s*\d|\d\s+\d|\d:|:\d|\.{3}|\\[lc]?dots")
-"""Bases, repeating decimals, ratios and rows of numbers: math_verify drops a part of these."""
+_MISREAD = re.compile(r"\d_|\d'|\\overline\s*\{?\s*\d|(?<!_)\d\s+\d|\d[a-zA-Z]\d|:|\.{3}|\\[lc]?dots")
+"""Bases, repeating decimals, ratios, rows of numbers and 0b10: math_verify drops a part of these."""
 
 # math_verify logs a warning in every process that its time limits are off.
 logging.getLogger("math_verify").setLevel(logging.ERROR)

@@ -22,25 +22,26 @@ _FRACTION = re.compile(
 )
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "万": 4, "亿": 8}
 _SCALE = re.compile(rf" ?({'|'.join(_SCALES)})$", re.IGNORECASE)
-_PERCENT = re.compile(r" ?(?:%|per ?cent)$", re.IGNORECASE)
+_UNIT = re.compile(r" ?%$| ?(?<=\d )k$")
 _LONGEST = 100
 
 
-def read_number(text: str) -> tuple[Fraction, bool] | None:
-    """Return a number and whether a percent sign follows; None if all of the text is not one number.
+def read_number(text: str) -> tuple[Fraction, Fraction] | None:
+    """Return a number and the unit behind it: 1/100 for %, 1000 for k, else 1; None for another text.
 
-    Raise ZeroDivisionError for a fraction over 0. Example: "-1 1/2" is -3/2.
+    Raise ZeroDivisionError for a fraction over 0. Example: "-1 1/2" is -3/2 and 1.
     """
     if len(text) > _LONGEST:
         return None
-    bare = _PERCENT.sub("", text)
+    bare = _UNIT.sub("", text)
+    unit = Fraction(1) if bare == text else Fraction(1, 100) if text.endswith("%") else Fraction(1000)
     scale = _SCALE.search(bare)
     core = bare[: scale.start()] if scale else bare
     sign = -1 if core.startswith("-") else 1
     found = _unsigned(core.removeprefix("-").removeprefix("+").strip())
     if found is None:
         return None
-    return sign * found * 10 ** (_SCALES[scale[1].lower()] if scale else 0), bare != text
+    return sign * found * 10 ** (_SCALES[scale[1].lower()] if scale else 0), unit
 
 
 def _unsigned(text: str) -> Fraction | None:
@@ -66,16 +67,14 @@ def _decimal(digits: str) -> Fraction:
     return Fraction(re.sub("[, ']", "", digits).removesuffix("."))
 
 
-def same_number(one: tuple[Fraction, bool], other: tuple[Fraction, bool]) -> bool:
-    """Return whether two numbers are equal; 50% equals 50 and 0.5.
+def same_number(one: tuple[Fraction, Fraction], other: tuple[Fraction, Fraction]) -> bool:
+    """Return whether two numbers are equal; 50% equals 50 and 0.5, $2k equals 2 and 2000.
 
     Numbers are equal if they differ by at most 5e-7, and by at most 5e-6 of the larger: 1/3 equals
-    0.333333, and 6.6e-34 does not equal 1.38e-23. Whole numbers are equal only if they are the same.
+    0.333333, and 6.6e-34 does not equal 1.38e-23.
     """
-    shares = {one[0]}, {other[0]}
-    if one[1] != other[1]:
-        shares[0 if one[1] else 1].add((one if one[1] else other)[0] / 100)
-    return any(_close(left, right) for left in shares[0] for right in shares[1])
+    values = one[0] * one[1], other[0] * other[1]
+    return _close(*values) or (1 in (one[1], other[1]) and _close(one[0], other[0]))
 
 
 def _close(one: Fraction, other: Fraction) -> bool:

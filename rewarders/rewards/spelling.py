@@ -18,19 +18,20 @@ _SIGNS = str.maketrans({
     "∈": r"\in ", "±": r"\pm ", "、": ",", "。": ".", "√": r"\sqrt ", "’": "'", "∅": r"\emptyset ",
 })  # fmt: skip
 _CURRENCY = r"(?:\b[A-Z]{1,3})?\\?[$€£¥₹₽₩₪₫฿₺₴₦]"
+_FONTS = re.compile(r"\\(?:text(?!\w*size)\w*|mbox|math(?:rm|bf|it|sf|tt)|rm|bf) ?\{([^{}]*)\}")
 _RULES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"(?<=\d),(?=\d\d(?!\d)\s*[€£])|(?<=[€£])(\s*\d+),(?=\d\d(?!\d))", r"\1."),  # €3,50
-        (rf"(?<!\w){_CURRENCY}(?=\s*[\d.])|(?<=[\d.])\s*\\?[€£¥₹₽₩₪₫฿₺₴₦]", " "),
-        (
-            r"\\?\$|\\[()\[\]](?!\s*[a-z]*\\\\)|\\displaystyle|\\!|\\(?:left|right|[bB]igg?[lr]?)(?![a-z])",
-            "",
-        ),
+        (r"(?<=[$€£])( ?\d[\d.,]*) ?[kK](?!\w)", r"\1 k"),
+        (r"(?<=[$€£])( ?\d[\d.,]*) ?M(?!\w)", r"\1 million"),
+        (rf"(?<!\w){_CURRENCY}(?=\s*[\d.])|(?<=[\d.])\s*\\?[€£¥₹₽₩₪₫฿₺₴₦¢]", " "),
+        (r"\\?\$|(?<!\\)\\[()\[\]](?!\s*[a-z]*\\\\)|\\displaystyle|\\!\s*", ""),
+        (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-z])", ""),
         (r"\{,\}|\\,(?=\d{3}(?!\d))(?<=\d\\,)", ","),
-        (r"\\(?:[,;: >]|q?quad(?![a-z]))|~|\s", " "),
-        (r"\\[dtc]frac", r"\\frac"),
-        (r"^\\(?:text\w*|mbox|mathrm|mathbf|rm) ?\{ ?\(?([A-J])\)?\.? ?\}", r"(\1)"),
+        (r"(?<!\\)\\(?:[,;: >]|q?quad(?![a-z]))|~|\s", " "),
+        (r"\\[dtc]?(frac|binom)", r"\\\1"),
+        (r"\{ ?(\w+) ?\\choose ?(\w+) ?\}", r"\\binom{\1}{\2}"),
         (r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degrees?|°)(?:\s*[CF](?![a-z]))?", " "),
         (r"\\colon|\\ratio", ":"),
         (r"\\(?:lbrace|\{)", "\u2983"),
@@ -38,12 +39,14 @@ _RULES = [
         (r"\\langle", "("),
         (r"\\rangle", ")"),
         (r"\\%|\bper ?cent(?:age)?\b", "%"),
-        (r"\\(?:text|mbox|mathrm) ?\{ *(and|or) *\}", r" \1 "),
+        (r"\+ ?/ ?-", r"\\pm "),
         (r"(?<=\d) ?([万亿])", r" \1 "),
-        (
-            r"\\(?:neq|leq|geq|infin)(?![a-z])",
-            lambda found: found[0][:3] if "f" not in found[0] else r"\infty",
-        ),
+        (r"\\bar(?= ?\{? ?\d)", r"\\overline"),
+        (r"\\(ne|le|ge)q(?:slant)?(?![a-z])", r"\\\1 "),
+        (r"<=", r"\\le "),
+        (r">=", r"\\ge "),
+        (r"\\infin(?![a-z])", r"\\infty"),
+        (r"\\varnothing", r"\\emptyset"),
     )
 ]
 _EMPHASIS = ' *`"“”'
@@ -58,6 +61,8 @@ def spell(text: str) -> str:
     text = re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text.replace("º", "°"))
     text = unicodedata.normalize("NFKC", text).translate(_SIGNS)
     text = _CHINESE.sub(lambda run: str(chinese_number(run[0])), text)
+    for _ in range(2):  # one within another
+        text = _FONTS.sub(r" \1 ", text)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     text = re.sub(" +", " ", text).strip(_EMPHASIS)

@@ -4,7 +4,8 @@ docs/rewards.md has the rules. A gold and an answer are read by the same functio
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -12,28 +13,30 @@ from typing import Any
 from penstock.rewarders.rewards.formulas import expression, number_expression, same_expression
 from penstock.rewarders.rewards.numbers import DIGITS, read_number, same_number
 from penstock.rewarders.rewards.spelling import spell
-from penstock.rewarders.rewards.words import without_words
+from penstock.rewarders.rewards.words import is_words, plain_words, without_words
 
-_TERMS = re.compile(
-    r"(?P<terms>\d+(?:\.\d+)?(?: ?: ?\d+(?:\.\d+)?)+|\d+/\d+/\d+|\d{4}-\d\d?-\d\d?)"
-    r" ?(?:(?P<half>[ap])\.? ?m\.?)?",
-    re.IGNORECASE,
-)
+_HALF = re.compile(r"(?<=\d) ?(?P<half>[ap])\.? ?m\.?", re.IGNORECASE)
+_DATE = re.compile(r"\d+/\d+/\d+|\d{4}-\d\d?-\d\d?")
 _MONTH = re.compile(
     r"\b(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?"
     r"|sep(?:t|tember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b",
     re.IGNORECASE,
 )
-_CHOICE = re.compile(r"\(([A-J])\)\s*(.*)|([A-J])(?:[.:)](?:\s+(.+))?)?", re.DOTALL)
-_CLAUSE = re.compile(r"\b(?:it|is|are|was|were|be|has|have|we|you|he|she|they|this|that|there)\b", re.I)
+_CHOICE = re.compile(r"\(([A-J])\)[.:]?\s*(.*)|([A-J])(?:[.:)](?:\s*(.+))?)?", re.DOTALL)
+_LEAD = re.compile(r"(?:(?:the|so|final|correct|right) )*(?:answer|option|choice)(?: is)?\b ?:? ?(?=.)", re.I)
 _MARK = re.compile(
-    rf"(?<![\d,.]){DIGITS}|[()\[\]{{}}\u2983\u2984,;]|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])"
+    rf"(?<![\d,.]){DIGITS}|[()\[\]{{}}\u2983\u2984,;:]|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])"
 )
-_SUM = re.compile(
-    r"(?:[^a-zA-Z\\<>!,]|\\(?:times|cdot|frac|div|sqrt)|(?<=\d),(?=\d{3})|(?<=\d) ?x ?(?=\d))+=(.+)"
+_LETTER = r"\\?[a-zA-Z]+'*(?:_ ?\{? ?\w+ ?\}?)?(?: ?\([a-zA-Z\d, ]*\))?"
+_NAME = re.compile(
+    rf"(?:m ?)?(?:\\[a-z]+ ?)?\{{? ?[A-Z]{{2,}} ?\}}?|\|? ?{_LETTER} ?\|?|\( ?{_LETTER}(?: ?, ?{_LETTER})+ ?\)"
+    rf"|{_LETTER} ?: ?{_LETTER}|\\frac ?\{{ ?{_LETTER} ?\}} ?\{{ ?{_LETTER} ?\}}"
+)
+_MATRIX = re.compile(
+    r"\(?\[?\\begin ?\{((?:[pbB]|small)?matrix|array)\}(?: ?\{[lcr| ]*\})?(.*)\\end ?\{\1\}\]?\)?", re.DOTALL
 )
 _OPENING, _CLOSING, _SET = tuple("([{\u2983"), tuple(")]}\u2984"), "\u2983\u2984"
-_SEPARATORS = (",", ";", "and", "or")
+_SEPARATORS = (";", (",", "and", "or"))
 
 
 @dataclass(frozen=True)
@@ -55,16 +58,16 @@ class Value:
 
 @dataclass(frozen=True)
 class NumberValue(Value):
-    """A number; `percent` if a percent sign follows."""
+    """A number as it stands before a percent sign or the k of $2k; `unit` is 1/100, 1000 or 1."""
 
     number: Fraction = Fraction(0)
-    percent: bool = False
+    unit: Fraction = Fraction(1)
 
     @cached_property
     def expression(self) -> Any:
         """The number as sympy has it, a decimal rounded to six places."""
         is_rounded = "." in self.text and abs(self.number) > Fraction(1, 1000)
-        return number_expression(self.number / (100 if self.percent else 1), is_rounded)
+        return number_expression(self.number * self.unit, is_rounded)
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,14 @@ class Group(Value):
 
     kind: str = ""
     items: tuple[Value, ...] = ()
+
+
+@dataclass(frozen=True)
+class Named(Value):
+    """A value behind its name and an equals sign: x = 5, (a,b) = (1,2), f(x) = 2x."""
+
+    name: str = ""
+    value: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +100,9 @@ def read_value(text: str) -> Value | None:
     Example: "$1,000$ dollars" is 1000. Raise MemoryError or RecursionError.
     """
     try:
-        return _read(spell(text))
+        text = spell(text)
+        lead = _LEAD.match(text)
+        return _read(text[lead.end() :] if lead else text)
     except (ZeroDivisionError, ValueError, OverflowError):
         return None
 
@@ -104,26 +117,21 @@ def _read(text: str) -> Value | None:
     if _MONTH.search(text) and re.search(r"\d", text):
         words = re.findall(r"[a-z]{3}|\d+", re.sub(r"(?<=[a-z]{3})[a-z]+", "", text.lower()))
         return Value(" ".join(sorted(words)), False)
-    if sum_ := _SUM.fullmatch(text):
-        return _read(spell(sum_[1]))
-    if r"\begin" not in text:
-        if r"\pm" in text:
-            signs = [_read(spell(text.replace(r"\pm", sign).replace(r"\mp", sign))) for sign in "+-"]
-            return Group(text, items=tuple(filter(None, signs)))
-        if terms := _TERMS.fullmatch(text):
-            return Value(
-                terms["terms"].replace(" ", "").lstrip("0"), False, (terms["half"] or "").lower()
-            )
-        if group := _read_group(text):
-            return group
+    if _DATE.fullmatch(text):
+        return Value(text, False)
+    if half := _HALF.search(text):
+        value = _read(text[: half.start()] + text[half.end() :])
+        return replace(value, half=half["half"].lower()) if value else None
+    if found := _read_compound(text):
+        return found
     if number := read_number(text):
-        return NumberValue(text, number=number[0], percent=number[1])
-    bare = without_words(text)
+        return NumberValue(text, number=number[0], unit=number[1])
+    bare = None if is_words(text) else without_words(text)
     if not bare:
-        literal = re.sub(r"\\[a-z]+|[^\w\s.:/-]", " ", text).casefold()
-        return None if _CLAUSE.search(literal) else Value(" ".join(literal.split()), False)
+        literal = plain_words(text)
+        return Value(literal, False) if literal else None
     if bare != text:
-        return None if re.fullmatch("[a-zA-Z]{2,}", bare) else _read(spell(bare))
+        return _read(spell(bare))
     value = Value(text)
     return value if value.expression is not None or _is_whole(text) else None
 
@@ -133,19 +141,42 @@ def _is_whole(text: str) -> bool:
     return text.count("{") == text.count("}") and text[-1] not in "=+-*/^"
 
 
-def _read_group(text: str) -> Group | None:
-    """Return the values that separators part, within brackets or bare; None for fewer than two."""
-    kind, parts = "", _split(text)
-    if len(parts) < 2 and text[0] in "([" + _SET[0] and text[-1] in ")]" + _SET[1]:
-        kind, parts = text[0] + text[-1], _split(text[1:-1])
-    parts = [part for part in parts if part.strip()]
-    if len(parts) < 2:
+def _read_compound(text: str) -> Value | None:
+    """Return the value of a text that has several in it: a matrix, a list, x = 5. None for another."""
+    if found := _MATRIX.fullmatch(text):
+        rows = [row.split("&") for row in found[2].split(r"\\") if row.strip()]
+        return _group(text, "matrix", [cell for row in rows for cell in [*row, "row"]])
+    if r"\begin" in text:
         return None
+    if r"\pm" in text or r"\mp" in text:
+        signs = [text.replace(r"\pm", sign).replace(r"\mp", "+-"[sign == "+"]) for sign in "+-"]
+        return _group(text, "", signs)
+    kind, inside = "", text
+    for _ in range(2):
+        for separators in _SEPARATORS:
+            if len(parts := [part for part in _split(inside, separators) if part.strip()]) > 1:
+                return _group(text, kind, parts)
+        kind, inside = text[0] + text[-1], text[1:-1]
+        if kind not in ("()", "[]", "(]", "[)", _SET):
+            break
+    name, equals, right = text.partition("=")
+    if equals and right.strip() and not re.search(r"[=<>]|\\[lgn]e(?![a-z])", right):
+        value = _read(spell(right))
+        if _NAME.fullmatch(name.strip()):
+            return Named(text, name=name.strip(), value=value) if value else None
+        is_sum = re.fullmatch(r"(?:[^a-zA-Z\\<>!,]|\\(?:times|cdot|frac|div|sqrt)|(?<=\d),(?=\d{3})|(?<=\d) ?x ?(?=\d))+", name)
+        return value if is_sum and isinstance(value, NumberValue) else None
+    return _group(text, ":", parts) if len(parts := _split(text, (":",))) > 1 else None
+
+
+def _group(text: str, kind: str, parts: list[str]) -> Group | None:
+    """Return the values of some parts, None if one cannot be read; parts of a ratio are no words."""
     items = tuple(item for part in parts if (item := _read(spell(part))))
-    return Group(text, kind=kind, items=items) if len(items) == len(parts) else None
+    is_ratio = kind != ":" or all(item.is_formula for item in items)
+    return Group(text, kind=kind, items=items) if len(items) == len(parts) and is_ratio else None
 
 
-def _split(text: str) -> list[str]:
+def _split(text: str, separators: Iterable[str]) -> list[str]:
     """Return the parts between separators outside of brackets, all of the text if a bracket closes none.
 
     Separators of thousands part nothing: "1,2" has two parts, "1,234" one.
@@ -155,7 +186,7 @@ def _split(text: str) -> list[str]:
         depth += (found[0] in _OPENING) - (found[0] in _CLOSING)
         if depth < 0:
             return [text]
-        if depth == 0 and found[0] in _SEPARATORS:
+        if depth == 0 and found[0] in separators:
             parts.append(text[begin : found.start()])
             begin = found.end()
     return [*parts, text[begin:]]
@@ -163,14 +194,23 @@ def _split(text: str) -> list[str]:
 
 def same(one: Value, other: Value) -> bool:
     """Return whether two values are equal, in either order. Raise MemoryError or RecursionError."""
+    if one.half and other.half and one.half != other.half:
+        return False
     if isinstance(one, Choice) or isinstance(other, Choice):
         return _same_choice(one, other)
     if isinstance(one, NumberValue) and isinstance(other, NumberValue):
-        return same_number((one.number, one.percent), (other.number, other.percent))
+        return same_number((one.number, one.unit), (other.number, other.unit))
     if _key(one) == _key(other):
-        return not (one.half and other.half and one.half != other.half)
+        return True
+    if isinstance(one, Named) or isinstance(other, Named):
+        return _same_named(one, other)
     if isinstance(one, Group) and isinstance(other, Group):
         return _same_group(one, other)
+    return _same_expression(one, other)
+
+
+def _same_expression(one: Value, other: Value) -> bool:
+    """Return whether the expressions of two values are equal, False without two."""
     try:
         left, right = one.expression, other.expression
     except ZeroDivisionError:
@@ -179,8 +219,23 @@ def same(one: Value, other: Value) -> bool:
 
 
 def _key(value: Value) -> str:
-    """Return the text without white space and braces: values with equal texts are equal."""
-    return re.sub(r"[\s{}]", "", value.text)
+    r"""Return the text without spaces and braces that mean nothing: values with equal texts are equal.
+
+    Example: "\sqrt{2} x" becomes "\sqrt2x"; "\sqrt{2x}" keeps its braces, "x^{2}3" a space.
+    """
+    if not value.is_formula:
+        return value.text
+    text = re.sub(r"\{ *(\w) *\}", r"\1 ", re.sub(r"\{ *(\w) *\}", r"\1 ", value.text))
+    return re.sub(r"(?<!\d) +| +(?!\d)", "", text)
+
+
+def _same_named(one: Value, other: Value) -> bool:
+    """Return whether values are equal, of which one or both have a name; two names must be the same."""
+    names = [value.name for value in (one, other) if isinstance(value, Named)]
+    left, right = (value.value if isinstance(value, Named) else value for value in (one, other))
+    if left and right and names[0] == names[-1] and same(left, right):
+        return True
+    return "=" in one.text and "=" in other.text and _same_expression(one, other)
 
 
 def _same_choice(one: Value, other: Value) -> bool:

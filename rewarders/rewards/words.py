@@ -12,19 +12,21 @@ _NO_WORDS = frozenset(
 _SHORT_WORDS = frozenset(
     re.findall(
         r"\w+",
-        "no to is of at in by as or on it cm mm km kg mg ml lb ft oz hr pm am sq yd kw hz us rs so we "
-        "and was day had has may way man any all",
+        "no to is of at in by as or on it so we and was day had has may way man any all us am pm hr hrs "
+        "yr yrs cm mm nm km dm kg mg ml cl lb lbs ft oz sq yd pt gal kw mw kwh hz khz mhz ghz kb mb gb mph "
+        "kmh kph rpm bpm ppm rad cal kcal kpa atm usd cad aud nzd gbp chf jpy cny rmb inr krw brl mxn rs",
     )
 )
 _MEANING = frozenset(
     re.findall(r"\w+", "than least most not minus negative plus half quarter third twice under over")
 )
+_CLAUSE = re.compile(r"\b(?:it|is|are|was|were|be|has|have|we|you|he|she|they|this|that|there)\b", re.I)
 _POWER = r"(?: ?\^ ?\{?-?[23]\}?|[23](?!\w))?"
+_UNIT = r"(?:[a-zA-Z]+|\\Omega(?![a-zA-Z]))"
 _WORD = re.compile(
-    rf"\\(?:text|textbf|textrm|textit|mbox|mathrm|mathbf|rm) ?\{{([^{{}}\d]*)\}}{_POWER}"
-    rf"|(?<![\\a-zA-Z])((?<=[\d}})] )[msghLJNWVKC]{_POWER}(?![\w^(+*=-])|[^\W\d_]{{2,}}|[\u3040-\u9fff])"
-    rf"{_POWER}"
-    rf"(?: ?/ ?[a-zA-Z]+{_POWER})?"
+    rf"(?<![\\a-zA-Z])((?<=[\d}})] )[msghLJNWVKCFA]{_POWER}(?![\w^(+*=-])"
+    rf"|\\Omega(?![a-zA-Z])|\\mu ?[a-zA-Z](?!\w)|[^\W\d_]{{2,}}|[\u3040-\u9fff]){_POWER}"
+    rf"(?: ?(?:/|\\cdot) ?{_UNIT}{_POWER})*"
 )
 _RUN = re.compile(r"(?<!\\)\b[^\W\d_]{2,}")
 _BETWEEN = " .:,=/"
@@ -45,11 +47,27 @@ def has_sentence(text: str) -> bool:
     return sum(is_word(run) for run in _RUN.findall(text)) > 1
 
 
+def is_words(text: str) -> bool:
+    """Return whether a text has words and no formula: "San Francisco", "x-axis", "F major"."""
+    if re.search(r"[\d\\=+*^<>{}|$\u2983]", text):
+        return False
+    runs = re.findall(r"[^\W\d_]+", text)
+    return any(is_word(run) for run in runs if len(run) > 1) or any(run > "\u0400" for run in runs)
+
+
+def plain_words(text: str) -> str | None:
+    """Return words in lower case without an article, None for a sentence without a digit: "it depends"."""
+    literal = " ".join(re.sub(r"\\[a-z]+|[^\w\s.:/-]", " ", text).casefold().split())
+    if _CLAUSE.search(literal) and not re.search(r"\d", literal):
+        return None
+    return re.sub("^(?:the|an?) (?=[^ ]{2})", "", literal)
+
+
 def without_words(text: str) -> str | None:
-    r"""Return a text without the words before and after its formula; "" if it has only words.
+    r"""Return a text without the words before and after its formula.
 
     Return None if the words are part of the meaning: "at least 3", "5 of 7". Example: "x is 5 cm" and
-    "5\text{ cm}" become "x is 5" and "5".
+    "5 cm^2" become "x is 5" and "5".
     """
     spans = [found.span() for found in _WORD.finditer(text) if _stands_alone(found)]
     if any(text[slice(*span)].lower() in _MEANING for span in spans):
@@ -59,7 +77,11 @@ def without_words(text: str) -> str | None:
         begin = spans.pop(0)[1]
     while spans and not text[spans[-1][1] : end].strip(_BETWEEN):
         end = spans.pop()[0]
-    return None if spans else text[begin:end].strip(_BETWEEN if (begin, end) != (0, len(text)) else " ")
+    if spans:
+        return None
+    if (begin, end) == (0, len(text)):
+        return text
+    return re.sub(r"(?<=\d)-$", "", text[begin:end].strip(_BETWEEN))  # "10-day"
 
 
 def _stands_alone(found: re.Match[str]) -> bool:
@@ -67,6 +89,4 @@ def _stands_alone(found: re.Match[str]) -> bool:
     before = found.string[: found.start()]
     if before.count("{") != before.count("}"):
         return False
-    if found[1] is not None:
-        return found[1].strip() not in ("e", "i", "d")
-    return found[2][1:2] in ("", " ", "^", "2", "3") or is_word(found[2])
+    return found[1][0] == "\\" or found[1][1:2] in ("", " ", "^", "2", "3") or is_word(found[1])
