@@ -16,9 +16,10 @@ from penstock.rewarders.rewards.answers import (
     last_part,
     marked_part,
 )
+from penstock.rewarders.rewards.equality import same
 from penstock.rewarders.rewards.form import has_structure
 from penstock.rewarders.rewards.lengths import half_cosine, relative_lengths
-from penstock.rewarders.rewards.values import Group, Value, read_value, same
+from penstock.rewarders.rewards.values import Group, Value, is_defined, read_value
 from penstock.rewarders.rewards.words import has_sentence
 
 
@@ -111,7 +112,8 @@ def read_gold(solution: Any) -> Value | None:
     boxes = list(dict.fromkeys(all_boxes(marked_part(text))))
     if len(boxes) > 1:
         return _list(boxes)
-    return next(_readings(text), None)
+    gold = next(_readings(text), None)
+    return gold if gold is not None and is_defined(gold) else None
 
 
 def is_right(gold: Value, answer: str) -> bool:
@@ -141,10 +143,13 @@ def _readings(text: str) -> Iterator[Value]:
     answer = final_answer(text)
     box = last_box(answer)
     inside = answer if box is None else box
-    if not is_prose(inside):
-        yield from filter(None, [read_value(inside)])
-    if is_prose(inside) or (box is None and (has_sentence(inside) or "\n" in inside.strip())):
-        yield from filter(None, [read_value(last_part(inside))])
+    has_part = is_prose(inside) or has_sentence(inside) or "\n" in inside.strip()
+    part = last_part(inside) if has_part else ""
+    whole = None if part and is_prose(inside) else read_value(inside)
+    if whole is not None:
+        yield whole
+    if part and (whole is None or box is None) and (last := read_value(part)) is not None:
+        yield last
 
 
 def _by_verdict(

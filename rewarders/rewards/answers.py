@@ -10,12 +10,12 @@ from typing import Any
 from penstock.rewarders.rewards.words import has_sentence
 
 _BOX, _BRACE = re.compile(r"\\boxed\s*\{"), re.compile("[{}]")
-_PHRASE = re.compile(r"\b(?:answer|option|choice)(?: is\b\s*:?|\s*:)", re.IGNORECASE)
+_PHRASE = re.compile(r"\b(?:answer\s*:|(?:answer|option|choice) is\b\s*:?)", re.IGNORECASE)
 _CHOICE = re.compile(r"[\s*]*(\([A-J]\)|[A-J]\b(?! ?[-+*/=^]))")
 _SENTENCES = re.compile(r"[.!?:]\s+[A-Z]|\n(?!\s*\\|&)|\w\s*[!?]\s+\w")
 _NUMERAL = r"(?:\d[\d.,:'%/^*!\w]*(?<![.,:'])|\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\})"
 _PART = re.compile(
-    r"\$\$[^$]+\$\$|(?<![\\\d])\$[^$\n]+(?<!\\)\$|\\\([^\n]+?\\\)|\\\[.+?\\\]"
+    r"\$\$[^$]+\$\$|(?<![\\\d])\$[^$\n]+(?<!\\)\$(?!\d)|\\\([^\n]+?\\\)|\\\[.+?\\\]"
     rf"|(?<![^\s=(*\"'“$€£¥₹:~])[-+\u2212]?[$€£¥₹]?"
     rf"{_NUMERAL}(?:\s?[-+*/=^ ]\s?[-+]?\(?{_NUMERAL}\)?)*(?: ?\\?%)?",
     re.DOTALL,
@@ -81,7 +81,7 @@ def last_part(text: str) -> str:
         return choice[1]
     parts = _PART.findall(rest) or _PART.findall(text)[-1:] or [""]
     part = next((part for part in parts if re.search(r"\d", part)), parts[0])
-    return part if part.startswith(("$", "\\")) else part.rpartition("=")[2]
+    return part if part.endswith("$") or part.startswith("\\") else part.rpartition("=")[2]
 
 
 def is_prose(text: str) -> bool:

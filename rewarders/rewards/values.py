@@ -1,4 +1,4 @@
-"""Answers as values: what stands in a box or alone is read by `read_value`, and compared by `same`.
+"""Answers as values: what stands in a box or alone is read by `read_value`.
 
 docs/rewards.md has the rules. A gold and an answer are read by the same functions.
 """
@@ -10,8 +10,8 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from penstock.rewarders.rewards.formulas import expression, number_expression, same_expression
-from penstock.rewarders.rewards.numbers import DIGITS, read_number, same_number
+from penstock.rewarders.rewards.formulas import expression, number_expression
+from penstock.rewarders.rewards.numbers import DIGITS, read_number
 from penstock.rewarders.rewards.spelling import spell
 from penstock.rewarders.rewards.words import is_words, plain_words, without_words
 
@@ -23,20 +23,30 @@ _MONTH = re.compile(
     re.IGNORECASE,
 )
 _CHOICE = re.compile(r"\(([A-J])\)[.:]?\s*(.*)|([A-J])(?:[.:)](?:\s*(.+))?)?", re.DOTALL)
-_LEAD = re.compile(r"(?:(?:the|so|final|correct|right) )*(?:answer|option|choice)(?: is)?\b ?:? ?(?=.)", re.I)
+_LEAD = re.compile(
+    r"(?:(?:the|so|final|correct|right) )*(?:answer|option|choice)(?: is)?\b ?:? ?(?=.)", re.I
+)
 _MARK = re.compile(
-    rf"(?<![\d,.]){DIGITS}|[()\[\]{{}}\u2983\u2984,;:]|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])"
+    rf"(?<![\d,.]){DIGITS}|[()\[\]{{}}\u2983\u2984,;:]|(?<![a-zA-Z\\])(?:and|or|\\cup)(?![a-zA-Z])"
 )
 _LETTER = r"\\?[a-zA-Z]+'*(?:_ ?\{? ?\w+ ?\}?)?(?: ?\([a-zA-Z\d, ]*\))?"
 _NAME = re.compile(
-    rf"(?:m ?)?(?:\\[a-z]+ ?)?\{{? ?[A-Z]{{2,}} ?\}}?|\|? ?{_LETTER} ?\|?|\( ?{_LETTER}(?: ?, ?{_LETTER})+ ?\)"
-    rf"|{_LETTER} ?: ?{_LETTER}|\\frac ?\{{ ?{_LETTER} ?\}} ?\{{ ?{_LETTER} ?\}}"
+    rf"(?:m ?)?(?:\\[a-z]+ ?)?\{{? ?[A-Z]{{2,}} ?\}}?|\|? ?{_LETTER} ?\|?"
+    rf"|\( ?{_LETTER}(?: ?, ?{_LETTER})+ ?\)|{_LETTER} ?: ?{_LETTER}"
+    rf"|\\frac ?\{{ ?{_LETTER} ?\}} ?\{{ ?{_LETTER} ?\}}"
 )
 _MATRIX = re.compile(
-    r"\(?\[?\\begin ?\{((?:[pbB]|small)?matrix|array)\}(?: ?\{[lcr| ]*\})?(.*)\\end ?\{\1\}\]?\)?", re.DOTALL
+    r"\(?\[?\\begin ?\{((?:[pbB]|small)?matrix|array)\}(?: ?\{[lcr| ]*\})?((?:(?!\\end).)*)"
+    r"\\end ?\{\1\}\]?\)?",
+    re.DOTALL,
 )
-_OPENING, _CLOSING, _SET = tuple("([{\u2983"), tuple(")]}\u2984"), "\u2983\u2984"
-_SEPARATORS = (";", (",", "and", "or"))
+_RELATION = re.compile(r"(=|[<>]|\\(?:in|[lg][et])(?![a-z]))")
+_MIRRORED = {">": "<", r"\gt": "<", r"\ge": r"\le"}
+_SUM = re.compile(
+    r"(?:[^a-zA-Z\\<>!,]|\\(?:times|cdot|frac|div|sqrt)|(?<=\d),(?=\d{3})|(?<=\d) ?x ?(?=\d))+"
+)
+_OPENING, _CLOSING, SET = tuple("([{\u2983"), tuple(")]}\u2984"), "\u2983\u2984"
+_SEPARATORS = (";", (",", "and", "or", r"\cup"))
 
 
 @dataclass(frozen=True)
@@ -107,6 +117,16 @@ def read_value(text: str) -> Value | None:
         return None
 
 
+def is_defined(value: Value) -> bool:
+    """Return whether a formula divides by no zero: 1/(2-2) is not defined. Raise as `expression`."""
+    try:
+        if "/" in value.text or r"\frac" in value.text:
+            _ = value.expression
+    except ZeroDivisionError:
+        return False
+    return True
+
+
 def _read(text: str) -> Value | None:
     """Return the value of a text in one spelling, None for none. Raise as `expression`."""
     if not re.search(r"\w|\\[a-z]", text):
@@ -133,7 +153,7 @@ def _read(text: str) -> Value | None:
     if bare != text:
         return _read(spell(bare))
     value = Value(text)
-    return value if value.expression is not None or _is_whole(text) else None
+    return value if _is_whole(text) or value.expression is not None else None
 
 
 def _is_whole(text: str) -> bool:
@@ -157,16 +177,42 @@ def _read_compound(text: str) -> Value | None:
             if len(parts := [part for part in _split(inside, separators) if part.strip()]) > 1:
                 return _group(text, kind, parts)
         kind, inside = text[0] + text[-1], text[1:-1]
-        if kind not in ("()", "[]", "(]", "[)", _SET):
+        if kind not in ("()", "[]", "(]", "[)", SET):
             break
-    name, equals, right = text.partition("=")
-    if equals and right.strip() and not re.search(r"[=<>]|\\[lgn]e(?![a-z])", right):
-        value = _read(spell(right))
-        if _NAME.fullmatch(name.strip()):
-            return Named(text, name=name.strip(), value=value) if value else None
-        is_sum = re.fullmatch(r"(?:[^a-zA-Z\\<>!,]|\\(?:times|cdot|frac|div|sqrt)|(?<=\d),(?=\d{3})|(?<=\d) ?x ?(?=\d))+", name)
-        return value if is_sum and isinstance(value, NumberValue) else None
-    return _group(text, ":", parts) if len(parts := _split(text, (":",))) > 1 else None
+    return _read_relation(text) or (
+        _group(text, ":", parts) if len(parts := _split(text, (":",))) > 1 else None
+    )
+
+
+def _read_relation(text: str) -> Value | None:
+    """Return the value behind a name: of x = 5, x > 3 (an interval), 2+3 = 5. None for other texts."""
+    parts = [part.strip() for part in _RELATION.split(text)]
+    signs, ends = parts[1::2], parts[::2]
+    if set(signs) == {"="} and all(map(_SUM.fullmatch, ends[1:-1])):
+        signs, ends = ["="], [ends[0], ends[-1]]  # x = 4*5 = 20
+    if not all(ends) or len(signs) not in (1, 2):
+        return None
+    if signs[0] in ("=", r"\in"):
+        value = _read(spell(ends[1])) if len(signs) == 1 else None
+        if _NAME.fullmatch(ends[0]):
+            return Named(text, name=ends[0], value=value) if value else None
+        return (
+            value
+            if signs[0] == "=" and _SUM.fullmatch(ends[0]) and isinstance(value, NumberValue)
+            else None
+        )
+    if signs[0][0] == ">" or signs[0][:2] == r"\g":
+        signs, ends = [_MIRRORED.get(sign, "") for sign in reversed(signs)], ends[::-1]
+    if not {*signs} <= {"<", r"\lt", r"\le"}:
+        return None
+    if len(signs) == 1:
+        is_above = _NAME.fullmatch(ends[1]) is not None
+        ends, signs = (
+            ([*ends, r"\infty"], [*signs, "<"]) if is_above else ([r"-\infty", *ends], ["<", *signs])
+        )
+    kind = ("[" if signs[0] == r"\le" else "(") + ("]" if signs[1] == r"\le" else ")")
+    interval = _group(text, kind, ends[::2])
+    return Named(text, name=ends[1], value=interval) if interval and _NAME.fullmatch(ends[1]) else None
 
 
 def _group(text: str, kind: str, parts: list[str]) -> Group | None:
@@ -190,77 +236,3 @@ def _split(text: str, separators: Iterable[str]) -> list[str]:
             parts.append(text[begin : found.start()])
             begin = found.end()
     return [*parts, text[begin:]]
-
-
-def same(one: Value, other: Value) -> bool:
-    """Return whether two values are equal, in either order. Raise MemoryError or RecursionError."""
-    if one.half and other.half and one.half != other.half:
-        return False
-    if isinstance(one, Choice) or isinstance(other, Choice):
-        return _same_choice(one, other)
-    if isinstance(one, NumberValue) and isinstance(other, NumberValue):
-        return same_number((one.number, one.unit), (other.number, other.unit))
-    if _key(one) == _key(other):
-        return True
-    if isinstance(one, Named) or isinstance(other, Named):
-        return _same_named(one, other)
-    if isinstance(one, Group) and isinstance(other, Group):
-        return _same_group(one, other)
-    return _same_expression(one, other)
-
-
-def _same_expression(one: Value, other: Value) -> bool:
-    """Return whether the expressions of two values are equal, False without two."""
-    try:
-        left, right = one.expression, other.expression
-    except ZeroDivisionError:
-        return False
-    return left is not None and right is not None and same_expression(left, right)
-
-
-def _key(value: Value) -> str:
-    r"""Return the text without spaces and braces that mean nothing: values with equal texts are equal.
-
-    Example: "\sqrt{2} x" becomes "\sqrt2x"; "\sqrt{2x}" keeps its braces, "x^{2}3" a space.
-    """
-    if not value.is_formula:
-        return value.text
-    text = re.sub(r"\{ *(\w) *\}", r"\1 ", re.sub(r"\{ *(\w) *\}", r"\1 ", value.text))
-    return re.sub(r"(?<!\d) +| +(?!\d)", "", text)
-
-
-def _same_named(one: Value, other: Value) -> bool:
-    """Return whether values are equal, of which one or both have a name; two names must be the same."""
-    names = [value.name for value in (one, other) if isinstance(value, Named)]
-    left, right = (value.value if isinstance(value, Named) else value for value in (one, other))
-    if left and right and names[0] == names[-1] and same(left, right):
-        return True
-    return "=" in one.text and "=" in other.text and _same_expression(one, other)
-
-
-def _same_choice(one: Value, other: Value) -> bool:
-    """Return whether the letters are equal; a choice with a text also equals that text alone."""
-    if isinstance(one, Choice) and isinstance(other, Choice):
-        return one.letter == other.letter
-    choice, value = (one, other) if isinstance(one, Choice) else (other, one)
-    return isinstance(choice, Choice) and choice.meaning is not None and same(choice.meaning, value)
-
-
-def _same_group(one: Group, other: Group) -> bool:
-    """Return whether the values are equal: in any order for sets and bare lists, else in order.
-
-    A bare list equals a tuple in the same order. Brackets matter for two values: (0,1) is not [0,1].
-    """
-    size, kinds = len(one.items), {one.kind, other.kind}
-    if size != len(other.items):
-        return False
-    if kinds <= {"", _SET}:
-        left = list(other.items)
-        for item in one.items:
-            found = next((at for at, candidate in enumerate(left) if same(item, candidate)), None)
-            if found is None:
-                return False
-            del left[found]
-        return True
-    fits = len(kinds) == 1 or kinds in ({"", "()"}, {"", "[]"}) or (kinds == {"()", "[]"} and size > 2)
-    return fits and all(map(same, one.items, other.items))

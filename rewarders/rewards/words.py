@@ -13,8 +13,9 @@ _SHORT_WORDS = frozenset(
     re.findall(
         r"\w+",
         "no to is of at in by as or on it so we and was day had has may way man any all us am pm hr hrs "
-        "yr yrs cm mm nm km dm kg mg ml cl lb lbs ft oz sq yd pt gal kw mw kwh hz khz mhz ghz kb mb gb mph "
-        "kmh kph rpm bpm ppm rad cal kcal kpa atm usd cad aud nzd gbp chf jpy cny rmb inr krw brl mxn rs",
+        "yr yrs cm mm nm km dm kg mg ml cl lb lbs ft oz sq yd pt gal kw mw kwh hz khz mhz ghz kb mb gb "
+        "mph kmh kph rpm bpm ppm rad cal kcal kpa atm usd cad aud nzd gbp chf jpy cny rmb inr krw brl "
+        "mxn rs",
     )
 )
 _MEANING = frozenset(
@@ -56,7 +57,7 @@ def is_words(text: str) -> bool:
 
 
 def plain_words(text: str) -> str | None:
-    """Return words in lower case without an article, None for a sentence without a digit: "it depends"."""
+    """Return words in lower case without an article; None for a sentence without a digit."""
     literal = " ".join(re.sub(r"\\[a-z]+|[^\w\s.:/-]", " ", text).casefold().split())
     if _CLAUSE.search(literal) and not re.search(r"\d", literal):
         return None
@@ -85,8 +86,10 @@ def without_words(text: str) -> str | None:
 
 
 def _stands_alone(found: re.Match[str]) -> bool:
-    """Return whether a match is a word or a unit, and stands outside of braces."""
+    """Return whether a match is a word or a unit, outside of braces; `at` in v_0 + at is none."""
     before = found.string[: found.start()]
     if before.count("{") != before.count("}"):
+        return False
+    if before.rstrip()[-1:] in tuple("+-*/^") and is_words(found[0]) and len(found[0]) < 4:
         return False
     return found[1][0] == "\\" or found[1][1:2] in ("", " ", "^", "2", "3") or is_word(found[1])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.rewarders.rewards.accuracy import acc, accuracy
+from tests.rewarders import further_verdicts
 from tests.rewarders.verdicts import FAILURES, FORMS, RULES
 
 
@@ -16,8 +17,21 @@ def test_a_rule_has_its_verdicts(gold: str, answer: str, equal: bool) -> None:
     assert holds != ((gold, answer) in FAILURES), FAILURES.get((gold, answer), "not a known failure")
 
 
+@pytest.mark.parametrize("kind", further_verdicts.KINDS)
+def test_further_forms_have_their_verdicts(kind: str) -> None:
+    known = further_verdicts.FAILURES
+    forms = further_verdicts.forms(kind)
+    wrong = {
+        (gold, answer) for gold, answer, equal in forms if accuracy([answer], [gold]) != [float(equal)]
+    }
+    assert wrong == {(gold, answer) for gold, answer, _ in forms if (gold, answer) in known}
+
+
 def test_few_verdicts_fail():
-    assert len(FAILURES) <= 0.03 * len(FORMS)
+    further = [form for kind in further_verdicts.KINDS for form in further_verdicts.forms(kind)]
+    assert len(set(further) - set(FORMS)) >= 1000
+    assert len(FAILURES) == 0
+    assert len(further_verdicts.FAILURES) <= 21
 
 
 @pytest.mark.parametrize(
