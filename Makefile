@@ -82,12 +82,13 @@ nightly: install
 	$(BIN)/python -m tests.e2e.kills --real
 	$(BIN)/python -m tests.fuzz --seed $(SEED)
 	NIGHTLY=1 $(BIN)/python -m pytest tests/rewarders/test_attacks.py tests/e2e/test_secrets.py \
-		tests/learner/test_injections.py tests/e2e/test_two_ranks.py
+		tests/learner/test_injections.py tests/e2e/test_two_ranks.py tests/rewarders/test_generated_golds.py
 	$(BIN)/penstock demo --seed $(SEED)
 	$(BIN)/python -m tests.e2e.agreement runs/demo-base-$(SEED) runs/demo-task-$(SEED)/heldout.jsonl
 	$(BIN)/python -m benchmarks.handoff
 	$(BIN)/python -m benchmarks.scoring
 	$(BIN)/python -m benchmarks.learner
+	$(BIN)/python -m benchmarks.golds
 
 format: install
 	$(BIN)/ruff format .
