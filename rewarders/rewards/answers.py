@@ -81,7 +81,7 @@ def last_part(text: str) -> str:
         return choice[1]
     parts = _PART.findall(rest) or _PART.findall(text)[-1:] or [""]
     part = next((part for part in parts if re.search(r"\d", part)), parts[0])
-    return part if part.endswith("$") or part.startswith("\\") else part.rpartition("=")[2]
+    return str(part) if part.endswith("$") or part.startswith("\\") else str(part).rpartition("=")[2]
 
 
 def is_prose(text: str) -> bool:

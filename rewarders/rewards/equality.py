@@ -57,8 +57,9 @@ def _same_named(one: Value, other: Value) -> bool:
 def _same_choice(one: Value, other: Value) -> bool:
     """Return whether letters, and texts if both have one, are equal; a choice equals its text alone."""
     if isinstance(one, Choice) and isinstance(other, Choice):
-        meanings = one.meaning, other.meaning
-        return one.letter == other.letter and (not all(meanings) or same(*meanings))
+        if one.meaning and other.meaning and not same(one.meaning, other.meaning):
+            return False
+        return one.letter == other.letter
     choice, value = (one, other) if isinstance(one, Choice) else (other, one)
     return isinstance(choice, Choice) and choice.meaning is not None and same(choice.meaning, value)
 

@@ -85,13 +85,13 @@ def _differ(one: Any, other: Any) -> bool:
         if isinstance(one, Eq):
             at[-1] = findroot(lambda root: left(*at[:-1], root), (0.9 + 0.4j, 1.7 - 0.3j))
         values = [complex(side(*at)) for side in (left, right)]
+        return abs(values[0] - values[1]) > (1e-6 if isinstance(one, Eq) else 1e-12) + 1e-3 * max(
+            map(abs, values)
+        )
     except (MemoryError, RecursionError):
         raise
     except Exception:  # no value or root at this point
         return False
-    return abs(values[0] - values[1]) > (1e-6 if isinstance(one, Eq) else 1e-12) + 1e-3 * max(
-        map(abs, values)
-    )
 
 
 def number_expression(number: Fraction, is_rounded: bool) -> Any:
