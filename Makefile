@@ -82,7 +82,7 @@ nightly: install
 	$(BIN)/python -m tests.e2e.kills --real
 	$(BIN)/python -m tests.fuzz --seed $(SEED)
 	NIGHTLY=1 $(BIN)/python -m pytest tests/rewarders/test_attacks.py tests/e2e/test_secrets.py \
-		tests/learner/test_injections.py tests/e2e/test_two_ranks.py
+		tests/learner/test_injections.py tests/e2e/test_two_ranks.py tests/rewarders/test_generated_golds.py
 	$(BIN)/pip install -qq --no-deps --upgrade --target $(VENV)-rewards trl==1.16.0 verl==0.9.1
 	NIGHTLY=1 PENSTOCK_REWARD_PACKAGES=$(VENV)-rewards $(BIN)/python -m pytest tests/rewarders/test_packages.py
 	$(BIN)/penstock demo --seed $(SEED)
@@ -90,6 +90,7 @@ nightly: install
 	$(BIN)/python -m benchmarks.handoff
 	$(BIN)/python -m benchmarks.scoring
 	$(BIN)/python -m benchmarks.learner
+	$(BIN)/python -m benchmarks.golds
 
 format: install
 	$(BIN)/ruff format .

@@ -19,7 +19,7 @@ PROMPT_NAMES = (
     "0.value",  # Open-Reasoner-Zero: a list of turns
 )  # fmt: skip
 SOLUTION_NAMES = (
-    "solution", "answer", "ground_truth",
+    "answer", "solution", "ground_truth",  # a solution beside an answer is its derivation
     "reward_model.ground_truth",  # verl
     "label", "labels", "target",
     "1.ground_truth.value",  # Open-Reasoner-Zero

@@ -104,6 +104,10 @@ def read_questions(
     mapping = map_columns(rows.column_names, source.name, settings, rows[0] if len(rows) else {})
     gold = f"the gold answer is in {mapping.solution}" if mapping.solution else "there is no gold answer"
     log.info(f"Data set {source.name}: {len(rows)} rows; the question is in {mapping.prompt}, {gold}.")
+    if mapping.solution == "answer" and "solution" in rows.column_names:
+        log.info(
+            "The rewards get answer as `solution`; LEARNER_SOLUTION_COLUMN=solution chooses the other."
+        )
     found = (
         reader.read(row, mapping, f"{source.name}, row {number}") for number, row in enumerate(rows, 1)
     )

@@ -1,39 +1,33 @@
-"""The rewards for right answers. This is the only module that imports math_verify.
+"""The rewards for right answers.
 
-math_verify's own time limits are off, because they return "wrong" when they expire. The sandbox's time
-limit applies instead. If the gold answer cannot be read, each of these rewards is None for the whole
-group; the other rewards still train the group.
+If the gold answer cannot be read, each of these rewards is None for the whole group; the other rewards
+still train the group.
 """
 
-import logging
-import re
-from collections.abc import Callable
-from decimal import Decimal
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from math_verify import parse, verify
-
-from penstock.rewarders.rewards.answers import final_answer, last_box
+from penstock.rewarders.rewards.answers import (
+    all_boxes,
+    final_answer,
+    is_prose,
+    last_box,
+    last_part,
+    marked_part,
+)
+from penstock.rewarders.rewards.equality import same
 from penstock.rewarders.rewards.form import has_structure
 from penstock.rewarders.rewards.lengths import half_cosine, relative_lengths
-
-_DELIMITERS = ("$", r"\boxed", r"\(", r"\[")
-_NUMBER = re.compile(r"[-+]?[\d.,:]*\s*%?")
-_SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d+)?e[-+]?\d\d?", flags=re.IGNORECASE)
-_THOUSANDS = re.compile(r"(?<=\d)\\[,!;: ]\s?(?=\d{3}(?!\d))")
-_BOXED_SCIENTIFIC = re.compile(r"\\boxed\{\s*(" + _SCIENTIFIC.pattern + r")\s*\}", re.IGNORECASE)
-_EMPHASIS = '*`"\u201c\u201d'
-"""Removed around an answer: markdown's stars and backticks, and quotes."""
-_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
-
-# math_verify logs a warning in every process that its time limits are off.
-logging.getLogger("math_verify").setLevel(logging.ERROR)
+from penstock.rewarders.rewards.values import Group, Value, is_defined, read_value
+from penstock.rewarders.rewards.words import has_sentence
 
 
 def accuracy(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:
     """Return 1.0 where the answer equals the gold solution, else 0.0; all None without a gold answer.
 
-    Raise what math_verify raises. Example: for "#### 72", "<answer>72</answer>" gets 1.0, "71" gets 0.0.
+    Raise MemoryError or RecursionError.
+    Example: for "#### 72", "<answer>72</answer>" gets 1.0, "71" gets 0.0.
     """
     return _by_verdict(completions, solution, lambda _, right: float(right))
 
@@ -41,19 +35,22 @@ def accuracy(completions: list[str], solution: list[Any], **columns: Any) -> lis
 def acc(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:
     """Return 1.0 where the last box holds the gold answer, -0.5 for another box, -1.0 without a box.
 
-    All are None without a gold answer. Raise what math_verify raises.
+    All are None without a gold answer. Raise MemoryError or RecursionError.
     """
     gold = read_gold(solution[0])
-    if not gold:
+    if gold is None:
         return [None] * len(completions)
     boxes = [last_box(completion) for completion in completions]
-    return [-1.0 if box is None else 1.0 if is_right(gold, box) else -0.5 for box in boxes]
+    return [
+        -1.0 if box is None else 1.0 if is_right(gold, rf"\boxed{{{box}}}") else -0.5 for box in boxes
+    ]
 
 
 def base_acc(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:
     """Return 1.0 where the answer is right and in <think>..</think><answer>..</answer>, else 0.0.
 
-    All are None without a gold answer. Raise what math_verify raises. "<answer>72</answer>" gets 0.0.
+    All are None without a gold answer. Raise MemoryError or RecursionError.
+    Example: "<answer>72</answer>" gets 0.0.
     """
     return _by_verdict(
         completions, solution, lambda index, right: float(right and has_structure(completions[index]))
@@ -74,7 +71,8 @@ def cosine(
     """Return a value by correctness and length: right answers lose with length, wrong ones gain.
 
     The four values are those at length 0 and at `cosine_max_len` tokens, joined by half a cosine. All
-    are None without a gold answer. Raise what math_verify raises. With the defaults and cosine_max_len
+    are None without a gold answer. Raise MemoryError or RecursionError.
+    Example: with the defaults and cosine_max_len
     100, a right answer of 50 tokens gets 0.75, a wrong one -0.25.
     """
 
@@ -94,24 +92,64 @@ def length(
     """Return 0.5 for the group's shortest completion to -0.5 for its longest, by number of tokens.
 
     All get 0.0 if all are equally long. Wrong answers get at most 0; all are None without a gold answer.
-    Raise what math_verify raises.
+    Raise MemoryError or RecursionError.
     """
     gold = read_gold(solution[0])
-    if not gold:
+    if gold is None:
         return [None] * len(completions)
-    right = [is_right(gold, final_answer(completion)) for completion in completions]
+    right = [is_right(gold, completion) for completion in completions]
     return list(relative_lengths([len(ids) for ids in completion_ids], right))
 
 
-def read_gold(solution: Any) -> list[Any]:
-    """Return the expressions that math_verify reads from a gold solution, [] if none. Raise as _read."""
-    return _read(final_answer(str(solution)))
+def read_gold(solution: Any) -> Value | None:
+    """Return the value of a gold solution, None if it cannot be read; several boxes are a list.
+
+    Raise MemoryError or RecursionError.
+    """
+    if solution is None or (isinstance(solution, float) and math.isnan(solution)):
+        return None
+    text = str(solution)
+    boxes = list(dict.fromkeys(all_boxes(marked_part(text))))
+    if len(boxes) > 1:
+        return _list(boxes)
+    gold = next(_readings(text), None)
+    return gold if gold is not None and is_defined(gold) else None
 
 
-def is_right(gold: list[Any], answer: str) -> bool:
-    """Return whether a text's answer equals the gold answer. Raise what math_verify's verify raises."""
-    # The order matters: verify(gold, answer).
-    return bool(verify(gold, _read(answer), timeout_seconds=None, raise_on_error=True))
+def is_right(gold: Value, answer: str) -> bool:
+    """Return whether a text's answer equals the gold answer. Raise MemoryError or RecursionError.
+
+    Of an answer the last box is read. For a gold with several boxes, as many boxes are read.
+    """
+    if isinstance(gold, Group) and (boxes := all_boxes(marked_part(answer))[-len(gold.items) :])[1:]:
+        boxed = _list(boxes)
+        if boxed and same(gold, boxed):
+            return True
+    return any(same(gold, reading) for reading in _readings(answer))
+
+
+def _list(boxes: list[str]) -> Value | None:
+    """Return the list of the values in some boxes, None if one cannot be read. Raise as `read_value`."""
+    values = tuple(value for value in map(read_value, boxes) if value)
+    return Group(", ".join(boxes), items=values) if len(values) == len(boxes) else None
+
+
+def _readings(text: str) -> Iterator[Value]:
+    """Yield the values that a text's answer may have, the likeliest first. Raise as `read_value`.
+
+    The first is that of a box, of the marked text or of the whole text; of prose, that of its last part.
+    Without a box, the last part of a text with words is the second.
+    """
+    answer = final_answer(text)
+    box = last_box(answer)
+    inside = answer if box is None else box
+    has_part = is_prose(inside) or has_sentence(inside) or "\n" in inside.strip()
+    part = last_part(inside) if has_part else ""
+    whole = None if part and is_prose(inside) else read_value(inside)
+    if whole is not None:
+        yield whole
+    if part and (whole is None or box is None) and (last := read_value(part)) is not None:
+        yield last
 
 
 def _by_verdict(
@@ -119,42 +157,6 @@ def _by_verdict(
 ) -> list[float | None]:
     """Return `value(index, is right)` per completion; None without gold answer. Raise as `is_right`."""
     gold = read_gold(solution[0])
-    if not gold:
+    if gold is None:
         return [None] * len(completions)
-    return [value(index, is_right(gold, final_answer(text))) for index, text in enumerate(completions)]
-
-
-def _read(text: str) -> list[Any]:
-    """Return the expressions that math_verify reads from a text; [] if it cannot read the text.
-
-    Raise MemoryError or RecursionError: these depend on the machine, not on the answer.
-    """
-    try:
-        bare = _delimited(_plain(text))
-        return list(parse(bare, fallback_mode="no_fallback", parsing_timeout=None, raise_on_error=True))
-    except (MemoryError, RecursionError):
-        raise
-    except Exception:  # sympy raises many errors on model text, for example on "-0733"
-        return []
-
-
-def _plain(text: str) -> str:
-    r"""Return a text without forms that math_verify misreads.
-
-    Dollar signs, separators of thousands, a leading plus, markdown and quotes are removed, and the
-    typographic minus and scientific notation are rewritten. Example: "**1.5e3**" becomes "1500".
-    """
-    text = text.replace("\u2212", "-").strip().strip(_EMPHASIS).strip()
-    text = _THOUSANDS.sub("", text.replace(r"\$", ""))
-    text = _BOXED_SCIENTIFIC.sub(lambda found: rf"\boxed{{{Decimal(found[1]):f}}}", text)
-    if _SCIENTIFIC.fullmatch(text):
-        return f"{Decimal(text):f}"
-    return text.removeprefix("+")
-
-
-def _delimited(text: str) -> str:
-    """Put dollars around bare mathematics, else math_verify reads 2 from `2x+1`. Return the text."""
-    if any(mark in text for mark in _DELIMITERS):
-        return text
-    is_words = _WORD.search(text) and r"\begin{" not in text
-    return text if is_words or _NUMBER.fullmatch(text) else f"${text}$"
+    return [value(index, is_right(gold, text)) for index, text in enumerate(completions)]

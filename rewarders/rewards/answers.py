@@ -1,29 +1,46 @@
 """Finding the answer in a text, and the reward `correctness`, which compares it as a word or number.
 
 The answer is in the last <answer> block, else after the last ####, else in the last \\boxed{}, else
-it is the last part of the text that math_verify can read.
+it is the whole text if that stands alone, else its last part with a number or a formula.
 """
 
 import re
 from typing import Any
 
+from penstock.rewarders.rewards.words import has_sentence
+
 _BOX, _BRACE = re.compile(r"\\boxed\s*\{"), re.compile("[{}]")
+_PHRASE = re.compile(r"\b(?:answer\s*:|(?:answer|option|choice) is\b\s*:?)", re.IGNORECASE)
+_CHOICE = re.compile(r"[\s*]*(\([A-J]\)|[A-J]\b(?! ?[-+*/=^]))")
+_SENTENCES = re.compile(r"[.!?:]\s+[A-Z]|\n(?!\s*\\|&)|\w\s*[!?]\s+\w")
+_NUMERAL = r"(?:\d[\d.,:'%/^*!\w]*(?<![.,:'])|\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\})"
+_PART = re.compile(
+    r"\$\$[^$]+\$\$|(?<![\\\d])\$[^$\n]+(?<!\\)\$(?!\d)|\\\([^\n]+?\\\)|\\\[.+?\\\]"
+    rf"|(?<![^\s=(*\"'“$€£¥₹:~])[-+\u2212]?[$€£¥₹]?"
+    rf"{_NUMERAL}(?:\s?[-+*/=^ ]\s?[-+]?\(?{_NUMERAL}\)?)*(?: ?\\?%)?",
+    re.DOTALL,
+)
 _LAST_NUMBER = re.compile(r"(?:^|\s|=)(-?(?:\d*\.)?\d+)$")
 
 
 def final_answer(text: str) -> str:
     """Return the part of a text that holds its answer; the whole text if nothing marks the answer.
 
-    Tags are removed, because math_verify finds no number that touches a tag. All boxes but the last are
-    removed, because math_verify would read several boxes as a set. The rewarder calls this function
-    outside of the sandbox, so the time is in proportion to the text's length.
+    All boxes but the last are removed. The rewarder calls this function outside of the sandbox, so the
+    time is in proportion to the text's length.
     """
+    inside = marked_part(text)
+    box = last_box(inside)
+    return inside if box is None else rf"\boxed{{{box}}}"
+
+
+def marked_part(text: str) -> str:
+    """Return the last <answer> block, else the text after the last ####, else the whole text."""
     inside, end = after_marker(text), 0
     while (tag := text.find("<answer>", end)) >= 0 and (closed := text.find("</answer>", tag)) >= 0:
         end = closed + len("</answer>")
         inside = text[tag + len("<answer>") : closed]
-    box = last_box(inside)
-    return inside if box is None else rf"\boxed{{{box}}}"
+    return inside
 
 
 def after_marker(text: str) -> str:
@@ -36,15 +53,40 @@ def last_box(text: str) -> str | None:
 
     Example: of "\boxed{1}, so \boxed{\frac{1}{2}}" the inside is "\frac{1}{2}".
     """
-    boxes = {opening.end() for opening in _BOX.finditer(text)}
+    return next(reversed(all_boxes(text)), None)
+
+
+def all_boxes(text: str) -> list[str]:
+    r"""Return the insides of all \boxed{} whose braces are closed, of nested boxes the inner."""
+    starts = {opening.end() for opening in _BOX.finditer(text)}
     opened: list[int] = []
-    last = (0, 0)
+    found: list[tuple[int, int]] = []
     for brace in _BRACE.finditer(text):
         if brace[0] == "{":
             opened.append(brace.end())
-        elif opened and (begin := opened.pop()) in boxes:
-            last = max(last, (begin, brace.start()))
-    return text[slice(*last)] if last[1] else None
+        elif opened and (begin := opened.pop()) in starts and not (found and found[-1][0] > begin):
+            found.append((begin, brace.start()))
+    return [text[begin:end] for begin, end in found]
+
+
+def last_part(text: str) -> str:
+    """Return the part of a text after its last "answer is" or "answer:", else the text's last part.
+
+    A part is a formula in dollars, or a run with a digit at its beginning; after "answer is" also a
+    choice. Return "" if there is none.
+    """
+    phrases = [found.end() for found in _PHRASE.finditer(text)]
+    rest = re.split(r"[.!?](?!\w)|\n", text[phrases[-1] :].strip())[0] if phrases else ""
+    if choice := _CHOICE.match(rest):
+        return choice[1]
+    parts = _PART.findall(rest) or _PART.findall(text)[-1:] or [""]
+    part = next((part for part in parts if re.search(r"\d", part)), parts[0])
+    return str(part) if part.endswith("$") or part.startswith("\\") else str(part).rpartition("=")[2]
+
+
+def is_prose(text: str) -> bool:
+    """Return whether a text has words and more than one sentence or line, or more than 200 letters."""
+    return has_sentence(text) and (len(text) > 200 or bool(_SENTENCES.search(text.strip())))
 
 
 def correctness(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:

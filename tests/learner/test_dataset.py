@@ -75,6 +75,15 @@ def test_a_missing_column_is_told_with_those_that_are_there(tmp_path):
         map_columns(["text", "answer"], source, make_settings(), {})
 
 
+def test_an_answer_is_the_gold_also_beside_a_solution(tmp_path):
+    """NuminaMath-1.5, OpenR1-Math and DeepScaleR have the derivation in `solution`."""
+    row = json.dumps({"problem": "1+2=", "solution": "By steps 5, 6 and 7.", "answer": "3"})
+    (question,), _ = load(write(tmp_path / "q.jsonl", row))
+    assert question.columns["solution"] == "3"
+    (question,), _ = load(write(tmp_path / "q.jsonl", row), solution_column="solution")
+    assert question.columns["solution"] == "By steps 5, 6 and 7."
+
+
 def test_a_missing_or_empty_file_is_told(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         load(str(tmp_path / "nothing.jsonl"))

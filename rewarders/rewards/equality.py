@@ -1,0 +1,84 @@
+"""Whether two values are equal: docs/rewards.md has the rules."""
+
+import re
+
+from penstock.rewarders.rewards.formulas import same_expression
+from penstock.rewarders.rewards.numbers import same_number
+from penstock.rewarders.rewards.values import SET, Choice, Group, Named, NumberValue, Value
+
+
+def same(one: Value, other: Value) -> bool:
+    """Return whether two values are equal, in either order. Raise MemoryError or RecursionError."""
+    if one.half and other.half and one.half != other.half:
+        return False
+    if isinstance(one, Choice) or isinstance(other, Choice):
+        return _same_choice(one, other)
+    if isinstance(one, NumberValue) and isinstance(other, NumberValue):
+        return same_number((one.number, one.unit), (other.number, other.unit))
+    if _key(one) == _key(other):
+        return True
+    if isinstance(one, Named) or isinstance(other, Named):
+        return _same_named(one, other)
+    if isinstance(one, Group) and isinstance(other, Group):
+        return _same_group(one, other)
+    return _same_expression(one, other)
+
+
+def _same_expression(one: Value, other: Value) -> bool:
+    """Return whether the expressions of two values are equal, False without two."""
+    try:
+        left, right = one.expression, other.expression
+    except ZeroDivisionError:
+        return False
+    return left is not None and right is not None and same_expression(left, right)
+
+
+def _key(value: Value) -> str:
+    r"""Return the text without spaces and braces that mean nothing: values with equal texts are equal.
+
+    Example: "\sqrt{2} x" becomes "\sqrt2x"; "\sqrt{2x}" keeps its braces, "x^{2}3" a space.
+    """
+    if not value.is_formula:
+        return value.text
+    text = re.sub(r"\{ *(\w) *\}", r"\1 ", re.sub(r"\{ *(\w) *\}", r"\1 ", value.text))
+    return re.sub(r"(?<!\d) +| +(?!\d)", "", text)
+
+
+def _same_named(one: Value, other: Value) -> bool:
+    """Return whether values are equal, of which one or both have a name; two names must be the same."""
+    names = [value.name for value in (one, other) if isinstance(value, Named)]
+    left, right = (value.value if isinstance(value, Named) else value for value in (one, other))
+    is_same = bool(left and right and names[0] == names[-1] and same(left, right))
+    if is_same or len(set(names)) < len(names):
+        return is_same
+    return "=" in one.text and "=" in other.text and _same_expression(one, other)
+
+
+def _same_choice(one: Value, other: Value) -> bool:
+    """Return whether letters, and texts if both have one, are equal; a choice equals its text alone."""
+    if isinstance(one, Choice) and isinstance(other, Choice):
+        if one.meaning and other.meaning and not same(one.meaning, other.meaning):
+            return False
+        return one.letter == other.letter
+    choice, value = (one, other) if isinstance(one, Choice) else (other, one)
+    return isinstance(choice, Choice) and choice.meaning is not None and same(choice.meaning, value)
+
+
+def _same_group(one: Group, other: Group) -> bool:
+    """Return whether the values are equal: in any order for sets and bare lists, else in order.
+
+    A bare list equals a tuple in the same order. Brackets matter for two values: (0,1) is not [0,1].
+    """
+    size, kinds = len(one.items), {one.kind, other.kind}
+    if size != len(other.items):
+        return False
+    if kinds <= {"", SET}:
+        left = list(other.items)
+        for item in one.items:
+            found = next((at for at, candidate in enumerate(left) if same(item, candidate)), None)
+            if found is None:
+                return False
+            del left[found]
+        return True
+    fits = len(kinds) == 1 or kinds in ({"", "()"}, {"", "[]"}) or (kinds == {"()", "[]"} and size > 2)
+    return fits and all(map(same, one.items, other.items))

@@ -1,0 +1,102 @@
+"""Formulas: what math_verify reads and compares. This is the only module that imports math_verify.
+
+math_verify's own time limits are off, because they return "wrong" when they expire. The sandbox's time
+limit applies instead.
+"""
+
+import logging
+import re
+from fractions import Fraction
+from typing import Any
+
+from latex2sympy2_extended import NormalizationConfig
+from math_verify import LatexExtractionConfig, parse, verify
+from mpmath import findroot, mpf
+from sympy import Basic, Eq, Expr, Float, Pow, Rational, lambdify, nan, zoo
+
+# Units are removed before: math_verify's own removal reads 5 from 5m.
+_CONFIG = [
+    LatexExtractionConfig(
+        normalization_config=NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
+    )
+]
+_MISREAD = re.compile(r"\d_|\d'|\\overline\s*\{?\s*\d|(?<!_)\d\s+\d|\d[a-zA-Z]\d|:|\.{3}|\\[lc]?dots")
+"""Bases, repeating decimals, ratios, rows of numbers and 0b10: math_verify drops a part of these."""
+
+# math_verify logs a warning in every process that its time limits are off.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+
+def expression(text: str) -> Any:
+    """Return the expression that math_verify reads from all of a text; None if it reads none.
+
+    Raise MemoryError or RecursionError: these depend on the machine, not on the answer. Raise
+    ZeroDivisionError for a text whose value is not defined.
+    """
+    if len(text) < 1000 and _MISREAD.search(text):
+        return None
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    tex = text.replace("\u2983", r"\{").replace("\u2984", r"\}")
+    try:
+        found = parse(f"${tex}$", _CONFIG, "no_fallback", parsing_timeout=None, raise_on_error=True)
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:  # sympy raises many errors on model text, for example on "-0733"
+        return None
+    if found and isinstance(found[0], Basic) and found[0].has(zoo, nan):
+        raise ZeroDivisionError(text)
+    return found[0] if found else None
+
+
+def same_expression(one: Any, other: Any) -> bool:
+    """Return whether two expressions are equal, in either order; False for what sympy cannot compare.
+
+    An assignment equals its right side ("x = 5" and 5); another equation equals only equations. Raise
+    MemoryError or RecursionError.
+    """
+    for equation, value in ((one, other), (other, one)):
+        is_equation = isinstance(equation, Eq) and not isinstance(value, Eq)
+        if is_equation and not (equation.lhs.is_Symbol or equation.lhs.is_Function):
+            return False
+    if _differ(one, other):
+        return False
+    orders = [(one, other)] if type(one) is type(other) else [(one, other), (other, one)]
+    try:
+        return any(verify(*order, timeout_seconds=None, raise_on_error=True) for order in orders)
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:  # sympy raises many errors on what it cannot compare
+        return False
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Return whether two expressions or equations are found different at one point.
+
+    This spares sympy's simplification, which takes 0.1 to 0.3 s for most equations that are different.
+    Of equations, a root of the first is tried in the second. Raise MemoryError or RecursionError.
+    """
+    if isinstance(one, Eq) != isinstance(other, Eq) or not isinstance(one, Eq | Expr):
+        return False
+    try:
+        left, right = (side.lhs - side.rhs if isinstance(side, Eq) else side for side in (one, other))
+        if any(power.exp.is_Integer and power.exp > 20 for power in (left - right).atoms(Pow)):
+            return False  # left to the sandbox's limits, as all large powers are
+        symbols = sorted(left.free_symbols | right.free_symbols, key=str)
+        at = [mpf(0.1739085) + mpf(0.1414214) * n for n in range(len(symbols))]
+        left, right = (lambdify(symbols, side, "mpmath") for side in (left, right))
+        if isinstance(one, Eq):
+            at[-1] = findroot(lambda root: left(*at[:-1], root), (0.9 + 0.4j, 1.7 - 0.3j))
+        values = [complex(side(*at)) for side in (left, right)]
+        return abs(values[0] - values[1]) > (1e-6 if isinstance(one, Eq) else 1e-12) + 1e-3 * max(
+            map(abs, values)
+        )
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:  # no value or root at this point
+        return False
+
+
+def number_expression(number: Fraction, is_rounded: bool) -> Any:
+    """Return a number for `same_expression`; a rounded number is compared to six decimals."""
+    exact = Rational(number.numerator, number.denominator)
+    return Float(exact) if is_rounded else exact

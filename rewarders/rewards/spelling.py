@@ -1,0 +1,85 @@
+r"""One spelling for what data sets and models write in many: digits, signs, brackets, currencies, units.
+
+Example: "$\dfrac{1}{2}\,$", "\frac12" and "½" become "\frac{1}{2}", "\frac12" and "1/2".
+"""
+
+import re
+import unicodedata
+
+# ruff: noqa: RUF001 - characters that look alike get one spelling here
+
+_SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+")
+_CHINESE = re.compile("(?<!\\d)[零〇一二两三四五六七八九十百千万亿]+")
+_CHINESE_UNITS = {"十": 10, "百": 100, "千": 1000, "万": 10**4, "亿": 10**8}
+_SIGNS = str.maketrans({
+    "−": "-", "–": "-", "‐": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "⁄": "/",
+    "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∞": r"\infty ", "π": r"\pi ", "∪": r"\cup ",
+    "∩": r"\cap ",
+    "∈": r"\in ", "±": r"\pm ", "、": ",", "。": ".", "√": r"\sqrt ", "’": "'", "∅": r"\emptyset ",
+})  # fmt: skip
+_CURRENCY = r"(?:\b[A-Z]{1,3})?\\?[$€£¥₹₽₩₪₫฿₺₴₦]"
+_FONTS = re.compile(r"\\(?:text(?!\w*size)\w*|mbox|math(?:rm|bf|it|sf|tt)|rm|bf) ?\{([^{}]*)\}")
+_RULES = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"(?<=\d),(?=\d\d(?!\d)\s*[€£])|(?<=[€£])(\s*\d+),(?=\d\d(?!\d))", r"\1."),  # €3,50
+        (r"(?<=[$€£])( ?\d[\d.,]*) ?[kK](?![\w$])", r"\1 k"),
+        (r"(?<=[$€£])( ?\d[\d.,]*) ?M(?![\w$])", r"\1 million"),
+        (rf"(?<!\w){_CURRENCY}(?=\s*[\d.])|(?<=[\d.])\s*\\?[€£¥₹₽₩₪₫฿₺₴₦¢]", " "),
+        (r"\\?\$|(?<!\\)\\[()\[\]](?!\s*[a-z]*\\\\)|\\displaystyle|\\!\s*", ""),
+        (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-z])", ""),
+        (r"\{,\}|\\,(?=\d{3}(?!\d))(?<=\d\\,)", ","),
+        (r"(?<!\\)\\(?:[,;: >]|q?quad(?![a-z]))|~|\s", " "),
+        (r"\\[dtc]?(frac|binom)", r"\\\1"),
+        (r"\{ ?(\w+) ?\\choose ?(\w+) ?\}", r"\\binom{\1}{\2}"),
+        (r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degrees?|°)(?:\s*[CF](?![a-z]))?", " "),
+        (r"\\colon|\\ratio", ":"),
+        (r"\\(?:lbrace|\{)", "\u2983"),
+        (r"\\(?:rbrace|\})", "\u2984"),
+        (r"\\langle", "("),
+        (r"\\rangle", ")"),
+        (r"\\%|\bper ?cent(?:age)?\b", "%"),
+        (r"\+ ?/ ?-", r"\\pm "),
+        (r"(?<=\d) ?([万亿])", r" \1 "),
+        (r"\\bar(?= ?\{? ?\d)", r"\\overline"),
+        (r"\\(ne|le|ge)q(?:slant)?(?![a-z])", r"\\\1 "),
+        (r"<=", r"\\le "),
+        (r">=", r"\\ge "),
+        (r"\\infin(?![a-z])", r"\\infty"),
+        (r"\\varnothing", r"\\emptyset"),
+    )
+]
+_EMPHASIS = ' *`"“”'
+
+
+def spell(text: str) -> str:
+    r"""Return a text in one spelling, without dollar signs, currencies, degrees and emphasis.
+
+    Set braces are written ⦃⦄, so that {} only group.
+    """
+    text = _SUPERSCRIPTS.sub(lambda run: f"^{{{unicodedata.normalize('NFKC', run[0])}}}", text.strip())
+    text = re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text.replace("º", "°"))
+    text = unicodedata.normalize("NFKC", text).translate(_SIGNS)
+    text = _CHINESE.sub(lambda run: str(chinese_number(run[0])), text)
+    for _ in range(2):  # one within another
+        text = _FONTS.sub(r" \1 ", text)
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    text = re.sub(" +", " ", text).strip(_EMPHASIS)
+    if text.startswith("{") and text.find("}") == len(text) - 1:
+        text = text[1:-1].strip()
+    return re.sub(r"(?<=[^.])\.$", "", text).removeprefix("+").strip(_EMPHASIS)
+
+
+def chinese_number(numerals: str) -> int:
+    """Return the value of Chinese numerals: 三百零五 is 305, and 二〇二四 is 2024."""
+    total = section = digit = 0
+    for numeral in numerals.replace("两", "二").replace("〇", "零"):
+        unit = _CHINESE_UNITS.get(numeral, 0)
+        if unit >= 10**4:
+            total, section, digit = (total + section + digit or 1) * unit, 0, 0
+        elif unit:
+            section, digit = section + (digit or 1) * unit, 0
+        else:
+            digit = digit * 10 + "零一二三四五六七八九".index(numeral)
+    return total + section + digit

@@ -1,0 +1,238 @@
+"""Answers as values: what stands in a box or alone is read by `read_value`.
+
+docs/rewards.md has the rules. A gold and an answer are read by the same functions.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from penstock.rewarders.rewards.formulas import expression, number_expression
+from penstock.rewarders.rewards.numbers import DIGITS, read_number
+from penstock.rewarders.rewards.spelling import spell
+from penstock.rewarders.rewards.words import is_words, plain_words, without_words
+
+_HALF = re.compile(r"(?<=\d) ?(?P<half>[ap])\.? ?m\.?", re.IGNORECASE)
+_DATE = re.compile(r"\d+/\d+/\d+|\d{4}-\d\d?-\d\d?")
+_MONTH = re.compile(
+    r"\b(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?"
+    r"|sep(?:t|tember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b",
+    re.IGNORECASE,
+)
+_CHOICE = re.compile(r"\(([A-J])\)[.:]?\s*(.*)|([A-J])(?:[.:)](?:\s*(.+))?)?", re.DOTALL)
+_LEAD = re.compile(
+    r"(?:(?:the|so|final|correct|right) )*(?:answer|option|choice)(?: is)?\b ?:? ?(?=.)", re.I
+)
+_MARK = re.compile(
+    rf"(?<![\d,.]){DIGITS}|[()\[\]{{}}\u2983\u2984,;:]|(?<![a-zA-Z\\])(?:and|or|\\cup)(?![a-zA-Z])"
+)
+_LETTER = r"\\?[a-zA-Z]+'*(?:_ ?\{? ?\w+ ?\}?)?(?: ?\([a-zA-Z\d, ]*\))?"
+_NAME = re.compile(
+    rf"(?:m ?)?(?:\\[a-z]+ ?)?\{{? ?[A-Z]{{2,}} ?\}}?|\|? ?{_LETTER} ?\|?"
+    rf"|\( ?{_LETTER}(?: ?, ?{_LETTER})+ ?\)|{_LETTER} ?: ?{_LETTER}"
+    rf"|\\frac ?\{{ ?{_LETTER} ?\}} ?\{{ ?{_LETTER} ?\}}"
+)
+_MATRIX = re.compile(
+    r"\(?\[?\\begin ?\{((?:[pbB]|small)?matrix|array)\}(?: ?\{[lcr| ]*\})?((?:(?!\\end).)*)"
+    r"\\end ?\{\1\}\]?\)?",
+    re.DOTALL,
+)
+_RELATION = re.compile(r"(=|[<>]|\\(?:in|[lg][et])(?![a-z]))")
+_MIRRORED = {">": "<", r"\gt": "<", r"\ge": r"\le"}
+_SUM = re.compile(
+    r"(?:[^a-zA-Z\\<>!,]|\\(?:times|cdot|frac|div|sqrt)|(?<=\d),(?=\d{3})|(?<=\d) ?x ?(?=\d))+"
+)
+_OPENING, _CLOSING, SET = tuple("([{\u2983"), tuple(")]}\u2984"), "\u2983\u2984"
+_SEPARATORS = (";", (",", "and", "or", r"\cup"))
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value as it is written: a formula, words, or a row of terms such as 12:30.
+
+    `text` has one spelling and no white space; `half` is "a" or "p" of a time, or "".
+    """
+
+    text: str
+    is_formula: bool = True
+    half: str = ""
+
+    @cached_property
+    def expression(self) -> Any:
+        """The expression that math_verify reads, None for words. Raise as `expression` does."""
+        return expression(self.text) if self.is_formula else None
+
+
+@dataclass(frozen=True)
+class NumberValue(Value):
+    """A number as it stands before a percent sign or the k of $2k; `unit` is 1/100, 1000 or 1."""
+
+    number: Fraction = Fraction(0)
+    unit: Fraction = Fraction(1)
+
+    @cached_property
+    def expression(self) -> Any:
+        """The number as sympy has it, a decimal rounded to six places."""
+        is_rounded = "." in self.text and abs(self.number) > Fraction(1, 1000)
+        return number_expression(self.number * self.unit, is_rounded)
+
+
+@dataclass(frozen=True)
+class Group(Value):
+    """Several values: `kind` is their brackets, such as "[)", or "" for a bare list."""
+
+    kind: str = ""
+    items: tuple[Value, ...] = ()
+
+
+@dataclass(frozen=True)
+class Named(Value):
+    """A value behind its name and an equals sign: x = 5, (a,b) = (1,2), f(x) = 2x."""
+
+    name: str = ""
+    value: Value | None = None
+
+
+@dataclass(frozen=True)
+class Choice(Value):
+    """A letter from A to J, and the text of the choice if it is there."""
+
+    letter: str = ""
+    meaning: Value | None = None
+
+
+def read_value(text: str) -> Value | None:
+    """Return the value of a text that is an answer and nothing else; None if it cannot be read.
+
+    Example: "$1,000$ dollars" is 1000. Raise MemoryError or RecursionError.
+    """
+    try:
+        text = spell(text)
+        lead = _LEAD.match(text)
+        return _read(text[lead.end() :] if lead else text)
+    except (ZeroDivisionError, ValueError, OverflowError):
+        return None
+
+
+def is_defined(value: Value) -> bool:
+    """Return whether a formula divides by no zero: 1/(2-2) is not defined. Raise as `expression`."""
+    try:
+        if "/" in value.text or r"\frac" in value.text:
+            _ = value.expression
+    except ZeroDivisionError:
+        return False
+    return True
+
+
+def _read(text: str) -> Value | None:
+    """Return the value of a text in one spelling, None for none. Raise as `expression`."""
+    if not re.search(r"\w|\\[a-z]", text):
+        return None
+    if choice := _CHOICE.fullmatch(text):
+        letter, meaning = choice[1] or choice[3], choice[2] or choice[4]
+        return Choice(text, False, letter=letter, meaning=_read(spell(meaning)) if meaning else None)
+    if _MONTH.search(text) and re.search(r"\d", text):
+        words = re.findall(r"[a-z]{3}|\d+", re.sub(r"(?<=[a-z]{3})[a-z]+", "", text.lower()))
+        return Value(" ".join(sorted(words)), False)
+    if _DATE.fullmatch(text):
+        return Value(text, False)
+    if half := _HALF.search(text):
+        value = _read(text[: half.start()] + text[half.end() :])
+        return replace(value, half=half["half"].lower()) if value else None
+    if found := _read_compound(text):
+        return found
+    if number := read_number(text):
+        return NumberValue(text, number=number[0], unit=number[1])
+    bare = None if is_words(text) else without_words(text)
+    if not bare:
+        literal = plain_words(text)
+        return Value(literal, False) if literal else None
+    if bare != text:
+        return _read(spell(bare))
+    value = Value(text)
+    return value if _is_whole(text) or value.expression is not None else None
+
+
+def _is_whole(text: str) -> bool:
+    """Return whether brackets are closed: such a text is compared if sympy cannot read it."""
+    return text.count("{") == text.count("}") and text[-1] not in "=+-*/^"
+
+
+def _read_compound(text: str) -> Value | None:
+    """Return the value of a text that has several in it: a matrix, a list, x = 5. None for another."""
+    if found := _MATRIX.fullmatch(text):
+        rows = [row.split("&") for row in found[2].split(r"\\") if row.strip()]
+        return _group(text, "matrix", [cell for row in rows for cell in [*row, "row"]])
+    if r"\begin" in text:
+        return None
+    if r"\pm" in text or r"\mp" in text:
+        signs = [text.replace(r"\pm", sign).replace(r"\mp", "+-"[sign == "+"]) for sign in "+-"]
+        return _group(text, "", signs)
+    kind, inside = "", text
+    for _ in range(2):
+        for separators in _SEPARATORS:
+            if len(parts := [part for part in _split(inside, separators) if part.strip()]) > 1:
+                return _group(text, kind, parts)
+        kind, inside = text[0] + text[-1], text[1:-1]
+        if kind not in ("()", "[]", "(]", "[)", SET):
+            break
+    return _read_relation(text) or (
+        _group(text, ":", parts) if len(parts := _split(text, (":",))) > 1 else None
+    )
+
+
+def _read_relation(text: str) -> Value | None:
+    """Return the value behind a name: of x = 5, x > 3 (an interval), 2+3 = 5. None for other texts."""
+    parts = [part.strip() for part in _RELATION.split(text)]
+    signs, ends = parts[1::2], parts[::2]
+    if set(signs) == {"="} and all(map(_SUM.fullmatch, ends[1:-1])):
+        signs, ends = ["="], [ends[0], ends[-1]]  # x = 4*5 = 20
+    if not all(ends) or len(signs) not in (1, 2):
+        return None
+    if signs[0] in ("=", r"\in"):
+        value = _read(spell(ends[1])) if len(signs) == 1 else None
+        if _NAME.fullmatch(ends[0]):
+            return Named(text, name=ends[0], value=value) if value else None
+        return (
+            value
+            if signs[0] == "=" and _SUM.fullmatch(ends[0]) and isinstance(value, NumberValue)
+            else None
+        )
+    if signs[0][0] == ">" or signs[0][:2] == r"\g":
+        signs, ends = [_MIRRORED.get(sign, "") for sign in reversed(signs)], ends[::-1]
+    if not {*signs} <= {"<", r"\lt", r"\le"}:
+        return None
+    if len(signs) == 1:
+        is_above = _NAME.fullmatch(ends[1]) is not None
+        ends, signs = (
+            ([*ends, r"\infty"], [*signs, "<"]) if is_above else ([r"-\infty", *ends], ["<", *signs])
+        )
+    kind = ("[" if signs[0] == r"\le" else "(") + ("]" if signs[1] == r"\le" else ")")
+    interval = _group(text, kind, ends[::2])
+    return Named(text, name=ends[1], value=interval) if interval and _NAME.fullmatch(ends[1]) else None
+
+
+def _group(text: str, kind: str, parts: list[str]) -> Group | None:
+    """Return the values of some parts, None if one cannot be read; parts of a ratio are no words."""
+    items = tuple(item for part in parts if (item := _read(spell(part))))
+    is_ratio = kind != ":" or all(item.is_formula for item in items)
+    return Group(text, kind=kind, items=items) if len(items) == len(parts) and is_ratio else None
+
+
+def _split(text: str, separators: Iterable[str]) -> list[str]:
+    """Return the parts between separators outside of brackets, all of the text if a bracket closes none.
+
+    Separators of thousands part nothing: "1,2" has two parts, "1,234" one.
+    """
+    depth, parts, begin = 0, [], 0
+    for found in _MARK.finditer(text):
+        depth += (found[0] in _OPENING) - (found[0] in _CLOSING)
+        if depth < 0:
+            return [text]
+        if depth == 0 and found[0] in separators:
+            parts.append(text[begin : found.start()])
+            begin = found.end()
+    return [*parts, text[begin:]]

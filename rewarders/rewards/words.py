@@ -1,0 +1,95 @@
+r"""Words beside a formula: units, "x is", "the answer is". Products such as xy are not words."""
+
+import re
+
+_NO_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt lim max min gcd "
+        "lcm mod det pi inf arg deg dim ker sup hundred thousand million billion trillion 万 亿",
+    )
+)
+_SHORT_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        "no to is of at in by as or on it so we and was day had has may way man any all us am pm hr hrs "
+        "yr yrs cm mm nm km dm kg mg ml cl lb lbs ft oz sq yd pt gal kw mw kwh hz khz mhz ghz kb mb gb "
+        "mph kmh kph rpm bpm ppm rad cal kcal kpa atm usd cad aud nzd gbp chf jpy cny rmb inr krw brl "
+        "mxn rs",
+    )
+)
+_MEANING = frozenset(
+    re.findall(r"\w+", "than least most not minus negative plus half quarter third twice under over")
+)
+_CLAUSE = re.compile(r"\b(?:it|is|are|was|were|be|has|have|we|you|he|she|they|this|that|there)\b", re.I)
+_POWER = r"(?: ?\^ ?\{?-?[23]\}?|[23](?!\w))?"
+_UNIT = r"(?:[a-zA-Z]+|\\Omega(?![a-zA-Z]))"
+_WORD = re.compile(
+    rf"(?<![\\a-zA-Z])((?<=[\d}})] )[msghLJNWVKCFA]{_POWER}(?![\w^(+*=-])"
+    rf"|\\Omega(?![a-zA-Z])|\\mu ?[a-zA-Z](?!\w)|[^\W\d_]{{2,}}|[\u3040-\u9fff]){_POWER}"
+    rf"(?: ?(?:/|\\cdot) ?{_UNIT}{_POWER})*"
+)
+_RUN = re.compile(r"(?<!\\)\b[^\W\d_]{2,}")
+_BETWEEN = " .:,=/"
+
+
+def is_word(letters: str) -> bool:
+    """Return whether letters are a word. Products have two letters, or three without e, i, o and u."""
+    lower = letters.lower()
+    if lower in _NO_WORDS:
+        return False
+    if lower in _SHORT_WORDS or len(letters) > 3 or not letters.isascii():
+        return True
+    return len(letters) == 3 and bool(set(lower) & set("eiou"))
+
+
+def has_sentence(text: str) -> bool:
+    """Return whether a text has two words or more, so that its last part may be its answer."""
+    return sum(is_word(run) for run in _RUN.findall(text)) > 1
+
+
+def is_words(text: str) -> bool:
+    """Return whether a text has words and no formula: "San Francisco", "x-axis", "F major"."""
+    if re.search(r"[\d\\=+*^<>{}|$\u2983]", text):
+        return False
+    runs = re.findall(r"[^\W\d_]+", text)
+    return any(is_word(run) for run in runs if len(run) > 1) or any(run > "\u0400" for run in runs)
+
+
+def plain_words(text: str) -> str | None:
+    """Return words in lower case without an article; None for a sentence without a digit."""
+    literal = " ".join(re.sub(r"\\[a-z]+|[^\w\s.:/-]", " ", text).casefold().split())
+    if _CLAUSE.search(literal) and not re.search(r"\d", literal):
+        return None
+    return re.sub("^(?:the|an?) (?=[^ ]{2})", "", literal)
+
+
+def without_words(text: str) -> str | None:
+    r"""Return a text without the words before and after its formula.
+
+    Return None if the words are part of the meaning: "at least 3", "5 of 7". Example: "x is 5 cm" and
+    "5 cm^2" become "x is 5" and "5".
+    """
+    spans = [found.span() for found in _WORD.finditer(text) if _stands_alone(found)]
+    if any(text[slice(*span)].lower() in _MEANING for span in spans):
+        return None
+    begin, end = 0, len(text)
+    while spans and not text[begin : spans[0][0]].strip(_BETWEEN):
+        begin = spans.pop(0)[1]
+    while spans and not text[spans[-1][1] : end].strip(_BETWEEN):
+        end = spans.pop()[0]
+    if spans:
+        return None
+    if (begin, end) == (0, len(text)):
+        return text
+    return re.sub(r"(?<=\d)-$", "", text[begin:end].strip(_BETWEEN))  # "10-day"
+
+
+def _stands_alone(found: re.Match[str]) -> bool:
+    """Return whether a match is a word or a unit, outside of braces; `at` in v_0 + at is none."""
+    before = found.string[: found.start()]
+    if before.count("{") != before.count("}"):
+        return False
+    if before.rstrip()[-1:] in tuple("+-*/^") and is_words(found[0]) and len(found[0]) < 4:
+        return False
+    return found[1][0] == "\\" or found[1][1:2] in ("", " ", "^", "2", "3") or is_word(found[1])

@@ -1,0 +1,60 @@
+"""The rules by which answers are read and compared, form by form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.rewarders.rewards.accuracy import acc, accuracy
+from tests.rewarders import further_verdicts
+from tests.rewarders.verdicts import FAILURES, FORMS, RULES
+
+
+@pytest.mark.parametrize(("gold", "answer", "equal"), FORMS, ids=lambda value: str(value)[:30])
+def test_a_rule_has_its_verdicts(gold: str, answer: str, equal: bool) -> None:
+    holds = accuracy([answer], [gold]) == [float(equal)]
+    assert holds != ((gold, answer) in FAILURES), FAILURES.get((gold, answer), "not a known failure")
+
+
+@pytest.mark.parametrize("kind", further_verdicts.KINDS)
+def test_further_forms_have_their_verdicts(kind: str) -> None:
+    known = further_verdicts.FAILURES
+    forms = further_verdicts.forms(kind)
+    wrong = {
+        (gold, answer) for gold, answer, equal in forms if accuracy([answer], [gold]) != [float(equal)]
+    }
+    assert wrong == {(gold, answer) for gold, answer, _ in forms if (gold, answer) in known}
+
+
+def test_few_verdicts_fail():
+    further = [form for kind in further_verdicts.KINDS for form in further_verdicts.forms(kind)]
+    assert len(set(further) - set(FORMS)) >= 1000
+    assert len(FAILURES) == 0
+    assert len(further_verdicts.FAILURES) <= 21
+
+
+@pytest.mark.parametrize(
+    "gold", [r"\boxed{\frac{1}{0}}", "5/0", "it depends", "=", "$", "", r"\frac{1}{0}", "NaN is it"]
+)
+def test_a_gold_without_a_value_sets_the_group_aside(gold: str) -> None:
+    assert accuracy(["1", r"\boxed{0}"], [gold]) == [None, None]
+
+
+@pytest.mark.parametrize("gold", sorted({gold for gold, _, _ in FORMS if "boxed" not in gold}))
+def test_a_gold_equals_itself_however_it_is_marked(gold: str) -> None:
+    answers = [rf"\boxed{{{gold}}}", f"<answer>{gold}</answer>", f"so\n#### {gold}"]
+    if "$" not in gold and "\\(" not in gold and "\\[" not in gold and ". " not in gold:
+        answers.append(f"${gold}$")
+    else:
+        answers = answers[1:]
+    assert accuracy(answers, [gold] * len(answers)) == [1.0] * len(answers)
+
+
+def test_a_box_is_read_as_a_list_by_acc_too():
+    assert acc([r"\boxed{1,2}", r"\boxed{1.2}"], ["1,2"] * 2) == [1.0, -0.5]
+
+
+def test_each_rule_is_a_row_of_the_documentation():
+    table = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    assert [name for name in RULES if f"\n| {name} |" not in table] == []
