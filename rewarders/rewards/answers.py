@@ -73,10 +73,12 @@ def last_part(text: str) -> str:
     """Return the part of a text after its last "answer is" or "answer:", else the text's last part.
 
     A part is a formula in dollars, or a run with a digit at its beginning; after "answer is" also a
-    choice. Return "" if there is none.
+    choice. With "or" in it all alternatives are the part: 5 or 6. Return "" if there is none.
     """
     phrases = [found.end() for found in _PHRASE.finditer(text)]
     rest = re.split(r"[.!?](?!\w)|\n", text[phrases[-1] :].strip())[0] if phrases else ""
+    if re.search(r"\bor\b", rest):
+        return rest
     if choice := _CHOICE.match(rest):
         return choice[1]
     parts = _PART.findall(rest) or _PART.findall(text)[-1:] or [""]

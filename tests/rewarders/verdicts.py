@@ -31,6 +31,12 @@ RULES: dict[str, list[tuple[str, str, bool]]] = {
         ("2,1", "(1,2)", False),
         ("east, west", r"\boxed{\text{west}, \text{east}}", True),
     ],
+    "alternatives": [
+        ("5", "The answer is 5 or 6", False),
+        ("6", "The answer is 5 or 6", False),
+        ("3", "The answer is 3 or maybe 4.", False),
+        ("5,6", "The answer is 5 or 6", True),
+    ],
     "thousands": [
         ("1,234", r"\boxed{1234}", True),
         ("1 000", r"\boxed{1000}", True),
