@@ -13,6 +13,7 @@ from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 from mpmath import findroot, mpf
 from sympy import Basic, Eq, Expr, Float, Pow, Rational, lambdify, nan, zoo
+from sympy.core.function import AppliedUndef
 
 # Units are removed before: math_verify's own removal reads 5 from 5m.
 _CONFIG = [
@@ -79,8 +80,10 @@ def _differ(one: Any, other: Any) -> bool:
         return False
     try:
         left, right = (side.lhs - side.rhs if isinstance(side, Eq) else side for side in (one, other))
-        if any(power.exp.is_Integer and power.exp > 20 for power in (left - right).atoms(Pow)):
-            return False  # left to the sandbox's limits, as all large powers are
+        gap = left - right
+        powers = [power.exp for power in gap.atoms(Pow)]
+        if gap.has(AppliedUndef) or any(exponent.is_Integer and exponent > 20 for exponent in powers):
+            return False  # lambdify would call a function by its name; sandbox limits end large powers
         symbols = sorted(left.free_symbols | right.free_symbols, key=str)
         at = [mpf(0.1739085) + mpf(0.1414214) * n for n in range(len(symbols))]
         left, right = (lambdify(symbols, side, "mpmath") for side in (left, right))
