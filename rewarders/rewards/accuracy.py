@@ -23,7 +23,9 @@ from penstock.rewarders.rewards.values import Group, Value, is_defined, read_val
 from penstock.rewarders.rewards.words import has_sentence
 
 
-def accuracy(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:
+def accuracy(
+    prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
+) -> list[float | None]:
     """Return 1.0 where the answer equals the gold solution, else 0.0; all None without a gold answer.
 
     Raise MemoryError or RecursionError.
@@ -32,7 +34,9 @@ def accuracy(completions: list[str], solution: list[Any], **columns: Any) -> lis
     return _by_verdict(completions, solution, lambda _, right: float(right))
 
 
-def acc(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:
+def acc(
+    prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
+) -> list[float | None]:
     """Return 1.0 where the last box holds the gold answer, -0.5 for another box, -1.0 without a box.
 
     All are None without a gold answer. Raise MemoryError or RecursionError.
@@ -46,7 +50,9 @@ def acc(completions: list[str], solution: list[Any], **columns: Any) -> list[flo
     ]
 
 
-def base_acc(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:
+def base_acc(
+    prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
+) -> list[float | None]:
     """Return 1.0 where the answer is right and in <think>..</think><answer>..</answer>, else 0.0.
 
     All are None without a gold answer. Raise MemoryError or RecursionError.
@@ -58,6 +64,7 @@ def base_acc(completions: list[str], solution: list[Any], **columns: Any) -> lis
 
 
 def cosine(
+    prompts: list[Any],
     completions: list[str],
     completion_ids: list[list[int]],
     solution: list[Any],
@@ -87,7 +94,11 @@ def cosine(
 
 
 def length(
-    completions: list[str], completion_ids: list[list[int]], solution: list[Any], **columns: Any
+    prompts: list[Any],
+    completions: list[str],
+    completion_ids: list[list[int]],
+    solution: list[Any],
+    **columns: Any,
 ) -> list[float | None]:
     """Return 0.5 for the group's shortest completion to -0.5 for its longest, by number of tokens.
 

@@ -91,7 +91,9 @@ def is_prose(text: str) -> bool:
     return has_sentence(text) and (len(text) > 200 or bool(_SENTENCES.search(text.strip())))
 
 
-def correctness(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:
+def correctness(
+    prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
+) -> list[float | None]:
     """Return 2.0 where the answer is exactly the gold answer, 1.5 for an equal number, else 0.0.
 
     The answer is the last <answer> block; "..." is no answer, 0.0. A number must be at the block's
