@@ -50,7 +50,7 @@ def test_a_gold_equals_itself_however_it_is_marked(gold: str) -> None:
         answers.append(f"${gold}$")
     else:
         answers = answers[1:]
-    assert accuracy(answers, [gold] * len(answers)) == [1.0] * len(answers)
+    assert accuracy([""] * len(answers), answers, [gold] * len(answers)) == [1.0] * len(answers)
 
 
 def test_a_box_is_read_as_a_list_by_acc_too():
