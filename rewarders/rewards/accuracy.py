@@ -11,6 +11,7 @@ from typing import Any
 from penstock.rewarders.rewards.answers import (
     all_boxes,
     final_answer,
+    has_phrase,
     is_prose,
     last_box,
     last_part,
@@ -19,7 +20,7 @@ from penstock.rewarders.rewards.answers import (
 from penstock.rewarders.rewards.equality import same
 from penstock.rewarders.rewards.form import has_structure
 from penstock.rewarders.rewards.lengths import half_cosine, relative_lengths
-from penstock.rewarders.rewards.values import Group, Value, is_defined, read_value
+from penstock.rewarders.rewards.values import Choice, Group, Value, is_defined, read_value
 from penstock.rewarders.rewards.words import has_sentence
 
 
@@ -157,6 +158,8 @@ def _readings(text: str) -> Iterator[Value]:
     has_part = is_prose(inside) or has_sentence(inside) or "\n" in inside.strip()
     part = last_part(inside) if has_part else ""
     whole = None if part and is_prose(inside) else read_value(inside)
+    if isinstance(whole, Choice) and part:  # "A. The answer is B" is B; "(B), as 5 are left" is B too
+        whole, part = (None, part) if has_phrase(inside) else (whole, "")
     if whole is not None:
         yield whole
     if part and (whole is None or box is None) and (last := read_value(part)) is not None:

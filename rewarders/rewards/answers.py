@@ -10,7 +10,16 @@ from typing import Any
 from penstock.rewarders.rewards.words import has_sentence
 
 _BOX, _BRACE = re.compile(r"\\boxed\s*\{"), re.compile("[{}]")
-_PHRASE = re.compile(r"\b(?:answer\s*:|(?:answer|option|choice) is\b\s*:?)", re.IGNORECASE)
+_PHRASE = re.compile(
+    r"\b(?:answer\s*:|(?:answer|option|choice) is\b\s*:?)|(?:答案|故选|应选)[是为:：]*",  # noqa: RUF001
+    re.IGNORECASE,
+)
+_SEVERAL = re.compile(
+    r"\W*(?:(?:not|never|neither|either|between|any|one of)\b"
+    r"|(?:[^\s,;|&]*\d[^\s,;|&]*|[A-J])(?:,\s|\s*[;|&]|\s+and\b)\W*(?:\d|[A-J]\b))|.*\bor\b",
+    re.IGNORECASE | re.DOTALL,
+)
+"""More than one answer, or none, behind "answer is": "5 and 6", "B, C", "5 or maybe 6", "not 5"."""
 _CHOICE = re.compile(r"[\s*]*(\([A-J]\)|[A-J]\b(?! ?[-+*/=^]))")
 _SENTENCES = re.compile(r"[.!?:]\s+[A-Z]|\n(?!\s*\\|&)|\w\s*[!?]\s+\w")
 _NUMERAL = r"(?:\d[\d.,:'%/^*!\w]*(?<![.,:'])|\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\})"
@@ -73,17 +82,22 @@ def last_part(text: str) -> str:
     """Return the part of a text after its last "answer is" or "answer:", else the text's last part.
 
     A part is a formula in dollars, or a run with a digit at its beginning; after "answer is" also a
-    choice. With "or" in it all alternatives are the part: 5 or 6. Return "" if there is none.
+    choice. Of several answers, as `_SEVERAL` finds them, all are the part. Return "" if there is none.
     """
     phrases = [found.end() for found in _PHRASE.finditer(text)]
     rest = re.split(r"[.!?](?!\w)|\n", text[phrases[-1] :].strip())[0] if phrases else ""
-    if re.search(r"\bor\b", rest):
+    if _SEVERAL.match(rest):
         return rest
     if choice := _CHOICE.match(rest):
         return choice[1]
     parts = _PART.findall(rest) or _PART.findall(text)[-1:] or [""]
     part = next((part for part in parts if re.search(r"\d", part)), parts[0])
     return str(part) if part.endswith("$") or part.startswith("\\") else str(part).rpartition("=")[2]
+
+
+def has_phrase(text: str) -> bool:
+    """Return whether a text has "answer is" or "answer:"."""
+    return bool(_PHRASE.search(text))
 
 
 def is_prose(text: str) -> bool:

@@ -24,7 +24,9 @@ _MONTH = re.compile(
 )
 _CHOICE = re.compile(r"\(([A-J])\)[.:]?\s*(.*)|([A-J])(?:[.:)](?:\s*(.+))?)?", re.DOTALL)
 _LEAD = re.compile(
-    r"(?:(?:the|so|final|correct|right) )*(?:answer|option|choice)(?: is)?\b ?:? ?(?=.)", re.I
+    r"(?:(?:(?:the|so|final|correct|right) )*(?:answer|option|choice)(?: is)?\b ?:?"
+    r"|(?:答案|故选|应选)[是为]?:?) ?(?=.)",
+    re.I,
 )
 _MARK = re.compile(
     rf"(?<![\d,.]){DIGITS}|[()\[\]{{}}\u2983\u2984,;:]|(?<![a-zA-Z\\])(?:and|or|\\cup)(?![a-zA-Z])"
@@ -112,7 +114,7 @@ def read_value(text: str) -> Value | None:
     try:
         text = spell(text)
         lead = _LEAD.match(text)
-        return _read(text[lead.end() :] if lead else text)
+        return _read(spell(text[lead.end() :]) if lead else text)
     except (ZeroDivisionError, ValueError, OverflowError):
         return None
 
@@ -188,6 +190,8 @@ def _read_relation(text: str) -> Value | None:
     """Return the value behind a name: of x = 5, x > 3 (an interval), 2+3 = 5. None for other texts."""
     parts = [part.strip() for part in _RELATION.split(text)]
     signs, ends = parts[1::2], parts[::2]
+    if len(ends) > 1 and set(signs) == {"="} and _is_false(ends):
+        return Value(text, False)
     if set(signs) == {"="} and all(map(_SUM.fullmatch, ends[1:-1])):
         signs, ends = ["="], [ends[0], ends[-1]]  # x = 4*5 = 20
     if not all(ends) or len(signs) not in (1, 2):
@@ -213,6 +217,14 @@ def _read_relation(text: str) -> Value | None:
     kind = ("[" if signs[0] == r"\le" else "(") + ("]" if signs[1] == r"\le" else ")")
     interval = _group(text, kind, ends[::2])
     return Named(text, name=ends[1], value=interval) if interval and _NAME.fullmatch(ends[1]) else None
+
+
+def _is_false(ends: list[str]) -> bool:
+    """Return whether numbers that stand for one another differ by over 1%, as in 1 = 5 and x = 6 = 5."""
+    read = [_read(spell(end)) for end in ends if _SUM.fullmatch(end)]
+    found = [value.expression for value in read if value]
+    numbers = [float(one) for one in found if one is not None and one.is_number and one.is_real]
+    return any(abs(one - numbers[-1]) > 0.01 * abs(numbers[-1]) for one in numbers)
 
 
 def _group(text: str, kind: str, parts: list[str]) -> Group | None:
