@@ -221,7 +221,8 @@ def _read_relation(text: str) -> Value | None:
 
 def _is_false(ends: list[str]) -> bool:
     """Return whether numbers that stand for one another differ by over 1%, as in 1 = 5 and x = 6 = 5."""
-    read = [_read(spell(end)) for end in ends if _SUM.fullmatch(end)]
+    sums = [end for end in ends if _SUM.fullmatch(end) and not re.search(r"[\d)] ?\(", end)]  # not 8(26)
+    read = [_read(spell(end)) for end in sums]
     found = [value.expression for value in read if value]
     numbers = [float(one) for one in found if one is not None and one.is_number and one.is_real]
     return any(abs(one - numbers[-1]) > 0.01 * abs(numbers[-1]) for one in numbers)

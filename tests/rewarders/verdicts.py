@@ -61,6 +61,7 @@ RULES: dict[str, list[tuple[str, str, bool]]] = {
         ("5", r"\boxed{1=2=3=4=5}", False),
         ("5", r"\boxed{2+3=5}", True),
         ("3.33", r"\boxed{10/3=3.33}", True),
+        ("220", r"\boxed{12+8(26)=220}", True),
     ],
     "upper and lower case": [
         (r"\pi(R^2-r^2)", r"\boxed{0}", False),
