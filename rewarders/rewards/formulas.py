@@ -23,6 +23,7 @@ _CONFIG = [
 ]
 _MISREAD = re.compile(
     r"\d_|\d'|\\overline\s*\{?\s*\d|(?<!_)\d\s+\d|\d[a-zA-Z]\d|:|\.{3}|\.\d+\.\d|\\[lc]?dots"
+    r"|\\to(?![a-z])|\\(?:long)?(?:right|left)arrow(?![a-z])|→"
 )
 """Bases, repeating decimals, ratios, rows of numbers, 1.2.3, 0b10: math_verify drops parts of these."""
 

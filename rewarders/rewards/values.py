@@ -22,7 +22,10 @@ _MONTH = re.compile(
     r"|sep(?:t|tember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b",
     re.IGNORECASE,
 )
-_CHOICE = re.compile(r"\(([A-J])\)[.:]?\s*(.*)|([A-J])(?:[.:)](?:\s*(.+))?)?", re.DOTALL)
+_NO_OTHER = r"(?!\s*(?:[,;&|/]|(?:or|and)\b))"
+_CHOICE = re.compile(
+    rf"\(([A-J])\){_NO_OTHER}[.:]?\s*(.*)|([A-J])(?:[.:)]{_NO_OTHER}(?:\s*(.+))?)?", re.DOTALL
+)
 _LEAD = re.compile(
     r"(?:(?:(?:the|so|final|correct|right) )*(?:answer|option|choice)(?: is)?\b ?:?"
     r"|(?:答案|故选|应选)[是为]?:?) ?(?=.)",
@@ -135,7 +138,8 @@ def _read(text: str) -> Value | None:
         return None
     if choice := _CHOICE.fullmatch(text):
         letter, meaning = choice[1] or choice[3], choice[2] or choice[4]
-        return Choice(text, False, letter=letter, meaning=_read(spell(meaning)) if meaning else None)
+        value = _read(spell(meaning)) if meaning else None
+        return None if isinstance(value, Choice) else Choice(text, False, letter=letter, meaning=value)
     if _MONTH.search(text) and re.search(r"\d", text):
         words = re.findall(r"[a-z]{3}|\d+", re.sub(r"(?<=[a-z]{3})[a-z]+", "", text.lower()))
         return Value(" ".join(sorted(words)), False)

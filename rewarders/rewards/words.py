@@ -88,6 +88,8 @@ def without_words(text: str) -> str | None:
 def _stands_alone(found: re.Match[str]) -> bool:
     """Return whether a match is a word or a unit, outside of braces; `at` in v_0 + at is none."""
     before = found.string[: found.start()]
+    if re.search(r"_ ?\{? ?\d+ ?\}?$", before):  # COOH in CH_3COOH
+        return False
     if before.count("{") != before.count("}"):
         return False
     if before.rstrip()[-1:] in tuple("+-*/^") and is_words(found[0]) and len(found[0]) < 4:
