@@ -131,7 +131,7 @@ def _message(role: str, text: str) -> list[dict[str, str]]:
 def missing_columns(reward: Reward, options: Mapping[str, Any]) -> list[str]:
     """Return the arguments that a user's reward requires and gets neither from us nor as a column.
 
-    `options` are those of its spec. Return none if they do not say which columns there are.
+    `options` are the options of the reward's spec. Return no name if they have no `columns`.
     """
     given = {*OWN_ARGUMENTS, *options.get("columns", ())}
     found = inspect.signature(reward).parameters.values() if "columns" in options else ()
