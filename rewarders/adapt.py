@@ -23,8 +23,10 @@ _COMPLETION = ("completion", "response", "output", "text", "prediction", "genera
 """Names of the first parameter of a plain function."""
 _VERL = ("solution_str", "model_output", "predict_str")
 """Names that verl's own functions have for the completion."""
-_GROUP = ("prompts", "completions", "completion_ids", "response_token_ids")
+_GROUP = ("prompts", "completions", "completion_ids", "completions_ids", "response_token_ids")
 """Arguments of TRL and ms-swift with a value per completion. A function of one of them gets a group."""
+_OTHER_NAMES = {"prompt": ("prompts",), "completions_ids": ("completion_ids",)}
+"""Names of parameters and the arguments that they get. TRL's guide had completions_ids by mistake."""
 OWN_ARGUMENTS = frozenset(
     {*_GROUP, "prompt", "log_extra", "log_metric", "environments", "trainer_state"}
 )
@@ -117,7 +119,7 @@ class OwnReward:
 
     def _sources(self, parameter: str) -> tuple[str, ...]:
         """Return the arguments that a parameter may get, the best first."""
-        return self.sources.get(parameter, ("prompts" if parameter == "prompt" else parameter,))
+        return self.sources.get(parameter) or _OTHER_NAMES.get(parameter, (parameter,))
 
 
 def adapt(found: object, name: str, completions: str = "auto") -> OwnReward:

@@ -26,7 +26,7 @@ class _StandIn(dict[str, object]):
     """Anything else of ms-swift: it can be imported, derived from and given items, but not used."""
 
     def __init__(self, *_: object, **__: object) -> None:
-        """Raise ConfigError for a class of ms-swift that is made; a registry is made by `__new__`."""
+        """Raise ConfigError for a class of ms-swift that is made; a registry is not."""
         self()
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
@@ -43,7 +43,7 @@ class _Module(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         kind = type(name, (_StandIn,), {"__module__": self.__name__})
-        return kind.__new__(kind) if name[0].islower() else kind
+        return dict.__new__(kind) if name[0].islower() else kind
 
 
 class _Finder(MetaPathFinder, Loader):

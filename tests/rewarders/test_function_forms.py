@@ -129,6 +129,7 @@ FORMS: dict[str, tuple[object, tuple[float | None, ...]]] = {
         lambda trainer_state, **_: [trainer_state.global_step, trainer_state.max_steps],
         (1, 4),
     ),
+    "ids as TRL's guide had them": (lambda completions_ids, **_: map(len, completions_ids), (1, 2)),
     "prompt": (lambda prompt, completions: [len(one) for one in prompt], (4, 4)),
     "gold as answer": (lambda completions, answer, **_: [a == "so 2" for a in answer], (1, 1)),
     "instance": (Unit(0.5), (0.5, 0.5)),
