@@ -51,7 +51,7 @@ def share_right(golds: list[str], answers: list[str], wrapping: str, times: list
     right = 0
     for gold, answer in zip(golds, answers, strict=True):
         begin = time.process_time()
-        right += accuracy([wrapping.format(answer)], [gold]) == [1.0]
+        right += accuracy([""], [wrapping.format(answer)], [gold]) == [1.0]
         times.append(time.process_time() - begin)
     return right / len(golds)
 

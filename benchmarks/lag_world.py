@@ -208,7 +208,7 @@ class PlainPool:
 
 @cache
 def _accuracy(text: str, gold: str) -> float | None:
-    return accuracy([text], [gold])[0]
+    return accuracy([""], [text], [gold])[0]
 
 
 class Sampler:

@@ -48,7 +48,7 @@ def import_built_in() -> None:
     for answer in _WARM_UP:
         columns = {"completions": [answer], "completion_ids": [[1]], "solution": [answer]}
         REWARDS["accuracy"](prompts=[""], **columns)
-    REWARDS["language_consistency"](completions=["a"])
+    REWARDS["language_consistency"](prompts=[""], completions=["a"])
 
 
 def check_reward(spec: Mapping[str, Any]) -> str:

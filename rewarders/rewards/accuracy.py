@@ -11,6 +11,7 @@ from typing import Any
 from penstock.rewarders.rewards.answers import (
     all_boxes,
     final_answer,
+    has_phrase,
     is_prose,
     last_box,
     last_part,
@@ -19,11 +20,13 @@ from penstock.rewarders.rewards.answers import (
 from penstock.rewarders.rewards.equality import same
 from penstock.rewarders.rewards.form import has_structure
 from penstock.rewarders.rewards.lengths import half_cosine, relative_lengths
-from penstock.rewarders.rewards.values import Group, Value, is_defined, read_value
+from penstock.rewarders.rewards.values import Choice, Group, Value, is_defined, read_value
 from penstock.rewarders.rewards.words import has_sentence
 
 
-def accuracy(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:
+def accuracy(
+    prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
+) -> list[float | None]:
     """Return 1.0 where the answer equals the gold solution, else 0.0; all None without a gold answer.
 
     Raise MemoryError or RecursionError.
@@ -32,7 +35,9 @@ def accuracy(completions: list[str], solution: list[Any], **columns: Any) -> lis
     return _by_verdict(completions, solution, lambda _, right: float(right))
 
 
-def acc(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:
+def acc(
+    prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
+) -> list[float | None]:
     """Return 1.0 where the last box holds the gold answer, -0.5 for another box, -1.0 without a box.
 
     All are None without a gold answer. Raise MemoryError or RecursionError.
@@ -46,7 +51,9 @@ def acc(completions: list[str], solution: list[Any], **columns: Any) -> list[flo
     ]
 
 
-def base_acc(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:
+def base_acc(
+    prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
+) -> list[float | None]:
     """Return 1.0 where the answer is right and in <think>..</think><answer>..</answer>, else 0.0.
 
     All are None without a gold answer. Raise MemoryError or RecursionError.
@@ -58,6 +65,7 @@ def base_acc(completions: list[str], solution: list[Any], **columns: Any) -> lis
 
 
 def cosine(
+    prompts: list[Any],
     completions: list[str],
     completion_ids: list[list[int]],
     solution: list[Any],
@@ -87,7 +95,11 @@ def cosine(
 
 
 def length(
-    completions: list[str], completion_ids: list[list[int]], solution: list[Any], **columns: Any
+    prompts: list[Any],
+    completions: list[str],
+    completion_ids: list[list[int]],
+    solution: list[Any],
+    **columns: Any,
 ) -> list[float | None]:
     """Return 0.5 for the group's shortest completion to -0.5 for its longest, by number of tokens.
 
@@ -146,6 +158,8 @@ def _readings(text: str) -> Iterator[Value]:
     has_part = is_prose(inside) or has_sentence(inside) or "\n" in inside.strip()
     part = last_part(inside) if has_part else ""
     whole = None if part and is_prose(inside) else read_value(inside)
+    if isinstance(whole, Choice) and part:  # "A. The answer is B" is B; "(B), as 5 are left" is B too
+        whole, part = (None, part) if has_phrase(inside) else (whole, "")
     if whole is not None:
         yield whole
     if part and (whole is None or box is None) and (last := read_value(part)) is not None:

@@ -10,7 +10,17 @@ from typing import Any
 from penstock.rewarders.rewards.words import has_sentence
 
 _BOX, _BRACE = re.compile(r"\\boxed\s*\{"), re.compile("[{}]")
-_PHRASE = re.compile(r"\b(?:answer\s*:|(?:answer|option|choice) is\b\s*:?)", re.IGNORECASE)
+_PHRASE = re.compile(
+    r"\b(?:answer\s*:|(?:answer|option|choice) is\b\s*:?)|(?:答案|故选|应选)[是为:：]*",  # noqa: RUF001
+    re.IGNORECASE,
+)
+_SEVERAL = re.compile(
+    r"\W*(?:(?:not|never|neither|either|between|any|one of|at (?:least|most)|minus|half|twice|log|ln"
+    r"|(?:less|more|fewer|greater) than)\b"
+    r"|(?:[^\s,;|&]*\d[^\s,;|&]*|[A-J])(?:,\s|\s*[;|&]|\s+(?:and|to|vs)\b)\W*(?:\d|[A-J]\b))|.*\bor\b",
+    re.IGNORECASE | re.DOTALL,
+)
+"""More than one answer, or none, behind "answer is": "5 and 6", "B, C", "5 or maybe 6", "not 5"."""
 _CHOICE = re.compile(r"[\s*]*(\([A-J]\)|[A-J]\b(?! ?[-+*/=^]))")
 _SENTENCES = re.compile(r"[.!?:]\s+[A-Z]|\n(?!\s*\\|&)|\w\s*[!?]\s+\w")
 _NUMERAL = r"(?:\d[\d.,:'%/^*!\w]*(?<![.,:'])|\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\})"
@@ -73,11 +83,11 @@ def last_part(text: str) -> str:
     """Return the part of a text after its last "answer is" or "answer:", else the text's last part.
 
     A part is a formula in dollars, or a run with a digit at its beginning; after "answer is" also a
-    choice. With "or" in it all alternatives are the part: 5 or 6. Return "" if there is none.
+    choice. Of several answers, as `_SEVERAL` finds them, all are the part. Return "" if there is none.
     """
     phrases = [found.end() for found in _PHRASE.finditer(text)]
     rest = re.split(r"[.!?](?!\w)|\n", text[phrases[-1] :].strip())[0] if phrases else ""
-    if re.search(r"\bor\b", rest):
+    if _SEVERAL.match(rest):
         return rest
     if choice := _CHOICE.match(rest):
         return choice[1]
@@ -86,12 +96,19 @@ def last_part(text: str) -> str:
     return str(part) if part.endswith("$") or part.startswith("\\") else str(part).rpartition("=")[2]
 
 
+def has_phrase(text: str) -> bool:
+    """Return whether a text has "answer is" or "answer:"."""
+    return bool(_PHRASE.search(text))
+
+
 def is_prose(text: str) -> bool:
     """Return whether a text has words and more than one sentence or line, or more than 200 letters."""
     return has_sentence(text) and (len(text) > 200 or bool(_SENTENCES.search(text.strip())))
 
 
-def correctness(completions: list[str], solution: list[Any], **columns: Any) -> list[float | None]:
+def correctness(
+    prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
+) -> list[float | None]:
     """Return 2.0 where the answer is exactly the gold answer, 1.5 for an equal number, else 0.0.
 
     The answer is the last <answer> block; "..." is no answer, 0.0. A number must be at the block's

@@ -22,7 +22,7 @@ def has_structure(completion: str) -> bool:
     return _FORMAT.fullmatch(completion) is not None
 
 
-def think_answer(completions: list[str], **columns: Any) -> list[float]:
+def think_answer(prompts: list[Any], completions: list[str], **columns: Any) -> list[float]:
     """Return 1.0 for <think>..</think><answer>..</answer> and only white space beside, else 0.0.
 
     Both parts may be empty. A part with one of these four tags in it gets 0.0.
@@ -31,7 +31,7 @@ def think_answer(completions: list[str], **columns: Any) -> list[float]:
     return [float(has_structure(completion)) for completion in completions]
 
 
-def strict_think_answer(completions: list[str], **columns: Any) -> list[float]:
+def strict_think_answer(prompts: list[Any], completions: list[str], **columns: Any) -> list[float]:
     """Return 1.0 for <think>..</think><answer>..</answer> and nothing beside, else 0.0.
 
     Example: "<think>2 + 2</think> <answer>4</answer>" gets 0.0, because of the space.
@@ -39,7 +39,7 @@ def strict_think_answer(completions: list[str], **columns: Any) -> list[float]:
     return [1.0 if _STRICT.fullmatch(completion) else 0.0 for completion in completions]
 
 
-def xml_tags(completions: list[str], **columns: Any) -> list[float]:
+def xml_tags(prompts: list[Any], completions: list[str], **columns: Any) -> list[float]:
     """Return 0.2 for each of <reasoning>, </reasoning>, <answer>, </answer> that occurs anywhere.
 
     Example: "<answer>4</answer>" gets 0.4, and "4" gets 0.0.
@@ -48,6 +48,7 @@ def xml_tags(completions: list[str], **columns: Any) -> list[float]:
 
 
 def repetition(
+    prompts: list[Any],
     completions: list[str],
     repetition_n_grams: int = 3,
     repetition_max_penalty: float = -1.0,
@@ -70,7 +71,7 @@ def share_repeated(text: str, n: int) -> float:
 
 
 def language_consistency(
-    completions: list[str], target_language: str = "en", **columns: Any
+    prompts: list[Any], completions: list[str], target_language: str = "en", **columns: Any
 ) -> list[float]:
     """Return the share of words, 0.0 to 1.0, in the target language's script; 0.0 without words.
 

@@ -21,8 +21,11 @@ _CONFIG = [
         normalization_config=NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
     )
 ]
-_MISREAD = re.compile(r"\d_|\d'|\\overline\s*\{?\s*\d|(?<!_)\d\s+\d|\d[a-zA-Z]\d|:|\.{3}|\\[lc]?dots")
-"""Bases, repeating decimals, ratios, rows of numbers and 0b10: math_verify drops a part of these."""
+_MISREAD = re.compile(
+    r"\d_|\d'|\\overline\s*\{?\s*\d|(?<!_)\d\s+\d|\d[a-zA-Z]\d|:|\.{3}|\.\d+\.\d|\\[lc]?dots"
+    r"|\\to(?![a-z])|\\(?:long)?(?:right|left)arrow(?![a-z])|→"
+)
+"""Bases, repeating decimals, ratios, rows of numbers, 1.2.3, 0b10: math_verify drops parts of these."""
 
 # math_verify logs a warning in every process that its time limits are off.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -37,7 +40,7 @@ def expression(text: str) -> Any:
     if len(text) < 1000 and _MISREAD.search(text):
         return None
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
-    tex = text.replace("\u2983", r"\{").replace("\u2984", r"\}")
+    tex = _apart(text.replace("\u2983", r"\{").replace("\u2984", r"\}"))
     try:
         found = parse(f"${tex}$", _CONFIG, "no_fallback", parsing_timeout=None, raise_on_error=True)
     except (MemoryError, RecursionError):
@@ -47,6 +50,15 @@ def expression(text: str) -> Any:
     if found and isinstance(found[0], Basic) and found[0].has(zoo, nan):
         raise ZeroDivisionError(text)
     return found[0] if found else None
+
+
+def _apart(tex: str) -> str:
+    """Return a formula in which R and r, if both are there, stay two symbols: math_verify lowers all."""
+    names = set(re.sub(r"\\[a-zA-Z]+", "", tex))
+    both = {name for name in names if name.isupper() and name.lower() in names}
+    return re.sub(
+        r"\\[a-zA-Z]+|[A-Z](?!\s*_)", lambda found: found[0] + "_{0}" * (found[0] in both), tex
+    )
 
 
 def same_expression(one: Any, other: Any) -> bool:

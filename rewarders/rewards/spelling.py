@@ -15,6 +15,7 @@ _SIGNS = str.maketrans({
     "−": "-", "–": "-", "‐": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "⁄": "/",
     "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∞": r"\infty ", "π": r"\pi ", "∪": r"\cup ",
     "∩": r"\cap ",
+    "或": " or ", "和": " and ",
     "∈": r"\in ", "±": r"\pm ", "、": ",", "。": ".", "√": r"\sqrt ", "’": "'", "∅": r"\emptyset ",
 })  # fmt: skip
 _CURRENCY = r"(?:\b[A-Z]{1,3})?\\?[$€£¥₹₽₩₪₫฿₺₴₦]"
@@ -33,7 +34,9 @@ _RULES = [
         (r"\\[dtc]?(frac|binom)", r"\\\1"),
         (r"\{ ?(\w+) ?\\choose ?(\w+) ?\}", r"\\binom{\1}{\2}"),
         (r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degrees?|°)(?:\s*[CF](?![a-z]))?", " "),
-        (r"\\colon|\\ratio", ":"),
+        (r"\\colon|\\ratio|\{:\}", ":"),
+        (r"(?<=\w)\*\*(?=[\w(])", "^"),
+        (r"^\s*(?:\\approx(?![a-z])|≈)", " "),
         (r"\\(?:lbrace|\{)", "\u2983"),
         (r"\\(?:rbrace|\})", "\u2984"),
         (r"\\langle", "("),
@@ -49,6 +52,16 @@ _RULES = [
         (r"\\varnothing", r"\\emptyset"),
     )
 ]
+_UNIT = (
+    r"(?:da|[YZEPTGMkhdcmunpfµμ])?(?:mol|eV|Hz|Pa|bar|atm|cal|erg|rad|rev|min|yr|hr|pc|Bq|Gy|Sv|Wb|lm|lx|cd"
+    r"|dyn|torr|\\Omega|\\AA|[msgAKNJWCVFTHLlMDBhGSΩÅ])(?![a-zA-Z])"
+)
+_UPRIGHT = re.compile(
+    r"(?<=[\d}])(?:[\s~]|\\[,;:! ])*\\(?:mathrm|text|rm|mbox) ?\{(?! *A\.?M)"
+    rf"(?:[\s~/.()*${{}}]|\\[,;: ]|\\cdot(?![a-z])|\\(?:text|mathrm|rm|mbox|mu)(?![a-z])"
+    rf"|\^ ?(?:\{{ ?-? ?\d ?\}}|-?\d)|{_UNIT})*$"
+)
+"""Upright units at the end, behind a number: 9.8\\,\\mathrm{m\\,s^{-2}}."""
 _EMPHASIS = ' *`"“”'
 
 
@@ -58,6 +71,7 @@ def spell(text: str) -> str:
     Set braces are written ⦃⦄, so that {} only group.
     """
     text = _SUPERSCRIPTS.sub(lambda run: f"^{{{unicodedata.normalize('NFKC', run[0])}}}", text.strip())
+    text = _without_units(text)
     text = re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text.replace("º", "°"))
     text = unicodedata.normalize("NFKC", text).translate(_SIGNS)
     text = _CHINESE.sub(lambda run: str(chinese_number(run[0])), text)
@@ -69,6 +83,15 @@ def spell(text: str) -> str:
     if text.startswith("{") and text.find("}") == len(text) - 1:
         text = text[1:-1].strip()
     return re.sub(r"(?<=[^.])\.$", "", text).removeprefix("+").strip(_EMPHASIS)
+
+
+def _without_units(text: str) -> str:
+    """Return a text without upright units behind its number, as it is if it has more such text."""
+    found = _UPRIGHT.search(text)
+    before = text[: found.start()] if found else ""
+    if not found or before.count("{") != before.count("}") or re.search(r"_|\\(?:text|math|rm)", before):
+        return text
+    return before + "$" * (text.count("$") % 2 == 0 and before.count("$") % 2)
 
 
 def chinese_number(numerals: str) -> int:

@@ -22,9 +22,14 @@ _MONTH = re.compile(
     r"|sep(?:t|tember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b",
     re.IGNORECASE,
 )
-_CHOICE = re.compile(r"\(([A-J])\)[.:]?\s*(.*)|([A-J])(?:[.:)](?:\s*(.+))?)?", re.DOTALL)
+_NO_OTHER = r"(?!\s*(?:[,;&|/]|(?:or|and)\b))"
+_CHOICE = re.compile(
+    rf"\(([A-J])\){_NO_OTHER}[.:]?\s*(.*)|([A-J])(?:[.:)]{_NO_OTHER}(?:\s*(.+))?)?", re.DOTALL
+)
 _LEAD = re.compile(
-    r"(?:(?:the|so|final|correct|right) )*(?:answer|option|choice)(?: is)?\b ?:? ?(?=.)", re.I
+    r"(?:(?:(?:the|so|final|correct|right) )*(?:answer|option|choice)(?: is)?\b ?:?"
+    r"|(?:答案|故选|应选)[是为]?:?) ?(?=.)",
+    re.I,
 )
 _MARK = re.compile(
     rf"(?<![\d,.]){DIGITS}|[()\[\]{{}}\u2983\u2984,;:]|(?<![a-zA-Z\\])(?:and|or|\\cup)(?![a-zA-Z])"
@@ -112,7 +117,7 @@ def read_value(text: str) -> Value | None:
     try:
         text = spell(text)
         lead = _LEAD.match(text)
-        return _read(text[lead.end() :] if lead else text)
+        return _read(spell(text[lead.end() :]) if lead else text)
     except (ZeroDivisionError, ValueError, OverflowError):
         return None
 
@@ -133,7 +138,8 @@ def _read(text: str) -> Value | None:
         return None
     if choice := _CHOICE.fullmatch(text):
         letter, meaning = choice[1] or choice[3], choice[2] or choice[4]
-        return Choice(text, False, letter=letter, meaning=_read(spell(meaning)) if meaning else None)
+        value = _read(spell(meaning)) if meaning else None
+        return None if isinstance(value, Choice) else Choice(text, False, letter=letter, meaning=value)
     if _MONTH.search(text) and re.search(r"\d", text):
         words = re.findall(r"[a-z]{3}|\d+", re.sub(r"(?<=[a-z]{3})[a-z]+", "", text.lower()))
         return Value(" ".join(sorted(words)), False)
@@ -188,6 +194,8 @@ def _read_relation(text: str) -> Value | None:
     """Return the value behind a name: of x = 5, x > 3 (an interval), 2+3 = 5. None for other texts."""
     parts = [part.strip() for part in _RELATION.split(text)]
     signs, ends = parts[1::2], parts[::2]
+    if len(ends) > 1 and set(signs) == {"="} and _is_false(ends):
+        return Value(text, False)
     if set(signs) == {"="} and all(map(_SUM.fullmatch, ends[1:-1])):
         signs, ends = ["="], [ends[0], ends[-1]]  # x = 4*5 = 20
     if not all(ends) or len(signs) not in (1, 2):
@@ -213,6 +221,15 @@ def _read_relation(text: str) -> Value | None:
     kind = ("[" if signs[0] == r"\le" else "(") + ("]" if signs[1] == r"\le" else ")")
     interval = _group(text, kind, ends[::2])
     return Named(text, name=ends[1], value=interval) if interval and _NAME.fullmatch(ends[1]) else None
+
+
+def _is_false(ends: list[str]) -> bool:
+    """Return whether numbers that stand for one another differ by over 1%, as in 1 = 5 and x = 6 = 5."""
+    sums = [end for end in ends if _SUM.fullmatch(end) and not re.search(r"[\d)] ?\(", end)]  # not 8(26)
+    read = [_read(spell(end)) for end in sums]
+    found = [value.expression for value in read if value]
+    numbers = [float(one) for one in found if one is not None and one.is_number and one.is_real]
+    return any(abs(one - numbers[-1]) > 0.01 * abs(numbers[-1]) for one in numbers)
 
 
 def _group(text: str, kind: str, parts: list[str]) -> Group | None:

@@ -22,12 +22,12 @@ _MEANING = frozenset(
     re.findall(r"\w+", "than least most not minus negative plus half quarter third twice under over")
 )
 _CLAUSE = re.compile(r"\b(?:it|is|are|was|were|be|has|have|we|you|he|she|they|this|that|there)\b", re.I)
-_POWER = r"(?: ?\^ ?\{?-?[23]\}?|[23](?!\w))?"
+_POWER = r"(?: ?\^ ?\{? ?(?:-[123]|[23]) ?\}?|[23](?!\w))?"
 _UNIT = r"(?:[a-zA-Z]+|\\Omega(?![a-zA-Z]))"
 _WORD = re.compile(
     rf"(?<![\\a-zA-Z])((?<=[\d}})] )[msghLJNWVKCFA]{_POWER}(?![\w^(+*=-])"
     rf"|\\Omega(?![a-zA-Z])|\\mu ?[a-zA-Z](?!\w)|[^\W\d_]{{2,}}|[\u3040-\u9fff]){_POWER}"
-    rf"(?: ?(?:/|\\cdot) ?{_UNIT}{_POWER})*"
+    rf"(?: ?(?:/|\\cdot) ?{_UNIT}{_POWER}| {_UNIT} ?\^ ?\{{? ?-[123] ?\}}?)*"
 )
 _RUN = re.compile(r"(?<!\\)\b[^\W\d_]{2,}")
 _BETWEEN = " .:,=/"
@@ -88,6 +88,8 @@ def without_words(text: str) -> str | None:
 def _stands_alone(found: re.Match[str]) -> bool:
     """Return whether a match is a word or a unit, outside of braces; `at` in v_0 + at is none."""
     before = found.string[: found.start()]
+    if re.search(r"_ ?\{? ?\d+ ?\}?$", before):  # COOH in CH_3COOH
+        return False
     if before.count("{") != before.count("}"):
         return False
     if before.rstrip()[-1:] in tuple("+-*/^") and is_words(found[0]) and len(found[0]) < 4:

@@ -215,7 +215,11 @@ class Column:
             yield f"its own values are {values}"
 
     def faults_of_next_calls(self, own: Path) -> Iterator[str]:
-        """Yield what is wrong with the next calls: of the same code, of other code, of a built-in."""
+        """Yield what is wrong with the next calls: of the same code, of other code, of a built-in.
+
+        A daemon or thread that code has started on import may write into the connection of its own
+        process, so that further calls of that code fail, as if it raised.
+        """
         others = (spec_of(Path(self.target["honest"]), "honest"), RewardSpec("xml_tags"))
         specs = (spec_of(own, "honest"), *others)
         for spec, true in zip(specs, (TRUE, TRUE, (0.0, 0.0)), strict=True):
@@ -223,10 +227,12 @@ class Column:
                 try:
                     values = self.score(spec)
                 except ScoringFailed as error:
+                    if spec is specs[0] and own != self.attacker:
+                        continue
                     if attempt:
                         yield f"the next call of {spec.name} from {spec.source[-20:]} failed: {error}"
                     elif "took more than" not in str(error):  # a stopped process is found so
-                        yield f"one call of {spec.name} failed: {error}"
+                        yield f"one call of {spec.name} from {spec.source[-20:]} failed: {error}"
                     continue
                 except Exception as error:
                     yield f"at the next call the rewarder got {type(error).__name__}: {str(error)[:200]}"

@@ -9,7 +9,7 @@ from penstock.rewarders.rewards.accuracy import accuracy
 
 def score(gold: object, *completions: str) -> list[float | None]:
     size = len(completions)
-    return accuracy(list(completions), solution=[gold] * size, other=[1] * size)
+    return accuracy([""] * size, list(completions), solution=[gold] * size, other=[1] * size)
 
 
 @pytest.mark.parametrize(

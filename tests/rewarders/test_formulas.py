@@ -240,6 +240,6 @@ def test_the_answer_in_a_hostile_text_is_found_in_linear_time() -> None:
         "    assert final_answer(piece * 1_000_000) == piece * 1_000_000\n"
         "from penstock.rewarders.rewards.answers import correctness\n"
         "text = '<answer>=' + '1' * 1_000_000 + 'x</answer>'\n"
-        "assert correctness([text], ['1']) == [0.0]\n"
+        "assert correctness([''], [text], ['1']) == [0.0]\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

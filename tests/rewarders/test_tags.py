@@ -17,7 +17,7 @@ from penstock.rewarders.rewards import REWARDS
     ],
 )
 def test_reasoning_and_answer_in_their_tags_score_one(completion: str) -> None:
-    assert REWARDS["format"]([completion]) == [1.0]
+    assert REWARDS["format"]([""], [completion]) == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -37,4 +37,4 @@ def test_reasoning_and_answer_in_their_tags_score_one(completion: str) -> None:
     ],
 )
 def test_anything_else_scores_zero(completion: str) -> None:
-    assert REWARDS["format"]([completion]) == [0.0]
+    assert REWARDS["format"]([""], [completion]) == [0.0]

@@ -13,7 +13,7 @@ from tests.rewarders.verdicts import FAILURES, FORMS, RULES
 
 @pytest.mark.parametrize(("gold", "answer", "equal"), FORMS, ids=lambda value: str(value)[:30])
 def test_a_rule_has_its_verdicts(gold: str, answer: str, equal: bool) -> None:
-    holds = accuracy([answer], [gold]) == [float(equal)]
+    holds = accuracy([""], [answer], [gold]) == [float(equal)]
     assert holds != ((gold, answer) in FAILURES), FAILURES.get((gold, answer), "not a known failure")
 
 
@@ -22,7 +22,9 @@ def test_further_forms_have_their_verdicts(kind: str) -> None:
     known = further_verdicts.FAILURES
     forms = further_verdicts.forms(kind)
     wrong = {
-        (gold, answer) for gold, answer, equal in forms if accuracy([answer], [gold]) != [float(equal)]
+        (gold, answer)
+        for gold, answer, equal in forms
+        if accuracy([""], [answer], [gold]) != [float(equal)]
     }
     assert wrong == {(gold, answer) for gold, answer, _ in forms if (gold, answer) in known}
 
@@ -38,7 +40,7 @@ def test_few_verdicts_fail():
     "gold", [r"\boxed{\frac{1}{0}}", "5/0", "it depends", "=", "$", "", r"\frac{1}{0}", "NaN is it"]
 )
 def test_a_gold_without_a_value_sets_the_group_aside(gold: str) -> None:
-    assert accuracy(["1", r"\boxed{0}"], [gold]) == [None, None]
+    assert accuracy(["", ""], ["1", r"\boxed{0}"], [gold]) == [None, None]
 
 
 @pytest.mark.parametrize("gold", sorted({gold for gold, _, _ in FORMS if "boxed" not in gold}))
@@ -48,11 +50,11 @@ def test_a_gold_equals_itself_however_it_is_marked(gold: str) -> None:
         answers.append(f"${gold}$")
     else:
         answers = answers[1:]
-    assert accuracy(answers, [gold] * len(answers)) == [1.0] * len(answers)
+    assert accuracy([""] * len(answers), answers, [gold] * len(answers)) == [1.0] * len(answers)
 
 
 def test_a_box_is_read_as_a_list_by_acc_too():
-    assert acc([r"\boxed{1,2}", r"\boxed{1.2}"], ["1,2"] * 2) == [1.0, -0.5]
+    assert acc(["", ""], [r"\boxed{1,2}", r"\boxed{1.2}"], ["1,2"] * 2) == [1.0, -0.5]
 
 
 def test_each_rule_is_a_row_of_the_documentation():
