@@ -284,7 +284,7 @@ class TicketWorker:
             await asyncio.sleep(_IDLE_S)
 
     def _has_ended(self) -> bool:
-        """Return whether the run is over. Raise RunNotReady if it is gone, or as `check_same` does."""
+        """Return whether the run is over. Raise RunNotReady if it is gone or has another contract."""
         data = self._view.contract()
         if data is None:
             raise RunNotReady("the run is gone from the queue server")

@@ -5,7 +5,7 @@
 
 Each gold answer is wrapped in five ways and scored against its row (must be right), and against
 another row with a different gold answer (must be wrong). The share of verdicts under 50 ms of processor
-time must be 99.9%, not counted those of the first 200 golds.
+time must be 99.9%. The first 200 golds warm up and do not count.
 """
 
 from __future__ import annotations

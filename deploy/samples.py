@@ -241,7 +241,7 @@ def shown(text: str, width: int) -> str:
 def _difficulty(prompt: str, tickets: Mapping[str, Sequence[Row]]) -> Row | None:
     """Return a question's row: mean reward, times asked, times without spread, and the prompt.
 
-    The mean is that of the tickets' means. Return None if no completion has a reward.
+    Each ticket counts once in the mean reward. Return None if no completion has a reward.
     """
     rewards = [[row["reward"] for row in one if row["reward"] is not None] for one in tickets.values()]
     means = [sum(found) / len(found) for found in rewards if found]

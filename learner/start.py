@@ -122,7 +122,8 @@ def _make_policy(
 ) -> AllRanksPolicy:
     """Build the policy on all ranks. Raise ConfigError if settings, model and checkpoint do not fit.
 
-    The policy has the initial weights, or those of a checkpoint without optimizer. Others load later.
+    The policy starts with the initial weights, or with the weights of a checkpoint that has no optimizer
+    state. The learner loads any other checkpoint later.
     """
     if checkpoint:
         check_loadable(checkpoint, command.learner)

@@ -54,7 +54,7 @@ gc.disable()  # until all is imported, as in common/heavy_imports.py: collecting
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was imported out of later collections."""
+    """Let the garbage collector run again, without the imported objects."""
     gc.freeze()
     gc.enable()
 

@@ -156,7 +156,7 @@ def hash_password(password: str) -> str:
 class LocalServer:
     """A server as a child of this process, for tests and small tools; `with` or `start` starts it.
 
-    Creating one writes its files. Raise the errors of `prepare`.
+    Creating one writes its files. Raise ConfigError or OSError as `prepare` does.
     Example:
         with LocalServer(Path("runs/demo")) as server:
             Connection(server.url, 10, 60)

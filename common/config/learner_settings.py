@@ -420,7 +420,9 @@ def _check_functions(variable: str, kind: str, asked: Iterable[str], known: Coll
     for text in asked:
         source, name = split_source(text)
         if not name.isidentifier() or text.endswith(".py"):
-            raise ValueError(f"{variable}: {text!r} names no function: expected file.py:function")
+            raise ValueError(
+                f"{variable}: {text!r} names no function: expected a {kind}, or file.py:function"
+            )
         if not source and name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"

@@ -108,6 +108,9 @@ def read_chain(
 
 
 def lengths_on_chain(run_folder: RunFolder, newest: Claim) -> dict[int, int]:
-    """Return by incarnation the bytes of its journal that a claim or `newest` names as its parent's."""
+    """Return by incarnation how many bytes of its journal count: those that its successor's claim names.
+
+    All claims of the folder are read, in no order; `newest` replaces the one with the same parent.
+    """
     lengths = {claim.parent: claim.parent_length for claim in read_claims(run_folder).values()}
     return lengths | {newest.parent: newest.parent_length}

@@ -94,7 +94,7 @@ def unpack(data: bytes, most: int = _MOST_VALUES) -> PlainData:
             raise ValueError(f"more than {most} values")
 
     def read_list(items: list[Any]) -> list[Any]:
-        """Return the list, counted."""
+        """Return the list; its items count towards the limit."""
         count(len(items))
         return items
 

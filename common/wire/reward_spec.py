@@ -48,9 +48,10 @@ class RewardSpec:
     """One reward of a run, as part of the contract.
 
     `source` is empty for a built-in reward, else the absolute path of a Python file or the dotted name
-    of a module; `digest` is the SHA-256 of that code. `options` are keyword arguments of a built-in
-    reward. Those of a user's reward are `completions` (their form: auto, text or messages), `columns`
-    (the names of the data's columns) and `max_steps` (the run's number of Updates).
+    of a module; `digest` is the SHA-256 of that code. A built-in reward's
+    `options` are its keyword arguments. A user's reward has the options `completions` (the form of the
+    completions: auto, text or messages), `columns` (the names of the data's columns) and `max_steps`
+    (the run's number of Updates).
     """
 
     name: str

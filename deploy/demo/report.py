@@ -59,7 +59,10 @@ def _is_right(row: Row) -> bool:
 
 
 def print_table(metrics: Sequence[Row], right: dict[int, list[bool]]) -> None:
-    """Print means of the first and last ten steps. Raise ValueError for fewer than two evaluations."""
+    """Print the shares solved at the first and last evaluation, and means of the first and last steps.
+
+    These are ten steps each, or half of fewer than twenty. Raise ValueError with one evaluation.
+    """
     first, *_, last = right
     solved = f"{fmean(right[first]):>8.1%}{fmean(right[last]):>8.1%}"
     count = max(1, min(10, len(metrics) // 2))

@@ -13,7 +13,7 @@ def resolve_rewards(
 ) -> tuple[RewardSpec, ...]:
     """Return the rewards in the order of LEARNER_REWARDS. Raise ConfigError if code is not found.
 
-    `own_options` are the options of the user's rewards, if not those that the settings alone decide.
+    `own_options` are the options of the user's rewards. Without them the form of the completions is set.
     No code of a user is run here, not even that of the packages around a module.
     """
     weights = settings.reward_weights or [1.0] * len(settings.rewards)

@@ -132,7 +132,9 @@ def _read_file(path: Path) -> "Dataset":
         return datasets.Dataset.from_list(rows)
     except UnicodeEncodeError as error:
         problem = "a text holds half a character (a lone surrogate)"
-        raise DataError(f"{path}: {problem}: {error}. Remove it, or write it whole") from error
+        raise DataError(
+            f"{path}: {problem}: {error}. Remove the half from the text, or write the whole character"
+        ) from error
     except (ValueError, TypeError, OverflowError) as error:  # pyarrow's errors are ValueErrors
         raise DataError(
             f"{path}: a column mixes kinds, such as texts and numbers: {short(error)}"

@@ -10,6 +10,9 @@ from penstock.common.errors import ConfigError
 from penstock.common.text import short
 from penstock.learner.data.chat_renderer import ChatRenderer
 
+_NAMED = ("auto", "chat", "none", "r1", "qwen_r1")
+"""The values of LEARNER_PROMPT_TEMPLATE that name no file."""
+
 R1_PROMPT = (
     "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. "
     "The assistant first thinks about the reasoning process in the mind and then provides the user with "
@@ -50,7 +53,7 @@ class Template:
                 f"LEARNER_PROMPT_TEMPLATE={self._kind} has a system prompt of its own: leave "
                 "LEARNER_SYSTEM_PROMPT empty"
             )
-        if self._kind not in ("auto", "chat", "none", "r1", "qwen_r1"):
+        if self._kind not in _NAMED:
             template = _read_template(self._kind)
         self._template_name = "the tokenizer's own" if template is None else self._kind
         self._renderer: ChatRenderer | None = None
@@ -100,7 +103,7 @@ def is_chat(settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase) -> bo
     """Return whether a chat template makes the prompts: the tokenizer's own, or one in a file."""
     kind = settings.prompt_template
     own = bool(getattr(tokenizer, "chat_template", None)) and kind in ("auto", "chat", "r1")
-    return own or kind not in ("auto", "chat", "none", "r1", "qwen_r1")
+    return own or kind not in _NAMED
 
 
 def _contents(messages: list[dict[str, Any]]) -> str:

@@ -108,9 +108,10 @@ def save_checkpoint(
 
 
 def _delete_old(folder: LearnerFolder, settings: LearnerSettings) -> None:
-    """Delete all but the newest checkpoints on the chain; trim the journal if set so and two are kept.
+    """Keep the newest checkpoints on the chain of claims; delete all others, also those off the chain.
 
-    Nothing is deleted once a later learner has claimed the folder. Raise ConfigError for a bad claim.
+    Trim the journal with journal_retention=resume and two or more kept. Nothing is deleted once a later
+    learner has claimed the folder. Raise ConfigError for a bad claim.
     """
     found = _newest_first(folder)  # before the claims: none of a later learner's is among them
     claims = read_claims(folder)

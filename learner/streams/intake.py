@@ -86,7 +86,7 @@ class Intake:
         return True
 
     def _hold(self, ticket: TicketId, scored: ScoredGroup) -> None:
-        """Hold a group for a batch, and note the newest version that sampled it."""
+        """Hold a group for a batch; `newest_version` becomes its newest version if that is newer."""
         self.held[ticket] = scored
         versions = [span.version for made in scored.group.rollouts for span in made.spans]
         known = [self.newest_version] if self.newest_version else []

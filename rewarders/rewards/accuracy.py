@@ -149,8 +149,9 @@ def _list(boxes: list[str]) -> Value | None:
 def _readings(text: str) -> Iterator[Value]:
     """Yield the values that a text's answer may have, the likeliest first. Raise as `read_value`.
 
-    The first is that of a box, of the marked text or of the whole text; of prose, that of its last part.
-    Without a box, the last part of a text with words is the second.
+    First comes the value of the last box, else of the marked text, else of the whole text. Prose gives
+    the value of its last part alone. Without a box, a text with words gives a second value: its last
+    part's.
     """
     answer = final_answer(text)
     box = last_box(answer)

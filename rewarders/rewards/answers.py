@@ -15,9 +15,10 @@ _PHRASE = re.compile(
     re.IGNORECASE,
 )
 _SEVERAL = re.compile(
-    r"\W*(?:(?:not|never|neither|either|between|any|one of|at (?:least|most)|minus|half|twice|log|ln"
+    r"\W*+(?:(?:not|never|neither|either|between|any|one of|at (?:least|most)|minus|half|twice|log|ln"
     r"|(?:less|more|fewer|greater) than)\b"
-    r"|(?:[^\s,;|&]*\d[^\s,;|&]*|[A-J])(?:,\s|\s*[;|&]|\s+(?:and|to|vs)\b)\W*(?:\d|[A-J]\b))|.*\bor\b",
+    r"|(?:(?=[^\s,;|&]*\d)[^\s,;|&]++|[A-J])(?:,\s|\s*[;|&]|\s+(?:and|to|vs)\b)\W*+(?:\d|[A-J]\b))"
+    r"|.*\bor\b",
     re.IGNORECASE | re.DOTALL,
 )
 """More than one answer, or none, behind "answer is": "5 and 6", "B, C", "5 or maybe 6", "not 5"."""

@@ -6,6 +6,8 @@ Example: "$\dfrac{1}{2}\,$", "\frac12" and "½" become "\frac{1}{2}", "\frac12" 
 import re
 import unicodedata
 
+from penstock.rewarders.rewards.words import without_upright_units
+
 # ruff: noqa: RUF001 - characters that look alike get one spelling here
 
 _SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+")
@@ -52,16 +54,6 @@ _RULES = [
         (r"\\varnothing", r"\\emptyset"),
     )
 ]
-_UNIT = (
-    r"(?:da|[YZEPTGMkhdcmunpfµμ])?(?:mol|eV|Hz|Pa|bar|atm|cal|erg|rad|rev|min|yr|hr|pc|Bq|Gy|Sv|Wb|lm|lx|cd"
-    r"|dyn|torr|\\Omega|\\AA|[msgAKNJWCVFTHLlMDBhGSΩÅ])(?![a-zA-Z])"
-)
-_UPRIGHT = re.compile(
-    r"(?<=[\d}])(?:[\s~]|\\[,;:! ])*\\(?:mathrm|text|rm|mbox) ?\{(?! *A\.?M)"
-    rf"(?:[\s~/.()*${{}}]|\\[,;: ]|\\cdot(?![a-z])|\\(?:text|mathrm|rm|mbox|mu)(?![a-z])"
-    rf"|\^ ?(?:\{{ ?-? ?\d ?\}}|-?\d)|{_UNIT})*$"
-)
-"""Upright units at the end, behind a number: 9.8\\,\\mathrm{m\\,s^{-2}}."""
 _EMPHASIS = ' *`"“”'
 
 
@@ -71,7 +63,7 @@ def spell(text: str) -> str:
     Set braces are written ⦃⦄, so that {} only group.
     """
     text = _SUPERSCRIPTS.sub(lambda run: f"^{{{unicodedata.normalize('NFKC', run[0])}}}", text.strip())
-    text = _without_units(text)
+    text = without_upright_units(text)
     text = re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text.replace("º", "°"))
     text = unicodedata.normalize("NFKC", text).translate(_SIGNS)
     text = _CHINESE.sub(lambda run: str(chinese_number(run[0])), text)
@@ -83,15 +75,6 @@ def spell(text: str) -> str:
     if text.startswith("{") and text.find("}") == len(text) - 1:
         text = text[1:-1].strip()
     return re.sub(r"(?<=[^.])\.$", "", text).removeprefix("+").strip(_EMPHASIS)
-
-
-def _without_units(text: str) -> str:
-    """Return a text without upright units behind its number, as it is if it has more such text."""
-    found = _UPRIGHT.search(text)
-    before = text[: found.start()] if found else ""
-    if not found or before.count("{") != before.count("}") or re.search(r"_|\\(?:text|math|rm)", before):
-        return text
-    return before + "$" * (text.count("$") % 2 == 0 and before.count("$") % 2)
 
 
 def chinese_number(numerals: str) -> int:

@@ -29,6 +29,16 @@ _WORD = re.compile(
     rf"|\\Omega(?![a-zA-Z])|\\mu ?[a-zA-Z](?!\w)|[^\W\d_]{{2,}}|[\u3040-\u9fff]){_POWER}"
     rf"(?: ?(?:/|\\cdot) ?{_UNIT}{_POWER}| {_UNIT} ?\^ ?\{{? ?-[123] ?\}}?)*"
 )
+_SYMBOL = (
+    r"(?:da|[YZEPTGMkhdcmunpfµμ])?(?:mol|eV|Hz|Pa|bar|atm|cal|erg|rad|rev|min|yr|hr|pc|Bq|Gy|Sv|Wb|lm|lx|cd"
+    r"|dyn|torr|\\Omega|\\AA|[msgAKNJWCVFTHLlMDBhGSΩÅ])(?![a-zA-Z])"
+)
+_UPRIGHT = re.compile(
+    r"(?<=[\d}])(?:[\s~]|\\[,;:! ])*\\(?:mathrm|text|rm|mbox) ?\{(?! *A\.?M)"
+    rf"(?:[\s~/.()*${{}}]|\\[,;: ]|\\cdot(?![a-z])|\\(?:text|mathrm|rm|mbox|mu)(?![a-z])"
+    rf"|\^ ?(?:\{{ ?-? ?\d ?\}}|-?\d)|{_SYMBOL})*$"
+)
+"""Upright units at the end, behind a number: 9.8\\,\\mathrm{m\\,s^{-2}}."""
 _RUN = re.compile(r"(?<!\\)\b[^\W\d_]{2,}")
 _BETWEEN = " .:,=/"
 
@@ -83,6 +93,15 @@ def without_words(text: str) -> str | None:
     if (begin, end) == (0, len(text)):
         return text
     return re.sub(r"(?<=\d)-$", "", text[begin:end].strip(_BETWEEN))  # "10-day"
+
+
+def without_upright_units(text: str) -> str:
+    """Return a text without upright units behind its number, as it is if it has more such text."""
+    found = _UPRIGHT.search(text)
+    before = text[: found.start()] if found else ""
+    if not found or before.count("{") != before.count("}") or re.search(r"_|\\(?:text|math|rm)", before):
+        return text
+    return before + "$" * (text.count("$") % 2 == 0 and before.count("$") % 2)
 
 
 def _stands_alone(found: re.Match[str]) -> bool:
