@@ -65,7 +65,7 @@ def _with_reward(asked: str, settings: LearnerSettings) -> LearnerSettings:
 def _function_of(reward: str | Callable[..., object], settings: LearnerSettings) -> tuple[Reward, bool]:
     """Return the function to call, and whether it is the user's own. Raise ConfigError if unusable."""
     if not isinstance(reward, str):
-        return adapt(reward, _name_of(reward)), True
+        return adapt(reward, _name_of(reward), settings.reward_completions), True
     spec = resolve_reward(reward, 1.0, settings)
     return load_reward(spec), bool(spec.source)
 

@@ -12,22 +12,26 @@ The names of a function's parameters decide which of these forms the function ha
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 from penstock.common.errors import ConfigError
 
 _COMPLETION = ("completion", "response", "output", "text", "prediction", "generated")
-"""Names of the first parameter of a plain function. The second one gets the gold answer."""
+"""Names of the first parameter of a plain function."""
 _VERL = ("solution_str", "model_output", "predict_str")
 """Names that verl's own functions have for the completion."""
-_GROUP = ("prompts", "completions", "completion_ids", "response_token_ids")
+_GROUP = ("prompts", "completions", "completion_ids", "completions_ids", "response_token_ids")
 """Arguments of TRL and ms-swift with a value per completion. A function of one of them gets a group."""
+_OTHER_NAMES = {"prompt": ("prompts",), "completions_ids": ("completion_ids",)}
+"""Names of parameters and the arguments that they get. TRL's guide had completions_ids by mistake."""
 OWN_ARGUMENTS = frozenset(
     {*_GROUP, "prompt", "log_extra", "log_metric", "environments", "trainer_state"}
 )
 """Columns of the data set that a reward does not get by these names: its own arguments replace them."""
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _runner = asyncio.Runner()
 """The one event loop of this process: a semaphore of a user's module fails in any loop but its first."""
 
@@ -40,15 +44,85 @@ class Reward(Protocol):
     apply. An exception is a failed scoring and never becomes a low reward.
 
     Example:
-        >>> def short(completions, **columns):
-        ...     return [1.0 if len(completion) <= 40 else 0.0 for completion in completions]
+        >>> def short(completion_ids, **columns):
+        ...     return [1.0 if len(ids) <= 40 else 0.0 for ids in completion_ids]
     """
 
     def __call__(self, *args: Any, **arguments: Any) -> Sequence[float | None]:
         """Return one value per completion."""
 
 
-def adapt(found: object, name: str, completions: str = "auto") -> Reward:
+@dataclass(frozen=True)
+class OwnReward:
+    """A user's function as a reward of TRL's signature.
+
+    `sources` has, for a parameter of another name than TRL's, the arguments to choose from, the best
+    first. `form` is the form of the completions (auto, text or messages); "" for functions like verl's,
+    whose scores may be maps and tuples. `each` says whether the function is called per completion.
+    """
+
+    function: Callable[..., Any]
+    sources: Mapping[str, tuple[str, ...]]
+    form: str
+    each: bool = False
+
+    def __call__(self, **arguments: Any) -> Any:
+        """Return the function's values for a group; raise what the function raises."""
+        size = len(arguments["completions"])
+        given = self._given(self._all(arguments))
+        if self.each:
+            rows = [{name: values[index] for name, values in given.items()} for index in range(size)]
+            values = [self.function(**row) for row in rows]
+            if any(map(inspect.isawaitable, values)):
+                values = _finished(_all_of(values))
+        else:
+            values = _listed(_finished(self.function(**given)))
+        return values if self.form else [_number_of(score) for score in values]
+
+    def missing(self, columns: Iterable[str]) -> list[str]:
+        """Return the arguments that the function requires and gets neither from us nor from a column."""
+        there = {*OWN_ARGUMENTS, *columns} | ({"data_source", "extra_info"} if not self.form else set())
+        found = inspect.signature(self.function).parameters.values()
+        required = [one.name for one in found if one.default is one.empty and one.kind in _BY_NAME]
+        sources = [self._sources(name) for name in required]
+        return [names[-1] for names in sources if there.isdisjoint(names)]
+
+    def _all(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments in the form that the function gets, with those of other frameworks."""
+        size = len(arguments["completions"])
+        if not self.form:
+            extra = [one or {} for one in arguments.get("extra_info", [None] * size)]
+            return {"data_source": [""] * size, **arguments, "extra_info": extra}
+        everything = {"environments": None, **arguments}
+        if self.form == "messages":
+            prompts = [
+                one if isinstance(one, list) else _message("user", one) for one in arguments["prompts"]
+            ]
+            everything["prompts"] = prompts
+        if self.form != "text" and isinstance(everything["prompts"][0], list):
+            texts = everything["completions"]
+            everything["completions"] = [_message("assistant", text) for text in texts]
+        if "completion_ids" in arguments:
+            everything["response_token_ids"] = arguments["completion_ids"]  # ms-swift's name
+        if "trainer_state" in arguments:
+            everything["trainer_state"] = SimpleNamespace(**arguments["trainer_state"][0])
+        return everything
+
+    def _given(self, everything: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those arguments that the function has parameters for; more if it takes **kwargs."""
+        parameters = inspect.signature(self.function).parameters
+        names = [name for name, one in parameters.items() if one.kind in _BY_NAME]
+        if _takes_any(parameters):
+            names += everything if self.form else self.sources
+        found = {name: [*filter(everything.__contains__, self._sources(name))] for name in names}
+        return {name: everything[sources[0]] for name, sources in found.items() if sources}
+
+    def _sources(self, parameter: str) -> tuple[str, ...]:
+        """Return the arguments that a parameter may get, the best first."""
+        return self.sources.get(parameter) or _OTHER_NAMES.get(parameter, (parameter,))
+
+
+def adapt(found: object, name: str, completions: str = "auto") -> OwnReward:
     """Return a reward of TRL's signature for a user's function or class, called `name` in errors.
 
     `completions` is the form in which a function gets them: as messages, as text, or (auto) as the
@@ -56,27 +130,32 @@ def adapt(found: object, name: str, completions: str = "auto") -> Reward:
 
     Raise ConfigError if `found` has none of the known forms, and what a class raises when made.
     """
+    is_class = inspect.isclass(found)
     function = _callable_of(found) if inspect.isclass(found) else found
     if not callable(function):
-        raise ConfigError(f"reward {name} is a {type(found).__name__}; expected a function or a class")
+        kind = "class without __call__" if is_class else type(found).__name__
+        raise ConfigError(f"reward {name} is a {kind}; expected a function or a class with __call__")
     parameters = inspect.signature(function).parameters
-    form = "text" if inspect.isclass(found) else completions
+    form = "text" if is_class else completions
     if "completions" in parameters:
-        return _from_groups(function, form)
+        return OwnReward(function, {}, form)
     if "solution_strs" in parameters:
-        return _from_verl_batch(function)
+        return OwnReward(function, _verl_sources("solution_strs", "s"), "")
     if text := next(filter(parameters.__contains__, _VERL), ""):
-        return _from_verl(function, text)
-    required = [
-        parameter.name
-        for parameter in parameters.values()
-        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    ]
-    of_one = bool(required) and required[0] in _COMPLETION
-    if of_one and len(required) == 2:
-        return _from_pairs(function)
-    if not of_one and (parameters.keys() & set(_GROUP) or _takes_any(function)):
-        return _from_groups(function, form)
+        return OwnReward(function, _verl_sources(text), "", each=True)
+    positional = [one for one in parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    required = [one.name for one in positional if one.default is one.empty]
+    if required and required[0] in _COMPLETION:
+        if len(required) == 2:
+            first, second = required
+            gold = {"answer": ("solution",), "prompt": ("prompts",)}.get(second, (second, "solution"))
+            return OwnReward(function, {first: ("completions",), second: gold}, "", each=True)
+    elif parameters.keys() & set(_GROUP):
+        return OwnReward(function, {}, form)
+    elif is_class and positional:  # ms-swift passes the completions by their position
+        return OwnReward(function, {positional[0].name: ("completions",)}, form)
+    elif _takes_any(parameters):
+        return OwnReward(function, {}, form)
     raise ConfigError(
         f"reward {name}{inspect.signature(function)} is of no known form; expected f(completions, "
         "**columns) as TRL's, a class called so as ms-swift's, compute_score(data_source, solution_str, "
@@ -85,7 +164,13 @@ def adapt(found: object, name: str, completions: str = "auto") -> Reward:
     )
 
 
-def _callable_of(kind: type) -> Callable[..., Any]:
+def _verl_sources(text: str, plural: str = "") -> dict[str, tuple[str, ...]]:
+    """Return the sources of the parameters of verl's compute_score, whose completion is `text`."""
+    same = {f"{name}{plural}": (name,) for name in ("data_source", "extra_info")}
+    return {**same, text: ("completions",), f"ground_truth{plural}": ("solution",)}
+
+
+def _callable_of(kind: type) -> object:
     """Return a new instance, or `__call__` if its first parameter is `completions`. Raise its errors.
 
     As in ms-swift, `args` is passed to an `__init__` that requires it. Here `args` is None.
@@ -94,33 +179,8 @@ def _callable_of(kind: type) -> Callable[..., Any]:
     if next(iter(inspect.signature(call).parameters), "") == "completions":  # as in ms-swift's guide
         return call
     args = inspect.signature(kind).parameters.get("args")
-    needed = args is not None and args.default is args.empty and args.kind is args.POSITIONAL_OR_KEYWORD
-    instance: Callable[..., Any] = kind(args=None) if needed else kind()
-    return instance
-
-
-def _from_groups(function: Callable[..., Any], form: str) -> Reward:
-    """Return a reward that calls the function once per group, with the arguments it has parameters for.
-
-    The form "messages" makes prompts and completions messages, "auto" completions if the prompts are.
-    """
-
-    def reward(prompts: list[Any], completions: list[Any], **columns: Any) -> Any:
-        """Return the function's values for a group; raise what it raises."""
-        if form == "messages":
-            prompts = [one if isinstance(one, list) else _message("user", one) for one in prompts]
-        if form != "text" and isinstance(prompts[0], list):
-            completions = [_message("assistant", text) for text in completions]
-        everything = {"prompts": prompts, "completions": completions, "environments": None, **columns}
-        if "completion_ids" in columns:
-            everything["response_token_ids"] = columns["completion_ids"]  # ms-swift's name
-        if "trainer_state" in columns:
-            everything["trainer_state"] = SimpleNamespace(**columns["trainer_state"][0])
-        values = _finished(function(**_accepted(function, everything)))
-        return values.tolist() if hasattr(values, "tolist") else values
-
-    vars(reward)["__wrapped__"] = function  # its signature has the columns that it requires
-    return reward
+    needed = args is not None and args.default is args.empty and args.kind in _BY_NAME
+    return kind(args=None) if needed else kind()
 
 
 def _message(role: str, text: str) -> list[dict[str, str]]:
@@ -128,82 +188,35 @@ def _message(role: str, text: str) -> list[dict[str, str]]:
     return [{"role": role, "content": text}]
 
 
-def missing_columns(reward: Reward, options: Mapping[str, Any]) -> list[str]:
-    """Return the arguments that a user's reward requires and gets neither from us nor as a column.
-
-    `options` are the options of the reward's spec. Return no name if they have no `columns`.
-    """
-    given = {*OWN_ARGUMENTS, *options.get("columns", ())}
-    found = inspect.signature(reward).parameters.values() if "columns" in options else ()
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    required = [one.name for one in found if one.default is one.empty and one.kind in kinds]
-    return [name for name in required if name not in given]
-
-
-def _from_verl(function: Callable[..., Any], text: str) -> Reward:
-    """Return a reward that calls verl's compute_score once per completion, its parameter `text`."""
-
-    def reward(completions: list[str], solution: list[Any], **columns: Any) -> list[Any]:
-        """Return each completion's score; raise what compute_score raises."""
-        rows = zip(*_verl_arguments(completions, solution, columns), strict=True)
-        names = ("data_source", text, "ground_truth", "extra_info")
-        given = [_accepted(function, dict(zip(names, row, strict=True))) for row in rows]
-        return [_number_of(_finished(function(**arguments))) for arguments in given]
-
-    return reward
-
-
-def _from_verl_batch(function: Callable[..., Any]) -> Reward:
-    """Return a reward that calls verl's batched compute_score once per group."""
-
-    def reward(completions: list[str], solution: list[Any], **columns: Any) -> list[Any]:
-        """Return each completion's score; raise what compute_score raises."""
-        names = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
-        values = _verl_arguments(completions, solution, columns)
-        arguments = _accepted(function, dict(zip(names, values, strict=True)))
-        return [_number_of(score) for score in _finished(function(**arguments))]
-
-    return reward
-
-
-def _verl_arguments(texts: list[str], gold: list[Any], columns: Mapping[str, Any]) -> list[list[Any]]:
-    """Return data sources, texts, gold answers and maps of further columns, one per completion each."""
-    size = len(texts)
-    sources = columns.get("data_source", [""] * size)
-    extra = [{} if one is None else one for one in columns.get("extra_info", [None] * size)]
-    return [list(sources), texts, gold, extra]
-
-
 def _number_of(score: Any) -> Any:
-    """Return the number of a score of verl: of a map its `score`, of a tuple or list the first item."""
+    """Return the number of a score of verl: of a map its `score`, of a tuple or list the first item.
+
+    Raise ValueError for a map without a score.
+    """
     if isinstance(score, dict):
+        if "score" not in score:
+            raise ValueError(f"expected a map with `score`, found one with {', '.join(map(str, score))}")
         return score["score"]
     return score[0] if isinstance(score, (tuple, list)) else score
 
 
-def _from_pairs(function: Callable[..., Any]) -> Reward:
-    """Return a reward that calls the function with each completion and its gold answer."""
-
-    def reward(completions: list[str], solution: list[Any], **columns: Any) -> list[Any]:
-        """Return the function's value per completion; raise what it raises."""
-        pairs = zip(completions, solution, strict=True)
-        return [_number_of(_finished(function(text, gold))) for text, gold in pairs]
-
-    return reward
+def _listed(values: Any) -> Any:
+    """Return an array, tensor, iterator or other ordered values as a list; the rest unchanged."""
+    if hasattr(values, "tolist"):
+        return values.tolist()
+    ordered = isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping, Set))
+    return [*values] if ordered else values
 
 
-def _accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return those arguments that the function has parameters for; all if it takes **kwargs."""
-    parameters = inspect.signature(function).parameters
-    if _takes_any(function):
-        return arguments
-    return {name: value for name, value in arguments.items() if name in parameters}
+def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Return whether one of the parameters is **kwargs, which takes arguments of any name."""
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
-def _takes_any(function: Callable[..., Any]) -> bool:
-    """Return whether the function takes arguments of any name (**kwargs)."""
-    parameters = inspect.signature(function).parameters.values()
-    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+async def _all_of(values: Sequence[Any]) -> list[Any]:
+    """Return the values, awaitables replaced by their results; these run side by side."""
+    waiting = [asyncio.ensure_future(one) if inspect.isawaitable(one) else one for one in values]
+    return [await one if inspect.isawaitable(one) else one for one in waiting]
 
 
 def _finished(value: Any) -> Any:

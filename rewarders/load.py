@@ -6,7 +6,7 @@ from types import ModuleType
 from penstock.common.errors import ConfigError
 from penstock.common.own_code import digest_of, find_code, import_code, path_of, public_names
 from penstock.common.wire.reward_spec import RewardSpec
-from penstock.rewarders.adapt import Reward, adapt, missing_columns
+from penstock.rewarders.adapt import OwnReward, Reward, adapt
 from penstock.rewarders.swift import offer_swift
 
 
@@ -19,8 +19,9 @@ def load_reward(spec: RewardSpec) -> Reward:
     """
     if spec.source:
         reward = _load_own(spec.source, spec.name, spec.digest, spec.options.get("completions", "auto"))
-        if missing := missing_columns(reward, spec.options):
-            there = ", ".join(spec.options["columns"])
+        columns = spec.options.get("columns")  # None outside a run
+        if columns is not None and (missing := reward.missing(columns)):
+            there = ", ".join(columns)
             raise ConfigError(
                 f"reward {spec.name} requires {', '.join(missing)}, which is no column of the "
                 f"data; it has {there}. Rename one of the two, or give the argument a default"
@@ -37,15 +38,18 @@ def load_reward(spec: RewardSpec) -> Reward:
 
 
 @lru_cache(maxsize=64)
-def _load_own(source: str, name: str, digest: str, completions: str) -> Reward:
+def _load_own(source: str, name: str, digest: str, completions: str) -> OwnReward:
     """Return the reward of a user's module, adapted.
 
-    `source` is a file or a dotted module name, `digest` the SHA-256 of its code. The reward is the
-    attribute `name`, or that entry of the dictionary `orms` (ms-swift). Raise ConfigError if there is
-    none, and as `run_module` and `adapt` do.
+    `source` is a file or a dotted module name, `digest` the SHA-256 of its code. The reward is that
+    entry of the dictionary `orms`, which gets texts as in ms-swift, else the attribute `name`. Raise
+    ConfigError if there is none, and as `run_module` and `adapt` do.
     """
     module = run_module(source, digest)
-    found = getattr(module, name, getattr(module, "orms", {}).get(name))
+    orms = getattr(module, "orms", None)
+    if isinstance(orms, dict) and name in orms:
+        return adapt(orms[name], name, "text")
+    found = getattr(module, name, None)
     if found is None:
         raise ConfigError(f"{source} has no {name}; it has {public_names(module)}: correct the name")
     return adapt(found, name, completions)

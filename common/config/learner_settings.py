@@ -297,12 +297,12 @@ class LearnerSettings(
                 f"LEARNER_REWARDS: a reward cannot be called {', '.join(sorted(taken))}: the table of "
                 "completions has a column of that name beside one per reward; rename the function"
             )
-        if "language_consistency" in names and self.target_language not in LANGUAGES:
+        if "language_consistency" in self.rewards and self.target_language not in LANGUAGES:
             raise ValueError(
                 f"LEARNER_TARGET_LANGUAGE: {self.target_language!r} is not known; expected one of "
                 f"{', '.join(sorted(LANGUAGES))}"
             )
-        if "soft_overlong" in names and not self.soft_cache_length:
+        if "soft_overlong" in self.rewards and not self.soft_cache_length:
             raise ValueError(
                 "LEARNER_REWARDS has soft_overlong, so set LEARNER_SOFT_CACHE_LENGTH: the tokens over "
                 "which the punishment grows (the DAPO recipe: 819 of 4096)"

@@ -60,7 +60,7 @@ def map_columns(
         )
 
     prompt = pick(settings.prompt_column, PROMPT_NAMES, "LEARNER_PROMPT_COLUMN")
-    if not (settings.solution_column or NEED_GOLD & set(settings.reward_names)):
+    if not (settings.solution_column or NEED_GOLD & set(settings.rewards)):
         return ColumnMapping(prompt, next(filter(has, SOLUTION_NAMES), ""))
     solution = pick(settings.solution_column, SOLUTION_NAMES, "LEARNER_SOLUTION_COLUMN")
     return ColumnMapping(prompt, solution)

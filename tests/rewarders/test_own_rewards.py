@@ -161,6 +161,19 @@ def test_the_page_lists_every_reward_with_its_defaults() -> None:
             "        return list(await asyncio.gather(*map(self.one, completions)))",
             (1.0, 2.0),
         ),
+        (
+            "from swift.infer_engine.protocol import RolloutInferRequest\n"
+            "from swift.plugin.rm_plugin import DefaultRMPlugin\n"
+            "from swift.rewards import ORM, orms, rm_plugins\nimport swift.rollout.multi_turn as turns\n"
+            "class Scheduler(turns.MultiTurnScheduler):\n"
+            "    def check(self, asked: list[RolloutInferRequest] | None): ...\n"
+            "turns.multi_turns['mine'] = Scheduler\nrm_plugins['mine'] = DefaultRMPlugin\n"
+            "def own(text): return len(text)  # a helper of the same name\n"
+            "class Made(ORM):\n"
+            "    def __call__(self, completions, **kwargs): return list(map(own, completions))\n"
+            "orms['own'] = Made",
+            (1.0, 2.0),
+        ),
         ("def own(model_output, ground_truth, timeout_score=0.0):\n"
          "    return float(model_output == ground_truth) + timeout_score", (1.0, 0.0)),
         ("def own(predict_str, ground_truth, use_boxed=True): return predict_str == ground_truth",
@@ -182,7 +195,8 @@ def test_the_page_lists_every_reward_with_its_defaults() -> None:
          "the guide's class", "orms",
          "ids", "prompts", "any argument", "a column", "ms-swift's name of the ids", "made",
          "partial", "decorated", "a map of a pair",
-         "no environments", "ms-swift 4", "ms-swift 4, async", "verl's math_verify", "verl's geo3k",
+         "no environments", "ms-swift 4", "ms-swift 4, async", "ms-swift's other names",
+         "verl's math_verify", "verl's geo3k",
          "verl's tuple", "verl's batch", "verl's batch of maps"],
 )  # fmt: skip
 def test_forms_that_people_have(pool: ScoringPool, tmp_path: Path, code: str, values) -> None:
@@ -333,7 +347,11 @@ def test_a_wrong_name_is_told_at_once(variable: str, words: str) -> None:
         ("def own(answer, completion): ...", "is of no known form"),
         ("def own(completion, **kwargs): ...", "is of no known form"),
         ("def own(max_completion_len, soft_punish_cache): ...", "call it in a file of yours"),
-        ("from swift.infer_engine import InferRequest", "No module named 'swift.infer_engine'"),
+        (
+            "from swift.template import Template\nown = Template()",
+            "swift.template.Template is used, but",
+        ),
+        ("from swift.llm import Ours\nclass Own(Ours): ...\norms = {'own': Own}", "is not installed"),
         ("import nosuchpackage", "No module named 'nosuchpackage'"),
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("def own(:", "SyntaxError"),
@@ -398,13 +416,16 @@ def test_one_variable_chooses_the_form_of_the_completions(
         "    assert prompts == [[{'role': 'user', 'content': 'q'}]]\n"
         "    return [2.0 * (completions == [[{'role': 'assistant', 'content': 'a'}]])]\n"
         "class InTexts:\n"
-        "    def __call__(self, completions, **kwargs): return [3.0 * (completions == ['a'])]"
+        "    def __call__(self, completions, **kwargs): return [3.0 * (completions == ['a'])]\n"
+        "def listed(completions, **kwargs): return [4.0 * (completions == ['a'])]\n"
+        "orms = {'registered': listed}"
     )
     path = write(tmp_path, code)
-    settings = LearnerSettings(rewards=f"{path}:own,{path}:InTexts", reward_completions=form)
+    names = f"{path}:own,{path}:InTexts,{path}:registered"
+    settings = LearnerSettings(rewards=names, reward_completions=form)
     asked = arguments("a") | {"prompts": [prompt]}
     values = [pool.score(spec, asked).values for spec in resolve_rewards(settings)]
-    assert values == [(1.0,) if expected == "text" else (2.0,), (3.0,)]
+    assert values == [(1.0,) if expected == "text" else (2.0,), (3.0,), (4.0,)]
 
 
 def test_a_reward_gets_the_step_and_the_number_of_steps(pool: ScoringPool, tmp_path: Path) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.settings import RewarderSettings
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract
-from penstock.common.wire.messages import ScoredGroup, Verdict
+from penstock.common.wire.messages import ScoredGroup, Verdict, Version
+from penstock.learner.data.reward_specs import resolve_rewards
 from penstock.rewarders.scoring import Scorer, make_scorer
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 from tests.rewarders.stand_ins import make_contract, make_group, make_model_folder
@@ -68,6 +71,29 @@ def test_a_question_that_hangs_every_scoring_is_found_at_once(pool, folder) -> N
     with pytest.raises(ScoringFailed, match="for the completion `0` too"):
         scorer.score_group(make_group(contract, "train:0", *"12345678", solution=gold))
     assert pool.finished - calls == 2
+
+
+def test_a_function_gets_the_state_of_the_training(pool, folder, tmp_path) -> None:
+    """The Updates before the ticket was issued and the steps of the run, and all else of TRL."""
+    (tmp_path / "curriculum.py").write_text(
+        "def curriculum(prompts, completions, completion_ids, trainer_state, level, **rest):\n"
+        "    assert prompts == [[{'role': 'user', 'content': 'Q?'}]] * 2\n"
+        "    assert [one[0]['content'] for one in completions] == ['a', 'bc']\n"
+        "    assert rest.pop('log_extra') and rest.pop('log_metric')\n"
+        "    assert rest.pop('environments') is None and rest.pop('solution') == ['4', '4']\n"
+        "    assert rest.keys() == {'answer', 'response_token_ids'}\n"
+        "    assert rest['response_token_ids'] == completion_ids == [[66, 0], [67, 68, 0]]\n"
+        "    done = trainer_state.global_step / trainer_state.max_steps\n"
+        "    return [done * len(ids) + one for ids, one in zip(completion_ids, level)]\n"
+    )
+    settings = LearnerSettings(rewards=f"{tmp_path}/curriculum.py:curriculum")
+    options = {"columns": ["answer", "level"], "max_steps": 8, "completions": "messages"}
+    contract = replace(make_contract(folder, {}), rewards=resolve_rewards(settings, options))
+    group = make_group(contract, "train:0", "a", "bc", level=1)
+    group = replace(group, ticket=replace(group.ticket, version=Version(1, 2)))
+    outcome = make_scorer(contract, pool, "rewarder-1").score_group(group)
+    assert isinstance(outcome, ScoredGroup)
+    assert outcome.rewards == {"curriculum": (1.5, 1.75)}
 
 
 def test_what_rewards_log_goes_along(pool, folder) -> None:
