@@ -27,9 +27,9 @@ from penstock.rewarders.rewards.words import has_sentence
 def accuracy(
     prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
 ) -> list[float | None]:
-    """Return 1.0 where the answer equals the gold solution, else 0.0; all None without a gold answer.
+    """Return 1.0 where a completion's answer equals the gold solution, else 0.0.
 
-    Raise MemoryError or RecursionError.
+    All get None if the gold solution cannot be read. Raise MemoryError or RecursionError, as sympy does.
     Example: for "#### 72", "<answer>72</answer>" gets 1.0, "71" gets 0.0.
     """
     return _by_verdict(completions, solution, lambda _, right: float(right))
@@ -141,7 +141,7 @@ def is_right(gold: Value, answer: str) -> bool:
 
 
 def _list(boxes: list[str]) -> Value | None:
-    """Return the list of the values in some boxes, None if one cannot be read. Raise as `read_value`."""
+    """Return the values in some boxes as a list, None if one cannot be read. Raise as `read_value`."""
     values = tuple(value for value in map(read_value, boxes) if value)
     return Group(", ".join(boxes), items=values) if len(values) == len(boxes) else None
 
@@ -149,9 +149,9 @@ def _list(boxes: list[str]) -> Value | None:
 def _readings(text: str) -> Iterator[Value]:
     """Yield the values that a text's answer may have, the likeliest first. Raise as `read_value`.
 
-    First comes the value of the last box, else of the marked text, else of the whole text. Prose gives
-    the value of its last part alone. Without a box, a text with words gives a second value: its last
-    part's.
+    The first is the value of the last box, else of the marked text, else of the whole text. If words are
+    there too, the second is the value of the last part, see `last_part`. Several sentences give the
+    last part alone; a box gives one value. Nothing is yielded if nothing can be read.
     """
     answer = final_answer(text)
     box = last_box(answer)

@@ -83,8 +83,9 @@ def all_boxes(text: str) -> list[str]:
 def last_part(text: str) -> str:
     """Return the part of a text after its last "answer is" or "answer:", else the text's last part.
 
-    A part is a formula in dollars, or a run with a digit at its beginning; after "answer is" also a
-    choice. Of several answers, as `_SEVERAL` finds them, all are the part. Return "" if there is none.
+    A part is a formula in dollars, or a number with what belongs to it; after "answer is" also a choice
+    from A to J. Of several answers behind "answer is" ("5 and 6") the rest of the sentence is the part.
+    Return "" if there is none.
     """
     phrases = [found.end() for found in _PHRASE.finditer(text)]
     rest = re.split(r"[.!?](?!\w)|\n", text[phrases[-1] :].strip())[0] if phrases else ""

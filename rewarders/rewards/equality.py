@@ -8,7 +8,10 @@ from penstock.rewarders.rewards.values import SET, Choice, Group, Named, NumberV
 
 
 def same(one: Value, other: Value) -> bool:
-    """Return whether two values are equal, in either order. Raise MemoryError or RecursionError."""
+    """Return whether two values are equal; their order does not matter.
+
+    Raise MemoryError or RecursionError, as sympy does.
+    """
     if one.half and other.half and one.half != other.half:
         return False
     if isinstance(one, Choice) or isinstance(other, Choice):
@@ -25,7 +28,7 @@ def same(one: Value, other: Value) -> bool:
 
 
 def _same_expression(one: Value, other: Value) -> bool:
-    """Return whether the expressions of two values are equal, False without two."""
+    """Return whether sympy finds two values equal; False if it reads no expression in one of them."""
     try:
         left, right = one.expression, other.expression
     except ZeroDivisionError:
@@ -45,7 +48,11 @@ def _key(value: Value) -> str:
 
 
 def _same_named(one: Value, other: Value) -> bool:
-    """Return whether values are equal, of which one or both have a name; two names must be the same."""
+    """Return whether two values are equal, of which at least one has a name, as in x = 5.
+
+    A name alone does not matter: x = 5 equals 5. Two names must be the same, or both are equations with
+    the same solutions.
+    """
     names = [value.name for value in (one, other) if isinstance(value, Named)]
     left, right = (value.value if isinstance(value, Named) else value for value in (one, other))
     is_same = bool(left and right and names[0] == names[-1] and same(left, right))

@@ -32,10 +32,11 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 def expression(text: str) -> Any:
-    """Return the expression that math_verify reads from all of a text; None if it reads none.
+    """Return the sympy expression that math_verify reads in a text.
 
-    Raise MemoryError or RecursionError: these depend on the machine, not on the answer. Raise
-    ZeroDivisionError for a text whose value is not defined.
+    Return None if math_verify reads nothing, or would drop a part of the text. Raise ZeroDivisionError
+    if the value is not defined, and MemoryError or RecursionError, which depend on the machine and not
+    on the answer.
     """
     if len(text) < 1000 and _MISREAD.search(text):
         return None
@@ -53,7 +54,10 @@ def expression(text: str) -> Any:
 
 
 def _apart(tex: str) -> str:
-    """Return a formula in which R and r, if both are there, stay two symbols: math_verify lowers all."""
+    """Return a formula whose capital letters get an index if the same small letters are in it too.
+
+    math_verify reads all letters as small ones: so R and r stay two symbols.
+    """
     names = set(re.sub(r"\\[a-zA-Z]+", "", tex))
     both = {name for name in names if name.isupper() and name.lower() in names}
     return re.sub(
@@ -85,8 +89,9 @@ def same_expression(one: Any, other: Any) -> bool:
 def _differ(one: Any, other: Any) -> bool:
     """Return whether two expressions or equations are found different at one point.
 
-    This spares sympy's simplification, which takes 0.1 to 0.3 s for most equations that are different.
-    Of equations, a root of the first is tried in the second. Raise MemoryError or RecursionError.
+    Both are computed at one value of their symbols; of two equations, a root of the first is put into
+    the second. Return False if there is no value or root. This spares sympy's simplification, which
+    takes 0.1 to 0.3 s for most equations that are different. Raise MemoryError or RecursionError.
     """
     if isinstance(one, Eq) != isinstance(other, Eq) or not isinstance(one, Eq | Expr):
         return False
@@ -112,6 +117,6 @@ def _differ(one: Any, other: Any) -> bool:
 
 
 def number_expression(number: Fraction, is_rounded: bool) -> Any:
-    """Return a number for `same_expression`; a rounded number is compared to six decimals."""
+    """Return a number as sympy has it: a Float if it is rounded, which is compared to six decimals."""
     exact = Rational(number.numerator, number.denominator)
     return Float(exact) if is_rounded else exact

@@ -27,9 +27,10 @@ _LONGEST = 100
 
 
 def read_number(text: str) -> tuple[Fraction, Fraction] | None:
-    """Return a number and the unit behind it: 1/100 for %, 1000 for k, else 1; None for another text.
+    """Return a number and the unit behind it: 1/100 for %, 1000 for k, else 1.
 
-    Raise ZeroDivisionError for a fraction over 0. Example: "-1 1/2" is -3/2 and 1.
+    Return None for a text that is not one number, or is over 100 letters long. Raise ZeroDivisionError
+    for a fraction over 0. Example: "-1 1/2" gives -3/2 and 1, "3 million" gives 3000000 and 1.
     """
     if len(text) > _LONGEST:
         return None
@@ -45,7 +46,10 @@ def read_number(text: str) -> tuple[Fraction, Fraction] | None:
 
 
 def _unsigned(text: str) -> Fraction | None:
-    """Return the number without a sign, None for none. Raise ZeroDivisionError for a fraction over 0."""
+    """Return the number of a text without sign, unit and word, None if it is none.
+
+    Raise ZeroDivisionError for a fraction over 0.
+    """
     if power := _POWER.fullmatch(text):
         return Fraction(10) ** int(power[1])
     if found := _DECIMAL.fullmatch(text):
@@ -68,7 +72,7 @@ def _decimal(digits: str) -> Fraction:
 
 
 def same_number(one: tuple[Fraction, Fraction], other: tuple[Fraction, Fraction]) -> bool:
-    """Return whether two numbers are equal; 50% equals 50 and 0.5, $2k equals 2 and 2000.
+    """Return whether two numbers, each with its unit, are equal: 50% equals 50 and 0.5, $2k 2 and 2000.
 
     Numbers are equal if they differ by at most 5e-7, and by at most 5e-6 of the larger: 1/3 equals
     0.333333, and 6.6e-34 does not equal 1.38e-23.

@@ -58,9 +58,10 @@ _EMPHASIS = ' *`"“”'
 
 
 def spell(text: str) -> str:
-    r"""Return a text in one spelling, without dollar signs, currencies, degrees and emphasis.
+    r"""Return a text in one spelling, without dollar signs, currencies, degrees, units and emphasis.
 
-    Set braces are written ⦃⦄, so that {} only group.
+    Other signs for the same become one: "÷" is "/", "三" is 3. Set braces are written ⦃⦄, so that {}
+    only group. Example: "$\dfrac{1}{2}\,$" becomes "\frac{1}{2}".
     """
     text = _SUPERSCRIPTS.sub(lambda run: f"^{{{unicodedata.normalize('NFKC', run[0])}}}", text.strip())
     text = without_upright_units(text)

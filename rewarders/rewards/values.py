@@ -58,7 +58,7 @@ _SEPARATORS = (";", (",", "and", "or", r"\cup"))
 class Value:
     """A value as it is written: a formula, words, or a row of terms such as 12:30.
 
-    `text` has one spelling and no white space; `half` is "a" or "p" of a time, or "".
+    `text` is spelled as `spell` returns it. `half` is "a" (a.m.) or "p" (p.m.) of a time, else "".
     """
 
     text: str
@@ -67,27 +67,27 @@ class Value:
 
     @cached_property
     def expression(self) -> Any:
-        """The expression that math_verify reads, None for words. Raise as `expression` does."""
+        """What math_verify reads in the text, None for words. Raise as `formulas.expression` does."""
         return expression(self.text) if self.is_formula else None
 
 
 @dataclass(frozen=True)
 class NumberValue(Value):
-    """A number as it stands before a percent sign or the k of $2k; `unit` is 1/100, 1000 or 1."""
+    """A number without its percent sign or the k of $2k; `unit` is 1/100 for %, 1000 for k, else 1."""
 
     number: Fraction = Fraction(0)
     unit: Fraction = Fraction(1)
 
     @cached_property
     def expression(self) -> Any:
-        """The number as sympy has it, a decimal rounded to six places."""
+        """The number times its unit, for sympy: a Float for a decimal over 1/1000, else a Rational."""
         is_rounded = "." in self.text and abs(self.number) > Fraction(1, 1000)
         return number_expression(self.number * self.unit, is_rounded)
 
 
 @dataclass(frozen=True)
 class Group(Value):
-    """Several values: `kind` is their brackets, such as "[)", or "" for a bare list."""
+    """Several values: `kind` is their brackets, such as "[)", ":" for a ratio, "" for a bare list."""
 
     kind: str = ""
     items: tuple[Value, ...] = ()
@@ -112,7 +112,8 @@ class Choice(Value):
 def read_value(text: str) -> Value | None:
     """Return the value of a text that is an answer and nothing else; None if it cannot be read.
 
-    Example: "$1,000$ dollars" is 1000. Raise MemoryError or RecursionError.
+    A leading "the answer is" is left out. Example: "$1,000$ dollars" is the number 1000. Raise
+    MemoryError or RecursionError if the text is too large or too deep for sympy.
     """
     try:
         text = spell(text)
@@ -123,7 +124,10 @@ def read_value(text: str) -> Value | None:
 
 
 def is_defined(value: Value) -> bool:
-    """Return whether a formula divides by no zero: 1/(2-2) is not defined. Raise as `expression`."""
+    """Return False for a value with a division by zero, such as 1/(2-2), else True.
+
+    Raise MemoryError or RecursionError, as sympy does.
+    """
     try:
         if "/" in value.text or r"\frac" in value.text:
             _ = value.expression
@@ -133,7 +137,11 @@ def is_defined(value: Value) -> bool:
 
 
 def _read(text: str) -> Value | None:
-    """Return the value of a text in one spelling, None for none. Raise as `expression`."""
+    """Return the value of a text that `spell` returned; None if it cannot be read.
+
+    It is read as the first of these that fits: choice, date, time, several values, number, words, and
+    formula with words around it. Raise ZeroDivisionError for a division by zero, and sympy's errors.
+    """
     if not re.search(r"\w|\\[a-z]", text):
         return None
     if choice := _CHOICE.fullmatch(text):
@@ -163,12 +171,15 @@ def _read(text: str) -> Value | None:
 
 
 def _is_whole(text: str) -> bool:
-    """Return whether brackets are closed: such a text is compared if sympy cannot read it."""
+    """Return whether all braces are closed and no operator is last, so that the text can be compared."""
     return text.count("{") == text.count("}") and text[-1] not in "=+-*/^"
 
 
 def _read_compound(text: str) -> Value | None:
-    """Return the value of a text that has several in it: a matrix, a list, x = 5. None for another."""
+    """Return the value of a matrix, a list, a pair by plus or minus, a relation or a ratio, else None.
+
+    Raise as `_read` does.
+    """
     if found := _MATRIX.fullmatch(text):
         rows = [row.split("&") for row in found[2].split(r"\\") if row.strip()]
         return _group(text, "matrix", [cell for row in rows for cell in [*row, "row"]])
@@ -191,40 +202,60 @@ def _read_compound(text: str) -> Value | None:
 
 
 def _read_relation(text: str) -> Value | None:
-    """Return the value behind a name: of x = 5, x > 3 (an interval), 2+3 = 5. None for other texts."""
+    """Return the value of an equation or inequality, None for another text or one that cannot be read.
+
+    x = 5 and x in [0,1] are named values. x > 3 is a named interval, 3 < 5 one without a name. 2+3 = 5
+    is the number 5. A false equation of numbers, 6 = 5, is plain text. Raise as `_read` does.
+    """
     parts = [part.strip() for part in _RELATION.split(text)]
     signs, ends = parts[1::2], parts[::2]
-    if len(ends) > 1 and set(signs) == {"="} and _is_false(ends):
+    if {*signs} == {"="} and _is_false(ends):
         return Value(text, False)
-    if set(signs) == {"="} and all(map(_SUM.fullmatch, ends[1:-1])):
+    if {*signs} == {"="} and all(map(_SUM.fullmatch, ends[1:-1])):
         signs, ends = ["="], [ends[0], ends[-1]]  # x = 4*5 = 20
     if not all(ends) or len(signs) not in (1, 2):
         return None
     if signs[0] in ("=", r"\in"):
-        value = _read(spell(ends[1])) if len(signs) == 1 else None
-        if _NAME.fullmatch(ends[0]):
-            return Named(text, name=ends[0], value=value) if value else None
-        return (
-            value
-            if signs[0] == "=" and _SUM.fullmatch(ends[0]) and isinstance(value, NumberValue)
-            else None
-        )
+        return _read_equation(text, signs[0], *ends) if len(signs) == 1 else None
+    return _read_inequality(text, signs, ends)
+
+
+def _read_equation(text: str, sign: str, left: str, right: str) -> Value | None:
+    """Return the value of an equation, or of x in [0,1], whose sides are `left` and `right`.
+
+    A name on the left gives a named value, a sum on the left the number on the right, anything else
+    None. Raise as `_read` does.
+    """
+    value = _read(spell(right))
+    if _NAME.fullmatch(left):
+        return Named(text, name=left, value=value) if value else None
+    is_sum = sign == "=" and _SUM.fullmatch(left)
+    return value if is_sum and isinstance(value, NumberValue) else None
+
+
+def _read_inequality(text: str, signs: list[str], ends: list[str]) -> Value | None:
+    """Return the interval of an inequality, named if a name stands in it; None if it cannot be read.
+
+    `ends` are the two or three texts between the one or two `signs`. Raise as `_read` does.
+    """
     if signs[0][0] == ">" or signs[0][:2] == r"\g":
         signs, ends = [_MIRRORED.get(sign, "") for sign in reversed(signs)], ends[::-1]
     if not {*signs} <= {"<", r"\lt", r"\le"}:
         return None
-    if len(signs) == 1:
-        is_above = _NAME.fullmatch(ends[1]) is not None
-        ends, signs = (
-            ([*ends, r"\infty"], [*signs, "<"]) if is_above else ([r"-\infty", *ends], ["<", *signs])
-        )
+    if len(signs) == 1 and _NAME.fullmatch(ends[1]):
+        signs, ends = [*signs, "<"], [*ends, r"\infty"]
+    elif len(signs) == 1:
+        signs, ends = ["<", *signs], [r"-\infty", *ends]
     kind = ("[" if signs[0] == r"\le" else "(") + ("]" if signs[1] == r"\le" else ")")
     interval = _group(text, kind, ends[::2])
     return Named(text, name=ends[1], value=interval) if interval and _NAME.fullmatch(ends[1]) else None
 
 
 def _is_false(ends: list[str]) -> bool:
-    """Return whether numbers that stand for one another differ by over 1%, as in 1 = 5 and x = 6 = 5."""
+    """Return whether a number in a chain of equations is over 1% from its last number: x = 6 = 5.
+
+    Raise as `_read` does.
+    """
     sums = [end for end in ends if _SUM.fullmatch(end) and not re.search(r"[\d)] ?\(", end)]  # not 8(26)
     read = [_read(spell(end)) for end in sums]
     found = [value.expression for value in read if value]
@@ -233,16 +264,20 @@ def _is_false(ends: list[str]) -> bool:
 
 
 def _group(text: str, kind: str, parts: list[str]) -> Group | None:
-    """Return the values of some parts, None if one cannot be read; parts of a ratio are no words."""
+    """Return the values of some parts as a group whose brackets are `kind`.
+
+    Return None if a part cannot be read, or if one of a ratio is words. Raise as `_read` does.
+    """
     items = tuple(item for part in parts if (item := _read(spell(part))))
     is_ratio = kind != ":" or all(item.is_formula for item in items)
     return Group(text, kind=kind, items=items) if len(items) == len(parts) and is_ratio else None
 
 
 def _split(text: str, separators: Iterable[str]) -> list[str]:
-    """Return the parts between separators outside of brackets, all of the text if a bracket closes none.
+    """Return the parts of a text between the separators that are outside of brackets.
 
-    Separators of thousands part nothing: "1,2" has two parts, "1,234" one.
+    Return the text as its one part if a bracket is closed that was not opened. Separators of thousands
+    part nothing: "1,2" has two parts, "1,234" one.
     """
     depth, parts, begin = 0, [], 0
     for found in _MARK.finditer(text):

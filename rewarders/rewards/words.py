@@ -44,7 +44,11 @@ _BETWEEN = " .:,=/"
 
 
 def is_word(letters: str) -> bool:
-    """Return whether letters are a word. Products have two letters, or three without e, i, o and u."""
+    """Return whether letters are a word, and no function of mathematics or product of symbols.
+
+    A word is in the list of short words, or has three letters with an e, i, o or u, or has more than
+    three letters, or has letters beyond a to z. Example: "cm" and "day" are, "xy" and "sin" are not.
+    """
     lower = letters.lower()
     if lower in _NO_WORDS:
         return False
@@ -54,7 +58,7 @@ def is_word(letters: str) -> bool:
 
 
 def has_sentence(text: str) -> bool:
-    """Return whether a text has two words or more, so that its last part may be its answer."""
+    """Return whether a text has at least two words."""
     return sum(is_word(run) for run in _RUN.findall(text)) > 1
 
 
@@ -67,7 +71,10 @@ def is_words(text: str) -> bool:
 
 
 def plain_words(text: str) -> str | None:
-    """Return words in lower case without an article; None for a sentence without a digit."""
+    """Return words in lower case, without commands of LaTeX and a leading "the" or "a".
+
+    Return None for a sentence, which is words with a verb or pronoun such as "is", without a digit.
+    """
     literal = " ".join(re.sub(r"\\[a-z]+|[^\w\s.:/-]", " ", text).casefold().split())
     if _CLAUSE.search(literal) and not re.search(r"\d", literal):
         return None
@@ -96,7 +103,11 @@ def without_words(text: str) -> str | None:
 
 
 def without_upright_units(text: str) -> str:
-    """Return a text without upright units behind its number, as it is if it has more such text."""
+    r"""Return a text without the upright units behind the number at its end, else the same text.
+
+    Units are left if the text before them has an index or upright text of its own. Example:
+    "9.8\,\mathrm{m\,s^{-2}}" becomes "9.8".
+    """
     found = _UPRIGHT.search(text)
     before = text[: found.start()] if found else ""
     if not found or before.count("{") != before.count("}") or re.search(r"_|\\(?:text|math|rm)", before):
@@ -105,7 +116,11 @@ def without_upright_units(text: str) -> str:
 
 
 def _stands_alone(found: re.Match[str]) -> bool:
-    """Return whether a match is a word or a unit, outside of braces; `at` in v_0 + at is none."""
+    """Return whether a match of `_WORD` is a word or a unit and no part of a formula.
+
+    It is a part of a formula within braces, behind an index (COOH in CH_3COOH), or as a short word
+    behind an operator (at in v_0 + at).
+    """
     before = found.string[: found.start()]
     if re.search(r"_ ?\{? ?\d+ ?\}?$", before):  # COOH in CH_3COOH
         return False
