@@ -45,6 +45,7 @@ _MATRIX = re.compile(
     r"\\end ?\{\1\}\]?\)?",
     re.DOTALL,
 )
+_RANGE = re.compile(rf"({DIGITS}) ?- ?({DIGITS})( ?%)?")
 _RELATION = re.compile(r"(=|[<>]|\\(?:in|[lg][et])(?![a-z]))")
 _MIRRORED = {">": "<", r"\gt": "<", r"\ge": r"\le"}
 _SUM = re.compile(
@@ -87,7 +88,7 @@ class NumberValue(Value):
 
 @dataclass(frozen=True)
 class Group(Value):
-    """Several values: `kind` is their brackets, such as "[)", ":" for a ratio, "" for a bare list."""
+    """Several values: `kind` is their brackets, as "[)", or ":" of a ratio, "-" of a range, "" of a list."""
 
     kind: str = ""
     items: tuple[Value, ...] = ()
@@ -153,6 +154,8 @@ def _read(text: str) -> Value | None:
         return Value(" ".join(sorted(words)), False)
     if _DATE.fullmatch(text):
         return Value(text, False)
+    if (ends := _RANGE.fullmatch(text)) and _is_rising(ends[1], ends[2]):
+        return _group(text, "-", [ends[1], ends[2] + (ends[3] or "")])
     if half := _HALF.search(text):
         value = _read(text[: half.start()] + text[half.end() :])
         return replace(value, half=half["half"].lower()) if value else None
@@ -168,6 +171,12 @@ def _read(text: str) -> Value | None:
         return _read(spell(bare))
     value = Value(text)
     return value if _is_whole(text) or value.expression is not None else None
+
+
+def _is_rising(low: str, high: str) -> bool:
+    """Return whether the first of two numbers is below the second: 3-5 is a range, 5-3 is 2."""
+    numbers = [found[0] for text in (low, high) if (found := read_number(text))]
+    return len(numbers) == 2 and numbers[0] < numbers[1]
 
 
 def _is_whole(text: str) -> bool:
@@ -270,7 +279,8 @@ def _group(text: str, kind: str, parts: list[str]) -> Group | None:
     """
     items = tuple(item for part in parts if (item := _read(spell(part))))
     is_ratio = kind != ":" or all(item.is_formula for item in items)
-    return Group(text, kind=kind, items=items) if len(items) == len(parts) and is_ratio else None
+    is_whole = len(items) == len(parts) and is_ratio
+    return Group(text, kind != "-", kind=kind, items=items) if is_whole else None
 
 
 def _split(text: str, separators: Iterable[str]) -> list[str]:

@@ -31,6 +31,19 @@ RULES: dict[str, list[tuple[str, str, bool]]] = {
         ("2,1", "(1,2)", False),
         ("east, west", r"\boxed{\text{west}, \text{east}}", True),
     ],
+    "ranges": [
+        ("10-20", r"\boxed{10-20}", True),
+        ("10-20", r"\boxed{-10}", False),
+        ("-10", r"\boxed{10-20}", False),
+        ("10-20", r"\boxed{10-21}", False),
+        ("10-20", "The answer is 10-20 years.", True),
+        ("10–20", "10 - 20", True),  # noqa: RUF001
+        ("0.5-1.5", r"\boxed{0.5-1.5}", True),
+        ("10-20%", r"\boxed{10-20\%}", True),
+        ("5", r"\boxed{8-3}", True),
+        ("20-10", r"\boxed{10}", True),
+        ("10-20", r"\boxed{10,20}", False),
+    ],
     "alternatives": [
         ("5", "The answer is 5 or 6", False),
         ("6", "The answer is 5 or 6", False),
