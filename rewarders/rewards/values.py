@@ -88,7 +88,7 @@ class NumberValue(Value):
 
 @dataclass(frozen=True)
 class Group(Value):
-    """Several values: `kind` is their brackets, as "[)", or ":" of a ratio, "-" of a range, "" of a list."""
+    """Several values: `kind` is their brackets, "[)", or ":" of a ratio, "-" of a range, or ""."""
 
     kind: str = ""
     items: tuple[Value, ...] = ()
