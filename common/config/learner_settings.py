@@ -17,7 +17,7 @@ from penstock.common.wire.limits import (
     MOST_COMPLETIONS,
     MOST_NAMES,
 )
-from penstock.common.wire.reward_spec import BUILT_IN, COLUMNS, LANGUAGES
+from penstock.common.wire.reward_spec import BUILT_IN, COLUMNS, LANGUAGES, Aggregation
 
 TRACKERS = ("wandb", "tensorboard")
 """The trackers that come with Penstock."""
@@ -140,6 +140,9 @@ class RewardsSettings(Section):
         "grpo", "baseline: mean of the group, of its other completions, of the batch"
     )
     scale_rewards: ScaleRewards = setting("group", "standard deviation to divide by; none: Dr. GRPO")
+    multi_objective_aggregation: Aggregation = setting(
+        "sum_then_normalize", "normalize_then_sum: normalize each reward in its group first (GDPO)"
+    )
 
 
 class LossSettings(Section):
@@ -327,6 +330,23 @@ class LearnerSettings(
             )
         if any(abs(weight) > HIGHEST_REWARD for weight in self.reward_weights):
             raise ValueError(f"LEARNER_REWARD_WEIGHTS: expected weights within {HIGHEST_REWARD:g} of 0")
+        return self
+
+    @model_validator(mode="after")
+    def _aggregation_has_its_own_normalization(self) -> "LearnerSettings":
+        """Raise ValueError if normalize_then_sum would ignore a baseline or scale that was asked for."""
+        asked = {
+            f"LEARNER_ADVANTAGE_ESTIMATOR={self.advantage_estimator}": self.advantage_estimator
+            != "grpo",
+            f"LEARNER_SCALE_REWARDS={self.scale_rewards}": self.scale_rewards != "group",
+        }
+        ignored = ", ".join(text for text, differs in asked.items() if differs)
+        if self.multi_objective_aggregation == "normalize_then_sum" and ignored:
+            raise ValueError(
+                f"{ignored} has no effect with LEARNER_MULTI_OBJECTIVE_AGGREGATION=normalize_then_sum, "
+                "which normalizes each reward in its group and the sums in the batch: leave it out, or "
+                "use sum_then_normalize"
+            )
         return self
 
     @property

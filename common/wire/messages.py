@@ -33,7 +33,7 @@ from penstock.common.wire.limits import (
     require,
 )
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of the wire format. Every message carries this number."""
 
 Int32s = Annotated[np.ndarray, "<i4"]

@@ -59,6 +59,7 @@ def make_plan(settings: LearnerSettings) -> Plan:
         filter_zero_std=settings.filter_zero_std,
         groups_per_step=settings.groups_per_step,
         credit=settings.credit,
+        multi_objective_aggregation=settings.multi_objective_aggregation,
     )
     return Plan(
         model_folder=model_folder,

@@ -17,6 +17,7 @@ CHOICES = (
     "loss_type",
     "advantage_estimator",
     "scale_rewards",
+    "multi_objective_aggregation",
     "importance_sampling_correction",
     "importance_sampling_mode",
     "kl_estimator",
