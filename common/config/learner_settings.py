@@ -160,6 +160,18 @@ class LossSettings(Section):
     )
 
 
+class EntropySettings(Section):
+    """Adaptive entropy: entropy_coef is the first coefficient of the bonus, which follows a target."""
+
+    use_adaptive_entropy: bool = setting(False, "adapt entropy_coef at each optimizer step")
+    entropy_target: float = setting(
+        0.2, "mean entropy in nats, at or below which the coefficient grows and applies", ge=0
+    )
+    entropy_coef_min: float = setting(0.0, "lower bound of the coefficient", ge=0)
+    entropy_coef_max: float = setting(1.0, "upper bound of the coefficient", ge=0)
+    entropy_coef_delta: float = setting(0.005, "change of the coefficient per optimizer step", gt=0)
+
+
 class LagSettings(Section):
     """Policy lag: the largest age of trained tokens, and the correction for it."""
 
@@ -255,8 +267,8 @@ class OutputSettings(Section):
 
 
 class LearnerSettings(
-    OutputSettings, ModelSettings, ReferenceSettings, OptimizerSettings, LagSettings, LossSettings,
-    RewardOptions, RewardsSettings, SamplingSettings, DataSettings, TrainingSettings,
+    OutputSettings, ModelSettings, ReferenceSettings, OptimizerSettings, LagSettings, EntropySettings,
+    LossSettings, RewardOptions, RewardsSettings, SamplingSettings, DataSettings, TrainingSettings,
 ):  # fmt: skip
     """LEARNER_*: the training; hyper-parameters have TRL's names."""
 
@@ -381,6 +393,24 @@ class LearnerSettings(
             raise ValueError(f"LEARNER_MIN_LR={self.min_lr:g} is above LEARNER_LEARNING_RATE: lower it")
         if self.warmup_steps and self.warmup_ratio:
             raise ValueError("give LEARNER_WARMUP_STEPS or LEARNER_WARMUP_RATIO, not both")
+        return self
+
+    @model_validator(mode="after")
+    def _entropy_is_adapted(self) -> "LearnerSettings":
+        """Raise ValueError if a setting of adaptive entropy has no effect or is out of its bounds."""
+        fields = EntropySettings.model_fields
+        changed = [name for name, field in fields.items() if getattr(self, name) != field.default]
+        if changed and not self.use_adaptive_entropy:
+            raise ValueError(
+                f"LEARNER_{changed[0].upper()} has no effect without LEARNER_USE_ADAPTIVE_ENTROPY=true: "
+                "set that too, or leave it out"
+            )
+        low, high = self.entropy_coef_min, self.entropy_coef_max
+        if self.use_adaptive_entropy and not low <= self.entropy_coef <= high:
+            raise ValueError(
+                f"LEARNER_ENTROPY_COEF={self.entropy_coef:g}: expected the first coefficient within "
+                f"LEARNER_ENTROPY_COEF_MIN and LEARNER_ENTROPY_COEF_MAX, {low:g} to {high:g}"
+            )
         return self
 
     @model_validator(mode="after")
