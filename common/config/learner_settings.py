@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from penstock.common.config.settings import Names, Numbers, PositiveNumbers, Section, setting
+from penstock.common.config.settings import JsonMap, Names, Numbers, PositiveNumbers, Section, setting
 from penstock.common.own_code import split_source
 from penstock.common.wire.limits import (
     HIGHEST_REWARD,
@@ -79,6 +79,9 @@ class DataSettings(Section):
         "auto",
         "chat: the tokenizer's template; none: the question alone; r1; qwen_r1; or a "
         "*.jinja file; auto: chat if the tokenizer has a template",
+    )
+    chat_template_kwargs: JsonMap = setting(
+        {}, 'variables of the chat template, as JSON, such as {"enable_thinking": false}'
     )
     max_prompt_length: int = setting(512, "largest number of tokens of a prompt", ge=1, le=LARGEST_INT32)
     overlong_prompts: Literal["drop", "truncate"] = setting(
