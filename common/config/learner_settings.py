@@ -2,12 +2,14 @@
 
 import difflib
 from collections.abc import Collection, Iterable
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import model_validator
 
 from penstock.common.config.settings import JsonMap, Names, Numbers, PositiveNumbers, Section, setting
+from penstock.common.errors import MalformedMessage
 from penstock.common.own_code import split_source
+from penstock.common.wire.generation import check_generation, sampling_options
 from penstock.common.wire.limits import (
     HIGHEST_REWARD,
     HIGHEST_TEMPERATURE,
@@ -102,7 +104,10 @@ class SamplingSettings(Section):
     top_p: float = setting(1.0, "nucleus sampling; below 1 biases the ratio", gt=0, le=1)
     top_k: int = setting(0, "sample from the k likeliest tokens; 0: all", ge=0, le=LARGEST_INT32)
     min_p: float = setting(0.0, "least relative probability; above 0: biased", ge=0, le=1)
-    accept_sampling_bias: bool = setting(False, "train though top_p, top_k or min_p bias the ratio")
+    generation_kwargs: JsonMap = setting(
+        {}, "JSON with stop, repetition_penalty or structured_outputs; see docs/training.md"
+    )
+    accept_sampling_bias: bool = setting(False, "train though the sampling biases the ratio")
 
 
 class RewardOptions(Section):
@@ -335,6 +340,16 @@ class LearnerSettings(
         return self
 
     @model_validator(mode="after")
+    def _generation_is_known(self) -> "LearnerSettings":
+        """Raise ValueError for unknown generation options, or values that no message can carry."""
+        try:
+            options = {"stop": (), "repetition_penalty": 1.0, "regex": "", "choice": ()}
+            check_generation(**options | self.sampling_options)
+        except (ValueError, MalformedMessage) as error:
+            raise ValueError(f"LEARNER_GENERATION_KWARGS: {error}") from error
+        return self
+
+    @model_validator(mode="after")
     def _messages_can_carry_them(self) -> "LearnerSettings":
         """Raise ValueError for rewards over the limits that messages have (common/wire/limits.py)."""
         longest = max(self.reward_names, key=len)
@@ -363,6 +378,11 @@ class LearnerSettings(
                 "use sum_then_normalize"
             )
         return self
+
+    @property
+    def sampling_options(self) -> dict[str, Any]:
+        """Return the fields of a ticket's Sampling by generation_kwargs. Raise ValueError if unknown."""
+        return sampling_options(self.generation_kwargs)
 
     @property
     def main_reward(self) -> str:
