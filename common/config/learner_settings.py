@@ -2,9 +2,9 @@
 
 import difflib
 from collections.abc import Collection, Iterable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 
 from penstock.common.config.settings import JsonMap, Names, Numbers, PositiveNumbers, Section, setting
 from penstock.common.errors import MalformedMessage
@@ -32,6 +32,13 @@ ScaleRewards = Literal["group", "batch", "none"]
 CorrectionLevel = Literal["off", "token", "sequence", "geometric"]
 CorrectionMode = Literal["truncate", "mask", "clip"]
 KLEstimator = Literal["k1", "k2", "k3"]
+
+
+def _refuse_truth_value(value: object) -> object:
+    """Return the value. Raise ValueError for a truth value, which TRL's scale_rewards may be."""
+    if str(value).lower() in ("true", "false"):
+        raise ValueError("expected group, batch or none: TRL's true is group, and its false is none")
+    return value
 
 
 class TrainingSettings(Section):
@@ -147,7 +154,9 @@ class RewardsSettings(Section):
     advantage_estimator: AdvantageEstimator = setting(
         "grpo", "baseline: mean of the group, of its other completions, of the batch"
     )
-    scale_rewards: ScaleRewards = setting("group", "standard deviation to divide by; none: Dr. GRPO")
+    scale_rewards: Annotated[ScaleRewards, BeforeValidator(_refuse_truth_value)] = setting(
+        "group", "standard deviation to divide by; none: Dr. GRPO"
+    )
     multi_objective_aggregation: Aggregation = setting(
         "sum_then_normalize", "normalize_then_sum: normalize each reward in its group first (GDPO)"
     )

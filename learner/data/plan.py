@@ -7,6 +7,7 @@ from pathlib import Path
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.config.misplaced import misplaced_values
 from penstock.common.errors import ConfigError
 from penstock.common.log import get_logger
 from penstock.common.own_code import split_source
@@ -39,6 +40,8 @@ def make_plan(settings: LearnerSettings) -> Plan:
     reward's code is not found. Raise DataError if a data set cannot be read.
     """
     check_sampling(settings)
+    for text in misplaced_values(settings):
+        log.warning(text)
     model_folder = resolve_model(settings.model)
     if not (settings.dataset or settings.evaluate_only):
         raise ConfigError("LEARNER_DATASET is not set: name a file, a folder or a hub id")
