@@ -108,19 +108,28 @@ class VllmEngine:
             raise EngineFailed(f"vLLM failed at {request_id}: {error!r}; start again") from error
         completions = sorted(output.outputs, key=lambda completion: completion.index)
         rollouts = tuple(_rollout(item) for item in completions if item.token_ids)
+        if any(item.finish_reason == "error" for item in completions):
+            raise PromptRefused(f"the engine could not serve {request_id}: its regex does not compile")
         if any(item.finish_reason not in ("stop", "length") for item in completions):
             raise Aborted(request_id, rollouts)
         return rollouts * (num_generations // distinct)
 
     def _sampling(self, sampling: Sampling, count: int) -> Any:
-        """Return vLLM's SamplingParams for `count` completions. Raise ValueError if vLLM refuses."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+        """Return vLLM's SamplingParams for `count` completions. Raise ValueError if vLLM refuses.
 
+        Only stop strings need texts. Special tokens count as text then: `<|im_end|>` can be one.
+        """
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+        structure = {"regex": sampling.regex or None, "choice": list(sampling.choice) or None}
         return SamplingParams(
             n=count, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
             min_p=sampling.min_p, max_tokens=sampling.max_tokens, seed=sampling.seed,
-            stop_token_ids=self._stop_ids, logprobs=0, flat_logprobs=True, detokenize=False,
+            stop_token_ids=self._stop_ids, logprobs=0, flat_logprobs=True,
+            stop=list(sampling.stop), detokenize=bool(sampling.stop), skip_special_tokens=False,
+            repetition_penalty=sampling.repetition_penalty,
+            structured_outputs=StructuredOutputsParams(**structure) if any(structure.values()) else None,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )  # fmt: skip
 

@@ -4,6 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from penstock.common.wire.reward_spec import Aggregation
+
+EPSILON = 1e-4
+"""Term that is added to a standard deviation before a division, as in TRL."""
+
 Rewards = Mapping[str, Sequence[float | None]]
 
 
@@ -26,3 +31,32 @@ def total_rewards(rewards: Rewards, weights: Mapping[str, float]) -> np.ndarray:
     totals: np.ndarray = np.nansum(table, axis=0)
     totals[np.isnan(table).all(axis=0)] = np.nan
     return totals
+
+
+def group_totals(rewards: Rewards, weights: Mapping[str, float], aggregation: Aggregation) -> np.ndarray:
+    """Return the totals (G,) of which advantages are made. NaN is a rollout without any reward.
+
+    These are `total_rewards`, with normalize_then_sum of the normalized rewards.
+    """
+    if aggregation == "normalize_then_sum":
+        rewards = normalize_rewards(rewards)
+    return total_rewards(rewards, weights)
+
+
+def normalize_rewards(rewards: Rewards) -> dict[str, list[float | None]]:
+    """Return each reward's values in its group as (value - mean) / (standard deviation + 1e-4).
+
+    This is the first step of GDPO (arXiv:2601.05242): rewards of different size or spread then
+    count alike. The standard deviation is unbiased. None stays None and counts in no mean. A reward that
+    only one rollout has becomes 0.
+    Example: values 0, 2 and None become -0.707, 0.707 and None, and so do 0, 200 and None.
+    """
+    return {name: _normalize(values) for name, values in rewards.items()}
+
+
+def _normalize(values: Sequence[float | None]) -> list[float | None]:
+    """Return one reward's normalized values, see `normalize_rewards`."""
+    present = [value for value in values if value is not None]
+    mean = np.mean(present) if present else 0.0
+    spread = np.std(present, ddof=1) if len(present) > 1 else 0.0
+    return [None if value is None else float((value - mean) / (spread + EPSILON)) for value in values]

@@ -19,7 +19,7 @@ def tables() -> str:
         parts.append(f"## {section.__doc__}\n\n| variable | default | meaning |\n|---|---|---|")
         for name, field in section.model_fields.items():
             value = ",".join(field.default) if isinstance(field.default, list) else field.default
-            shown = f"`{value}`" if value != "" else ""
+            shown = f"`{value}`" if value not in ("", {}) else ""
             parts.append(f"| {prefix}_{name.upper()} | {shown} | {field.description or ''} |")
         parts.append("")
     return "\n".join(parts) + "\n"

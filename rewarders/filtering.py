@@ -1,7 +1,7 @@
 """The filter of groups without a training signal. Pure.
 
 Dynamic sampling of DAPO (arXiv:2503.14476, section 3.2): a group whose rollouts all have the same
-total reward has only zero advantages, so training on the group changes nothing.
+total has only zero advantages, so training on the group changes nothing.
 """
 
 import numpy as np
@@ -16,7 +16,8 @@ _SMALLEST_SPREAD = 1e-6
 def why_filtered(totals_G: np.ndarray, filter_zero_std: bool) -> str | None:
     """Return the reason why a group is not trained on; None if it is.
 
-    `totals_G` has one total reward per rollout, NaN where no reward applies. Example: 1.0, NaN and NaN
+    `totals_G` has one total per rollout, see `group_totals`, NaN where no reward applies. With
+    normalize_then_sum a total is a sum of normalized rewards. Example: 1.0, NaN and NaN
     have "no reward applies"; with `filter_zero_std` 1.0, 1.0 and NaN have "no spread".
     """
     present = totals_G[~np.isnan(totals_G)]

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from penstock.common.broker.run_view import RunView, wait_for_contract
 from penstock.common.errors import ContractMismatch, MalformedMessage
 from penstock.common.log import get_logger, shorten
-from penstock.common.reward_totals import first_scored, total_rewards
+from penstock.common.reward_totals import first_scored, group_totals
 from penstock.common.text import SHOWN, as_text
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract, check_tokenizer, describe_difference
@@ -66,8 +66,9 @@ class Scorer:
         texts = self._decode([rollout.token_ids for rollout in group.rollouts])
         scores = self._score_texts(group, texts)
         rewards = {name: tuple(values) for name, values in scores.rewards.items()}
-        totals = total_rewards(rewards, self.contract.reward_weights)
-        reason = why_filtered(totals, self.contract.filter_zero_std)
+        contract = self.contract
+        totals = group_totals(rewards, contract.reward_weights, contract.multi_objective_aggregation)
+        reason = why_filtered(totals, contract.filter_zero_std)
         if group.ticket.purpose == "eval":
             reason = None
             scores.extra[ANSWER] = tuple(final_answer(text).strip()[:SHOWN] for text in texts)

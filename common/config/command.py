@@ -193,15 +193,16 @@ def build(kind: type[CommandType], values: Mapping[str, object]) -> CommandType:
 
 
 def mistake(detail: ErrorDetails, place: Sequence[int | str]) -> str:
-    """Return a sentence for an error of pydantic; of a validator's ValueError its text alone.
+    """Return a sentence for an error of pydantic; of a section's ValueError its text alone.
 
     `place` is the path to the value, a setting's or an option's: ("out",) gives "--out: ...".
     Example: ("learner", "max_steps") gives "LEARNER_MAX_STEPS: Input should be ..., found 'many'".
     """
-    if detail["type"] == "value_error":
+    own_text = detail["type"] == "value_error"  # of a validator: that of a section names its settings
+    if own_text and len(place) == 1:
         return str(detail["ctx"]["error"])
     name = "_".join(map(str, place[:2])).upper()
     if str(place[0]).upper() not in SECTIONS:
         name = f"--{place[0]}".replace("_", "-")
     found = "" if isinstance(detail["input"], dict) else f", found {detail['input']!r}"
-    return f"{name}: {detail['msg']}{found}"
+    return f"{name}: {detail['ctx']['error'] if own_text else detail['msg']}{found}"

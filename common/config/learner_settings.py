@@ -2,12 +2,14 @@
 
 import difflib
 from collections.abc import Collection, Iterable
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 
-from penstock.common.config.settings import Names, Numbers, PositiveNumbers, Section, setting
+from penstock.common.config.settings import JsonMap, Names, Numbers, PositiveNumbers, Section, setting
+from penstock.common.errors import MalformedMessage
 from penstock.common.own_code import split_source
+from penstock.common.wire.generation import check_generation, sampling_options
 from penstock.common.wire.limits import (
     HIGHEST_REWARD,
     HIGHEST_TEMPERATURE,
@@ -17,7 +19,7 @@ from penstock.common.wire.limits import (
     MOST_COMPLETIONS,
     MOST_NAMES,
 )
-from penstock.common.wire.reward_spec import BUILT_IN, COLUMNS, LANGUAGES
+from penstock.common.wire.reward_spec import BUILT_IN, COLUMNS, LANGUAGES, Aggregation
 
 TRACKERS = ("wandb", "tensorboard")
 """The trackers that come with Penstock."""
@@ -30,6 +32,13 @@ ScaleRewards = Literal["group", "batch", "none"]
 CorrectionLevel = Literal["off", "token", "sequence", "geometric"]
 CorrectionMode = Literal["truncate", "mask", "clip"]
 KLEstimator = Literal["k1", "k2", "k3"]
+
+
+def _refuse_truth_value(value: object) -> object:
+    """Return the value. Raise ValueError for a truth value, which TRL's scale_rewards may be."""
+    if str(value).lower() in ("true", "false"):
+        raise ValueError("expected group, batch or none: TRL's true is group, and its false is none")
+    return value
 
 
 class TrainingSettings(Section):
@@ -80,6 +89,9 @@ class DataSettings(Section):
         "chat: the tokenizer's template; none: the question alone; r1; qwen_r1; or a "
         "*.jinja file; auto: chat if the tokenizer has a template",
     )
+    chat_template_kwargs: JsonMap = setting(
+        {}, 'variables of the chat template, as JSON, such as {"enable_thinking": false}'
+    )
     max_prompt_length: int = setting(512, "largest number of tokens of a prompt", ge=1, le=LARGEST_INT32)
     overlong_prompts: Literal["drop", "truncate"] = setting(
         "drop", "drop longer prompts, or truncate them, which keeps their end"
@@ -99,7 +111,10 @@ class SamplingSettings(Section):
     top_p: float = setting(1.0, "nucleus sampling; below 1 biases the ratio", gt=0, le=1)
     top_k: int = setting(0, "sample from the k likeliest tokens; 0: all", ge=0, le=LARGEST_INT32)
     min_p: float = setting(0.0, "least relative probability; above 0: biased", ge=0, le=1)
-    accept_sampling_bias: bool = setting(False, "train though top_p, top_k or min_p bias the ratio")
+    generation_kwargs: JsonMap = setting(
+        {}, "JSON with stop, repetition_penalty or structured_outputs; see docs/training.md"
+    )
+    accept_sampling_bias: bool = setting(False, "train though the sampling biases the ratio")
 
 
 class RewardOptions(Section):
@@ -139,7 +154,12 @@ class RewardsSettings(Section):
     advantage_estimator: AdvantageEstimator = setting(
         "grpo", "baseline: mean of the group, of its other completions, of the batch"
     )
-    scale_rewards: ScaleRewards = setting("group", "standard deviation to divide by; none: Dr. GRPO")
+    scale_rewards: Annotated[ScaleRewards, BeforeValidator(_refuse_truth_value)] = setting(
+        "group", "standard deviation to divide by; none: Dr. GRPO"
+    )
+    multi_objective_aggregation: Aggregation = setting(
+        "sum_then_normalize", "normalize_then_sum: normalize each reward in its group first (GDPO)"
+    )
 
 
 class LossSettings(Section):
@@ -155,6 +175,18 @@ class LossSettings(Section):
     mask_truncated_completions: bool = setting(
         False, "keep completions cut at max_completion_length out of the loss"
     )
+
+
+class EntropySettings(Section):
+    """Adaptive entropy: entropy_coef is the first coefficient of the bonus, which follows a target."""
+
+    use_adaptive_entropy: bool = setting(False, "adapt entropy_coef at each optimizer step")
+    entropy_target: float = setting(
+        0.2, "mean entropy in nats, at or below which the coefficient grows and applies", ge=0
+    )
+    entropy_coef_min: float = setting(0.0, "lower bound of the coefficient", ge=0)
+    entropy_coef_max: float = setting(1.0, "upper bound of the coefficient", ge=0)
+    entropy_coef_delta: float = setting(0.005, "change of the coefficient per optimizer step", gt=0)
 
 
 class LagSettings(Section):
@@ -252,8 +284,8 @@ class OutputSettings(Section):
 
 
 class LearnerSettings(
-    OutputSettings, ModelSettings, ReferenceSettings, OptimizerSettings, LagSettings, LossSettings,
-    RewardOptions, RewardsSettings, SamplingSettings, DataSettings, TrainingSettings,
+    OutputSettings, ModelSettings, ReferenceSettings, OptimizerSettings, LagSettings, EntropySettings,
+    LossSettings, RewardOptions, RewardsSettings, SamplingSettings, DataSettings, TrainingSettings,
 ):  # fmt: skip
     """LEARNER_*: the training; hyper-parameters have TRL's names."""
 
@@ -317,6 +349,16 @@ class LearnerSettings(
         return self
 
     @model_validator(mode="after")
+    def _generation_is_known(self) -> "LearnerSettings":
+        """Raise ValueError for unknown generation options, or values that no message can carry."""
+        try:
+            options = {"stop": (), "repetition_penalty": 1.0, "regex": "", "choice": ()}
+            check_generation(**options | self.sampling_options)
+        except (ValueError, MalformedMessage) as error:
+            raise ValueError(f"LEARNER_GENERATION_KWARGS: {error}") from error
+        return self
+
+    @model_validator(mode="after")
     def _messages_can_carry_them(self) -> "LearnerSettings":
         """Raise ValueError for rewards over the limits that messages have (common/wire/limits.py)."""
         longest = max(self.reward_names, key=len)
@@ -328,6 +370,28 @@ class LearnerSettings(
         if any(abs(weight) > HIGHEST_REWARD for weight in self.reward_weights):
             raise ValueError(f"LEARNER_REWARD_WEIGHTS: expected weights within {HIGHEST_REWARD:g} of 0")
         return self
+
+    @model_validator(mode="after")
+    def _aggregation_has_its_own_normalization(self) -> "LearnerSettings":
+        """Raise ValueError if normalize_then_sum would ignore a baseline or scale that was asked for."""
+        asked = {
+            f"LEARNER_ADVANTAGE_ESTIMATOR={self.advantage_estimator}": self.advantage_estimator
+            != "grpo",
+            f"LEARNER_SCALE_REWARDS={self.scale_rewards}": self.scale_rewards != "group",
+        }
+        ignored = ", ".join(text for text, differs in asked.items() if differs)
+        if self.multi_objective_aggregation == "normalize_then_sum" and ignored:
+            raise ValueError(
+                f"{ignored} has no effect with LEARNER_MULTI_OBJECTIVE_AGGREGATION=normalize_then_sum, "
+                "which normalizes each reward in its group and the sums in the batch: leave it out, or "
+                "use sum_then_normalize"
+            )
+        return self
+
+    @property
+    def sampling_options(self) -> dict[str, Any]:
+        """Return the fields of a ticket's Sampling by generation_kwargs. Raise ValueError if unknown."""
+        return sampling_options(self.generation_kwargs)
 
     @property
     def main_reward(self) -> str:
@@ -361,6 +425,24 @@ class LearnerSettings(
             raise ValueError(f"LEARNER_MIN_LR={self.min_lr:g} is above LEARNER_LEARNING_RATE: lower it")
         if self.warmup_steps and self.warmup_ratio:
             raise ValueError("give LEARNER_WARMUP_STEPS or LEARNER_WARMUP_RATIO, not both")
+        return self
+
+    @model_validator(mode="after")
+    def _entropy_is_adapted(self) -> "LearnerSettings":
+        """Raise ValueError if a setting of adaptive entropy has no effect or is out of its bounds."""
+        fields = EntropySettings.model_fields
+        changed = [name for name, field in fields.items() if getattr(self, name) != field.default]
+        if changed and not self.use_adaptive_entropy:
+            raise ValueError(
+                f"LEARNER_{changed[0].upper()} has no effect without LEARNER_USE_ADAPTIVE_ENTROPY=true: "
+                "set that too, or leave it out"
+            )
+        low, high = self.entropy_coef_min, self.entropy_coef_max
+        if self.use_adaptive_entropy and not low <= self.entropy_coef <= high:
+            raise ValueError(
+                f"LEARNER_ENTROPY_COEF={self.entropy_coef:g}: expected the first coefficient within "
+                f"LEARNER_ENTROPY_COEF_MIN and LEARNER_ENTROPY_COEF_MAX, {low:g} to {high:g}"
+            )
         return self
 
     @model_validator(mode="after")

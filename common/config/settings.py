@@ -5,13 +5,16 @@ REWARDER_ belong to one each. LEARNER_MAX_STEPS=10 and `learner --learner.max-st
 A flag wins over the environment, the environment over the file given with --env-file.
 """
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat
 from pydantic_settings import NoDecode
 
+from penstock.common.files.reading import parse_json
 from penstock.common.files.run_folder import RunFolder
+from penstock.common.wire.plain import brief
 
 
 def split_commas(value: object) -> object:
@@ -23,6 +26,24 @@ def split_commas(value: object) -> object:
     )
 
 
+def read_json_map(value: object) -> object:
+    """Return the map of a JSON text, such as {"a": 1} for '{"a": 1}'; an empty text gives {}.
+
+    Raise ValueError for another text, and for a map that JSON cannot hold, such as one with NaN.
+    """
+    if not isinstance(value, (str, dict)):
+        return value
+    try:
+        found = parse_json(value or "{}") if isinstance(value, str) else value
+        if not isinstance(found, dict):
+            raise ValueError(f"found {brief(found)}")
+        json.dumps(found, allow_nan=False)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f'expected a JSON map, such as {{"name": true}}: {error}') from error
+    return found
+
+
+JsonMap = Annotated[dict[str, Any], NoDecode, BeforeValidator(read_json_map)]
 Names = Annotated[list[str], NoDecode, BeforeValidator(split_commas)]
 Numbers = Annotated[list[float], NoDecode, BeforeValidator(split_commas)]
 PositiveNumbers = Annotated[list[PositiveFloat], NoDecode, BeforeValidator(split_commas)]

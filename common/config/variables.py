@@ -4,6 +4,7 @@ Example: LEARNER_MAX_STEPS=100 gives `{"learner": {"max_steps": "100"}}`.
 """
 
 import difflib
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -88,6 +89,12 @@ def environment_of(settings: BaseModel) -> dict[str, str]:
     for prefix in SECTIONS:
         if section := getattr(settings, prefix.lower(), None):
             for name, value in section.model_dump(mode="json").items():
-                text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-                found[f"{prefix}_{name.upper()}"] = text
+                found[f"{prefix}_{name.upper()}"] = _text_of(value)
     return found
+
+
+def _text_of(value: object) -> str:
+    """Return a setting's value as the text of its variable."""
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -18,7 +18,7 @@ from penstock.common.wire.limits import (
     check_texts,
     require,
 )
-from penstock.common.wire.reward_spec import RewardSpec
+from penstock.common.wire.reward_spec import Aggregation, RewardSpec
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -38,6 +38,7 @@ class Contract:
     filter_zero_std: bool
     groups_per_step: int
     credit: int
+    multi_objective_aggregation: Aggregation = "sum_then_normalize"
 
     def __post_init__(self) -> None:
         """Raise MalformedMessage for numbers, names or options that no setting can have."""

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 import numpy as np
 
 from penstock.common.text import SHOWN
+from penstock.common.wire.generation import check_generation
 from penstock.common.wire.ids import Purpose, TicketId, Version
 from penstock.common.wire.limits import (
     HIGHEST_TEMPERATURE,
@@ -33,7 +34,7 @@ from penstock.common.wire.limits import (
     require,
 )
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of the wire format. Every message carries this number."""
 
 Int32s = Annotated[np.ndarray, "<i4"]
@@ -54,7 +55,8 @@ END_STATES: tuple[EndState, ...] = get_args(EndState)
 class Sampling:
     """The settings of sampling. Temperature 0 is greedy; rollout i of a group gets the seed `seed + i`.
 
-    Raise MalformedMessage for a value out of range.
+    A completion ends behind a text of `stop`, which stays a part of it. It matches `regex`, or is one of
+    `choice`, if these are not empty. Raise MalformedMessage for a value out of range.
     """
 
     temperature: float
@@ -63,6 +65,10 @@ class Sampling:
     min_p: float
     max_tokens: int
     seed: int
+    stop: tuple[str, ...] = ()
+    repetition_penalty: float = 1.0
+    regex: str = ""
+    choice: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise MalformedMessage for a value out of range."""
@@ -73,6 +79,7 @@ class Sampling:
         check_range("top_k", self.top_k, 0, LARGEST_INT32)
         check_range("max_tokens", self.max_tokens, 1, LARGEST_INT32)
         check_range("seed", self.seed, 0, LARGEST_INT32)
+        check_generation(self.stop, self.repetition_penalty, self.regex, self.choice)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
+"""How several rewards become an advantage, by TRL's names."""
 
 BUILT_IN: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("accuracy", "acc", "base_acc", "format", "strict_format", "xml_tags"), ()),

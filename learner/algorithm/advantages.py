@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from penstock.common.config.learner_settings import AdvantageEstimator, ScaleRewards
-
-_EPSILON = 1e-4  # added to the standard deviation, as in TRL
+from penstock.common.reward_totals import EPSILON
 
 
 def compute_advantages(
@@ -58,7 +57,7 @@ _BASELINES: dict[AdvantageEstimator, Callable[[np.ndarray, np.ndarray, np.ndarra
     "reinforce_plus_plus": lambda totals_G, group_K, batch_K: batch_K.mean(),
 }
 _SCALES: dict[ScaleRewards, Callable[[np.ndarray, np.ndarray], float]] = {
-    "group": lambda group_K, batch_K: group_K.std(ddof=1) + _EPSILON,
-    "batch": lambda group_K, batch_K: batch_K.std(ddof=1) + _EPSILON,
+    "group": lambda group_K, batch_K: group_K.std(ddof=1) + EPSILON,
+    "batch": lambda group_K, batch_K: batch_K.std(ddof=1) + EPSILON,
     "none": lambda group_K, batch_K: 1.0,
 }

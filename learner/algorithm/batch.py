@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.common.config.learner_settings import LearnerSettings
-from penstock.common.reward_totals import total_rewards
+from penstock.common.config.learner_settings import AdvantageEstimator, LearnerSettings, ScaleRewards
+from penstock.common.reward_totals import group_totals
 from penstock.common.wire.messages import Rollout, ScoredGroup
 from penstock.learner.algorithm.advantages import compute_advantages
 
@@ -60,8 +60,9 @@ def build_batch(
     most max_staleness. Example: max_staleness 2 and step 7: tokens of versions 5 to 7 are trained.
     Raise KeyError if `reward_weights` lacks a reward of a group.
     """
-    totals = [total_rewards(scored.rewards, reward_weights) for scored in groups]
-    advantages = compute_advantages(totals, settings.advantage_estimator, settings.scale_rewards)
+    aggregation = settings.multi_objective_aggregation
+    totals = [group_totals(scored.rewards, reward_weights, aggregation) for scored in groups]
+    advantages = compute_advantages(totals, *_normalization(settings))
     sequences = []
     for scored, totals_G, advantages_G in zip(groups, totals, advantages, strict=True):
         ticket = scored.group.ticket
@@ -74,6 +75,17 @@ def build_batch(
                 advantage=float(advantage), temperature=ticket.sampling.temperature,
             ))  # fmt: skip
     return Batch(tuple(sequences))
+
+
+def _normalization(settings: LearnerSettings) -> tuple[AdvantageEstimator, ScaleRewards]:
+    """Return baseline and scale of the totals; with normalize_then_sum both are the batch's.
+
+    This is the second step of GDPO (arXiv:2601.05242), which keeps the size of the advantages the
+    same for any number of rewards.
+    """
+    if settings.multi_objective_aggregation == "normalize_then_sum":
+        return "reinforce_plus_plus", "batch"
+    return settings.advantage_estimator, settings.scale_rewards
 
 
 def trainable_tokens(rollout: Rollout, settings: LearnerSettings) -> np.ndarray:

@@ -7,6 +7,7 @@ from pathlib import Path
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.config.misplaced import misplaced_values
 from penstock.common.errors import ConfigError
 from penstock.common.log import get_logger
 from penstock.common.own_code import split_source
@@ -39,6 +40,8 @@ def make_plan(settings: LearnerSettings) -> Plan:
     reward's code is not found. Raise DataError if a data set cannot be read.
     """
     check_sampling(settings)
+    for text in misplaced_values(settings):
+        log.warning(text)
     model_folder = resolve_model(settings.model)
     if not (settings.dataset or settings.evaluate_only):
         raise ConfigError("LEARNER_DATASET is not set: name a file, a folder or a hub id")
@@ -59,6 +62,7 @@ def make_plan(settings: LearnerSettings) -> Plan:
         filter_zero_std=settings.filter_zero_std,
         groups_per_step=settings.groups_per_step,
         credit=settings.credit,
+        multi_objective_aggregation=settings.multi_objective_aggregation,
     )
     return Plan(
         model_folder=model_folder,
@@ -84,19 +88,49 @@ def completions_form(settings: LearnerSettings, tokenizer: PreTrainedTokenizerBa
 
 
 def check_sampling(settings: LearnerSettings) -> None:
-    """Raise ConfigError if top_p, top_k or min_p bias the ratio, unless accept_sampling_bias is set."""
+    """Raise ConfigError if the sampling biases the importance ratio, unless accept_sampling_bias is set.
+
+    top_p, top_k, min_p and structured outputs leave tokens out. repetition_penalty leaves none out, and
+    the engine reports the log-probabilities after it. The decoupled loss corrects for it: its objective
+    compares the policy with itself before the Update, and its factor is the ratio to the sampler.
+    """
+    if settings.accept_sampling_bias:
+        return
+    _check_generation(settings)
     found = {
         f"LEARNER_TOP_P={settings.top_p}": settings.top_p < 1,
         f"LEARNER_TOP_K={settings.top_k}": settings.top_k > 0,
         f"LEARNER_MIN_P={settings.min_p}": settings.min_p > 0,
     }
     narrowed = ", ".join(text for text, narrows in found.items() if narrows)
-    if narrowed and not settings.accept_sampling_bias:
+    if narrowed:
         raise ConfigError(
             f"{narrowed}: the sampler then renormalises the log-probabilities over the kept tokens. "
             "The learner does not know these tokens, so the importance ratio is biased (its mean is "
             "about 0.90 at top_p 0.8). Sample from the full distribution (LEARNER_TOP_P=1, "
             "LEARNER_TOP_K=0, LEARNER_MIN_P=0), or accept the bias with "
+            "LEARNER_ACCEPT_SAMPLING_BIAS=true"
+        )
+
+
+def _check_generation(settings: LearnerSettings) -> None:
+    """Raise ConfigError if an option of LEARNER_GENERATION_KWARGS biases the ratio."""
+    options = settings.sampling_options
+    if options.keys() & {"regex", "choice"}:
+        raise ConfigError(
+            "LEARNER_GENERATION_KWARGS: structured_outputs renormalises the log-probabilities over the "
+            "tokens that fit. The learner does not know these tokens, so the importance ratio is "
+            "biased. Leave it out and reward the form, or accept the bias with "
+            "LEARNER_ACCEPT_SAMPLING_BIAS=true"
+        )
+    corrected = settings.decoupled_loss and settings.importance_sampling_correction != "off"
+    corrected = corrected and settings.loss_type != "dppo"  # its trust region is around the sampler
+    if options.get("repetition_penalty", 1.0) != 1.0 and not corrected:
+        raise ConfigError(
+            "LEARNER_GENERATION_KWARGS: repetition_penalty changes the distribution that is sampled, so "
+            "the loss would clip tokens that the policy did not change. Correct for it with "
+            "LEARNER_DECOUPLED_LOSS=true, LEARNER_IMPORTANCE_SAMPLING_CORRECTION other than off and "
+            "LEARNER_LOSS_TYPE other than dppo, or accept the bias with "
             "LEARNER_ACCEPT_SAMPLING_BIAS=true"
         )
 

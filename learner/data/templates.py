@@ -1,5 +1,7 @@
-"""The prompt of a question as token ids, by LEARNER_PROMPT_TEMPLATE and LEARNER_SYSTEM_PROMPT."""
+"""The prompt of a question as token ids, by LEARNER_PROMPT_TEMPLATE and the variables beside it."""
 
+import difflib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,13 @@ from penstock.learner.data.chat_renderer import ChatRenderer
 
 _NAMED = ("auto", "chat", "none", "r1", "qwen_r1")
 """The values of LEARNER_PROMPT_TEMPLATE that name no file."""
+
+_RESERVED = frozenset({
+    *("messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt"),
+    *("continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors"),
+    *("return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs"),
+})  # fmt: skip
+"""Arguments of transformers' apply_chat_template that are no variables, or that Penstock sets."""
 
 R1_PROMPT = (
     "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. "
@@ -34,7 +43,7 @@ class Template:
     """Converts a question to prompt tokens by LEARNER_PROMPT_TEMPLATE and LEARNER_SYSTEM_PROMPT.
 
     Creating a Template raises ConfigError if the tokenizer lacks the chat template that is asked for, if
-    a template is unknown or its file unreadable, or if the two variables contradict each other.
+    a template is unknown or its file unreadable, or if variables contradict each other.
     """
 
     def __init__(self, settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -57,9 +66,11 @@ class Template:
             template = _read_template(self._kind)
         self._template_name = "the tokenizer's own" if template is None else self._kind
         self._renderer: ChatRenderer | None = None
-        if is_chat(settings, tokenizer):
-            found = tokenizer.get_chat_template(template)
-            self._renderer = ChatRenderer(found, tokenizer.special_tokens_map)
+        found = tokenizer.get_chat_template(template) if is_chat(settings, tokenizer) else None
+        _check_variables(settings, found, self._template_name)
+        if found is not None:
+            variables = {**tokenizer.special_tokens_map, **settings.chat_template_kwargs}
+            self._renderer = ChatRenderer(found, variables)
         if self._kind == "r1":
             self._system = R1_PROMPT
 
@@ -97,6 +108,34 @@ class Template:
         """Return the tokens of a text; `special` adds the tokenizer's own, such as the start of text."""
         found: list[int] = self._tokenizer(text, add_special_tokens=special).input_ids
         return found
+
+
+def _check_variables(settings: LearnerSettings, template: str | None, name: str) -> None:
+    """Raise ConfigError for a variable of chat_template_kwargs that would have no effect.
+
+    `template` is the chat template called `name`, None if none makes the prompts. Raise ConfigError as
+    well for a variable that Penstock sets itself.
+    """
+    variables = settings.chat_template_kwargs
+    if variables and template is None:
+        raise ConfigError(
+            f"LEARNER_CHAT_TEMPLATE_KWARGS has no effect: with LEARNER_PROMPT_TEMPLATE="
+            f"{settings.prompt_template} no chat template makes this model's prompts. Leave it out, or "
+            "name a template"
+        )
+    if taken := _RESERVED & set(variables):
+        raise ConfigError(
+            f"LEARNER_CHAT_TEMPLATE_KWARGS: {', '.join(sorted(taken))} cannot be set: expected "
+            "variables of the template alone, such as enable_thinking"
+        )
+    known = set(re.findall(r"[A-Za-z_]\w*", template or ""))
+    if unused := [variable for variable in variables if variable not in known]:
+        near = difflib.get_close_matches(unused[0], sorted(known)[:1000], n=1)
+        hint = f"did you mean {near[0]}?" if near else "leave it out"
+        raise ConfigError(
+            f"LEARNER_CHAT_TEMPLATE_KWARGS: the chat template ({name}) has no variable "
+            f"{short(unused[0])}, so its value would have no effect: {hint}"
+        )
 
 
 def is_chat(settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase) -> bool:

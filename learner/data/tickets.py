@@ -48,6 +48,7 @@ class TicketSource:
                 min_p=settings.min_p,
                 max_tokens=settings.max_completion_length,
                 seed=_sampling_seed(settings.seed, ticket),
+                **settings.sampling_options,
             ),
             version=version,
             # Older weights would use up max_staleness before the group arrives: it would be dropped.
@@ -71,6 +72,7 @@ class TicketSource:
                 min_p=0.0,
                 max_tokens=self.settings.max_completion_length,
                 seed=_sampling_seed(self.settings.seed, f"eval:{index}"),
+                **self.settings.sampling_options,
             ),
             version=version,
             min_step=version.step,

@@ -1,7 +1,8 @@
 """The policy in training: it takes batches, makes optimizer steps and exports weights."""
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.files.reading import parse_json, reading
 from penstock.learner.algorithm.batch import Batch, TrainSequence
+from penstock.learner.algorithm.entropy import EntropyControl, adapt, applied_coef, control_of
 from penstock.learner.algorithm.loss import (
     LossOptions,
     LossTerms,
@@ -27,6 +30,9 @@ from penstock.learner.policy.packing import Row, build_row, pack_for_ranks
 from penstock.learner.policy.processes import gather, rank, world_size
 from penstock.learner.policy.reference import FrozenCopyReference, make_reference
 from penstock.learner.policy.update import TokenRecord, Update
+
+_ENTROPY = "entropy.json"
+"""A checkpoint's file with the state of adaptive entropy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,7 @@ class Policy:
         self._engine = DeepSpeedEngine(module, settings)
         self._reference = make_reference(model_folder, settings, self._engine, self._adapter)
         self._options = LossOptions.from_settings(settings)
+        self._set_entropy(EntropyControl(settings.entropy_coef, None))
 
     @property
     def model(self) -> PreTrainedModel:
@@ -75,7 +82,8 @@ class Policy:
     def update(self, batch: Batch, step: int) -> Update:
         """Make all optimizer steps on the batch of Update `step` + 1, and return the Update.
 
-        A function of weights, reference, optimizer state, batch, step, settings: a replay repeats it.
+        A function of weights, reference, optimizer state, coefficient of adaptive entropy, batch, step
+        and settings: a replay repeats it.
         """
         self._apply_schedules(step)
         rate = learning_rate(self._settings, step, self._steps)
@@ -88,6 +96,7 @@ class Policy:
         for mini in self._mini_batches(batch, step):
             loss, record = self._accumulate_gradients(batch, mini, fixed)
             steps.append(self._engine.step())
+            self._adapt_entropy(steps[-1], record)
             losses.append(loss)
             records.append(record)
             flops += self._flops.training(_token_counts(batch.sequences[i]) for i in mini.sequences)
@@ -97,7 +106,20 @@ class Policy:
             grad_norm=float(np.mean([steps[number].grad_norm for number in made])) if made else None,
             learning_rate=rate, optimizer_steps=len(steps), skipped=len(steps) - len(made), flops=flops,
             tokens=TokenRecord.join(records),
+            entropy_coef=self._entropy.coef if self._settings.use_adaptive_entropy else None,
         )  # fmt: skip
+
+    def _adapt_entropy(self, step: OptimizerStep, record: TokenRecord) -> None:
+        """Adapt the coefficient to an optimizer step's tokens; a skipped one changes nothing."""
+        if self._settings.use_adaptive_entropy and not step.skipped and len(record.entropy):
+            self._set_entropy(adapt(self._entropy, float(record.entropy.mean()), self._settings))
+
+    def _set_entropy(self, control: EntropyControl) -> None:
+        """Make this the state of adaptive entropy, and use its coefficient from now on if adaptive."""
+        self._entropy = control
+        if self._settings.use_adaptive_entropy:
+            coef = applied_coef(control, self._settings)
+            self._options = replace(self._options, entropy_coef=coef)
 
     def _apply_schedules(self, step: int) -> None:
         """If due, mix the policy into a frozen reference, or copy it there and reset the optimizer.
@@ -213,15 +235,20 @@ class Policy:
         return [scored[index] for index in range(len(sequences))]
 
     def save(self, folder: Path) -> None:
-        """Write weights, optimizer state, and the reference if it changed, for `load`."""
+        """Write weights, optimizer, entropy's coefficient, and the reference if it changed."""
         self._engine.save(folder)
+        if self._settings.use_adaptive_entropy and rank() == 0:
+            (folder / _ENTROPY).write_text(json.dumps(asdict(self._entropy)))
         if isinstance(self._reference, FrozenCopyReference) and rank() == 0:
             self._reference.save(folder)
         gather(None)  # return on rank 0 only after every rank has written its part
 
     def load(self, folder: Path) -> None:
-        """Restore exactly what `save` wrote."""
+        """Restore exactly what `save` wrote. Raise ConfigError for a damaged file."""
         self._engine.load(folder)
+        if (folder / _ENTROPY).is_file():
+            with reading(folder / _ENTROPY, "Resume from another checkpoint"):
+                self._set_entropy(control_of(parse_json((folder / _ENTROPY).read_bytes())))
         if isinstance(self._reference, FrozenCopyReference):
             self._reference.load(folder)
 

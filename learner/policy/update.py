@@ -40,3 +40,4 @@ class Update:
     skipped: int  # optimizer steps that changed no weight because the gradients were not finite
     flops: float
     tokens: TokenRecord
+    entropy_coef: float | None = None  # after the last optimizer step; None unless it is adapted

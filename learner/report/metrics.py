@@ -22,6 +22,8 @@ def update_metrics(update: Update) -> dict[str, float | None]:
         "optimizer_steps": update.optimizer_steps,
         "optimizer_steps/skipped": update.skipped,
     }
+    if update.entropy_coef is not None:
+        metrics["entropy_coef"] = update.entropy_coef
     if len(tokens.ratio) == 0:
         return metrics
     low, high = tokens.clipped_low.mean(), tokens.clipped_high.mean()

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+import torch
 
 from penstock.actors.engine import Aborted, PromptRefused, WeightsRejected, hash_weights
 from penstock.actors.vllm_engine import VllmEngine, engine_arguments
@@ -19,7 +20,7 @@ from penstock.common.config.settings import ActorSettings
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import Int32s, Rollout, Sampling, Version, Weights
 from penstock.common.wire.reward_spec import RewardSpec
-from tests.actors.tiny_llama import EOS, greedy, load, teacher_forced, train_pair
+from tests.actors.tiny_llama import EOS, VOCABULARY, greedy, load, teacher_forced, train_pair
 
 pytestmark = [
     pytest.mark.engine,
@@ -268,3 +269,63 @@ def test_the_engine_is_started_with_the_settings() -> None:
     assert given.items() >= asked.items()
     by_contract = engine_arguments(ActorSettings(), contract, Path("model"))
     assert (by_contract["max_model_len"], by_contract["dtype"]) == (384, "float32")
+
+
+def text_of(token_ids: Int32s) -> str:
+    """Completion tokens as the tiny tokenizer writes them."""
+    return "".join(VOCABULARY[token] for token in token_ids)
+
+
+def test_a_stop_string_ends_a_completion_and_changes_no_log_probability(live: Live) -> None:
+    live.take(live.a)
+    stopped = live.sample(PROMPTS, replace(SAMPLING, stop=("7", "<eos>")))
+    assert mean_difference(live.a, PROMPTS, stopped) <= TOLERANCE[live.dtype]
+    free = live.sample(PROMPTS)
+    ends = set()
+    for with_stop, without in zip(stopped, free, strict=True):
+        for one, other in zip(with_stop, without, strict=True):
+            length = len(one.token_ids)
+            assert len(one.logprobs) == length
+            assert one.token_ids.tolist() == other.token_ids[:length].tolist()
+            ends.add((one.finish_reason, text_of(one.token_ids[-1:])))
+            assert "7" not in text_of(one.token_ids[:-1])
+    assert ("stop", "7") in ends
+    assert {end for reason, end in ends if reason == "stop"} <= {"7", "<eos>"}
+
+
+def test_log_probabilities_under_a_penalty_are_those_of_the_penalized_distribution(live: Live) -> None:
+    if live.dtype != "float32":
+        pytest.skip("the penalty is exact in float32")
+    live.take(live.a)
+    groups = live.sample(PROMPTS[:8], replace(SAMPLING, repetition_penalty=1.5, temperature=0.8))
+    model = load(live.a)
+    for prompt, group in zip(PROMPTS, groups, strict=False):
+        for rollout in group:
+            expected = penalized(model, prompt, rollout.token_ids, 1.5, 0.8)
+            assert np.abs(rollout.logprobs - expected).max() < 1e-3
+    plain = differences(live.a, PROMPTS[:8], groups, 0.8)
+    assert np.concatenate([values for _, values in plain]).mean() > 0.01
+
+
+@torch.no_grad()
+def penalized(model: Any, prompt: Int32s, tokens: Int32s, penalty: float, temperature: float) -> Any:
+    """Log-probabilities (T,) after a repetition penalty, one token after the other."""
+    found = []
+    for place, token in enumerate(tokens):
+        seen = torch.tensor([*prompt, *tokens[:place]])
+        logits = model(seen.unsqueeze(0)).logits[0, -1].float()
+        for word in set(seen.tolist()):
+            logits[word] = logits[word] / penalty if logits[word] > 0 else logits[word] * penalty
+        found.append(float((logits / temperature).log_softmax(0)[int(token)]))
+    return np.array(found)
+
+
+def test_structured_outputs_are_kept_and_a_bad_one_is_refused_alone(live: Live) -> None:
+    live.take(live.a)
+    (choices,) = live.sample(PROMPTS[:1], replace(SAMPLING, choice=("12", "34")), count=8)
+    assert {text_of(one.token_ids).removesuffix("<eos>") for one in choices} <= {"12", "34"}
+    (digits,) = live.sample(PROMPTS[:1], replace(SAMPLING, regex="[0-4]{3}"), count=8)
+    assert all(set(text_of(one.token_ids).removesuffix("<eos>")) <= set("01234") for one in digits)
+    with pytest.raises(PromptRefused):
+        live.sample(PROMPTS[:1], replace(SAMPLING, regex="(((a"))
+    assert live.sample(PROMPTS[:1])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from penstock.common.config.role_command import (
     RoleCommand,
     RunCommand,
 )
-from penstock.common.config.variables import check_names, variables
+from penstock.common.config.variables import check_names, environment_of, variables
 from penstock.common.errors import ConfigError
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.limits import HIGHEST_REWARD
@@ -138,6 +139,30 @@ def test_a_dry_run_prints_the_environment_that_gives_the_same_settings(
     again = load(LearnerCommand, "learner", [])
     assert again.learner.max_steps == 9
     assert again.learner == load(LearnerCommand, "learner", ["--learner.max-steps", "9"]).learner
+
+
+@pytest.mark.parametrize("text", ['{"enable_thinking": false, "n": [1, "a,b"]}', "{}", ""])
+@pytest.mark.parametrize("by_flag", [True, False])
+def test_a_setting_that_is_a_map_is_json(
+    monkeypatch: pytest.MonkeyPatch, text: str, by_flag: bool
+) -> None:
+    expected = json.loads(text or "{}")
+    if not by_flag:
+        monkeypatch.setenv("LEARNER_CHAT_TEMPLATE_KWARGS", text)
+    arguments = ["--learner.chat-template-kwargs", text] if by_flag else []
+    found = load(LearnerCommand, "learner", arguments)
+    assert found.learner.chat_template_kwargs == expected
+    printed = environment_of(found)["LEARNER_CHAT_TEMPLATE_KWARGS"]
+    assert json.loads(printed) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["yes", "[1]", "1", '{"a": }', '{"a": NaN}', '{"a": "\\ud800"}', "[" * 999]
+)
+def test_what_is_no_json_map_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("LEARNER_CHAT_TEMPLATE_KWARGS", text)
+    with pytest.raises(ConfigError, match=r"LEARNER_CHAT_TEMPLATE_KWARGS: .*expected a JSON map"):
+        load(LearnerCommand, "learner", [])
 
 
 def test_a_mistake_ends_a_role_with_78(capsys: pytest.CaptureFixture[str]) -> None:

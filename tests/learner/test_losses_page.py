@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from penstock.common.config.learner_settings import LearnerSettings, LossSettings
+from penstock.common.config.learner_settings import EntropySettings, LearnerSettings, LossSettings
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "losses.md").read_text()
@@ -17,6 +17,7 @@ CHOICES = (
     "loss_type",
     "advantage_estimator",
     "scale_rewards",
+    "multi_objective_aggregation",
     "importance_sampling_correction",
     "importance_sampling_mode",
     "kl_estimator",
@@ -55,7 +56,8 @@ def test_every_choice_has_exactly_one_row(name):
 
 
 def test_every_setting_of_the_loss_has_a_row():
-    assert LossSettings.model_fields.keys() <= {named(row)[0] for row in SELECTED}
+    fields = LossSettings.model_fields | EntropySettings.model_fields
+    assert fields.keys() <= {named(row)[0] for row in SELECTED}
 
 
 @pytest.mark.parametrize("row", SELECTED, ids=lambda row: row["variable"])

@@ -107,6 +107,35 @@ def test_what_does_not_fit_is_told(settings, words):
         render("1+1=", None, **settings)
 
 
+THINKING = OWN + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+
+
+def test_the_chat_template_gets_its_variables():
+    found = [
+        render("1+1=", THINKING, chat_template_kwargs=variables)
+        for variables in ({}, {"enable_thinking": True}, {"enable_thinking": False})
+    ]
+    assert found == ["^user:1+1=|assistant:"] * 2 + ["^user:1+1=|assistant:<think></think>"]
+    assert render("1", THINKING, chat_template_kwargs={"bos_token": "$"}) == "$user:1|assistant:"
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "variables", "settings", "words"),
+    [
+        (THINKING, {"enable_thinkng": False}, {}, "did you mean enable_thinking"),
+        (THINKING, {"zzz": 1}, {}, "has no variable zzz.*leave it out"),
+        (THINKING, {"tools": []}, {}, "tools cannot be set"),
+        (THINKING, {"messages": [], "enable_thinking": True}, {}, "messages cannot be set"),
+        (THINKING, {"enable_thinking": True}, {"prompt_template": "none"}, "has no effect"),
+        (THINKING, {"enable_thinking": True}, {"prompt_template": "qwen_r1"}, "has no effect"),
+        (None, {"enable_thinking": True}, {}, "LEARNER_CHAT_TEMPLATE_KWARGS has no effect"),
+    ],
+)
+def test_a_variable_without_effect_is_refused(chat_template, variables, settings, words):
+    with pytest.raises(ConfigError, match=words):
+        render("1+1=", chat_template, chat_template_kwargs=variables, **settings)
+
+
 EACH = "{% for m in messages %}"
 TEMPLATES = {
     "white space": "  {% if true %}\n  a\n  {% endif %}\n" + EACH + " {{- m.content }} {% endfor %}",

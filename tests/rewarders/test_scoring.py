@@ -137,3 +137,13 @@ def test_an_eval_group_carries_the_answers_that_were_found(pool, folder) -> None
     outcome = scorer.score_group(group)
     assert isinstance(outcome, ScoredGroup)
     assert outcome.extra["answer"] == ("4", "5")
+
+
+def test_the_filter_normalizes_each_reward_if_the_contract_says_so(pool, folder) -> None:
+    """Accuracy is 0 and 1, xml_tags 0.2 and 0: totals of 0.2 and 0.2."""
+    scorer, contract = scorer_for(pool, folder, accuracy=0.2, xml_tags=1.0)
+    group = make_group(contract, "train:0", "<answer> 5", "4")
+    assert isinstance(scorer.score_group(group), Verdict)
+    normalizing = replace(contract, multi_objective_aggregation="normalize_then_sum")
+    outcome = make_scorer(normalizing, pool, "rewarder-1").score_group(group)
+    assert isinstance(outcome, ScoredGroup)

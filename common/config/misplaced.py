@@ -1,0 +1,94 @@
+"""Values that mean something else in TRL 1.16.0 under the same name. Pure.
+
+docs/coming-from.md lists all such names. The learner logs a warning at its start for values that look as
+if they were copied from there.
+"""
+
+from penstock.common.config.learner_settings import LearnerSettings
+
+_Rule = tuple[bool, str]  # whether it applies, and the sentence
+
+_GSPO_LARGEST = 0.01  # GSPO was published with 3e-4 and 4e-4, the others with 0.1 and more
+_TRL_CAP = 3.0  # default of vllm_importance_sampling_clip_max
+_TRL_CISPO = 5.0  # epsilon_high that TRL recommends with cispo
+
+
+def misplaced_values(settings: LearnerSettings) -> list[str]:
+    """Return a sentence for each value that looks misplaced, [] if none does.
+
+    A default that does not fit what was set counts too: epsilon 0.1 alone leaves epsilon_high at 0.28.
+    Example: loss_type cispo with epsilon_high 5 bounds the ratio at 6, in TRL at 5.
+    """
+    rules = [*_clip_ranges(settings), *_corrections(settings), *_weights(settings)]
+    return [text for applies, text in rules if applies]
+
+
+def _clip_ranges(settings: LearnerSettings) -> list[_Rule]:
+    """Return the rules for epsilon and epsilon_high."""
+    loss, low, high = settings.loss_type, settings.epsilon, settings.epsilon_high
+    given, of_token = settings.model_fields_set, loss not in ("gspo", "cispo", "dppo")
+    low_alone = "epsilon" in given and "epsilon_high" not in given
+    return [
+        (
+            loss == "cispo" and (high < 1 or high == _TRL_CISPO),
+            f"LEARNER_EPSILON_HIGH={high:g} with cispo bounds the ratio at {1 + high:g}. TRL's "
+            "epsilon_high is the bound itself: its 5.0 is LEARNER_EPSILON_HIGH=4 here.",
+        ),
+        (
+            loss == "gspo" and max(low, high) >= _GSPO_LARGEST,
+            f"LEARNER_EPSILON={low:g} and LEARNER_EPSILON_HIGH={high:g} clip hardly any sequence with "
+            "gspo: its ratio is a mean over tokens. It was published with 0.0003 and 0.0004.",
+        ),
+        (
+            of_token and low < _GSPO_LARGEST,
+            f"LEARNER_EPSILON={low:g} is a range for gspo. With {loss} it clips nearly every token "
+            "that changed.",
+        ),
+        (
+            of_token and low_alone and low != LearnerSettings.model_fields["epsilon"].default,
+            f"LEARNER_EPSILON={low:g} is set and LEARNER_EPSILON_HIGH is not: it stays {high:g}. In TRL "
+            "it would be epsilon.",
+        ),
+    ]
+
+
+def _corrections(settings: LearnerSettings) -> list[_Rule]:
+    """Return the rules for the correction's bounds."""
+    level, mode = settings.importance_sampling_correction, settings.importance_sampling_mode
+    cap, low = settings.importance_sampling_cap, settings.importance_sampling_min
+    return [
+        (
+            cap == _TRL_CAP and level == "token" and mode == "truncate",
+            f"LEARNER_IMPORTANCE_SAMPLING_CAP={cap:g} is TRL's bound of sequence_mask. That is "
+            "LEARNER_IMPORTANCE_SAMPLING_CORRECTION=sequence, _MODE=mask and _MIN=0 here.",
+        ),
+        (
+            level == "sequence" and mode == "mask"
+            and "importance_sampling_min" not in settings.model_fields_set,
+            f"LEARNER_IMPORTANCE_SAMPLING_MIN is not set, so sequences with a ratio below {low:g} are "
+            "masked. TRL has no lower bound, which is 0 here.",
+        ),
+        (
+            cap < 1 and level != "off",
+            f"LEARNER_IMPORTANCE_SAMPLING_CAP={cap:g} changes tokens whose policy did not change: it "
+            "bounds the ratio itself, not its distance from 1.",
+        ),
+    ]  # fmt: skip
+
+
+def _weights(settings: LearnerSettings) -> list[_Rule]:
+    """Return the rules for beta and the entropy bonus."""
+    loss, beta = settings.loss_type, settings.beta
+    bonus = bool(settings.entropy_coef) or settings.use_adaptive_entropy
+    return [
+        (
+            beta >= 0.5,
+            f"LEARNER_BETA={beta:g} is the weight of the KL to the reference model, usually 0.001 to "
+            "0.1. AdamW's betas are LEARNER_ADAM_BETA1 and LEARNER_ADAM_BETA2.",
+        ),
+        (
+            bonus and loss in ("grpo", "gspo", "dr_grpo"),
+            f"The entropy bonus is weighted as {loss} weights the loss. TRL's bonus is the mean over "
+            "all tokens, as here with bnpo and dapo.",
+        ),
+    ]

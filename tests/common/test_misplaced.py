@@ -1,0 +1,79 @@
+"""Values that look as if they were copied from TRL, where they mean something else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dotenv import dotenv_values
+
+from penstock.common.config.command import load
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.config.misplaced import misplaced_values
+from penstock.common.config.role_command import LearnerCommand
+from penstock.common.errors import ConfigError
+
+SEQUENCE_MASK = {"importance_sampling_correction": "sequence", "importance_sampling_mode": "mask"}
+GSPO = {"loss_type": "gspo", "epsilon": 3e-4, "epsilon_high": 4e-4}
+RECIPES = sorted((Path(__file__).parents[2] / "deploy" / "recipes").glob("*.env"))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"loss_type": "cispo"}, "bounds the ratio at 1.28.*LEARNER_EPSILON_HIGH=4"),
+        ({"loss_type": "cispo", "epsilon_high": 5.0}, "bounds the ratio at 6"),
+        ({"loss_type": "gspo"}, "published with 0.0003"),
+        ({"loss_type": "gspo", "epsilon": 3e-4, "epsilon_high": 0.28}, "published with 0.0003"),
+        (GSPO | {"loss_type": "grpo"}, "LEARNER_EPSILON=0.0003 is a range for gspo. With grpo"),
+        ({"epsilon": 0.1}, "LEARNER_EPSILON_HIGH is not: it stays 0.28"),
+        ({"beta": 0.9}, "LEARNER_ADAM_BETA1"),
+        ({"importance_sampling_cap": 3.0}, "TRL's bound of sequence_mask"),
+        ({"importance_sampling_cap": 0.2, "importance_sampling_min": 0.1}, "not its distance from 1"),
+        (SEQUENCE_MASK, "sequences with a ratio below 0.5 are masked"),
+        (GSPO | {"entropy_coef": 0.01}, "The entropy bonus is weighted as gspo"),
+        ({"loss_type": "dr_grpo", "use_adaptive_entropy": True}, "weighted as dr_grpo"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_misplaced_value_is_named_once(values: dict[str, Any], words: str) -> None:
+    found = misplaced_values(LearnerSettings(**values))
+    assert len(found) == 1
+    assert re.search(words, found[0]), found[0]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"loss_type": "cispo", "epsilon_high": 4.0},
+        GSPO,
+        {"epsilon": 0.1, "epsilon_high": 0.1},
+        {"epsilon": 0.2},
+        {"beta": 0.04},
+        SEQUENCE_MASK | {"importance_sampling_min": 0.0, "importance_sampling_cap": 3.0},
+        {"entropy_coef": 0.01},
+        {"loss_type": "dppo", "epsilon": 0.005, "epsilon_high": 0.005},
+    ],
+    ids=str,
+)
+def test_sound_values_are_not(values: dict[str, Any]) -> None:
+    assert misplaced_values(LearnerSettings(**values)) == []
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_no_recipe_has_one(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in dotenv_values(recipe).items():
+        monkeypatch.setenv(name, value or "")
+    assert misplaced_values(load(LearnerCommand, "learner", []).learner) == []
+
+
+@pytest.mark.parametrize("value", ["True", "false"])
+def test_a_truth_value_of_scale_rewards_is_refused_with_what_it_is_here(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("LEARNER_SCALE_REWARDS", value)
+    with pytest.raises(ConfigError, match=r"LEARNER_SCALE_REWARDS: .*TRL's true is group"):
+        load(LearnerCommand, "learner", [])
