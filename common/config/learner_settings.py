@@ -26,7 +26,8 @@ TRACKERS = ("wandb", "tensorboard")
 
 _REWARD = {"ge": -HIGHEST_REWARD, "le": HIGHEST_REWARD}
 
-LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo", "dppo"]
+LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo", "dppo", "sapo"]
+RatioLevel = Literal["token", "sequence"]
 AdvantageEstimator = Literal["grpo", "rloo", "reinforce_plus_plus"]
 ScaleRewards = Literal["group", "batch", "none"]
 CorrectionLevel = Literal["off", "token", "sequence", "geometric"]
@@ -166,12 +167,25 @@ class LossSettings(Section):
     """Loss of the policy; see docs/losses.md."""
 
     loss_type: LossType = setting("dapo", "formula of the loss; see docs/losses.md")
+    loss: str = setting("", "own loss: file.py:function or package.module.function; see docs/losses.md")
+    importance_sampling_level: RatioLevel = setting(
+        "token", "ratio in the loss: each token's, or the geometric mean of its sequence"
+    )
     epsilon: float = setting(0.2, "lower clip range (dppo: probability difference)", gt=0)
     epsilon_high: float = setting(0.28, "upper clip range (dppo: probability difference)", gt=0)
     delta: float = setting(0.0, "dual clip: upper bound of the ratio; 0: none", ge=0)
+    sapo_temperature_pos: float = setting(1.0, "sapo: temperature for advantages above 0", gt=0)
+    sapo_temperature_neg: float = setting(1.05, "sapo: temperature for other advantages", gt=0)
+    top_entropy_quantile: float = setting(
+        1.0, "share of the batch's tokens, those of highest entropy, in the objective", ge=0, le=1
+    )
+    off_policy_mask_threshold: float = setting(
+        0.0, "mask sequences with A < 0 and a mean log(behaviour / policy) above it; 0: none", ge=0
+    )
     entropy_coef: float = setting(0.0, "weight of the entropy bonus")
     beta: float = setting(0.0, "weight of the KL to the reference model; 0: no model", ge=0)
     kl_estimator: KLEstimator = setting("k3", "estimator of the KL to the reference model")
+    use_bias_correction_kl: bool = setting(False, "multiply the KL by the ratio: an unbiased gradient")
     mask_truncated_completions: bool = setting(
         False, "keep completions cut at max_completion_length out of the loss"
     )
@@ -352,7 +366,7 @@ class LearnerSettings(
     def _generation_is_known(self) -> "LearnerSettings":
         """Raise ValueError for unknown generation options, or values that no message can carry."""
         try:
-            options = {"stop": (), "repetition_penalty": 1.0, "regex": "", "choice": ()}
+            options: dict[str, Any] = {"stop": (), "repetition_penalty": 1.0, "regex": "", "choice": ()}
             check_generation(**options | self.sampling_options)
         except (ValueError, MalformedMessage) as error:
             raise ValueError(f"LEARNER_GENERATION_KWARGS: {error}") from error
@@ -415,9 +429,7 @@ class LearnerSettings(
                 "LEARNER_DECOUPLED_LOSS=true: raising the ratio of an unlikely sequence to the lower "
                 "bound would multiply the gradients of its tokens without limit"
             )
-        if self.delta and self.loss_type in ("cispo", "dppo"):
-            raise ValueError(f"LEARNER_DELTA has no effect with LEARNER_LOSS_TYPE={self.loss_type}")
-        if self.epsilon >= 1 and self.loss_type not in ("cispo", "dppo"):
+        if self.epsilon >= 1 and self.loss_type not in ("cispo", "dppo", "sapo"):
             raise ValueError("LEARNER_EPSILON must be below 1: the ratio's lower bound is 1 - epsilon")
         if self.delta and self.delta <= 1 + self.epsilon_high:
             raise ValueError("LEARNER_DELTA must be above 1 + LEARNER_EPSILON_HIGH (or 0: none)")
@@ -425,6 +437,30 @@ class LearnerSettings(
             raise ValueError(f"LEARNER_MIN_LR={self.min_lr:g} is above LEARNER_LEARNING_RATE: lower it")
         if self.warmup_steps and self.warmup_ratio:
             raise ValueError("give LEARNER_WARMUP_STEPS or LEARNER_WARMUP_RATIO, not both")
+        return self
+
+    @model_validator(mode="after")
+    def _the_loss_uses_them(self) -> "LearnerSettings":
+        """Raise ValueError if a setting of the loss has no effect with its type."""
+        temperatures = ("sapo_temperature_pos", "sapo_temperature_neg")
+        ignored = {
+            "delta": bool(self.delta) and (self.loss_type in ("cispo", "dppo", "sapo") or self.loss),
+            "importance_sampling_level": self.importance_sampling_level == "sequence"
+            and self.loss_type == "dppo",
+            **{
+                name: self.loss_type != "sapo" and getattr(self, name) != _default(name)
+                for name in temperatures
+            },
+        }
+        for name in filter(ignored.get, ignored):
+            raise ValueError(
+                f"LEARNER_{name.upper()} has no effect with LEARNER_LOSS_TYPE={self.loss_type}"
+                f"{' and LEARNER_LOSS' if self.loss else ''}"
+            )
+        if self.use_bias_correction_kl and not self.beta:
+            raise ValueError("LEARNER_USE_BIAS_CORRECTION_KL has no effect with LEARNER_BETA=0: no KL")
+        if self.loss:
+            _check_functions("LEARNER_LOSS", "loss", [self.loss], ())
         return self
 
     @model_validator(mode="after")
@@ -495,6 +531,11 @@ class LearnerSettings(
     def credit(self) -> int:
         """Return how many train tickets may be open: (max_staleness + 1) * groups_per_step."""
         return (self.max_staleness + 1) * self.groups_per_step
+
+
+def _default(name: str) -> Any:
+    """Return the default of a setting."""
+    return LearnerSettings.model_fields[name].default
 
 
 def _check_functions(variable: str, kind: str, asked: Iterable[str], known: Collection[str]) -> None:

@@ -4,7 +4,7 @@ Dimensions: N completion tokens of a packed row, S sequences. There is no paddin
 be trained is masked. docs/losses.md lists each option with its formula, paper and test.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -18,8 +18,10 @@ from penstock.common.config.learner_settings import (
     KLEstimator,
     LearnerSettings,
     LossType,
+    RatioLevel,
 )
 from penstock.learner.algorithm.correction import Correction, correct, reduce_per_sequence, safe_exp
+from penstock.learner.algorithm.own_loss import OwnLoss, load_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class LossTokens:
     mask_N: Tensor  # bool: whether the token is trained
     sequence_N: Tensor  # int64: index of the token's sequence, from 0 to `sequences` - 1
     sequences: int
+    high_entropy_N: Tensor | None = None  # bool: see `high_entropy`; None: as if all were
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +46,30 @@ class LossOptions:
     """The settings that the loss depends on, by their names in LearnerSettings."""
 
     loss_type: LossType
+    importance_sampling_level: RatioLevel
     epsilon: float
     epsilon_high: float
     delta: float
+    sapo_temperature_pos: float
+    sapo_temperature_neg: float
+    off_policy_mask_threshold: float
     entropy_coef: float
     beta: float
     kl_estimator: KLEstimator
+    use_bias_correction_kl: bool
     importance_sampling_correction: CorrectionLevel
     importance_sampling_mode: CorrectionMode
     importance_sampling_min: float
     importance_sampling_cap: float
     decoupled_loss: bool
+    own_loss: OwnLoss | None = None
 
     @classmethod
     def from_settings(cls, settings: LearnerSettings) -> "LossOptions":
-        """Return the options of a run's settings."""
-        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
+        """Return the options of a run's settings. Raise ConfigError if an own loss cannot be loaded."""
+        names = [field.name for field in fields(cls) if field.name != "own_loss"]
+        own = load_loss(settings.loss) if settings.loss else None
+        return cls(**{name: getattr(settings, name) for name in names}, own_loss=own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +77,7 @@ class LossTerms:
     """A row's part of the loss, and values of its trained tokens for the metrics, without gradient."""
 
     loss: Tensor
-    ratio_N: Tensor  # that the objective clips: the token's, or with gspo its sequence's mean
+    ratio_N: Tensor  # that the objective clips: the token's, or its sequence's mean, see `_ratio`
     clipped_low_N: Tensor  # bool: the lower bound removes the token's gradient
     clipped_high_N: Tensor  # bool: the upper bound removes the gradient; with cispo bounds it, for A > 0
     kl_N: Tensor  # estimated KL to the reference policy; zeros without a reference
@@ -90,20 +101,28 @@ def policy_loss(tokens: LossTokens, options: LossOptions) -> LossTerms:
            - entropy_coef x sum(weight x entropy), over the trained tokens
 
     `loss_type` selects the objective. The correction of the importance ratio gives the factor, see
-    `correct`. Values of masked tokens, even NaN, reach neither the loss nor the gradient.
+    `correct`. The objective is 0 for tokens that `_in_objective` leaves out; of these, tokens of low
+    entropy add no entropy either. Values of masked tokens, even NaN, reach neither the loss nor the
+    gradient. With use_bias_correction_kl the kl is multiplied by the ratio: its gradient is then that
+    of the KL (DeepSeek-V3.2, arXiv:2512.02556).
 
     Example: one token with weight 1, advantage 1, ratio 1.5, factor 1, dapo with epsilon_high 0.28: the
     objective is min(1.5, 1.28) = 1.28 and the loss -1.28, with gradient 0.
     """
     tokens = _zero_masked_tokens(tokens)
-    surrogate = _SURROGATES[options.loss_type](tokens, options)
+    objective = _own_objective if options.own_loss else _OBJECTIVES[options.loss_type]
+    surrogate = objective(tokens, options)
+    objective_N = torch.where(_in_objective(tokens, options), surrogate.objective_N, 0.0)
     correction = _correction(tokens, options)
     kl_N = _kl(tokens, options)
-    loss = -(tokens.weight_N * correction.factor_N * surrogate.objective_N).sum()
+    loss = -(tokens.weight_N * correction.factor_N * objective_N).sum()
     if options.beta:
-        loss = loss + options.beta * (tokens.weight_N * kl_N).sum()
+        unbiased_N = kl_N * _ratio(tokens, options) if options.use_bias_correction_kl else kl_N
+        loss = loss + options.beta * (tokens.weight_N * unbiased_N).sum()
     if options.entropy_coef:
-        loss = loss - options.entropy_coef * (tokens.weight_N * tokens.entropy_N).sum()
+        high_N = tokens.mask_N if tokens.high_entropy_N is None else tokens.high_entropy_N
+        entropy_N = torch.where(high_N, tokens.entropy_N, 0.0)
+        loss = loss - options.entropy_coef * (tokens.weight_N * entropy_N).sum()
     return LossTerms(
         loss, surrogate.ratio_N.detach(), surrogate.clipped_low_N, surrogate.clipped_high_N,
         kl_N.detach(), correction.bounded_N,
@@ -119,18 +138,18 @@ def aggregation_weights(
     `lengths_S` counts the trained tokens of each sequence of the mini-batch, over all ranks and rows, so
     that the losses of rows add up. `batch_tokens` counts those of the whole batch. A sequence without
     trained tokens gets weight 0, but counts in S.
-    grpo (arXiv:2402.03300, eq. 3) and gspo (arXiv:2507.18071) take the mean over each sequence's tokens,
-    then over the sequences. dr_grpo (arXiv:2503.20783) divides by the longest possible completion
-    instead. bnpo (TRL) takes the mean over the mini-batch's tokens. dapo (arXiv:2503.14476, eq. 8),
-    cispo and dppo take the mean over the batch's tokens: a token's weight is mini_batches / batch_tokens
-    in any mini-batch.
+    grpo (arXiv:2402.03300, eq. 3), gspo (arXiv:2507.18071) and sapo (arXiv:2511.20347) take the mean
+    over each sequence's tokens, then over the sequences. dr_grpo (arXiv:2503.20783) divides by the
+    longest possible completion instead. bnpo (TRL) takes the mean over the mini-batch's tokens. dapo
+    (arXiv:2503.14476, eq. 8), cispo and dppo take the mean over the batch's tokens: a token's weight is
+    mini_batches / batch_tokens in any mini-batch.
     Example: lengths [1, 3] in one mini-batch of max_completion_length 4: grpo [1/2, 1/6], dr_grpo
     [1/8, 1/8], bnpo and dapo [1/4, 1/4].
     """
     lengths_S = np.asarray(lengths_S, dtype=np.float64)
     sequence_mean, batch_mean = lengths_S * len(lengths_S), batch_tokens / mini_batches
     divisors: dict[LossType, np.ndarray | float] = {
-        "grpo": sequence_mean, "gspo": sequence_mean, "bnpo": lengths_S.sum(),
+        "grpo": sequence_mean, "gspo": sequence_mean, "sapo": sequence_mean, "bnpo": lengths_S.sum(),
         "dr_grpo": float(len(lengths_S) * max_completion_length),
         "dapo": batch_mean, "cispo": batch_mean, "dppo": batch_mean,
     }  # fmt: skip
@@ -144,7 +163,7 @@ def _zero_masked_tokens(tokens: LossTokens) -> LossTokens:
 
     Their ratios become 1 and their products 0. Masking the products would pass on NaN: 0 x NaN = NaN.
     """
-    kept = ("mask_N", "sequence_N", "sequences")
+    kept = ("mask_N", "sequence_N", "sequences", "high_entropy_N")
     names = [field.name for field in fields(tokens) if field.name not in kept]
     values = {name: getattr(tokens, name) for name in names if getattr(tokens, name) is not None}
     zeroed: dict[str, Any] = {name: torch.where(tokens.mask_N, v, 0.0) for name, v in values.items()}
@@ -163,17 +182,75 @@ def _correction(tokens: LossTokens, options: LossOptions) -> Correction:
     )  # fmt: skip
 
 
-def _token_clipping(tokens: LossTokens, options: LossOptions) -> _Surrogate:
-    """Return `_clipped_objective` of tokens' ratios: DAPO (arXiv:2503.14476, eq. 8), GRPO, dual clip."""
-    return _clipped_objective(safe_exp(tokens.logprobs_N - tokens.old_N), tokens.advantages_N, options)
+def high_entropy(
+    entropies: Sequence[np.ndarray], masks: Sequence[np.ndarray], quantile: float
+) -> list[np.ndarray]:
+    """Return for each token, (T,) per sequence, whether it is among the batch's highest entropies.
+
+    `quantile` is the share of the trained tokens (those in `masks`) that are: 0.2 marks the highest
+    fifth, 0 only the highest (arXiv:2506.01939). A token at the bound itself is among them.
+    Example: entropies [1, 2, 3, 4, 5] of one sequence and quantile 0.25 give [F, F, F, T, T].
+    """
+    trained = np.concatenate([values[mask] for values, mask in zip(entropies, masks, strict=True)])
+    bound = np.quantile(trained, 1.0 - quantile) if len(trained) else 0.0
+    return [(values >= bound) & mask for values, mask in zip(entropies, masks, strict=True)]
 
 
-def _sequence_clipping(tokens: LossTokens, options: LossOptions) -> _Surrogate:
-    """Return `_clipped_objective` of sequences' geometric mean ratios: GSPO (arXiv:2507.18071)."""
-    log_ratio_N = tokens.logprobs_N - tokens.old_N
+def _in_objective(tokens: LossTokens, options: LossOptions) -> Tensor:
+    """Return which tokens count in the objective, (N,): those of high entropy in sequences kept.
+
+    With off_policy_mask_threshold a sequence with a negative advantage is left out if the mean of
+    log(behaviour / policy) over its trained tokens is above the threshold (DeepSeek-V3.2,
+    arXiv:2512.02556, eq. 9).
+    """
+    counted_N = tokens.mask_N if tokens.high_entropy_N is None else tokens.mask_N & tokens.high_entropy_N
+    if not options.off_policy_mask_threshold:
+        return counted_N
+    drift_N = _sequence_mean(tokens.behaviour_N - tokens.logprobs_N.detach(), tokens)
+    return counted_N & ((tokens.advantages_N >= 0) | (drift_N <= options.off_policy_mask_threshold))
+
+
+def _sequence_mean(values_N: Tensor, tokens: LossTokens) -> Tensor:
+    """Return for each token the mean of its sequence's trained tokens, (N,)."""
     mates = tokens.sequence_N, tokens.mask_N, tokens.sequences
-    log_ratio_N = reduce_per_sequence(log_ratio_N, *mates, mean=True)
-    return _clipped_objective(safe_exp(log_ratio_N), tokens.advantages_N, options)
+    return reduce_per_sequence(values_N, *mates, mean=True)
+
+
+def _ratio(tokens: LossTokens, options: LossOptions) -> Tensor:
+    """Return the ratio policy / old of each token, (N,), or of its sequence, with gradient.
+
+    A sequence's ratio is the geometric mean over its trained tokens: GSPO (arXiv:2507.18071).
+    """
+    log_ratio_N = tokens.logprobs_N - tokens.old_N
+    if options.loss_type == "gspo" or options.importance_sampling_level == "sequence":
+        log_ratio_N = _sequence_mean(log_ratio_N, tokens)
+    return safe_exp(log_ratio_N)
+
+
+def _own_objective(tokens: LossTokens, options: LossOptions) -> _Surrogate:
+    """Return the negative of the user's loss of each token. Raise ConfigError if it has another form."""
+    assert options.own_loss is not None, "policy_loss calls this with an own loss only"
+    none_N = torch.zeros_like(tokens.mask_N)
+    return _Surrogate(-options.own_loss(tokens, options), _ratio(tokens, options), none_N, none_N)
+
+
+def _clipping(tokens: LossTokens, options: LossOptions) -> _Surrogate:
+    """Return `_clipped_objective` of the ratios: GRPO, GSPO, DAPO (arXiv:2503.14476, eq. 8)."""
+    return _clipped_objective(_ratio(tokens, options), tokens.advantages_N, options)
+
+
+def _soft_gate(tokens: LossTokens, options: LossOptions) -> _Surrogate:
+    """Return sigmoid(t (r - 1)) 4 / t A: SAPO (arXiv:2511.20347).
+
+    t is sapo_temperature_pos for A > 0, else sapo_temperature_neg. The gradient fades as r leaves 1 and
+    is never cut off. Example: t = 1 and A = 1 give 2 for r = 1, with gradient 1, and 2.92 for r = 2.
+    """
+    ratio_N = _ratio(tokens, options)
+    hot, cold = map(ratio_N.new_tensor, (options.sapo_temperature_pos, options.sapo_temperature_neg))
+    heat_N = torch.where(tokens.advantages_N > 0, hot, cold)
+    objective_N = torch.sigmoid(heat_N * (ratio_N - 1.0)) * 4.0 / heat_N * tokens.advantages_N
+    none_N = torch.zeros_like(tokens.mask_N)
+    return _Surrogate(objective_N, ratio_N, none_N, none_N)
 
 
 def _clipped_objective(ratio_N: Tensor, advantages_N: Tensor, options: LossOptions) -> _Surrogate:
@@ -196,7 +273,7 @@ def _clipped_ratio_as_weight(tokens: LossTokens, options: LossOptions) -> _Surro
     The bounded ratio is only a weight, so every token keeps its gradient.
     """
     high = 1.0 + options.epsilon_high
-    ratio_N = safe_exp(tokens.logprobs_N.detach() - tokens.old_N)
+    ratio_N = _ratio(tokens, options).detach()
     return _Surrogate(
         ratio_N.clamp(max=high) * tokens.advantages_N * tokens.logprobs_N, ratio_N,
         torch.zeros_like(tokens.mask_N), (ratio_N > high) & (tokens.advantages_N > 0),
@@ -210,7 +287,7 @@ def _probability_trust_region(tokens: LossTokens, options: LossOptions) -> _Surr
     the advantage would increase the difference. Example: with epsilon_high 0.28 and A > 0 a probability
     that rose from 0.3 to 0.6 gives 0, one that rose to 0.5 gives r A.
     """
-    ratio_N = safe_exp(tokens.logprobs_N - tokens.old_N)
+    ratio_N = _ratio(tokens, options)
     moved_N = safe_exp(tokens.logprobs_N.detach()) - safe_exp(tokens.behaviour_N)
     low_N = (moved_N < -options.epsilon) & (tokens.advantages_N < 0)
     high_N = (moved_N > options.epsilon_high) & (tokens.advantages_N > 0)
@@ -218,10 +295,9 @@ def _probability_trust_region(tokens: LossTokens, options: LossOptions) -> _Surr
     return _Surrogate(objective_N, ratio_N, low_N, high_N)
 
 
-_SURROGATES: dict[LossType, Callable[[LossTokens, LossOptions], _Surrogate]] = {
-    "grpo": _token_clipping, "bnpo": _token_clipping, "dr_grpo": _token_clipping,
-    "dapo": _token_clipping, "gspo": _sequence_clipping, "cispo": _clipped_ratio_as_weight,
-    "dppo": _probability_trust_region,
+_OBJECTIVES: dict[LossType, Callable[[LossTokens, LossOptions], _Surrogate]] = {
+    "grpo": _clipping, "bnpo": _clipping, "dr_grpo": _clipping, "dapo": _clipping, "gspo": _clipping,
+    "cispo": _clipped_ratio_as_weight, "dppo": _probability_trust_region, "sapo": _soft_gate,
 }  # fmt: skip
 
 

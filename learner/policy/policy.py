@@ -19,6 +19,7 @@ from penstock.learner.algorithm.loss import (
     LossTerms,
     LossTokens,
     aggregation_weights,
+    high_entropy,
     policy_loss,
 )
 from penstock.learner.policy.deepspeed_engine import DeepSpeedEngine, OptimizerStep, leave_process_group
@@ -36,11 +37,14 @@ _ENTROPY = "entropy.json"
 
 
 @dataclass(frozen=True, slots=True)
-class FixedLogprobs:
-    """Log-probabilities that are constant in an Update: a (T,) array per sequence, None if unused."""
+class FixedValues:
+    """Values of tokens that are constant in an Update: a (T,) array per sequence, None if unused."""
 
-    proximal: list[np.ndarray] | None  # under the policy before the Update; for the decoupled loss
-    reference: list[np.ndarray] | None  # under the reference policy; for the KL term
+    proximal: (
+        list[np.ndarray] | None
+    )  # log-probabilities under the policy before the Update; for the decoupled loss
+    reference: list[np.ndarray] | None  # log-probabilities under the reference policy; for the KL term
+    high_entropy: list[np.ndarray] | None  # bool: of top_entropy_quantile, before the Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class Policy:
         rate = learning_rate(self._settings, step, self._steps)
         self._engine.set_optimizer_options(adamw_options(self._settings, rate))
         fixed = self._score_fixed(batch)
-        passes = sum(part is not None for part in (fixed.proximal, fixed.reference))
+        passes = sum(part is not None for part in (fixed.proximal, fixed.reference, fixed.high_entropy))
         flops = passes * self._flops.forward(map(_token_counts, batch.sequences))
         steps: list[OptimizerStep] = []
         losses, records = [], []
@@ -135,15 +139,23 @@ class Policy:
         if restarts:
             self._engine.reset_optimizer()
 
-    def _score_fixed(self, batch: Batch) -> FixedLogprobs:
-        """Return the log-probabilities that the loss compares with, computed before any step."""
+    def _score_fixed(self, batch: Batch) -> FixedValues:
+        """Return what the loss compares with, computed before any step by a forward pass each."""
         sequences, settings, reference = batch.sequences, self._settings, self._reference
         # With a single optimizer step the proximal policy is the current one.
         several = settings.num_iterations * settings.num_mini_batches > 1
-        return FixedLogprobs(
+        return FixedValues(
             proximal=self.logprobs(sequences) if settings.decoupled_loss and several else None,
             reference=self._score(sequences, reference.logprobs) if reference else None,
+            high_entropy=self._high_entropy(sequences) if settings.top_entropy_quantile < 1 else None,
         )
+
+    def _high_entropy(self, sequences: Sequence[TrainSequence]) -> list[np.ndarray]:
+        """Return which tokens have the highest entropies of the batch, (T,) each, see `high_entropy`."""
+        with torch.no_grad():
+            entropies = self._score(sequences, lambda row: self._engine(row)[1])
+        masks = [sequence.mask for sequence in sequences]
+        return high_entropy(entropies, masks, self._settings.top_entropy_quantile)
 
     def _mini_batches(self, batch: Batch, step: int) -> list[MiniBatch]:
         """Return the mini-batches of the Update, one per optimizer step.
@@ -168,7 +180,7 @@ class Policy:
         return minis
 
     def _accumulate_gradients(
-        self, batch: Batch, mini: MiniBatch, fixed: FixedLogprobs
+        self, batch: Batch, mini: MiniBatch, fixed: FixedValues
     ) -> tuple[float, TokenRecord]:
         """Accumulate the gradients of a mini-batch, row by row; return loss and tokens of all ranks."""
         sequences = [batch.sequences[index] for index in mini.sequences]
@@ -197,7 +209,7 @@ class Policy:
         return pack_for_ranks([sequence.length for sequence in sequences], budget, world_size())[rank()]
 
     def _loss_tokens(
-        self, row: Row, weights: np.ndarray, indices: np.ndarray, fixed: FixedLogprobs
+        self, row: Row, weights: np.ndarray, indices: np.ndarray, fixed: FixedValues
     ) -> LossTokens:
         """Return the row's tokens; old_N is the behaviour's, or if decoupled the proximal, policy's."""
         logprobs_N, entropy_N = self._engine(row)
@@ -213,6 +225,8 @@ class Policy:
             reference_N=_values_of_row(fixed.reference, indices, row) if fixed.reference else None,
             advantages_N=row.advantages_N, weight_N=per_sequence[row.sequence_N],
             mask_N=row.mask_N, sequence_N=row.sequence_N, sequences=row.sequences,
+            high_entropy_N=_values_of_row(fixed.high_entropy, indices, row) > 0
+            if fixed.high_entropy else None,
         )  # fmt: skip
 
     def logprobs(self, sequences: Sequence[TrainSequence]) -> list[np.ndarray]:

@@ -51,7 +51,7 @@ def weights(
     for length in lengths:
         if length == 0:
             found.append(0.0)
-        elif loss_type in ("grpo", "gspo"):
+        elif loss_type in ("grpo", "gspo", "sapo"):
             found.append(1 / length / len(lengths))
         elif loss_type == "dr_grpo":
             found.append(1 / max_completion_length / len(lengths))
@@ -96,12 +96,10 @@ def clipped(ratio: Tensor, advantage: float, options: LossOptions) -> Tensor:
 def objective(tokens: LossTokens, place: int, mates: Sequence[int], options: LossOptions) -> Tensor:
     """Of the trained token at `place`; `mates` are its sequence's trained tokens, itself among them."""
     advantage = tokens.advantages_N[place].item()
-    ratio = torch.exp(tokens.logprobs_N[place]) / torch.exp(tokens.old_N[place])
-    if options.loss_type == "gspo":
-        product = one(1.0)
-        for mate in mates:
-            product = product * torch.exp(tokens.logprobs_N[mate] - tokens.old_N[mate])
-        return clipped(product ** (1 / len(mates)), advantage, options)
+    ratio = ratio_of(tokens, place, mates, options)
+    if options.loss_type == "sapo":
+        heat = options.sapo_temperature_pos if advantage > 0 else options.sapo_temperature_neg
+        return 4 / heat / (1 + torch.exp(-heat * (ratio - 1))) * advantage
     if options.loss_type == "cispo":
         return min(ratio.item(), 1 + options.epsilon_high) * advantage * tokens.logprobs_N[place]
     if options.loss_type == "dppo":
@@ -112,6 +110,32 @@ def objective(tokens: LossTokens, place: int, mates: Sequence[int], options: Los
             return one(0.0)
         return ratio * advantage
     return clipped(ratio, advantage, options)
+
+
+def ratio_of(tokens: LossTokens, place: int, mates: Sequence[int], options: LossOptions) -> Tensor:
+    """The ratio of the token at `place`, or the geometric mean over its sequence."""
+    if options.loss_type != "gspo" and options.importance_sampling_level == "token":
+        return torch.exp(tokens.logprobs_N[place]) / torch.exp(tokens.old_N[place])
+    product = one(1.0)
+    for mate in mates:
+        product = product * torch.exp(tokens.logprobs_N[mate] - tokens.old_N[mate])
+    return product ** (1 / len(mates))
+
+
+def is_kept(tokens: LossTokens, place: int, mates: Sequence[int], options: LossOptions) -> bool:
+    """Whether the off-policy mask keeps the token's sequence."""
+    drift = statistics.fmean((tokens.behaviour_N[x] - tokens.logprobs_N[x]).item() for x in mates)
+    limit = options.off_policy_mask_threshold
+    return not limit or tokens.advantages_N[place].item() >= 0 or drift <= limit
+
+
+def highest(entropies: Sequence[float], share: float) -> list[bool]:
+    """Which are at or above the share's quantile, with linear interpolation."""
+    ordered = sorted(entropies)
+    at = (1 - share) * (len(ordered) - 1)
+    low = math.floor(at)
+    bound = ordered[low] + (at - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
+    return [value >= bound for value in entropies]
 
 
 def loss(tokens: LossTokens, options: LossOptions) -> Tensor:
@@ -132,11 +156,17 @@ def loss(tokens: LossTokens, options: LossOptions) -> Tensor:
             options.importance_sampling_cap,
             options.decoupled_loss,
         )
-        value = -token_factor * objective(tokens, place, mates, options)
+        high = tokens.high_entropy_N is None or bool(tokens.high_entropy_N[place])
+        value = one(0.0)
+        if high and is_kept(tokens, place, mates, options):
+            value = -token_factor * objective(tokens, place, mates, options)
         if tokens.reference_N is not None:
             estimate = kl(tokens.logprobs_N[place], tokens.reference_N[place], options.kl_estimator)
+            if options.use_bias_correction_kl:
+                estimate = estimate * ratio_of(tokens, place, mates, options)
             value = value + options.beta * estimate
-        value = value - options.entropy_coef * tokens.entropy_N[place]
+        if high:
+            value = value - options.entropy_coef * tokens.entropy_N[place]
         total = total + tokens.weight_N[place].item() * value
     return total
 
