@@ -199,7 +199,7 @@ def mistake(detail: ErrorDetails, place: Sequence[int | str]) -> str:
     Example: ("learner", "max_steps") gives "LEARNER_MAX_STEPS: Input should be ..., found 'many'".
     """
     own_text = detail["type"] == "value_error"  # of a validator: that of a section names its settings
-    if own_text and len(place) == 1:
+    if own_text and len(place) < 2:
         return str(detail["ctx"]["error"])
     name = "_".join(map(str, place[:2])).upper()
     if str(place[0]).upper() not in SECTIONS:

@@ -192,7 +192,7 @@ class LossSettings(Section):
 
 
 class EntropySettings(Section):
-    """Adaptive entropy: entropy_coef is the first coefficient of the bonus, which follows a target."""
+    """Adaptive entropy: the bonus starts with entropy_coef and follows a target."""
 
     use_adaptive_entropy: bool = setting(False, "adapt entropy_coef at each optimizer step")
     entropy_target: float = setting(
@@ -366,8 +366,7 @@ class LearnerSettings(
     def _generation_is_known(self) -> "LearnerSettings":
         """Raise ValueError for unknown generation options, or values that no message can carry."""
         try:
-            options: dict[str, Any] = {"stop": (), "repetition_penalty": 1.0, "regex": "", "choice": ()}
-            check_generation(**options | self.sampling_options)
+            check_generation(**self.sampling_options)
         except (ValueError, MalformedMessage) as error:
             raise ValueError(f"LEARNER_GENERATION_KWARGS: {error}") from error
         return self

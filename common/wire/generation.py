@@ -36,7 +36,10 @@ _ELSEWHERE = {
 
 
 def check_generation(
-    stop: Sequence[str], repetition_penalty: float, regex: str, choice: Sequence[str]
+    stop: Sequence[str] = (),
+    repetition_penalty: float = 1.0,
+    regex: str = "",
+    choice: Sequence[str] = (),
 ) -> None:
     """Raise MalformedMessage for options over the limits, an empty text, or two structures."""
     check_range("repetition_penalty", repetition_penalty, LOWEST_PENALTY, HIGHEST_PENALTY)

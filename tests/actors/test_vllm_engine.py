@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -329,3 +330,17 @@ def test_structured_outputs_are_kept_and_a_bad_one_is_refused_alone(live: Live) 
     with pytest.raises(PromptRefused):
         live.sample(PROMPTS[:1], replace(SAMPLING, regex="(((a"))
     assert live.sample(PROMPTS[:1])
+
+
+def test_a_request_that_ends_with_an_error_is_refused_and_not_given_back_for_ever() -> None:
+    """So ends one whose regex passed vLLM's first check and did not compile."""
+
+    class Failing:
+        async def generate(self, *_: object) -> AsyncIterator[Any]:
+            part = SimpleNamespace(index=0, token_ids=[], finish_reason="error")
+            yield SimpleNamespace(outputs=[part])
+
+    engine = object.__new__(VllmEngine)
+    engine._version, engine._changes, engine._stop_ids, engine._llm = Version(1, 0), 0, [2], Failing()
+    with pytest.raises(PromptRefused, match="could not serve failing"):
+        asyncio.run(engine.generate("failing", PROMPTS[0], replace(SAMPLING, regex="a"), 1))

@@ -8,6 +8,7 @@ from penstock.common.errors import ConfigError
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Sampling, Version
 from penstock.learner.data.plan import describe, make_plan
+from tests.e2e.site import make_model, write_questions
 from tests.learner.builders import make_plan as plan_without_files
 from tests.learner.builders import make_settings
 
@@ -46,3 +47,20 @@ def test_tickets_ask_for_what_the_settings_say():
     assert one.sampling == Sampling(**asked, max_tokens=17, seed=one.sampling.seed)
     assert one.sampling.seed == again.sampling.seed
     assert len({one.sampling.seed, other.sampling.seed, reseeded.sampling.seed}) == 3
+
+
+def test_a_value_that_looks_copied_from_trl_is_logged(capsys):
+    with pytest.raises(ConfigError, match="LEARNER_MODEL is not set"):
+        make_plan(make_settings(loss_type="cispo"))
+    assert "TRL's epsilon_high is the bound itself" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
+def test_the_contract_says_how_rewards_are_summed(tmp_path, aggregation):
+    settings = make_settings(
+        model=str(make_model(tmp_path / "model")),
+        dataset=[str(write_questions(tmp_path / "questions.jsonl", 5))],
+        max_prompt_length=16,
+        multi_objective_aggregation=aggregation,
+    )
+    assert make_plan(settings).contract.multi_objective_aggregation == aggregation

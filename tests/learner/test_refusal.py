@@ -170,6 +170,8 @@ def others(value: Any) -> list[Any]:
         return [f"{value} ", value.upper() + "A", "", None]
     if isinstance(value, float):
         return [value + 1e-9, value / 2, int(value) + 1, -value - 1.0]
+    if isinstance(value, list):  # empty: its parts are leaves otherwise
+        return [["x"], [""], ["x"] * 2, None]
     return [value + 1, float(value) + 0.5, 2**40, True if value != 1 else 2]
 
 
