@@ -7,7 +7,14 @@ from pydantic import ValidationError
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError, DataError
-from penstock.learner.data.columns import check_row, look_up, map_columns, plain, without_answer
+from penstock.learner.data.columns import (
+    as_messages,
+    check_row,
+    look_up,
+    map_columns,
+    plain,
+    without_answer,
+)
 from penstock.learner.data.reward_specs import resolve_reward
 from penstock.rewarders.adapt import OWN_ARGUMENTS, Reward, adapt
 from penstock.rewarders.load import load_reward
@@ -79,7 +86,7 @@ def _arguments(
     if not isinstance(completions, (list, tuple)) or not completions:
         raise DataError(f"{where}: completions is {completions!r}; expected a list of texts")
     mapping = map_columns(columns, where, settings, columns)
-    prompt = look_up(columns, mapping.prompt)
+    prompt = as_messages(look_up(columns, mapping.prompt), where)
     solution = look_up(columns, mapping.solution) if mapping.solution else None
     check_row(prompt, solution, mapping, where)
     given: dict[str, Any] = {name: plain(value) for name, value in columns.items() if name != "prompt"}

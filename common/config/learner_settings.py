@@ -59,8 +59,8 @@ class DataSettings(Section):
 
     dataset: Names = setting(
         [],
-        "training questions, names with commas: JSONL, Parquet, CSV, a saved folder, or a "
-        "hub id as ID[:CONFIG][@REVISION]; #N after a name takes N rows",
+        "training questions, names with commas: files (JSON lines, CSV, Parquet, Arrow; parts/*.jsonl), "
+        "a saved folder, or a hub id as ID[:CONFIG][@REVISION]; #N takes N rows; see docs/data.md",
     )
     dataset_split: str = setting("train", "split of the training questions")
     dataset_weights: PositiveNumbers = setting([], "weight of each data set; empty: by size")

@@ -1,6 +1,7 @@
 """Reading of files that may be damaged: by a disk, a kill, or whoever else writes to the folder."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,11 +41,23 @@ def explain(error: Exception) -> str:
 
 
 def parse_json(text: str | bytes) -> PlainData:
-    """Return the value of a JSON text. Raise ValueError for no JSON and for faults of `find_fault`."""
+    """Return the value of a JSON text.
+
+    Raise ValueError for no JSON, for an object with a key twice, and for faults of `find_fault`.
+    """
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_unique)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
     if fault := find_fault(value, _DEEPEST):
         raise ValueError(fault)
     return value
+
+
+def _unique(pairs: list[tuple[str, PlainData]]) -> dict[str, PlainData]:
+    """Return the object of these keys and values. Raise ValueError if a key is there twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        repeated = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"{short(repeated)} is there twice in an object")
+    return found

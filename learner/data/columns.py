@@ -4,7 +4,8 @@ Column names are recognised (PROMPT_NAMES, SOLUTION_NAMES) or named by LEARNER_P
 LEARNER_SOLUTION_COLUMN. Dots reach into nested values: `reward_model.ground_truth`.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.common.config.learner_settings import LearnerSettings
@@ -15,14 +16,15 @@ from penstock.common.wire.plain import DEEPEST, brief
 from penstock.common.wire.reward_spec import NEED_GOLD
 
 PROMPT_NAMES = (
-    "prompt", "question", "problem", "query", "instruction", "messages",
+    "prompt", "question", "problem", "query", "instruction", "messages", "conversations",
     "0.value",  # Open-Reasoner-Zero: a list of turns
 )  # fmt: skip
 SOLUTION_NAMES = (
-    "answer", "solution", "ground_truth",  # a solution beside an answer is its derivation
+    "final_answer", "answer", "solution", "ground_truth",  # the later ones may be derivations
     "reward_model.ground_truth",  # verl
     "label", "labels", "target",
-    "1.ground_truth.value",  # Open-Reasoner-Zero
+    "1.ground_truth.value", "conversations.1.ground_truth.value",  # Open-Reasoner-Zero
+    "response",
 )  # fmt: skip
 
 
@@ -39,8 +41,10 @@ def map_columns(
 ) -> ColumnMapping:
     """Return which columns of `names` hold the question and the gold answer.
 
-    `row` is any row of the data set: nested names are looked up in this row. Raise DataError, naming
-    the columns that are there, if a set one, the question's, or a gold answer's for a reward is missing.
+    Capitals do not matter for recognised names: `Problem` is `problem`. `row` is any row of the data
+    set: nested names are looked up in this row. Raise DataError, naming the columns that are there, if
+    a set one, the question's, or a gold answer's for a reward is missing, or if two columns differ only
+    in capitals.
     """
     found = list(names)
 
@@ -51,7 +55,10 @@ def map_columns(
     def pick(named: str, usual: tuple[str, ...], variable: str) -> str:
         """Return `named` if given, else the first of `usual` that is there. Raise DataError for none."""
         for name in filter(has, [named] if named else usual):
-            return name
+            return name if named else _only(name, found, f"{source}: set {variable}")
+        for name in () if named else usual:
+            if alike := [other for other in found if other.lower() == name]:
+                return _only(alike[0], found, f"{source}: set {variable}")
         usual_ones = f"none of the columns {', '.join(usual)} is there"
         problem = f"column {named!r} is missing" if named else usual_ones
         raise DataError(
@@ -64,6 +71,14 @@ def map_columns(
         return ColumnMapping(prompt, next(filter(has, SOLUTION_NAMES), ""))
     solution = pick(settings.solution_column, SOLUTION_NAMES, "LEARNER_SOLUTION_COLUMN")
     return ColumnMapping(prompt, solution)
+
+
+def _only(name: str, names: Sequence[str], remedy: str) -> str:
+    """Return the name. Raise DataError, which begins with `remedy`, if another differs by capitals."""
+    alike = [other for other in names if other.lower() == name.lower()]
+    if len(alike) > 1:
+        raise DataError(f"{remedy} to one of {', '.join(alike)}, which differ only in capitals")
+    return name
 
 
 def look_up(row: Mapping[str, object], name: str) -> object:
@@ -86,6 +101,50 @@ def look_up(row: Mapping[str, object], name: str) -> object:
     return value
 
 
+_ROLES = {
+    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "model": "assistant",
+    "system": "system",
+}  # fmt: skip
+"""Who speaks in a turn of ShareGPT's form, and the role of the message."""
+
+
+def as_messages(prompt: object, where: str) -> object:
+    """Return a conversation as messages with a role and a text; another prompt as it is.
+
+    A turn {"from": "human", "value": ..} becomes {"role": "user", "content": ..}, and a content that is
+    a list of parts {"type": "text", "text": ..} becomes their text. Raise DataError, which begins with
+    `where`, for another speaker, or a part that is no text, such as an image.
+    """
+    if not (isinstance(prompt, list) and all(isinstance(turn, dict) for turn in prompt)):
+        return prompt
+    return [_as_message(turn, where) for turn in prompt]
+
+
+def _as_message(turn: dict[str, object], where: str) -> dict[str, object]:
+    """Return a turn as a message, as it is if it is neither a turn of ShareGPT nor has parts.
+
+    Raise DataError, which begins with `where`, for another speaker, or a part that is no text.
+    """
+    if "from" in turn and "role" not in turn:
+        if turn["from"] not in _ROLES:
+            raise DataError(
+                f"{where}: a turn is from {brief(turn['from'])}; expected one of {', '.join(_ROLES)}. "
+                "Remove the turn, or write the conversation as messages with role and content"
+            )
+        value = turn.get("value")  # null where the policy is to answer
+        turn = {"role": _ROLES[str(turn["from"])], "content": "" if value is None else value}
+    content = turn.get("content")
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        return turn
+    for part in content:
+        if not isinstance(part.get("text"), str):
+            raise DataError(
+                f"{where}: a message has a part of type {brief(part.get('type'))}; expected text, as "
+                "models of images or sound cannot be trained. Remove the row or the part"
+            )
+    return {**turn, "content": "".join(part["text"] for part in content)}
+
+
 def without_answer(prompt: object) -> object:
     """Return a conversation without the assistant's last turn, which the policy is to write.
 
@@ -97,7 +156,9 @@ def without_answer(prompt: object) -> object:
 
 
 def check_row(prompt: object, solution: object, mapping: ColumnMapping, where: str) -> None:
-    """Raise DataError if the prompt is blank, or neither text nor messages, or if a mapped gold is null.
+    """Raise DataError if the prompt is blank or neither text nor messages, or a mapped gold is missing.
+
+    A gold is missing if it is null, NaN, infinite, or a text that is blank or says nan.
 
     `where` names the data set and the row in the error: `gsm8k.jsonl, row 3`.
     """
@@ -110,9 +171,12 @@ def check_row(prompt: object, solution: object, mapping: ColumnMapping, where: s
             f"{where}: {mapping.prompt} is {brief(prompt)}; expected a text, or a list of messages with "
             "a role and a text as content. Correct the row, or LEARNER_PROMPT_COLUMN"
         )
-    if mapping.solution and solution is None:
+    blank = isinstance(solution, str) and solution.strip().lower() in ("", "nan")
+    nonfinite = isinstance(solution, float) and not math.isfinite(solution)
+    if mapping.solution and (solution is None or blank or nonfinite):
+        found = "null" if solution is None else brief(solution)
         remedy = "Correct the row, or LEARNER_SOLUTION_COLUMN"
-        raise DataError(f"{where}: {mapping.solution} is null; expected the gold answer. {remedy}")
+        raise DataError(f"{where}: {mapping.solution} is {found}; expected the gold answer. {remedy}")
 
 
 def _is_message(found: object) -> bool:

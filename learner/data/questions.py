@@ -15,6 +15,7 @@ from penstock.common.errors import ConfigError, DataError
 from penstock.common.log import get_logger
 from penstock.learner.data.columns import (
     ColumnMapping,
+    as_messages,
     check_columns,
     check_row,
     look_up,
@@ -47,6 +48,7 @@ class QuestionReader:
         prompt = look_up(columns, mapping.prompt)
         solution = look_up(columns, mapping.solution) if mapping.solution else None
         check_columns(columns, where)  # before anything recurses into a value
+        prompt = as_messages(prompt, where)
         check_row(prompt, solution, mapping, where)
         prompt = without_answer(prompt)
         ids = self._template.render(prompt)
