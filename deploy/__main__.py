@@ -7,6 +7,7 @@ from pydantic import Field
 from pydantic_settings import CliSubCommand
 
 from penstock.common.config.command import CommandGroup, execute_command
+from penstock.deploy.check import Check
 from penstock.deploy.demo.run import Demo
 from penstock.deploy.evaluate import Evaluate
 from penstock.deploy.replay import Replay
@@ -22,6 +23,9 @@ class Penstock(CommandGroup):
     """
 
     up: CliSubCommand[Up] = Field(description="run a learner, actors, rewarders and a queue server")
+    check: CliSubCommand[Check] = Field(
+        description="settings, data, rewards and gold answers of a run before it starts"
+    )
     demo: CliSubCommand[Demo] = Field(description="teach a tiny model to add, on this machine's CPU")
     evaluate: CliSubCommand[Evaluate] = Field(
         description="answer held-out questions: pass@1, avg@k, maj@k"

@@ -1,5 +1,6 @@
 """The `learner` command. Settings are checked before anything heavy is imported."""
 
+import json
 import sys
 from collections.abc import Mapping
 
@@ -8,6 +9,7 @@ from penstock.common.config.role_command import LearnerCommand
 from penstock.common.errors import DiskFull
 from penstock.common.files.disk import is_full
 from penstock.common.heavy_imports import heavy_imports
+from penstock.common.log import configure_logs
 from penstock.common.role import begin_role
 
 
@@ -28,11 +30,22 @@ class Learner(LearnerCommand):
                 raise
             raise DiskFull(f"{error}: make room, then start again to resume") from error
 
+    def execute(self) -> int:
+        """Train, or print what --dry-run asks for; return the exit code. Raise as work or make_plan."""
+        if not (self.dry_run and self.as_json):
+            return super().execute()
+        configure_logs("learner", self.run.log_format)
+        from penstock.learner.data.preview import preview
+
+        for line in preview(self.learner, self.rows):
+            print(json.dumps(line, default=str))
+        return 0
+
     def describe(self) -> Mapping[str, object]:
         """Return --dry-run's figures, such as the steps. Raise ConfigError or DataError as make_plan."""
-        from penstock.learner.data.plan import describe
+        from penstock.learner.data.plan import describe, make_plan
 
-        return describe(self.learner)
+        return describe(self.learner, make_plan(self.learner))
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import ClassVar
 
-from pydantic import Field, FilePath, create_model, field_validator
+from pydantic import Field, FilePath, NonNegativeInt, create_model, field_validator
 from pydantic_settings import CliPositionalArg, CliToggleFlag
 
 from penstock.common.config.command import Command, parser_of
@@ -142,6 +142,10 @@ class LearnerCommand(RoleCommand):
 
     role = "learner"
     learner: LearnerSettings = LearnerSettings()
+    as_json: CliToggleFlag[bool] = Field(
+        False, validation_alias="json", description="with --dry-run: lines for `rewarder --check`"
+    )
+    rows: NonNegativeInt = Field(0, description="with --dry-run --json: rows to show")
 
 
 class ActorCommand(RoleCommand):
@@ -156,3 +160,7 @@ class RewarderCommand(RoleCommand):
 
     role = "rewarder"
     rewarder: RewarderSettings = RewarderSettings()
+    check: CliToggleFlag[bool] = Field(
+        False,
+        description="check rewards and gold answers of `learner --dry-run --json` on standard input",
+    )

@@ -200,9 +200,8 @@ def check_length(settings: LearnerSettings, config: PreTrainedConfig) -> None:
         )
 
 
-def describe(settings: LearnerSettings) -> dict[str, int | str]:
-    """Return --dry-run's figures. Reads data, loads no weights. Raise ConfigError or DataError."""
-    plan = make_plan(settings)
+def describe(settings: LearnerSettings, plan: Plan) -> dict[str, int | str]:
+    """Return --dry-run's figures of a plan: questions, steps, groups, and the contract's hash."""
     groups = plan.steps * settings.groups_per_step
     return {
         "questions": len(plan.source.questions),
