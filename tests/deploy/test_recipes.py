@@ -147,7 +147,10 @@ def test_penstock_up_trains_a_recipe(model, tmp_path):
 
 def test_the_page_names_tests_and_recipes_that_exist():
     page = PAGE.read_text()
-    rows = [line for line in page.splitlines() if line.startswith("| ") and "---" not in line]
+    features = page[
+        page.index("\n## ms-swift's GRPO guide") :
+    ]  # the table before compares names with TRL's
+    rows = [line for line in features.splitlines() if line.startswith("| ") and "---" not in line]
     shown = [row.rstrip(" |").rpartition("| ")[2] for row in rows]
     assert len(rows) > 60
     for proofs in shown:
