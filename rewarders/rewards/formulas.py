@@ -48,9 +48,15 @@ def expression(text: str) -> Any:
         raise
     except Exception:  # sympy raises many errors on model text, for example on "-0733"
         return None
-    if found and isinstance(found[0], Basic) and found[0].has(zoo, nan):
+    if found and isinstance(found[0], Basic) and _is_undefined(found[0]):
         raise ZeroDivisionError(text)
     return found[0] if found else None
+
+
+def _is_undefined(found: Basic) -> bool:
+    """Return whether an expression divides by a number that is 0, as 1/(2-2) does."""
+    parts = [power for power in found.atoms(Pow) if power.exp.is_negative and power.base.is_number]
+    return found.has(zoo, nan) or any(power.base.is_zero for power in parts)
 
 
 def _apart(tex: str) -> str:

@@ -37,7 +37,19 @@ def test_few_verdicts_fail():
 
 
 @pytest.mark.parametrize(
-    "gold", [r"\boxed{\frac{1}{0}}", "5/0", "it depends", "=", "$", "", r"\frac{1}{0}", "NaN is it"]
+    "gold",
+    [
+        r"\boxed{\frac{1}{0}}",
+        r"\frac{1}{2-2}",
+        "1/(3-3)",
+        "5/0",
+        "it depends",
+        "=",
+        "$",
+        "",
+        r"\frac{1}{0}",
+        "NaN is it",
+    ],
 )
 def test_a_gold_without_a_value_sets_the_group_aside(gold: str) -> None:
     assert accuracy(["", ""], ["1", r"\boxed{0}"], [gold]) == [None, None]
