@@ -5,6 +5,7 @@ import sys
 
 from penstock.common.config.command import execute_command
 from penstock.common.config.role_command import RewarderCommand
+from penstock.common.errors import ConfigError
 from penstock.common.heavy_imports import heavy_imports
 from penstock.common.log import configure_logs
 from penstock.common.role import begin_role
@@ -16,10 +17,12 @@ class Rewarder(RewarderCommand):
     def execute(self) -> int:
         """Score, or with --check read standard input and print a JSON object; return the exit code.
 
-        Raise PenstockError if that fails.
+        Raise ConfigError for --check at a terminal, PenstockError if the work fails.
         """
         if not self.check or self.words:
             return super().execute()
+        if sys.stdin.isatty():
+            raise ConfigError("--check reads `learner --dry-run --json`: use `penstock check`")
         configure_logs("rewarder", self.run.log_format)
         begin_role()
         from penstock.rewarders.check import check_lines

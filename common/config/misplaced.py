@@ -26,7 +26,9 @@ def misplaced_values(settings: LearnerSettings) -> list[str]:
 def _clip_ranges(settings: LearnerSettings) -> list[_Rule]:
     """Return the rules for epsilon and epsilon_high."""
     loss, low, high = settings.loss_type, settings.epsilon, settings.epsilon_high
-    given, of_token = settings.model_fields_set, loss not in ("gspo", "cispo", "dppo")
+    of_sequence = loss == "gspo" or settings.importance_sampling_level == "sequence"
+    given = settings.model_fields_set
+    of_token = not of_sequence and loss not in ("cispo", "dppo", "sapo")
     low_alone = "epsilon" in given and "epsilon_high" not in given
     return [
         (
@@ -35,9 +37,9 @@ def _clip_ranges(settings: LearnerSettings) -> list[_Rule]:
             "epsilon_high is the bound itself: its 5.0 is LEARNER_EPSILON_HIGH=4 here.",
         ),
         (
-            loss == "gspo" and max(low, high) >= _GSPO_LARGEST,
+            of_sequence and loss not in ("cispo", "sapo") and max(low, high) >= _GSPO_LARGEST,
             f"LEARNER_EPSILON={low:g} and LEARNER_EPSILON_HIGH={high:g} clip hardly any sequence with "
-            "gspo: its ratio is a mean over tokens. It was published with 0.0003 and 0.0004.",
+            "gspo's ratio, a mean over tokens. It was published with 0.0003 and 0.0004.",
         ),
         (
             of_token and low < _GSPO_LARGEST,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import ClassVar
 
-from pydantic import Field, FilePath, NonNegativeInt, create_model, field_validator
+from pydantic import Field, FilePath, NonNegativeInt, create_model, field_validator, model_validator
 from pydantic_settings import CliPositionalArg, CliToggleFlag
 
 from penstock.common.config.command import Command, parser_of
@@ -146,6 +146,13 @@ class LearnerCommand(RoleCommand):
         False, validation_alias="json", description="with --dry-run: lines for `rewarder --check`"
     )
     rows: NonNegativeInt = Field(0, description="with --dry-run --json: rows to show")
+
+    @model_validator(mode="after")
+    def _shown_alone(self) -> "LearnerCommand":
+        """Return self. Raise ValueError for --json or --rows without what they belong to."""
+        if (self.as_json and not self.dry_run) or (self.rows and not self.as_json):
+            raise ValueError("--rows belongs to --dry-run --json, and --json to --dry-run: add them")
+        return self
 
 
 class ActorCommand(RoleCommand):

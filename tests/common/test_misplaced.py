@@ -27,6 +27,7 @@ RECIPES = sorted((Path(__file__).parents[2] / "deploy" / "recipes").glob("*.env"
         ({"loss_type": "cispo", "epsilon_high": 5.0}, "bounds the ratio at 6"),
         ({"loss_type": "gspo"}, "published with 0.0003"),
         ({"loss_type": "gspo", "epsilon": 3e-4, "epsilon_high": 0.28}, "published with 0.0003"),
+        ({"importance_sampling_level": "sequence"}, "published with 0.0003"),
         (GSPO | {"loss_type": "grpo"}, "LEARNER_EPSILON=0.0003 is a range for gspo. With grpo"),
         ({"epsilon": 0.1}, "LEARNER_EPSILON_HIGH is not: it stays 0.28"),
         ({"beta": 0.9}, "LEARNER_ADAM_BETA1"),

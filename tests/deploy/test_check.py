@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
 
 from penstock.common.config.command import execute_command, load
 from penstock.deploy.check import Check
+from penstock.learner.__main__ import Learner
 from penstock.rewarders.__main__ import Rewarder
 from tests.e2e.site import make_model
 
@@ -108,7 +110,13 @@ def test_wrong_settings_and_data_are_told_in_the_words_of_a_run(check, capfd):
     assert "LEARNER_MAX_STEPS: Input should be a valid integer" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("flags", [["--rows", "3"], ["--json"], ["--dry-run", "--rows", "3"]])
+def test_flags_of_the_preview_train_nothing(flags, capfd):
+    assert execute_command(Learner, "learner", flags) == 78
+    assert "--rows belongs to --dry-run --json" in capfd.readouterr().err
+
+
 def test_other_lines_are_refused(monkeypatch, capfd):
-    monkeypatch.setattr("sys.stdin", iter(["no JSON"]))
+    monkeypatch.setattr("sys.stdin", io.StringIO("no JSON"))
     assert execute_command(Rewarder, "rewarder", ["--check"]) == 78
     assert "use `penstock check`" in capfd.readouterr().err
