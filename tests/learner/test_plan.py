@@ -7,13 +7,14 @@ import pytest
 from penstock.common.errors import ConfigError
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Sampling, Version
-from penstock.learner.data.plan import describe, make_plan
+from penstock.learner.data.plan import make_plan
+from penstock.learner.data.preview import preview
 from tests.e2e.site import make_model, write_questions
 from tests.learner.builders import make_plan as plan_without_files
 from tests.learner.builders import make_settings
 
 
-@pytest.mark.parametrize("plan", [make_plan, describe])
+@pytest.mark.parametrize("plan", [make_plan, lambda settings: list(preview(settings, 0))])
 @pytest.mark.parametrize("narrowed", [{"top_p": 0.8}, {"top_k": 20}, {"min_p": 0.1}])
 def test_a_narrowed_sampler_is_refused_with_the_reason_and_two_ways_out(narrowed, plan):
     ((name, value),) = narrowed.items()
