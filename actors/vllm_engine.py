@@ -94,7 +94,9 @@ class VllmEngine:
         from vllm.inputs import tokens_input
 
         if self._version is None:
-            raise EngineFailed(f"request {request_id} came before the first weights; start again")
+            raise EngineFailed(
+                f"request {request_id} came before the first weights; start the actor again"
+            )
         distinct = 1 if sampling.temperature == 0.0 else num_generations
         prompt = tokens_input(prompt_ids.tolist(), cache_salt=f"weights-{self._changes}")
         parameters = self._sampling(sampling, distinct)
@@ -103,13 +105,18 @@ class VllmEngine:
             async for latest in self._llm.generate(prompt, parameters, request_id):
                 output = latest
         except (VLLMClientError, ValueError) as error:
-            raise PromptRefused(f"the engine refused {request_id}: {error}") from error
+            raise PromptRefused(f"the engine refused the prompt of {request_id}: {error}") from error
         except Exception as error:  # a dead engine raises whatever it was doing
-            raise EngineFailed(f"vLLM failed at {request_id}: {error!r}; start again") from error
+            raise EngineFailed(
+                f"vLLM failed at {request_id}: {error!r}; start the actor again"
+            ) from error
         completions = sorted(output.outputs, key=lambda completion: completion.index)
         rollouts = tuple(_rollout(item) for item in completions if item.token_ids)
         if any(item.finish_reason == "error" for item in completions):
-            raise PromptRefused(f"the engine could not serve {request_id}: its regex does not compile")
+            raise PromptRefused(
+                f"the engine could not serve {request_id}: its regex does not compile; correct "
+                "structured_outputs in LEARNER_GENERATION_KWARGS"
+            )
         if any(item.finish_reason not in ("stop", "length") for item in completions):
             raise Aborted(request_id, rollouts)
         return rollouts * (num_generations // distinct)
@@ -153,7 +160,9 @@ class VllmEngine:
             self._hash, self._version = weights.hash, weights.version
             await self._llm.resume_generation()
         except Exception as error:  # vLLM raises whatever its parts raise
-            raise EngineFailed(f"vLLM did not take {weights.version}: {error!r}; start again") from error
+            raise EngineFailed(
+                f"vLLM did not take {weights.version}: {error!r}; start the actor again"
+            ) from error
 
     def room(self) -> int:
         """Return how many more completions can start now."""

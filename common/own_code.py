@@ -27,7 +27,7 @@ class KeptLoader(SourceFileLoader):
     def path_stats(self, path: str) -> dict[str, float]:
         """Raise OSError for a kept source, so that no compiled file is looked for."""
         if path in KEPT:
-            raise OSError("this source was read beforehand")
+            raise OSError(f"{path} was read beforehand: it has no times of a file")
         return dict(super().path_stats(path))
 
 

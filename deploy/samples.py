@@ -184,9 +184,9 @@ def _check_row(row: Row) -> None:
     """Raise TypeError or ValueError for a value that the learner writes to no table of completions."""
     for name, value in row.items():
         if not isinstance(value, _KINDS.get(name, float | None)):
-            raise TypeError(f"{name} is {brief(value)}")
+            raise TypeError(f"column {name} holds {brief(value)}, which no learner writes")
     if not isinstance(parse_json(row["extra"]), dict):
-        raise TypeError(f"extra is {brief(row['extra'])}")
+        raise TypeError(f"column extra holds {brief(row['extra'])}, expected an object of JSON")
 
 
 def select(rows: list[Row], choice: str) -> list[Row]:

@@ -196,7 +196,9 @@ class Rewarder:
         """
         group = decode(entry.payload, Group)
         if group.ticket.id != entry.ticket:
-            raise MalformedMessage(f"the entry of {entry.ticket} holds {group.ticket.id}")
+            raise MalformedMessage(
+                f"the entry of ticket {entry.ticket} holds a group of {group.ticket.id}"
+            )
         return self._scorer.for_group(group).score_group(group)
 
     def _count(self, what: str) -> None:

@@ -121,7 +121,7 @@ def check_logged(extra: Mapping[str, Sequence[Any]], metrics: Mapping[str, float
     try:
         size = len(json.dumps([extra, metrics], allow_nan=False))
     except ValueError:
-        raise ValueError("log_extra has a number that is not finite, such as NaN") from None
+        raise ValueError("log_extra has NaN or infinity, expected finite numbers") from None
     if size > LOGGED_BYTES:
         raise ValueError(
             f"log_extra and log_metric: {size} bytes for one group, larger than {LOGGED_BYTES} bytes"
@@ -143,10 +143,10 @@ def scores_of(answer: Any, size: int) -> Scores:
         raise ValueError(f"the process sent no columns or metrics: {_REPLACED}")
     for name, values in extra.items():
         if not isinstance(values, list) or len(values) != size:
-            raise ValueError(f"log_extra({name[:80]!r}) is no list of {size} values")
+            raise ValueError(f"log_extra({name[:80]!r}): expected a list of {size} values")
     for name, value in metrics.items():
         if type(value) not in (int, float) or not abs(value) <= _HIGHEST_METRIC:
-            raise ValueError(f"log_metric({name[:80]!r}) is no finite number")
+            raise ValueError(f"log_metric({name[:80]!r}): expected a finite number")
     if any(type(value) not in (int, float, type(None)) for value in _listed(answer["values"])):
         raise ValueError(f"the process sent values that are no numbers: {_REPLACED}")
     check_logged(extra, metrics)

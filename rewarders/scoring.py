@@ -165,7 +165,9 @@ class Scorer:
         try:
             return self.tokenizer.decode_batch(numbers, skip_special_tokens=True)
         except OverflowError as error:
-            raise MalformedMessage(f"a token id is negative: {error}") from error
+            raise MalformedMessage(
+                f"a token id of the group is negative, which no actor sends: {error}"
+            ) from error
 
 
 def _state(spec: RewardSpec, group: Group) -> dict[str, list[Any]]:

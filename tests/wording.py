@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import random
 import sys
 from collections.abc import Iterator
@@ -50,11 +51,31 @@ def signature(function: Function) -> str:
     return f"({ast.unparse(function.args)}){result}"
 
 
+class _Constants(ast.NodeTransformer):
+    """Puts the texts of a module's constants in place of their names, as the user sees them."""
+
+    def __init__(self, module: ast.Module) -> None:
+        self._texts: dict[str, str] = {}
+        for node in module.body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                with contextlib.suppress(ValueError):
+                    value = ast.literal_eval(node.value)
+                    if isinstance(value, str):
+                        self._texts[node.targets[0].id] = value
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """The text of a constant, any other name unchanged."""
+        text = self._texts.get(node.id)
+        return node if text is None else ast.Constant(text)
+
+
 def errors_of(path: Path) -> Iterator[tuple[str, str]]:
     """Place and text of the errors that a file raises with a message."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    module = ast.parse(path.read_text())
+    constants = _Constants(module)
+    for node in ast.walk(module):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
-            message = node.exc.args[0]
+            message = constants.visit(node.exc.args[0])
             if any(isinstance(part, ast.Constant) for part in ast.walk(message)):
                 text = f"{ast.unparse(node.exc.func)}: {ast.unparse(message)}"
                 yield f"{module_of(path)}:{node.lineno}", text

@@ -85,8 +85,9 @@ class RunView:
     def ended(self) -> bool:
         """Return whether the learner has ended the run, and left.
 
-        While a learner holds the lease, another client wrote the state, or the learner is leaving.
-        A learner that was killed before it left counts as gone when no heartbeat came for its lease.
+        True if the state is "ended" and no learner holds the lease. If one still holds it, the state is
+        not believed: another client may have written it. Then True only when no heartbeat has come for
+        as long as the lease lasts, because a learner may be killed between the two.
         """
         if self._read("GET", self.keys.state) != b"ended":
             self._last_beat = None

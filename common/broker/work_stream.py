@@ -22,6 +22,8 @@ from penstock.common.wire.messages import Verdict
 
 log = get_logger(__name__)
 
+_WRITER = "No role of Penstock writes that: see who else may write to the queue server"
+
 _ATTEMPTS = re.compile("0|[1-9][0-9]{0,5}")
 
 BEGINNING = "0-0"
@@ -105,8 +107,8 @@ class EntryReader:
         dropped = self._connection.call("drop", keys, [cause, *entries])
         if dropped and cause not in self._logged:
             self._logged.add(cause)
-            where = f"Deleted entry {entries[0]} of {self._stream}, which another client wrote"
-            log.error(shorten(f"{where}: {cause}. `queues audit` counts such entries."))
+            where = f"Deleted entry {entries[0]} of {self._stream}: {cause}"
+            log.error(shorten(f"{where}. {_WRITER}. `queues audit` counts such entries."))
 
 
 class WorkStream:

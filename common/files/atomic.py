@@ -136,7 +136,8 @@ def read_json_lines(path: Path, **fields: type) -> list[dict[str, Any]]:
             row = parse_json(line)
             for name, kind in {"step": int, **fields}.items():
                 if not isinstance(row[name], kind):
-                    raise TypeError(f"the field {name} is no {kind.__name__}")
+                    found = type(row[name]).__name__
+                    raise TypeError(f"the field {name} has type {found}, expected {kind.__name__}")
             rows.append(row)
         except DAMAGE as error:
             log.error("A damaged line is left out.", file=str(path), line=number, error=explain(error))

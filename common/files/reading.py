@@ -48,7 +48,7 @@ def parse_json(text: str | bytes) -> PlainData:
     try:
         value = json.loads(text, object_pairs_hook=_unique)
     except RecursionError as error:
-        raise ValueError("nested too deep") from error
+        raise ValueError("its lists and objects are nested too deep") from error
     if fault := find_fault(value, _DEEPEST):
         raise ValueError(fault)
     return value
@@ -59,5 +59,5 @@ def _unique(pairs: list[tuple[str, PlainData]]) -> dict[str, PlainData]:
     found = dict(pairs)
     if len(found) < len(pairs):
         repeated = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"{short(repeated)} is there twice in an object")
+        raise ValueError(f"the key {short(repeated)} is there twice in an object, expected once")
     return found

@@ -50,7 +50,9 @@ def read_claims(run_folder: RunFolder) -> dict[int, Claim]:
             claim = Claim(**fields_as(Claim, parse_json(path.read_bytes()), "claim"))
             in_order = int(path.stem) == claim.incarnation > claim.parent >= 0
             if not (in_order and claim.parent_length >= 0):
-                raise ValueError("its numbers do not fit")
+                raise ValueError(
+                    "its incarnation is not above its parent, or not that of its file's name"
+                )
         claims[claim.incarnation] = claim
     return claims
 

@@ -78,10 +78,10 @@ def _decode_body(body: bytes) -> dict[str, Any]:
     unpacker = zlib.decompressobj()
     plain = unpacker.decompress(body, _largest(body) + 1)
     if not unpacker.eof or unpacker.unused_data or len(plain) > _largest(body):
-        raise zlib.error("the body is cut off, or larger than a learner writes")
+        raise zlib.error("a record is cut off, or larger than a learner writes")
     record = unpack(plain, most=len(plain))
     if not (isinstance(record, dict) and isinstance(record.get("kind"), str)):
-        raise MalformedMessage("a record is no map with its kind")
+        raise MalformedMessage("a record is damaged: expected a map with a field kind")
     return record
 
 

@@ -262,7 +262,9 @@ def _outcome(request: dict[str, Any]) -> bytes:
         value = find_function(request["work"])(*request["arguments"])
         frame = frames.pack({"value": value})
         if len(frame) > frames.LONGEST_ANSWER:
-            raise ValueError(f"a result of {len(frame)} bytes, more than {frames.LONGEST_ANSWER}")
+            raise ValueError(
+                f"the code returned {len(frame)} bytes, expected at most {frames.LONGEST_ANSWER}"
+            )
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
     except BaseException as error:  # the code is not ours and may raise anything, SystemExit too

@@ -18,6 +18,9 @@ LONGEST_REQUEST = 2**29
 _HEAD = 4
 _LONGEST_MISTAKE = 500
 
+FOREIGN = "remove from the code what writes into the connection of its process"
+"""What to do about a frame that Penstock's part of a process does not send."""
+
 
 class BrokenFrame(ValueError):
     """Bytes that are no frame: too long, no JSON, or a number that JSON does not have."""
@@ -43,7 +46,10 @@ def pack_request(value: Any) -> bytes:
 def _framed(body: bytes) -> bytes:
     """Return the body of a frame after its length. Raise ValueError if it is over LONGEST_REQUEST."""
     if len(body) > LONGEST_REQUEST:
-        raise ValueError(f"{len(body)} bytes; expected at most {LONGEST_REQUEST}")
+        raise ValueError(
+            f"what a call is given has {len(body)} bytes, expected at most {LONGEST_REQUEST}: "
+            "use shorter completions, or fewer or shorter columns"
+        )
     return len(body).to_bytes(_HEAD, "big") + body
 
 
@@ -67,7 +73,10 @@ class FrameReader:
         """Add bytes. Raise BrokenFrame as soon as they announce a frame over LONGEST_ANSWER."""
         self._bytes += data
         if len(self._bytes) >= _HEAD and self._length() > LONGEST_ANSWER:
-            raise BrokenFrame(f"a frame of {self._length()} bytes; expected at most {LONGEST_ANSWER}")
+            raise BrokenFrame(
+                f"an answer of {self._length()} bytes, expected at most {LONGEST_ANSWER}: "
+                "let the code return less"
+            )
 
     def take(self) -> dict[str, Any] | None:
         """Return the next whole frame, None without one. Raise BrokenFrame if it is no object."""
@@ -79,9 +88,11 @@ class FrameReader:
         try:
             value = json.loads(text, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
-            raise BrokenFrame(f"a frame that is no JSON: {type(error).__name__}: {error}") from error
+            raise BrokenFrame(
+                f"an answer that is no JSON ({type(error).__name__}: {error}): {FOREIGN}"
+            ) from error
         if not isinstance(value, dict):
-            raise BrokenFrame(f"a frame of type {type(value).__name__}; expected an object")
+            raise BrokenFrame(f"an answer of type {type(value).__name__}, expected an object: {FOREIGN}")
         return value
 
     def _length(self) -> int:
@@ -96,7 +107,7 @@ def short(text: object) -> str:
 
 def _refuse(constant: str) -> NoReturn:
     """Raise ValueError for NaN and the infinities."""
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is no number of JSON, expected a finite one")
 
 
 def send(connection: socket.socket, value: Any) -> None:

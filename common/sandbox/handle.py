@@ -307,7 +307,8 @@ def _status_of(frame: dict[str, Any]) -> int:
     """Return the exit status in the frame `ended` of a process. Raise BrokenFrame for another frame."""
     status = frame.get("ended")
     if not isinstance(status, int):
-        raise BrokenFrame(f"a frame with {', '.join(map(str, frame))[:80]}; expected ended")
+        found = ", ".join(map(str, frame))[:80]
+        raise BrokenFrame(f"an answer with {found}, expected its exit status: {frames.FOREIGN}")
     return status
 
 

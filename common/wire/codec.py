@@ -91,7 +91,7 @@ def unpack(data: bytes, most: int = _MOST_VALUES) -> PlainData:
         nonlocal left
         left -= items
         if left < 0:
-            raise ValueError(f"more than {most} values")
+            raise ValueError(f"found more than {most} values in lists and maps, expected fewer")
 
     def read_list(items: list[Any]) -> list[Any]:
         """Return the list; its items count towards the limit."""
@@ -122,7 +122,7 @@ def unpack(data: bytes, most: int = _MOST_VALUES) -> PlainData:
 
 def _refuse(code: int, _: bytes) -> None:
     """Raise ValueError: no message holds an extension type."""
-    raise ValueError(f"extension type {code}, expected none")
+    raise ValueError(f"found msgpack's extension type {code}, expected plain data")
 
 
 def fields_as(kind: type, value: PlainData, where: str) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def fields_as(kind: type, value: PlainData, where: str) -> dict[str, Any]:
     found = _checked(isinstance(value, dict), value, "a map", where)
     if set(found) != set(types):
         odd = ", ".join(sorted(map(brief, set(found) ^ set(types))))
-        raise MalformedMessage(f"{where}: missing or unknown: {odd[:200]}")
+        raise MalformedMessage(f"{where}: these fields are missing or unknown: {odd[:200]}")
     return {name: _from_wire(part, found[name], f"{where}.{name}") for name, part in types.items()}
 
 
@@ -213,7 +213,7 @@ def _array(dtype: str, value: PlainData, where: str) -> np.ndarray:
     if len(value) % size:
         raise MalformedMessage(f"{where}: {len(value)} bytes are no whole number of {dtype}")
     if dtype == "|b1" and max(value, default=0) > 1:
-        raise MalformedMessage(f"{where}: a truth value is neither 0 nor 1")
+        raise MalformedMessage(f"{where}: found a truth value that is neither 0 nor 1")
     return np.frombuffer(value, dtype=dtype)
 
 

@@ -48,7 +48,7 @@ def require(condition: bool, message: str, *found: object) -> None:
 def check_range(name: str, value: float, lowest: float, highest: float) -> None:
     """Raise MalformedMessage for a number outside of [lowest, highest], or NaN."""
     if not lowest <= value <= highest:
-        raise MalformedMessage(f"{name} {brief(value)} is not in [{lowest}, {highest}]")
+        raise MalformedMessage(f"{name} is {brief(value)}, expected {lowest} to {highest}")
 
 
 def check_array(name: str, array: "np.ndarray", dtype: str) -> None:
@@ -61,19 +61,19 @@ def check_array(name: str, array: "np.ndarray", dtype: str) -> None:
 def check_names(kind: str, names: Collection[str]) -> None:
     """Raise MalformedMessage for too many names, a name that is too long, or half a character in one."""
     if len(names) > MOST_NAMES:
-        raise MalformedMessage(f"{len(names)} names ({kind}); expected at most {MOST_NAMES}")
+        raise MalformedMessage(f"{len(names)} names of a {kind}, expected at most {MOST_NAMES}")
     for name in names:
         if len(name) > LONGEST_NAME or not is_encodable(name):
-            expected = f"expected at most {LONGEST_NAME} whole letters"
-            raise MalformedMessage(f"{kind} {brief(name)} has {len(name)} letters; {expected}")
+            expected = f"expected at most {LONGEST_NAME} whole letters: choose a shorter name"
+            raise MalformedMessage(f"{kind} {brief(name)} has {len(name)} letters, {expected}")
 
 
 def check_texts(texts: Sequence[str], longest: int = LARGEST_INT32) -> None:
-    """Raise MalformedMessage for a text with more letters, or with half a character."""
+    """Raise MalformedMessage for a text of more than `longest` letters, or with half a character."""
     for text in texts:
         if len(text) > longest or not is_encodable(text):
-            whole = f"expected at most {longest} whole letters, without a lone surrogate"
-            raise MalformedMessage(f"a text of {len(text)} letters, {brief(text)}; {whole}")
+            whole = f"expected at most {longest} letters, and no half of a character (lone surrogate)"
+            raise MalformedMessage(f"a text has {len(text)} letters, {brief(text)}; {whole}")
 
 
 def check_plain(kind: str, columns: Mapping[str, PlainData]) -> None:
@@ -96,7 +96,9 @@ def check_rewards(rewards: Mapping[str, Sequence[float | None]], size: int) -> N
     check_names("reward", rewards)
     for name, values in rewards.items():
         if len(values) != size:
-            raise MalformedMessage(f"reward {name}: {len(values)} values for {size} completions")
+            raise MalformedMessage(
+                f"reward {name}: found {len(values)} values, expected one for each of {size} completions"
+            )
         check_numbers(f"reward {name}", values, HIGHEST_REWARD)
 
 

@@ -74,10 +74,14 @@ class ChatRenderer:
             answer = parse_json(self._read_line(deadline))
         except TimeoutError as error:
             self._close()
-            raise ValueError(f"it, or slow prompts together, took longer than {_LIMIT_S:g} s") from error
+            raise ValueError(
+                f"it, or slow prompts together, took longer than {_LIMIT_S:g} s: simplify the template"
+            ) from error
         except (OSError, ValueError) as error:
             self._close()
-            raise ValueError(f"its process ended or failed ({error}); it may use 1 GiB") from error
+            raise ValueError(
+                f"its process ended or failed ({error}); it may use 1 GiB of memory"
+            ) from error
         if not isinstance(answer, dict) or not isinstance(answer.get("text"), str):
             reason = answer.get("error") if isinstance(answer, dict) else None
             raise ValueError(reason if isinstance(reason, str) else "its process gave no text")
@@ -92,7 +96,7 @@ class ChatRenderer:
             self._channel.settimeout(max(deadline - time.monotonic(), 1e-3))
             found = self._channel.recv(1 << 20)
             if not found:
-                raise ConnectionError("it ended")
+                raise ConnectionError("the template's process ended")
             self._unread += found
         line, _, self._unread = self._unread.partition(b"\n")
         return line

@@ -91,7 +91,7 @@ def _load(source: Source, split: str) -> "Dataset":
         return datasets.load_dataset(str(path), split=split)
     saved = datasets.load_from_disk(str(path))  # a data set, or a dictionary of splits
     if isinstance(saved, dict) and split not in saved:
-        raise ValueError(f"it has the splits {', '.join(saved)}")
+        raise ValueError(f"no split {split} is there, expected one of {', '.join(saved)}")
     return saved[split] if isinstance(saved, dict) else saved
 
 

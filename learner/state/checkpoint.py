@@ -215,7 +215,7 @@ def _hashes(folder: Path) -> dict[str, Any]:
     """Return the hash of each file, as the manifest states them. Raise TypeError if it is no map."""
     hashes = parse_json((folder / _MANIFEST).read_bytes())
     if not isinstance(hashes, dict):
-        raise TypeError(f"{_MANIFEST} is no map of names to hashes")
+        raise TypeError(f"{_MANIFEST} is damaged: expected a map of names to hashes")
     return hashes
 
 
@@ -223,7 +223,7 @@ def _read(folder: Path) -> Checkpoint:
     """Return the checkpoint by its state.json. Raise ValueError if that differs from its hash."""
     path = folder / "state.json"
     if _hashes(folder)[path.name] != hash_file(path):
-        raise ValueError(f"{path.name} differs from its hash")
+        raise ValueError(f"{path.name} was changed or damaged: it differs from its hash")
     state = fields_as(_State, parse_json(path.read_bytes()), path.name)
     position = Position(**fields_as(Position, state.pop("position"), "position"))
     for number in (state["step"], position.incarnation, position.offset):

@@ -243,9 +243,10 @@ def _read_equation(text: str, sign: str, left: str, right: str) -> Value | None:
 
 
 def _read_inequality(text: str, signs: list[str], ends: list[str]) -> Value | None:
-    """Return the interval of an inequality, named if a name stands in it; None if it cannot be read.
+    """Return the interval of an inequality such as 1<x or 0<x<=2; None if it cannot be read.
 
-    `ends` are the two or three texts between the one or two `signs`. Raise as `_read` does.
+    It is a Named interval if a letter such as x stands in it. `ends` are the two or three texts around
+    the one or two `signs`. Raise as `_read` does.
     """
     if signs[0][0] == ">" or signs[0][:2] == r"\g":
         signs, ends = [_MIRRORED.get(sign, "") for sign in reversed(signs)], ends[::-1]

@@ -339,7 +339,7 @@ def test_files_and_folders_of_other_kinds_are_read(tmp_path, kind):
 def test_a_split_that_is_not_there_is_told_with_those_that_are(tmp_path):
     rows = datasets.Dataset.from_list([{"question": "1+1=", "answer": "2"}])
     datasets.DatasetDict({"train": rows}).save_to_disk(tmp_path / "saved")
-    with pytest.raises(DataError, match="it has the splits train"):
+    with pytest.raises(DataError, match="no split validation is there, expected one of train"):
         load(str(tmp_path / "saved"), dataset_split="validation")
 
 

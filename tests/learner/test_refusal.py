@@ -312,7 +312,9 @@ def test_what_open_tickets_may_need_is_known_and_older_versions_are_forgotten() 
 def test_a_journal_of_an_earlier_build_is_refused_with_the_reason() -> None:
     table = Ledger().snapshot()
     del table["versions"]  # type: ignore[misc]
-    with pytest.raises(MalformedMessage, match="ledger: missing or unknown: 'versions'"):
+    with pytest.raises(
+        MalformedMessage, match="ledger: these fields are missing or unknown: 'versions'"
+    ):
         Ledger().restore(table)
 
 

@@ -199,7 +199,9 @@ def test_a_group_under_another_tickets_name_ends_as_dead(
         outcomes = run.outcomes("train", 2)
     assert isinstance(outcomes[0], ScoredGroup)
     assert isinstance(outcomes[1], Verdict)
-    assert outcomes[1].reason.startswith("the entry of train:1 holds train:0 (reported by rewarder-")
+    assert outcomes[1].reason.startswith(
+        "the entry of ticket train:1 holds a group of train:0 (reported by rewarder-"
+    )
 
 
 def test_work_of_a_lost_rewarder_is_taken_over(run: RunUnderTest, rewarder: StartRewarder) -> None:

@@ -299,7 +299,7 @@ def test_code_that_ignores_the_ends_of_its_processes_is_imported_once(
         ("os.kill(os.getppid(), 19); return [1.0]", ""),
         ("os.closerange(3, 200); time.sleep(60)", "exit code -9|closed the connection"),
         ("half(); os._exit(0)", "ended in the middle of its answer"),
-        ("half(b'\\xff' * 4); time.sleep(60)", "a frame of 4294967295 bytes"),
+        ("half(b'\\xff' * 4); time.sleep(60)", "an answer of 4294967295 bytes"),
         ("half(b'\\0\\0\\0\\x02{}' * 2); os._exit(0)", "sent more than its answer"),
         ("half(b'\\0\\0\\0\\x03NaN'); os._exit(0)", "no JSON"),
         ("import atexit; atexit.register(os._exit, 5); sys.exit(3)", "SystemExit: 3"),
@@ -386,7 +386,7 @@ def test_what_a_reward_starts_may_be_ended_politely(pool: ScoringPool, tmp_path:
     ("logged", "words"),
     [
         ("for n in range(40): log_extra(str(n), ['x' * 30_000])", "larger than 1048576 bytes"),
-        ("log_extra('a', [float('nan')])", "log_extra has a number that is not finite"),
+        ("log_extra('a', [float('nan')])", "log_extra has NaN or infinity"),
         ("for n in range(2000): log_metric(str(n), 1.0)", "2000 names; expected at most 1024"),
         ("log_metric('x' * 201, 1.0)", "a name of 201 letters"),
         ("log_metric('x', 1e31)", "expected a finite number within 1e\\+30"),
