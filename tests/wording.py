@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tests.size import ROOT, product_files
@@ -51,34 +50,53 @@ def signature(function: Function) -> str:
     return f"({ast.unparse(function.args)}){result}"
 
 
-class _Constants(ast.NodeTransformer):
-    """Puts the texts of a module's constants in place of their names, as the user sees them."""
+class _Texts(ast.NodeTransformer):
+    """Puts texts in place of the names they were given, as the user sees them."""
 
-    def __init__(self, module: ast.Module) -> None:
-        self._texts: dict[str, str] = {}
-        for node in module.body:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                with contextlib.suppress(ValueError):
-                    value = ast.literal_eval(node.value)
-                    if isinstance(value, str):
-                        self._texts[node.targets[0].id] = value
+    def __init__(self, statements: Iterable[ast.AST]) -> None:
+        self._texts: dict[str, ast.expr] = {}
+        for node in statements:
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.JoinedStr() as text):
+                    self._texts[name] = text
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str()) as text):
+                    self._texts[name] = text
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """The text of a constant, any other name unchanged."""
-        text = self._texts.get(node.id)
-        return node if text is None else ast.Constant(text)
+        """The text of this name, the name itself if it has none."""
+        return self._texts.get(node.id, node)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.JoinedStr:
+        """The text with the values of its names as a part of it."""
+        parts: list[ast.expr] = []
+        for part in node.values:
+            value = self.visit(part.value) if isinstance(part, ast.FormattedValue) else part
+            if isinstance(value, ast.JoinedStr):
+                parts += self.visit_JoinedStr(value).values
+            else:
+                parts.append(value if _is_text(value) else part)
+        return ast.JoinedStr(parts)
+
+
+def _is_text(node: ast.expr) -> bool:
+    """Whether this is a constant text."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def errors_of(path: Path) -> Iterator[tuple[str, str]]:
     """Place and text of the errors that a file raises with a message."""
     module = ast.parse(path.read_text())
-    constants = _Constants(module)
-    for node in ast.walk(module):
-        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
-            message = constants.visit(node.exc.args[0])
-            if any(isinstance(part, ast.Constant) for part in ast.walk(message)):
-                text = f"{ast.unparse(node.exc.func)}: {ast.unparse(message)}"
-                yield f"{module_of(path)}:{node.lineno}", text
+    found = {}
+    for part in [module, *(node for node in ast.walk(module) if isinstance(node, Function))]:
+        texts = _Texts([*module.body, *ast.walk(part)] if part is not module else module.body)
+        for node in ast.walk(part):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
+                found[node.lineno] = (node.exc, texts)  # of the innermost function
+    for line, (error, texts) in found.items():
+        message = error.args[0]
+        if any(isinstance(part, ast.Constant) for part in ast.walk(message)):
+            text = ast.unparse(texts.visit(message))
+            yield f"{module_of(path)}:{line}", f"{ast.unparse(error.func)}: {text}"
 
 
 def main() -> int:

@@ -182,7 +182,8 @@ class Connection:
         if size > limit:
             raise ValueTooLarge(
                 f"{what} has {size:,} bytes, but the queue server at {self.address} takes at most "
-                f"{limit:,} bytes in one value (by its proto-max-bulk-len and client-query-buffer-limit)"
+                f"{limit:,} bytes in one value: raise its proto-max-bulk-len and "
+                "client-query-buffer-limit, or make the rows or completions shorter"
             )
 
     def _check_sizes(self, what: str, arguments: Sequence[Argument]) -> None:
@@ -369,7 +370,7 @@ def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> No
             "start it if it does not run, and see who may write to the queue server"
         ) from error
     if code == "NOTREADY":
-        raise RunNotReady(f"{address}: {message}") from error
+        raise RunNotReady(f"{address}: {message}. Start `learner`, or wait for it") from error
     if code == "NOGROUP" or "Function not found" in str(error):
         raise RunNotReady(
             f"the learner has not set the run up on {address} yet: start `learner`"

@@ -223,7 +223,7 @@ def _read(folder: Path) -> Checkpoint:
     """Return the checkpoint by its state.json. Raise ValueError if that differs from its hash."""
     path = folder / "state.json"
     if _hashes(folder)[path.name] != hash_file(path):
-        raise ValueError(f"{path.name} was changed or damaged: it differs from its hash")
+        raise ValueError(f"{path.name} was changed or damaged: its hash is not the one in {_MANIFEST}")
     state = fields_as(_State, parse_json(path.read_bytes()), path.name)
     position = Position(**fields_as(Position, state.pop("position"), "position"))
     for number in (state["step"], position.incarnation, position.offset):
