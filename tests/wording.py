@@ -84,19 +84,21 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def errors_of(path: Path) -> Iterator[tuple[str, str]]:
-    """Place and text of the errors that a file raises with a message."""
+    """Place and text of the errors that a file raises with a message, by `require` too."""
     module = ast.parse(path.read_text())
     found = {}
     for part in [module, *(node for node in ast.walk(module) if isinstance(node, Function))]:
         texts = _Texts([*module.body, *ast.walk(part)] if part is not module else module.body)
         for node in ast.walk(part):
-            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
-                found[node.lineno] = (node.exc, texts)  # of the innermost function
-    for line, (error, texts) in found.items():
-        message = error.args[0]
-        if any(isinstance(part, ast.Constant) for part in ast.walk(message)):
+            match node:  # a later, inner function takes the place of an outer one
+                case ast.Raise(exc=ast.Call(func=error, args=[message, *_])):
+                    found[node.lineno] = (ast.unparse(error), message, texts)
+                case ast.Call(func=ast.Name(id="require"), args=[_, message, *_]):
+                    found[node.lineno] = ("MalformedMessage", message, texts)
+    for line, (error, message, texts) in found.items():
+        if any(_is_text(part) and part.value.strip() for part in ast.walk(message)):
             text = ast.unparse(texts.visit(message))
-            yield f"{module_of(path)}:{line}", f"{ast.unparse(error.func)}: {text}"
+            yield f"{module_of(path)}:{line}", f"{error}: {text}"
 
 
 def main() -> int:

@@ -54,15 +54,15 @@ def read_entry(
     The error is one of four texts, the cause by which such entries are counted.
     """
     if ticket is None:
-        raise MalformedMessage("no field t")
+        raise MalformedMessage("no field t, expected a ticket")
     if payload is None:
-        raise MalformedMessage("no field d")
+        raise MalformedMessage("no field d, expected a message")
     try:
         name = TicketId(text(ticket))
     except MalformedMessage as error:
-        raise MalformedMessage("field t is no ticket") from error
+        raise MalformedMessage("field t is no ticket, such as train:7") from error
     if not _ATTEMPTS.fullmatch(str(attempts) if isinstance(attempts, int) else text(attempts)):
-        raise MalformedMessage("field a is no count of attempts")
+        raise MalformedMessage("field a is no count of attempts, such as 1")
     return Entry(text(entry), name, payload, int(attempts), bool(doomed))
 
 
@@ -93,7 +93,7 @@ class EntryReader:
             try:
                 entry = read_entry(*row)
                 if self._purpose is not None and entry.ticket.purpose != self._purpose:
-                    raise MalformedMessage("a ticket of another purpose")
+                    raise MalformedMessage("a ticket of another purpose than its stream's")
                 entries.append(entry)
             except MalformedMessage as error:
                 malformed[str(error)].append(text(row[0]))

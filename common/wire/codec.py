@@ -116,7 +116,9 @@ def unpack(data: bytes, most: int = _MOST_VALUES) -> PlainData:
     except (ValueError, TypeError, RecursionError) as error:
         fault = str(error)[:200] or type(error).__name__  # TypeError: a key that cannot be hashed
     if fault:
-        raise MalformedMessage(f"{len(data)} bytes are not msgpack of plain data: {fault}")
+        raise MalformedMessage(
+            f"{len(data)} bytes are not msgpack of plain data: {fault}. {_OTHER_RELEASE}"
+        )
     return value
 
 

@@ -44,7 +44,11 @@ class Contract:
         """Raise MalformedMessage for numbers, names or options that no setting can have."""
         names = [reward.name for reward in self.rewards]
         check_names("reward", names)
-        require(len(set(names)) == len(names), "two rewards have the same name:", names)
+        require(
+            len(set(names)) == len(names),
+            "two rewards have the same name, expected one name each:",
+            names,
+        )
         for reward in self.rewards:
             check_numbers(f"the weight of reward {reward.name}", [reward.weight], HIGHEST_REWARD)
             check_plain(f"reward {reward.name}, option", reward.options)

@@ -45,11 +45,11 @@ def check_generation(
     check_range("repetition_penalty", repetition_penalty, LOWEST_PENALTY, HIGHEST_PENALTY)
     for name, texts, most in (("stop", stop, MOST_STOPS), ("choice", choice, MOST_CHOICES)):
         require(len(texts) <= most, f"{name} has {len(texts)} texts, expected at most {most}")
-        require(all(texts), f"{name} has an empty text")
+        require(all(texts), f"{name} has an empty text, expected letters")
         check_texts(texts, LONGEST_STOP)
     require(not (regex and choice), "structured outputs have a regex and choices, expected one")
     check_texts([regex], LONGEST_REGEX)
-    require("\0" not in regex, "the regex has a NUL")
+    require("\0" not in regex, "the regex has a NUL, expected none")
     states = len(regex)
     for low, high in re.findall(r"\{(\d*),?(\d*)\}", regex):
         states *= max(1, int(high or low or 1))

@@ -42,7 +42,7 @@ _HIGHEST_METRIC = 1e100  # a mean over a step's groups stays finite
 def require(condition: bool, message: str, *found: object) -> None:
     """Raise MalformedMessage with this message, and `found` in brief, unless the condition holds."""
     if not condition:
-        raise MalformedMessage(" ".join([message, *map(brief, found)]))
+        raise MalformedMessage(" ".join((message, *map(brief, found))))
 
 
 def check_range(name: str, value: float, lowest: float, highest: float) -> None:

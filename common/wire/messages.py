@@ -74,7 +74,7 @@ class Sampling:
         """Raise MalformedMessage for a value out of range."""
         if self.temperature != 0.0:  # 0: greedy
             check_range("temperature", self.temperature, LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE)
-        require(0.0 < self.top_p <= 1.0, "top_p is not in (0, 1]:", self.top_p)
+        require(0.0 < self.top_p <= 1.0, "top_p: expected above 0 and at most 1, found", self.top_p)
         check_range("min_p", self.min_p, 0.0, 1.0)
         check_range("top_k", self.top_k, 0, LARGEST_INT32)
         check_range("max_tokens", self.max_tokens, 1, LARGEST_INT32)
@@ -103,10 +103,15 @@ class Ticket:
     def __post_init__(self) -> None:
         """Raise MalformedMessage for a wrong id, purpose, prompt, number, or column."""
         found = TicketId(self.id).purpose
-        require(found == self.purpose, f"ticket {self.id} has the purpose", self.purpose)
+        require(
+            found == self.purpose, f"ticket {self.id}: expected the purpose {found}, found", self.purpose
+        )
         check_array("prompt_ids", self.prompt_ids, "<i4")
-        require(len(self.prompt_ids) > 0, f"ticket {self.id} has an empty prompt")
-        require(int(self.prompt_ids.min()) >= 0, f"ticket {self.id}: a token of the prompt is negative")
+        require(len(self.prompt_ids) > 0, f"ticket {self.id} has an empty prompt, expected a token")
+        require(
+            int(self.prompt_ids.min()) >= 0,
+            f"ticket {self.id}: a token of the prompt is negative, expected ids",
+        )
         check_range("num_generations", self.num_generations, 1, MOST_COMPLETIONS)
         check_range("min_step", self.min_step, 0, self.version.step)
         check_names("contract", [self.contract])
@@ -148,19 +153,24 @@ class Rollout:
         length = len(self.token_ids)
         for name, dtype in (("token_ids", "<i4"), ("logprobs", "<f4"), ("mask", "|b1")):
             check_array(name, getattr(self, name), dtype)
-        require(length > 0, "a rollout has no token")
+        require(length > 0, "a rollout has no token, expected at least one")
         sizes = f"{length} tokens, {len(self.logprobs)} logprobs and {len(self.mask)} mask entries"
-        require(len(self.logprobs) == len(self.mask) == length, sizes)
-        require(int(self.token_ids.min()) >= 0, "a token of a rollout is negative")
+        require(len(self.logprobs) == len(self.mask) == length, f"{sizes}, expected as many of each")
+        require(int(self.token_ids.min()) >= 0, "a token of a rollout is negative, expected ids")
         lowest, highest = float(self.logprobs.min()), float(self.logprobs.max())  # NaN if one is NaN
         possible = lowest >= LOWEST_LOGPROB and highest <= 0.0
         require(possible, _POSSIBLE, lowest, highest)
-        require(self.finish_reason in ("stop", "length"), "finish", self.finish_reason)
+        require(
+            self.finish_reason in ("stop", "length"),
+            "finish_reason: expected stop or length, found",
+            self.finish_reason,
+        )
         edge = 0
         for span in self.spans:
-            require(span.start == edge and span.end > edge, "spans do not tile:", self.spans)
+            begins = span.start == edge and span.end > edge
+            require(begins, f"expected a span that begins at {edge}, found the spans", self.spans)
             edge = span.end
-        require(edge == length, f"spans end at {edge} of {length} tokens")
+        require(edge == length, f"the last span ends at {edge}, expected {length}, the number of tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +185,7 @@ class Group:
         """Raise MalformedMessage for a number of rollouts that the ticket did not ask for, or a name."""
         check_names("actor", [self.actor])
         found, expected = len(self.rollouts), self.ticket.num_generations
-        require(found == expected, f"{self.ticket.id}: {found} rollouts, not {expected}")
+        require(found == expected, f"{self.ticket.id}: found {found} rollouts, expected {expected}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,16 +209,20 @@ class ScoredGroup:
     def __post_init__(self) -> None:
         """Raise MalformedMessage for wrong sizes or values, or a reward of a failure."""
         size = len(self.group.rollouts)
-        require(bool(self.rewards), f"{self.group.ticket.id}: no reward at all")
-        require(len(self.texts) == size, f"{len(self.texts)} texts for {size} rollouts")
+        require(bool(self.rewards), f"{self.group.ticket.id}: found no reward, expected at least one")
+        require(
+            len(self.texts) == size,
+            f"found {len(self.texts)} texts, expected one for each of {size} rollouts",
+        )
         check_rewards(self.rewards, size)
-        require(len(self.failures) in (0, size), f"{len(self.failures)} failures for {size} rollouts")
+        failed = f"found {len(self.failures)} failures, expected one for each of {size} rollouts or none"
+        require(len(self.failures) in (0, size), failed)
         for index, failure in enumerate(self.failures):
             scored = failure and any(values[index] is not None for values in self.rewards.values())
-            require(not scored, f"rollout {index} has rewards, and failed:", failure)
+            require(not scored, f"rollout {index} failed, expected no rewards; its failure:", failure)
         check_names("extra column", self.extra)
         for name, column in self.extra.items():
-            require(len(column) == size, f"extra column {name}: {len(column)} values for {size}")
+            require(len(column) == size, f"extra column {name}: {len(column)} values, expected {size}")
         check_plain("extra column", self.extra)
         check_metrics(self.metrics)
         check_names("rewarder", [self.rewarder])
@@ -236,13 +250,18 @@ class Verdict:
     def __post_init__(self) -> None:
         """Raise MalformedMessage for another state, or wrong sizes or values."""
         TicketId(self.ticket_id)
-        require(self.state in ("filtered", "dead"), "unknown verdict", self.state)
-        require(bool(self.reason), f"{self.ticket_id} ended without a reason")
+        require(
+            self.state in ("filtered", "dead"), "a verdict: expected filtered or dead, found", self.state
+        )
+        require(bool(self.reason), f"{self.ticket_id} ended without a reason, expected a text")
         sizes = {len(values) for values in self.rewards.values()} or {len(self.lengths)}
         size = max(sizes)
         fits = len(sizes) == 1 and len(self.lengths) in (0, size) and (size > 0 or not self.rewards)
-        require(fits, f"rewards and lengths of {self.ticket_id} differ in number")
-        require(size <= MOST_COMPLETIONS, f"{self.ticket_id}: {size} completions")
+        require(fits, f"{self.ticket_id}: expected equal numbers of rewards and lengths, found others")
+        require(
+            size <= MOST_COMPLETIONS,
+            f"{self.ticket_id}: {size} completions, expected at most {MOST_COMPLETIONS}",
+        )
         check_rewards(self.rewards, size)
         for length in self.lengths:
             check_range("length", length, 1, LARGEST_INT32)

@@ -80,7 +80,7 @@ class ChatRenderer:
         except (OSError, ValueError) as error:
             self._close()
             raise ValueError(
-                f"its process ended or failed ({error}); it may use 1 GiB of memory"
+                f"its process ended or failed ({error}), expected it to use at most 1 GiB of memory"
             ) from error
         if not isinstance(answer, dict) or not isinstance(answer.get("text"), str):
             reason = answer.get("error") if isinstance(answer, dict) else None

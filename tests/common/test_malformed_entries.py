@@ -22,8 +22,15 @@ from tests.learner.builders import CONTRACT
 
 Fields = tuple[str | bytes | int, ...]
 
-NO_T, NO_D, BAD_T = "no field t", "no field d", "field t is no ticket"
-BAD_A, OTHER = "field a is no count of attempts", "a ticket of another purpose"
+NO_T, NO_D, BAD_T = (
+    "no field t, expected a ticket",
+    "no field d, expected a message",
+    "field t is no ticket, such as train:7",
+)
+BAD_A, OTHER = (
+    "field a is no count of attempts, such as 1",
+    "a ticket of another purpose than its stream's",
+)
 
 
 def with_t(ticket: str | bytes) -> Fields:
@@ -365,5 +372,5 @@ def test_a_contract_that_stays_unreadable_ends_the_wait_with_its_fault(run: Run)
 
 @pytest.mark.parametrize("count", ["", "x", "-1", "9" * 5000])
 def test_a_count_that_no_role_wrote_is_left_out(connection, keys, count):
-    connection.execute("HSET", keys.malformed, "no field d", 2, "no field t", count)
-    assert RunView(connection, keys).malformed() == {"no field d": 2}
+    connection.execute("HSET", keys.malformed, NO_D, 2, NO_T, count)
+    assert RunView(connection, keys).malformed() == {NO_D: 2}

@@ -198,7 +198,7 @@ ANSWERS: dict[str, Injection] = {
     "no field t": write("XADD", "{scored}", "*", "d", b"x"),
     "no field d": write("XADD", "{scored}", "*", "t", TRAIN),
     "no field t, and its counter at the largest number": all_of(
-        write("HINCRBY", "{malformed}", "no field t", 2**63 - 1),
+        write("HINCRBY", "{malformed}", "no field t, expected a ticket", 2**63 - 1),
         write("XADD", "{scored}", "*", "d", b"x"),
     ),
     "a t that is not UTF-8": write("XADD", "{scored}", "*", "t", b"\xff", "d", b"x"),
@@ -268,7 +268,7 @@ WORK: dict[str, Injection] = {
         encode(Verdict(TRAIN, "dead", FORGED)), FORGED, stage="held",
     ),
     "the ticket of another actor dropped": fcall(
-        "drop", "fence tickets malformed", "no field t", "{entry}", stage="held"
+        "drop", "fence tickets malformed", "no field t, expected a ticket", "{entry}", stage="held"
     ),
     "a ticket taken, marked as running alone, and lost": all_of(taken("tickets"), ALONE),
 }  # fmt: skip
