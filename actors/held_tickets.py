@@ -83,9 +83,9 @@ class HeldTickets:
     def startable(self, version: Version | None, steady: bool) -> list[Job]:
         """Return the jobs that may start now with this version loaded (None: none), eval tickets first.
 
-        `steady`: the engine is loading no weights. Once a job marked `alone` is ready, no other starts
-        until that job has ended, and that job starts when none runs any more: if the engine dies then,
-        that ticket is known to be the cause.
+        `steady`: the engine is loading no weights; only then do eval tickets start. Once a job marked
+        `alone` is ready, no other starts until that job has ended, and that job starts when none runs
+        any more: if the engine dies then, that ticket is known to be the cause.
         """
         running = self.running
         if any(job.alone for job in running):

@@ -55,7 +55,7 @@ def normalize_rewards(rewards: Rewards) -> dict[str, list[float | None]]:
 
 
 def _normalize(values: Sequence[float | None]) -> list[float | None]:
-    """Return one reward's normalized values, see `normalize_rewards`."""
+    """Return (value - mean) / (standard deviation + 1e-4) of a group's values; None stays None."""
     present = [value for value in values if value is not None]
     mean = np.mean(present) if present else 0.0
     spread = np.std(present, ddof=1) if len(present) > 1 else 0.0

@@ -189,7 +189,7 @@ class Supervisor:
         return [child for child in self.children if child.service.stage != SERVER_STAGE]
 
     def _say(self, child: Child, text: str, kind: Literal["started", "ended", "run"] = "ended") -> None:
-        """Report an event of a child."""
+        """Call `self._report` with an event of a child process: its name, the kind and the text."""
         self._report(Report(child.name, kind, text))
 
 

@@ -125,7 +125,7 @@ def _read_batch(record: Mapping[str, Any], changes: Mapping[str, Any]) -> _Recor
     rewards = [scored.rewards for scored in found.groups] + [one.rewards for one in found.filtered]
     if unknown := {name for row in rewards for name in row} - set(found.reward_weights):
         missing = short(", ".join(sorted(unknown)))
-        raise ValueError(f"the record is damaged: it has no weight of the reward {missing}")
+        raise ValueError(f"the record is damaged, expected the weight of the reward {missing} in it")
     return found
 
 

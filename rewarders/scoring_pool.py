@@ -22,7 +22,7 @@ class ScoringFailed(PenstockError):
 
 
 class ScoringPool(SandboxPool):
-    """A SandboxPool of REWARDER_WORKERS processes. Raise ConfigError or SandboxFailed if one fails."""
+    """A SandboxPool of REWARDER_WORKERS processes, which fails to start as SandboxPool does."""
 
     def __init__(self, settings: RewarderSettings) -> None:
         super().__init__(

@@ -195,7 +195,7 @@ class Connection:
     def _largest_value(self) -> int:
         """Return how many bytes a value may have. Raise redis's errors.
 
-        A server that does not answer this question has the usual limit: most users may not ask it.
+        A server that refuses this question has the usual 512 MiB: most users may not ask it.
         """
         try:
             found: Any = self._client.config_get("proto-max-bulk-len", "client-query-buffer-limit")

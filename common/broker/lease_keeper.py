@@ -60,7 +60,10 @@ class LeaseKeeper:
                 log.warning(shorten(f"Leases were not renewed: {error}"))
 
     def _renew(self) -> None:
-        """Renew leases unless stalled. Call `on_lost` of lost ones. Raise as Connection.call does."""
+        """Renew all leases, none while `_stalled`. Call `on_lost` of lost ones.
+
+        Raise as Connection.call does.
+        """
         if self._stalled():
             return
         with self._lock:

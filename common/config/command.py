@@ -183,7 +183,7 @@ def parser_of(kind: type[Command], prog: str, **texts: str) -> tuple[Parser, Cli
 
 
 def build(kind: type[CommandType], values: Mapping[str, object]) -> CommandType:
-    """Return a command of values and variables. Raise ConfigError with a line per mistake."""
+    """Return a command of values, else variables, else defaults. Raise ConfigError for mistakes."""
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:

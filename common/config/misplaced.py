@@ -14,8 +14,9 @@ _TRL_CISPO = 5.0  # epsilon_high that TRL recommends with cispo
 
 
 def misplaced_values(settings: LearnerSettings) -> list[str]:
-    """Return a sentence for each value that looks misplaced, [] if none does.
+    """Return a warning for each value that looks meant for TRL, where it means something else.
 
+    [] if none does.
     A default that does not fit what was set counts too: epsilon 0.1 alone leaves epsilon_high at 0.28.
     Example: loss_type cispo with epsilon_high 5 bounds the ratio at 6, in TRL at 5.
     """

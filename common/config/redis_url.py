@@ -105,7 +105,7 @@ def parse_host(place: str, source: str = "REDIS_URL") -> tuple[str, int]:
 
 
 def unix_url(path: str, password: str, owner: int) -> str:
-    """Return the URL of a server at a unix socket, run by the user with this id."""
+    """Return the URL of a server at a unix socket; its option `owner` is the id of its user."""
     return f"unix://:{quote(password, safe='')}@{quote(path)}?owner={owner}"
 
 

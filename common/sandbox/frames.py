@@ -126,7 +126,7 @@ def receive_request(connection: socket.socket) -> Any:
 
 
 def _body(connection: socket.socket) -> bytes:
-    """Return the body of the next frame. Raise EOFError if the connection ends before."""
+    """Return the body of the next frame. Raise EOFError if the connection ends before the frame does."""
     return _read(connection, int.from_bytes(_read(connection, _HEAD), "big"))
 
 

@@ -21,7 +21,7 @@ _refused: list[str] = []
 
 
 def refusal() -> str:
-    """Return why an import was refused in this process; "" if none was."""
+    """Return why this process first refused an import; "" if it refused none."""
     return _refused[0] if _refused else ""
 
 

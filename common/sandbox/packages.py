@@ -69,7 +69,7 @@ def _files(folder: str, suffix: str) -> Iterator[str]:
 
 
 def _keep_folder(folder: str) -> None:
-    """Read all sources below a folder."""
+    """Store in KEPT the bytes of all readable .py files below a folder, by their paths."""
     for file in _files(folder, ".py"):
         with contextlib.suppress(OSError):
             KEPT[file] = Path(file).read_bytes()

@@ -128,9 +128,10 @@ def _refuse(code: int, _: bytes) -> None:
 
 
 def fields_as(kind: type, value: PlainData, where: str) -> dict[str, Any]:
-    """Return a map that has the fields of a dataclass or TypedDict, each checked by its annotation.
+    """Return a map that has the fields of a dataclass or TypedDict, each converted by its annotation.
 
-    Raise MalformedMessage, which begins with `where`, if a field is missing, unknown or of another type.
+    Raise MalformedMessage, which begins with `where`, for a value that is no map, and if a field is
+    missing (one with a default too), unknown or of another type.
     """
     types = get_type_hints(kind, include_extras=True)
     found = _checked(isinstance(value, dict), value, "a map", where)

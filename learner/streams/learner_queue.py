@@ -32,7 +32,10 @@ class OpenPlaces:
     totals: dict[str, int] = field(default_factory=dict)
 
     def add(self, name: bytes, version: str, exists: bool) -> None:
-        """Add a field of the hash `open`, to `strange` if its name is no ticket."""
+        """Add a field of the hash `open`: to `tickets`, or to `strange` if its name is no ticket.
+
+        `version` is that of the first issue; `exists` says whether the stream has the ticket's entry.
+        """
         try:
             self.tickets[TicketId(text(name))] = version, exists
         except MalformedMessage:

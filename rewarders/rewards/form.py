@@ -78,7 +78,8 @@ def language_consistency(
     DeepSeek-R1 (arXiv:2501.12948, section 2.3.2) rewards the proportion of target language words. Here a
     word's script decides: this separates Chinese from English, but not French from English. Formulas,
     LaTeX commands, tags and numbers are not words. In scripts without spaces each character is a word.
-    Raise KeyError for an unknown one. Example: "Four is the answer, \u56db" gets 0.8 for "en".
+    Raise KeyError for a language that is not in LANGUAGES.
+    Example: "Four is the answer, \u56db" gets 0.8 for "en".
     """
     targets = LANGUAGES[target_language]
     found = [word_scripts(completion) for completion in completions]
