@@ -23,6 +23,9 @@ from penstock.rewarders.rewards.lengths import half_cosine, relative_lengths
 from penstock.rewarders.rewards.values import Choice, Group, Value, is_defined, read_value
 from penstock.rewarders.rewards.words import has_sentence
 
+_PLAIN = (str, int, float)
+"""The types of gold solutions, alone or in a list."""
+
 
 def accuracy(
     prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
@@ -116,9 +119,14 @@ def length(
 def read_gold(solution: Any) -> Value | None:
     """Return the value of a gold solution, None if it cannot be read; several boxes are a list.
 
-    Raise MemoryError or RecursionError.
+    A list of one text or number is that text or number, a longer one a list of values. Raise MemoryError
+    or RecursionError.
     """
-    if solution is None or (isinstance(solution, float) and math.isnan(solution)):
+    if isinstance(solution, (list, tuple)) and len(solution) == 1:
+        return read_gold(solution[0])
+    if isinstance(solution, (list, tuple)) and all(isinstance(item, _PLAIN) for item in solution):
+        return _list([str(item) for item in solution]) if solution else None
+    if not isinstance(solution, _PLAIN) or (isinstance(solution, float) and math.isnan(solution)):
         return None
     text = str(solution)
     boxes = list(dict.fromkeys(all_boxes(marked_part(text))))
@@ -139,6 +147,8 @@ def read_golds(solutions: list[Any]) -> list[tuple[str | None, str]]:
 
 def _why_unreadable(solution: Any) -> str:
     """Return why `read_gold` gives None for this solution. Raise as `read_value`."""
+    if solution is not None and not isinstance(solution, (*_PLAIN, list, tuple)):
+        return f"it is of type {type(solution).__name__}, expected a text or a number"
     text = "" if solution is None else marked_part(str(solution)).strip()
     if not text:
         return "there is none"

@@ -18,13 +18,14 @@ def same(one: Value, other: Value) -> bool:
         return _same_choice(one, other)
     if isinstance(one, NumberValue) and isinstance(other, NumberValue):
         return same_number((one.number, one.unit), (other.number, other.unit))
+    if isinstance(one, Group) and isinstance(other, Group):
+        return _same_group(one, other)
     if _key(one) == _key(other):
         return True
     if isinstance(one, Named) or isinstance(other, Named):
         return _same_named(one, other)
-    if isinstance(one, Group) and isinstance(other, Group):
-        return _same_group(one, other)
-    return _same_expression(one, other)
+    kinds = {type(one), type(other)}
+    return kinds != {Group, NumberValue} and _same_expression(one, other)
 
 
 def _same_expression(one: Value, other: Value) -> bool:
@@ -51,13 +52,13 @@ def _same_named(one: Value, other: Value) -> bool:
     """Return whether two values are equal, of which at least one has a name, as in x = 5.
 
     A name alone does not matter: x = 5 equals 5. Two names must be the same, or both are equations with
-    the same solutions.
+    the same solutions, and no name is as f(2) or y'.
     """
     names = [value.name for value in (one, other) if isinstance(value, Named)]
     left, right = (value.value if isinstance(value, Named) else value for value in (one, other))
     is_same = bool(left and right and names[0] == names[-1] and same(left, right))
-    if is_same or len(set(names)) < len(names):
-        return is_same
+    if is_same or len(set(names)) < len(names) or re.search("['(]", "".join(names)):
+        return is_same  # f(2) and f(3) are no unknowns to solve for
     return "=" in one.text and "=" in other.text and _same_expression(one, other)
 
 
@@ -74,12 +75,13 @@ def _same_choice(one: Value, other: Value) -> bool:
 def _same_group(one: Group, other: Group) -> bool:
     """Return whether the values are equal: in any order for sets and bare lists, else in order.
 
-    A bare list equals a tuple in the same order. Brackets matter for two values: (0,1) is not [0,1].
+    A bare list equals a tuple in the same order, and so does a list of names: x=1, y=2. Brackets matter
+    for two values: (0,1) is not [0,1].
     """
     size, kinds = len(one.items), {one.kind, other.kind}
     if size != len(other.items):
         return False
-    if kinds <= {"", SET}:
+    if kinds <= {"", SET} and not (_has_names(one) or _has_names(other)):
         left = list(other.items)
         for item in one.items:
             found = next((at for at, candidate in enumerate(left) if same(item, candidate)), None)
@@ -87,5 +89,16 @@ def _same_group(one: Group, other: Group) -> bool:
                 return False
             del left[found]
         return True
-    fits = len(kinds) == 1 or kinds in ({"", "()"}, {"", "[]"}) or (kinds == {"()", "[]"} and size > 2)
+    fits = (
+        kinds <= {"", SET}
+        or len(kinds) == 1
+        or kinds in ({"", "()"}, {"", "[]"})
+        or (kinds == {"()", "[]"} and size > 2)
+    )
     return fits and all(map(same, one.items, other.items))
+
+
+def _has_names(group: Group) -> bool:
+    """Return whether the values have different names, as in x=1, y=2."""
+    names = [item.name for item in group.items if isinstance(item, Named)]
+    return len(set(names)) > 1

@@ -22,10 +22,13 @@ _CONFIG = [
     )
 ]
 _MISREAD = re.compile(
-    r"\d_|\d'|\\overline\s*\{?\s*\d|(?<!_)\d\s+\d|\d[a-zA-Z]\d|:|\.{3}|\.\d+\.\d|\\[lc]?dots"
+    r"\d_|[\da-zA-Z)}] *(?:\^ *\{? *)?(?:'|\\prime)"
+    r"|\\overline\s*\{?\s*\d|(?<!_)\d\s+\d|\d[a-zA-Z]\d|:|\.{3}|\.\d+\.\d|\\[lc]?dots"
     r"|\\to(?![a-z])|\\(?:long)?(?:right|left)arrow(?![a-z])|→"
 )
-"""Bases, repeating decimals, ratios, rows of numbers, 1.2.3, 0b10: math_verify drops parts of these."""
+"""Bases, derivatives, repeating decimals, ratios, rows of numbers, 1.2.3, 0b10.
+
+math_verify drops parts of these."""
 
 # math_verify logs a warning in every process that its time limits are off.
 logging.getLogger("math_verify").setLevel(logging.ERROR)

@@ -12,6 +12,18 @@ from penstock.rewarders.rewards.words import without_upright_units
 
 _SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+")
 _CHINESE = re.compile("(?<!\\d)[零〇一二两三四五六七八九十百千万亿]+")
+_CHINESE_DIGITS = str.maketrans("零〇一二三四五六七八九", "00123456789")
+_CHINESE_FORMS = [
+    (re.compile("百分之([\\d.点零〇一二两三四五六七八九十百千]+)"), r"\1%"),
+    (re.compile("负(?=[\\d零一二两三四五六七八九十百千万亿])"), "-"),
+    (
+        re.compile("点([零〇一二三四五六七八九]++)(?![十百千分])"),
+        lambda found: f".{found[1]}".translate(_CHINESE_DIGITS),
+    ),
+    (re.compile("(?<=\\d) ?百"), " hundred "),
+    (re.compile("(?<=\\d) ?千(?!万)"), " thousand "),
+]
+"""Percent, minus, decimals and scales behind digits, each with what it becomes."""
 _CHINESE_UNITS = {"十": 10, "百": 100, "千": 1000, "万": 10**4, "亿": 10**8}
 _SIGNS = str.maketrans({
     "−": "-", "–": "-", "‐": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "⁄": "/",
@@ -25,7 +37,7 @@ _FONTS = re.compile(r"\\(?:text(?!\w*size)\w*|mbox|math(?:rm|bf|it|sf|tt)|rm|bf)
 _RULES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"(?<=\d),(?=\d\d(?!\d)\s*[€£])|(?<=[€£])(\s*\d+),(?=\d\d(?!\d))", r"\1."),  # €3,50
+        (r"(?<![.,\d])(\d+),(?=\d\d(?!\d)\s*[€£])|(?<=[€£])(\s*\d+),(?=\d\d(?!\d))", r"\1\2."),
         (r"(?<=[$€£])( ?\d[\d.,]*) ?[kK](?![\w$])", r"\1 k"),
         (r"(?<=[$€£])( ?\d[\d.,]*) ?M(?![\w$])", r"\1 million"),
         (rf"(?<!\w){_CURRENCY}(?=\s*[\d.])|(?<=[\d.])\s*\\?[€£¥₹₽₩₪₫฿₺₴₦¢]", " "),
@@ -45,6 +57,9 @@ _RULES = [
         (r"\\rangle", ")"),
         (r"\\%|\bper ?cent(?:age)?\b", "%"),
         (r"\+ ?/ ?-", r"\\pm "),
+        (r"(\d+)分之(\d+)", r"\2/\1"),
+        (r"(?<=\d) ?(?:min|sec|deg|max)(?= *(?:$|[.,;/)]|and\b|per\b))", " minutes"),  # any unit
+        (r"^(\\?[a-zA-Z]) (?:is|equals)(?: equal to)? (?=[-+.\d\\(\[{])", r"\1 = "),
         (r"(?<=\d) ?([万亿])", r" \1 "),
         (r"\\bar(?= ?\{? ?\d)", r"\\overline"),
         (r"\\(ne|le|ge)q(?:slant)?(?![a-z])", r"\\\1 "),
@@ -54,6 +69,7 @@ _RULES = [
         (r"\\varnothing", r"\\emptyset"),
     )
 ]
+_ROWS = re.compile(r"(?:\w+ ?= ?)?\[[][ \d.eE+-]*\]")
 _EMPHASIS = ' *`"“”'
 
 
@@ -67,6 +83,8 @@ def spell(text: str) -> str:
     text = without_upright_units(text)
     text = re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text.replace("º", "°"))
     text = unicodedata.normalize("NFKC", text).translate(_SIGNS)
+    for pattern, replacement in _CHINESE_FORMS:
+        text = pattern.sub(replacement, text)
     text = _CHINESE.sub(lambda run: str(chinese_number(run[0])), text)
     for _ in range(2):  # one within another
         text = _FONTS.sub(r" \1 ", text)
@@ -75,7 +93,14 @@ def spell(text: str) -> str:
     text = re.sub(" +", " ", text).strip(_EMPHASIS)
     if text.startswith("{") and text.find("}") == len(text) - 1:
         text = text[1:-1].strip()
-    return re.sub(r"(?<=[^.])\.$", "", text).removeprefix("+").strip(_EMPHASIS)
+    text = re.sub(r"(?<=[^.])\.$", "", text).removeprefix("+").strip(_EMPHASIS)
+    return _with_commas(text) if _ROWS.fullmatch(text) else text
+
+
+def _with_commas(rows: str) -> str:
+    """Return numbers in brackets with commas between them: "[[1. 2.] [3. 4.]]" is "[[1,2],[3,4]]"."""
+    rows = re.sub(r"(?<=\d)\.(?=[] ])", "", re.sub(r"(?<=\[) +| +(?=\])", "", rows))
+    return re.sub(r"(?<=[\d\]]) +(?=\[|[+-]?[.\d])", ",", rows)
 
 
 def chinese_number(numerals: str) -> int:

@@ -31,9 +31,8 @@ _LEAD = re.compile(
     r"|(?:答案|故选|应选)[是为]?:?) ?(?=.)",
     re.I,
 )
-_MARK = re.compile(
-    rf"(?<![\d,.]){DIGITS}|[()\[\]{{}}\u2983\u2984,;:]|(?<![a-zA-Z\\])(?:and|or|\\cup)(?![a-zA-Z])"
-)
+_BARE_MARK = re.compile(r"[()\[\]{}\u2983\u2984,;:]|(?<![a-zA-Z\\])(?:and|or|\\cup)(?![a-zA-Z])")
+_MARK = re.compile(rf"(?<![\d,.]){DIGITS}|{_BARE_MARK.pattern}")
 _LETTER = r"\\?[a-zA-Z]+'*(?:_ ?\{? ?\w+ ?\}?)?(?: ?\([a-zA-Z\d, ]*\))?"
 _NAME = re.compile(
     rf"(?:m ?)?(?:\\[a-z]+ ?)?\{{? ?[A-Z]{{2,}} ?\}}?|\|? ?{_LETTER} ?\|?"
@@ -147,7 +146,7 @@ def _read(text: str) -> Value | None:
         return None
     if choice := _CHOICE.fullmatch(text):
         letter, meaning = choice[1] or choice[3], choice[2] or choice[4]
-        value = _read(spell(meaning)) if meaning else None
+        value = (_read(spell(meaning)) or _as_words(meaning)) if meaning else None
         return None if isinstance(value, Choice) else Choice(text, False, letter=letter, meaning=value)
     if _MONTH.search(text) and re.search(r"\d", text):
         words = re.findall(r"[a-z]{3}|\d+", re.sub(r"(?<=[a-z]{3})[a-z]+", "", text.lower()))
@@ -200,7 +199,7 @@ def _read_compound(text: str) -> Value | None:
     kind, inside = "", text
     for _ in range(2):
         for separators in _SEPARATORS:
-            if len(parts := [part for part in _split(inside, separators) if part.strip()]) > 1:
+            if len(parts := [part for part in _split(inside, separators, kind) if part.strip()]) > 1:
                 return _group(text, kind, parts)
         kind, inside = text[0] + text[-1], text[1:-1]
         if kind not in ("()", "[]", "(]", "[)", SET):
@@ -229,12 +228,20 @@ def _read_relation(text: str) -> Value | None:
     return _read_inequality(text, signs, ends)
 
 
+def _as_words(text: str) -> Value | None:
+    """Return a sentence as a value that is compared as text; None without a letter or digit."""
+    words = " ".join(re.findall(r"\w+", text.casefold()))
+    return Value(words, False) if words else None
+
+
 def _read_equation(text: str, sign: str, left: str, right: str) -> Value | None:
     """Return the value of an equation, or of x in [0,1], whose sides are `left` and `right`.
 
-    A name on the left gives a named value, a sum on the left the number on the right, anything else
+    A name on one side gives a named value, a sum on the left the number on the right, anything else
     None. Raise as `_read` does.
     """
+    if _NAME.fullmatch(right) and not _NAME.fullmatch(left):
+        left, right = right, left
     value = _read(spell(right))
     if _NAME.fullmatch(left):
         return Named(text, name=left, value=value) if value else None
@@ -284,14 +291,16 @@ def _group(text: str, kind: str, parts: list[str]) -> Group | None:
     return Group(text, kind != "-", kind=kind, items=items) if is_whole else None
 
 
-def _split(text: str, separators: Iterable[str]) -> list[str]:
+def _split(text: str, separators: Iterable[str], brackets: str = "") -> list[str]:
     """Return the parts of a text between the separators that are outside of brackets.
 
     Return the text as its one part if a bracket is closed that was not opened. Separators of thousands
-    part nothing: "1,2" has two parts, "1,234" one.
+    part nothing: "1,2" has two parts, "1,234" one. `brackets` stand around the text: within them "1,234"
+    has two, "1,234, 5" has two too.
     """
     depth, parts, begin = 0, [], 0
-    for found in _MARK.finditer(text):
+    mark = _BARE_MARK if brackets and ", " not in text else _MARK
+    for found in mark.finditer(text):
         depth += (found[0] in _OPENING) - (found[0] in _CLOSING)
         if depth < 0:
             return [text]

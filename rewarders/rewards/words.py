@@ -15,12 +15,19 @@ _SHORT_WORDS = frozenset(
         "no to is of at in by as or on it so we and was day had has may way man any all us am pm hr hrs "
         "yr yrs cm mm nm km dm kg mg ml cl lb lbs ft oz sq yd pt gal kw mw kwh hz khz mhz ghz kb mb gb "
         "mph kmh kph rpm bpm ppm rad cal kcal kpa atm usd cad aud nzd gbp chf jpy cny rmb inr krw brl "
-        "mxn rs",
+        "mxn rs kr",
     )
 )
 _MEANING = frozenset(
-    re.findall(r"\w+", "than least most not minus negative plus half quarter third twice under over")
+    re.findall(
+        r"\w+",
+        "than least most not minus negative plus half quarter third twice under over root double triple "
+        "dozen dozens off one two three four five six seven eight nine ten eleven twelve twenty thirty "
+        "forty fifty halves thirds quarters fourths fifths sixths eighths tenths hundredths thousandths "
+        "fifth sixth eighth tenth hundredth thousandth millionth",
+    )
 )
+_BEHIND = re.compile(r"[\d})] *(?:squared|cubed|factorial)\b", re.I)
 _CLAUSE = re.compile(r"\b(?:it|is|are|was|were|be|has|have|we|you|he|she|they|this|that|there)\b", re.I)
 _POWER = r"(?: ?\^ ?\{? ?(?:-[123]|[23]) ?\}?|[23](?!\w))?"
 _UNIT = r"(?:[a-zA-Z]+|\\Omega(?![a-zA-Z]))"
@@ -88,7 +95,7 @@ def without_words(text: str) -> str | None:
     "5 cm^2" become "x is 5" and "5".
     """
     spans = [found.span() for found in _WORD.finditer(text) if _stands_alone(found)]
-    if any(text[slice(*span)].lower() in _MEANING for span in spans):
+    if _BEHIND.search(text) or any(text[slice(*span)].lower() in _MEANING for span in spans):
         return None
     begin, end = 0, len(text)
     while spans and not text[begin : spans[0][0]].strip(_BETWEEN):

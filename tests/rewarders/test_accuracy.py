@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.rewarders.rewards.accuracy import accuracy
+from penstock.rewarders.rewards.accuracy import accuracy, read_golds
 
 
 def score(gold: object, *completions: str) -> list[float | None]:
@@ -80,3 +80,16 @@ def test_golds_may_be_plain_or_latex(gold: object, right: str, wrong: str) -> No
 @pytest.mark.parametrize("gold", ["", "it depends", None])
 def test_a_gold_that_cannot_be_read_sets_the_whole_group_aside(gold: object) -> None:
     assert score(gold, "1", "2") == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "expected"),
+    [
+        (["$72$"], "72", 1.0), (["72"], "71", 0.0), ([72], "72", 1.0), ((7, 8), "8, 7", 1.0),
+        ([7, 8], "7", 0.0), ({"answer": "72"}, "72", None), (b"72", "72", None), ([], "72", None),
+        ([["1"], ["2"]], "1", None),
+    ],
+)  # fmt: skip
+def test_a_gold_of_another_type_is_a_list_of_values_or_set_aside(gold, answer, expected):
+    assert accuracy([""], [rf"\boxed{{{answer}}}"], [gold]) == [expected]
+    assert (read_golds([gold])[0][0] is None) == (expected is None)
