@@ -36,6 +36,13 @@ _runner = asyncio.Runner()
 """The one event loop of this process: a semaphore of a user's module fails in any loop but its first."""
 
 
+def columns_of(prompt: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what rewards get of a question: `prompts`, and the columns without own arguments' names."""
+    return {"prompts": prompt} | {
+        name: value for name, value in columns.items() if name not in OWN_ARGUMENTS
+    }
+
+
 class Reward(Protocol):
     """A reward of TRL's signature: `reward(prompts, completions, completion_ids, **columns)`.
 

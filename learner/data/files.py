@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.common.errors import DataError
 from penstock.common.files.reading import explain, parse_json
 from penstock.common.log import get_logger
+from penstock.common.progress import with_progress
 from penstock.common.text import short
 from penstock.common.wire.limits import MOST_NAMES
 from penstock.common.wire.plain import brief
@@ -85,7 +86,8 @@ def read_files(paths: Sequence[Path], name: str) -> "Dataset":
         check_names_once(paths, form)
         read = datasets.Dataset.from_parquet if form == "parquet" else _read_arrow
         return datasets.concatenate_datasets([read(str(path)) for path in paths])
-    rows = _filled([row for path in paths for row in text_rows(path)], name)
+    texts = (row for path in paths for row in text_rows(path))
+    rows = _filled(list(with_progress(texts, f"{name}: lines read")), name)
     try:  # Dataset.from_json would convert texts that look like dates to dates, from_csv 01 to 1.
         return datasets.Dataset.from_list(rows)
     except UnicodeEncodeError as error:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError, DataError
 from penstock.common.log import get_logger
+from penstock.common.progress import with_progress
 from penstock.learner.data.columns import (
     ColumnMapping,
     as_messages,
@@ -109,9 +110,10 @@ def read_questions(
     if "solution" in rows.column_names and mapping.solution not in ("", "solution"):
         chosen = f"The rewards get {mapping.solution} as `solution`"
         log.info(f"{chosen}; LEARNER_SOLUTION_COLUMN=solution chooses the other.")
+    progress = f"{source.name}: rows read"
     found = (
         reader.read(row, mapping, f"{source.name}, row {number}")
-        for number, row in zip(numbers, rows, strict=True)
+        for number, row in zip(numbers, with_progress(rows, progress, len(rows)), strict=True)
     )
     questions = [question for question in found if question is not None]
     if not len(rows):

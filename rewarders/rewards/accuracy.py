@@ -128,29 +128,6 @@ def read_gold(solution: Any) -> Value | None:
     return gold if gold is not None and is_defined(gold) else None
 
 
-def read_golds(solutions: list[Any]) -> list[tuple[str | None, str]]:
-    """Return each gold solution's value as text and "", or None and the reason why it cannot be read.
-
-    Raise MemoryError or RecursionError.
-    """
-    found = [(solution, read_gold(solution)) for solution in solutions]
-    return [(None, _why_unreadable(text)) if gold is None else (gold.text, "") for text, gold in found]
-
-
-def _why_unreadable(solution: Any) -> str:
-    """Return why `read_gold` gives None for this solution. Raise as `read_value`."""
-    text = "" if solution is None else marked_part(str(solution)).strip()
-    if not text:
-        return "there is none"
-    if len(all_boxes(text)) > 1:
-        return "one of its boxes cannot be read"
-    if next(_readings(text), None) is not None:
-        return "it divides by zero"
-    if is_prose(text) or has_sentence(text):
-        return "it is a sentence without a number or formula"
-    return "it is neither a number, a word nor a formula with a value"
-
-
 def is_right(gold: Value, answer: str) -> bool:
     """Return whether a text's answer equals the gold answer. Raise MemoryError or RecursionError.
 
