@@ -217,8 +217,11 @@ def _json_rows(path: Path) -> Iterator[dict[str, object]]:
 
 def _is_conversation(row: object) -> bool:
     """Return whether a row is a list of turns, each with a speaker, as in Open-Reasoner-Zero's file."""
-    turns = isinstance(row, list) and all(isinstance(turn, dict) for turn in row)
-    return turns and bool(row) and all("from" in turn or "role" in turn for turn in row)
+    return (
+        isinstance(row, list)
+        and bool(row)
+        and all(isinstance(turn, dict) and ("from" in turn or "role" in turn) for turn in row)
+    )
 
 
 def _objects(path: Path) -> Iterator[tuple[int, object]]:
