@@ -10,13 +10,20 @@ from typing import IO, Any
 from pydantic import Field, FilePath, NonNegativeInt
 from pydantic_settings import CliToggleFlag
 
-from penstock.common.config.command import Result, ResultCommand
-from penstock.common.errors import ConfigError, DataError, DeadlineExceeded
-from penstock.common.text import SHOWN, as_text, one_line
+from penstock.common.config.command import Result, ResultCommand, build
+from penstock.common.config.role_command import ActorCommand, LearnerCommand, RewarderCommand
+from penstock.common.errors import ConfigError, DataError, DeadlineExceeded, PenstockError
+from penstock.common.guard import guard_children
+from penstock.common.text import SHOWN, as_text, one_line, short
+from penstock.deploy.child import describe_end
 
 _WARN_SHARE, _ERROR_SHARE = 0.01, 0.2
 _LONGEST_S = 3600
 _SHOWN_GOLDS = 10
+_REMEDY = (
+    f"error: over {_ERROR_SHARE:.0%} of a data set's gold answers cannot be read. Correct them or "
+    "LEARNER_SOLUTION_COLUMN, use another reward, or accept this with --accept-unreadable-golds"
+)
 _MODULES = {"learner": "penstock.learner", "rewarder": "penstock.rewarders"}
 
 
@@ -30,16 +37,18 @@ class Check(ResultCommand):
     env_file: FilePath | None = Field(None, description="file with variables; those of the process win")
     rows: NonNegativeInt = Field(3, description="rows to show")
     accept_unreadable_golds: CliToggleFlag[bool] = Field(
-        False, description="no error if over 20% of the gold answers cannot be read"
+        False, description="no error if over 20% of a data set's gold answers cannot be read"
     )
 
     def execute(self) -> int:
         """Start `learner --dry-run` and `rewarder --check`, print what they find; return an exit code.
 
         It is the learner's or the rewarder's if one fails, which then has printed its error, 78 if a
-        reward cannot be used, 65 if too many gold answers cannot be read, else 0. Raise
-        DeadlineExceeded if one takes over an hour.
+        reward cannot be used, 65 if too many gold answers cannot be read, else 0. Raise ConfigError for
+        wrong variables of any role, DeadlineExceeded if one takes over an hour, PenstockError if killed.
         """
+        self._check_settings()
+        guard_children()
         with tempfile.TemporaryFile() as plan, tempfile.TemporaryFile() as verdict:
             learner = ["learner", "--dry-run", "--json", "--rows", str(self.rows)]
             for command, source, target in (
@@ -50,15 +59,29 @@ class Check(ResultCommand):
                     return code
                 target.seek(0)
             plan.seek(0)
-            return self.show(self.joined([json.loads(line) for line in plan], json.load(verdict)))
+            return self.show(self.joined(_objects(plan), _objects(verdict)[-1]))
+
+    def _check_settings(self) -> None:
+        """Raise ConfigError with the mistakes in the variables of all roles, each once."""
+        mistakes: list[str] = []
+        for role in (LearnerCommand, ActorCommand, RewarderCommand):
+            try:
+                build(role, {"env_file": self.env_file})
+            except ConfigError as error:
+                mistakes += str(error).splitlines()
+        if mistakes:
+            raise ConfigError("\n".join(dict.fromkeys(mistakes)))
 
     def _run(self, command: Sequence[str], source: IO[bytes] | None, target: IO[bytes]) -> int:
-        """Run a role's command from a file to a file; return its exit code. Raise DeadlineExceeded."""
+        """Run a role's command from a file to a file; return its exit code.
+
+        Raise DeadlineExceeded if it takes too long, PenstockError if it is killed.
+        """
         role, *flags = command
         given = ["--env-file", str(self.env_file)] if self.env_file else []
         program = [sys.executable, "-P", "-m", _MODULES[role]]
         try:
-            return subprocess.run(
+            code = subprocess.run(
                 [*program, *flags, *given], stdin=source or subprocess.DEVNULL, stdout=target,
                 timeout=_LONGEST_S, check=False,
             ).returncode  # fmt: skip
@@ -67,52 +90,63 @@ class Check(ResultCommand):
                 f"`{' '.join(command)}` took more than {_LONGEST_S} s: take fewer rows by "
                 "LEARNER_DATASET=NAME#ROWS"
             ) from error
+        if code < 0:
+            raise PenstockError(f"`{' '.join(command)}`: {describe_end(code)}")
+        return code
 
     def joined(self, plan: Sequence[dict[str, Any]], verdict: dict[str, Any]) -> Result:
         """Return what both processes found, and the exit code."""
         contract = next(line["contract"] for line in plan if "contract" in line)
         rows = [line["row"] for line in plan if "row" in line]
-        lines = [f"{name:<24}{value}" for name, value in contract["figures"].items()]
-        for number, row in enumerate(rows):
-            read = verdict["rows"][number] if verdict["rows"] else None
-            lines += ["", *_row_lines(row, read, bool(verdict["rows"]))]
-        lines += ["", *_gold_lines(verdict), ""]
-        bad = {name: reason for name, reason in verdict["rewards"].items() if reason}
+        lines = [f"{name:<30}{value}" for name, value in contract["figures"].items()]
+        for row, seen in zip(rows, verdict["rows"], strict=True):
+            lines += ["", *_row_lines(row, seen)]
+        limit = 1.0 if self.accept_unreadable_golds else _ERROR_SHARE
+        judged = {name: one | _judgement(one, limit) for name, one in verdict["data"].items()}
+        lines += ["", *(line for name, one in judged.items() for line in _gold_lines(name, one))]
+        if not judged:
+            lines += ["gold answers: no built-in reward needs them"]
         lines += [
             f"reward {name}: {reason or 'can be used'}" for name, reason in verdict["rewards"].items()
         ]
-        share = len(verdict["unreadable"]) / max(1, verdict["golds"])
-        too_many = share > _ERROR_SHARE and not self.accept_unreadable_golds
-        if too_many:
-            lines += [
-                f"error: {share:.0%} of the gold answers cannot be read, over {_ERROR_SHARE:.0%}. "
-                "Correct them or LEARNER_SOLUTION_COLUMN, use another reward, or accept this with "
-                "--accept-unreadable-golds"
-            ]
-        elif share > _WARN_SHARE:
-            lines += [
-                f"warning: {share:.1%} of the gold answers cannot be read; their groups are set aside"
-            ]
+        too_many = any(one["level"] == "error" for one in judged.values())
+        lines += [_REMEDY] * too_many
+        bad = any(verdict["rewards"].values())
         code = ConfigError.exit_code if bad else DataError.exit_code if too_many else 0
-        found = {**verdict, "figures": contract["figures"], "shown": rows, "share_unreadable": share}
+        found = {**verdict, "data": judged, "figures": contract["figures"], "shown": rows}
         return Result("\n".join(map(one_line, lines)), [found], code)
 
 
-def _row_lines(row: dict[str, Any], gold: str | None, has_gold: bool) -> list[str]:
-    """Return the lines that show a row: its prompt, gold answer and columns."""
-    columns = row["columns"]
+def _objects(lines: IO[bytes]) -> list[dict[str, Any]]:
+    """Return the JSON objects among the lines of a role's output; a library may print others."""
+    return [json.loads(line) for line in lines if line.startswith(b'{"')]
+
+
+def _row_lines(row: dict[str, Any], seen: dict[str, Any]) -> list[str]:
+    """Return the lines that show a row: its prompt, the gold answer, and what rewards get."""
     lines = [f"{row['where']}: prompt of {row['tokens']} tokens", f"  {row['prompt'][:SHOWN]}"]
-    if has_gold:
-        solution = as_text(columns.get("solution"))[-SHOWN:]
-        lines += [f"  gold answer: {solution}", f"  read as: {'nothing' if gold is None else gold}"]
-    return [*lines, f"  columns for rewards: {', '.join(columns)}"]
+    if "solution" in row["columns"] and (seen["read"] or seen["why"]):
+        read = f"read as {seen['read']}" if seen["read"] else f"cannot be read: {seen['why']}"
+        lines += [f"  gold answer: {as_text(row['columns']['solution'])[-SHOWN:]}", f"  {read}"]
+    values = (f"{name}={short(as_text(value))}" for name, value in seen["columns"].items())
+    return [*lines, f"  rewards get: {', '.join(values)}"]
 
 
-def _gold_lines(verdict: dict[str, Any]) -> list[str]:
-    """Return the lines on the gold answers: how many cannot be read, the first ten of them, and why."""
-    bad = verdict["unreadable"]
-    if not verdict["golds"]:
-        return ["gold answers: no built-in reward needs them"]
-    lines = [f"gold answers: {verdict['golds']} checked, {len(bad)} cannot be read"]
-    lines += [f"  {where}: {why}: {as_text(gold)[:100]}" for where, gold, why in bad[:_SHOWN_GOLDS]]
+def _judgement(data: dict[str, Any], limit: float) -> dict[str, Any]:
+    """Return which share of a data set's gold answers cannot be read, and what that is.
+
+    The level is "error" above the share `limit`, "warning" above 1%, else "".
+    """
+    share = len(data["unreadable"]) / data["golds"]
+    level = "error" if share > limit else "warning" if share > _WARN_SHARE else ""
+    return {"share": share, "level": level}
+
+
+def _gold_lines(name: str, data: dict[str, Any]) -> list[str]:
+    """Return the lines on a data set's gold answers: how many cannot be read, the first ten, and why."""
+    bad = data["unreadable"]
+    level = f"{data['level']}: " if data["level"] else ""
+    counts = f"{len(bad)} of {data['golds']} gold answers cannot be read ({data['share']:.1%})"
+    lines = [f"{level}{name}: {counts}"]
+    lines += [f"  {where}: {why}: {short(as_text(gold))}" for where, gold, why in bad[:_SHOWN_GOLDS]]
     return lines + [f"  and {len(bad) - _SHOWN_GOLDS} more"] * (len(bad) > _SHOWN_GOLDS)

@@ -21,6 +21,11 @@ from penstock.common.errors import ConfigError
 
 _COMPLETION = ("completion", "response", "output", "text", "prediction", "generated")
 """Names of the first parameter of a plain function."""
+_GOLD = (
+    "solution", "gold", "gold_answer", "golden_answer", "correct_answer", "expected",
+    "expected_answer", "ground_truth", "reference", "reference_answer", "target", "label", "truth",
+)  # fmt: skip
+"""Names of a plain function's second parameter for the gold answer."""
 _VERL = ("solution_str", "model_output", "predict_str")
 """Names that verl's own functions have for the completion."""
 _GROUP = ("prompts", "completions", "completion_ids", "completions_ids", "response_token_ids")
@@ -34,6 +39,13 @@ OWN_ARGUMENTS = frozenset(
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _runner = asyncio.Runner()
 """The one event loop of this process: a semaphore of a user's module fails in any loop but its first."""
+
+
+def columns_of(prompt: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what rewards get of a question: `prompts`, and the columns without own arguments' names."""
+    return {"prompts": prompt} | {
+        name: value for name, value in columns.items() if name not in OWN_ARGUMENTS
+    }
 
 
 class Reward(Protocol):
@@ -148,7 +160,8 @@ def adapt(found: object, name: str, completions: str = "auto") -> OwnReward:
     if required and required[0] in _COMPLETION:
         if len(required) == 2:
             first, second = required
-            gold = {"answer": ("solution",), "prompt": ("prompts",)}.get(second, (second, "solution"))
+            names = {"answer": ("solution",), **_OTHER_NAMES}
+            gold = (second, "solution") if second in _GOLD else names.get(second, (second,))
             return OwnReward(function, {first: ("completions",), second: gold}, "", each=True)
     elif parameters.keys() & set(_GROUP):
         return OwnReward(function, {}, form)

@@ -1,21 +1,19 @@
 """`rewarder --check`: whether rewards can be loaded and gold answers be read, before a run starts."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from penstock.common.config.settings import RewarderSettings
-from penstock.common.deadline import Deadline
 from penstock.common.errors import ConfigError
-from penstock.common.log import get_logger
-from penstock.common.wire.reward_spec import RewardSpec
+from penstock.common.progress import with_progress
+from penstock.common.wire.reward_spec import NEED_GOLD, RewardSpec
+from penstock.rewarders.adapt import columns_of
 from penstock.rewarders.scoring_pool import ScoringPool
 
-log = get_logger(__name__)
-
-_CHUNK = 100
+_CHUNK = 50
 """Gold answers per call of a sandbox process."""
-_REPORT_EVERY_S = 10.0
 
 Reading = tuple[str | None, str]
 """A gold answer as it is read, None if it cannot be; and then why not, else ""."""
@@ -24,33 +22,42 @@ Reading = tuple[str | None, str]
 def check_lines(lines: Iterable[str], settings: RewarderSettings) -> dict[str, Any]:
     """Return what is wrong with rewards and gold answers in the lines of `learner --dry-run --json`.
 
-    The result has `rewards` (the reason why each cannot be used, "" if it can), `golds` (their number),
-    `unreadable` (place, gold answer and why, of each), and `rows` (the gold answer of each row to show,
-    as it is read). All is read in sandbox processes. Raise ConfigError for other lines, or as
-    ScoringPool does.
+    The result has `rewards` (the reason why each cannot be used, "" if it can), `data` (per data set the
+    number of `golds`, and place, gold answer and reason of those `unreadable`), and `rows`: of each row
+    to show the columns that rewards get, and its gold answer as it is read. Gold answers are read if a
+    built-in reward needs them. All is read in sandbox processes. Raise ConfigError for other lines, or
+    as ScoringPool does.
     """
     contract, rows, golds = _parse(lines)
     specs = [RewardSpec(**spec) for spec in contract["rewards"]]
+    needed = NEED_GOLD & {spec.name for spec in specs if not spec.source}
+    asked = [row["columns"].get("solution") for row in rows] + [gold for _, gold in golds]
     with ScoringPool(settings) as pool:
         found = {spec.name: pool.check(spec) for spec in specs}
-        readings = read_golds([gold for _, gold in golds], pool)
-        shown = read_golds([row["columns"].get("solution") for row in rows], pool) if golds else []
+        readings = list(_read(asked, pool, settings.workers, needed)) if needed else []
     return {
         "rewards": found,
-        "golds": len(golds),
-        "unreadable": [
-            [*gold, why] for gold, (text, why) in zip(golds, readings, strict=True) if text is None
+        "data": _by_data(golds, readings[len(rows) :]) if needed else {},
+        "rows": [
+            {
+                "columns": columns_of(row["columns"].get("prompt"), row["columns"]),
+                "read": read,
+                "why": why,
+            }
+            for row, (read, why) in zip(rows, readings or [(None, "")] * len(rows), strict=False)
         ],
-        "rows": [text for text, _ in shown],
     }
 
 
 def _parse(lines: Iterable[str]) -> tuple[dict[str, Any], list[dict[str, Any]], list[list[Any]]]:
-    """Return the contract, the rows and the gold answers of the lines. Raise ConfigError if wrong."""
+    """Return the contract, the rows and the gold answers of the lines, which may have others between.
+
+    Raise ConfigError without one contract, or for a damaged line.
+    """
     found: dict[str, list[Any]] = {"contract": [], "row": [], "gold": []}
     try:
         for line in lines:
-            for kind, value in json.loads(line).items():
+            for kind, value in json.loads(line).items() if line.startswith('{"') else ():
                 found[kind].append(value)
         (contract,) = found["contract"]
     except (ValueError, KeyError, AttributeError) as error:
@@ -60,25 +67,42 @@ def _parse(lines: Iterable[str]) -> tuple[dict[str, Any], list[dict[str, Any]], 
     return contract, found["row"], found["gold"]
 
 
-def read_golds(golds: Sequence[Any], pool: ScoringPool) -> list[Reading]:
-    """Return the reading of each gold answer; one over the sandbox's limits cannot be read.
+def _read(
+    golds: Sequence[Any], pool: ScoringPool, threads: int, needed: frozenset[str]
+) -> Iterator[Reading]:
+    """Yield the reading of each gold answer, by the rewards `needed`. Log the progress.
 
-    Progress is logged every ten seconds.
+    `correctness` alone compares texts. Raise as SandboxPool.run.
     """
-    readings: list[Reading] = []
-    waited = Deadline(float("inf"))
-    for start in range(0, len(golds), _CHUNK):
-        readings += _read_chunk(golds[start : start + _CHUNK], pool)
-        if waited.report_due(_REPORT_EVERY_S):
-            log.info(f"{len(readings)} of {len(golds)} gold answers are read.")
-    return readings
+    chunks = [golds[start : start + _CHUNK] for start in range(0, len(golds), _CHUNK)]
+    with ThreadPoolExecutor(threads) as executor:
+        found = executor.map(lambda chunk: _read_chunk(chunk, needed == {"correctness"}, pool), chunks)
+        readings = (reading for chunk in found for reading in chunk)
+        yield from with_progress(readings, "gold answers read by the rewards", len(golds))
 
 
-def _read_chunk(golds: Sequence[Any], pool: ScoringPool) -> list[Reading]:
-    """Return the readings of some gold answers, one by one if reading them together fails."""
-    outcome = pool.run("penstock.rewarders.rewards.accuracy:read_golds", list(golds))
+def _read_chunk(golds: Sequence[Any], as_text: bool, pool: ScoringPool) -> list[Reading]:
+    """Return the readings of some gold answers, one by one if reading them together fails.
+
+    One that hangs or crashes a sandbox process alone cannot be read. Raise as SandboxPool.run.
+    """
+    outcome = pool.run("penstock.rewarders.rewards.golds:describe_golds", list(golds), as_text)
     if isinstance(outcome, list) and len(outcome) == len(golds):
         return [(text, why) for text, why in outcome]
     if len(golds) == 1:
         return [(None, getattr(outcome, "reason", "the sandbox sent no reading"))]
-    return [_read_chunk([gold], pool)[0] for gold in golds]
+    return [_read_chunk([gold], as_text, pool)[0] for gold in golds]
+
+
+def _by_data(golds: Sequence[Sequence[Any]], readings: Sequence[Reading]) -> dict[str, dict[str, Any]]:
+    """Return, per data set, the number of gold answers, and place, answer and reason of unreadable ones.
+
+    Example: {"gsm8k.jsonl": {"golds": 7473, "unreadable": [["gsm8k.jsonl, row 3", "?", "a sentence"]]}}.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for (where, gold), (text, why) in zip(golds, readings, strict=True):
+        one = found.setdefault(where.rpartition(", row ")[0], {"golds": 0, "unreadable": []})
+        one["golds"] += 1
+        if text is None:
+            one["unreadable"].append([where, gold, why])
+    return found

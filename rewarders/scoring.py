@@ -17,7 +17,7 @@ from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract, check_tokenizer, describe_difference
 from penstock.common.wire.messages import ANSWER, Group, Outcome, ScoredGroup, Verdict
 from penstock.common.wire.reward_spec import RewardSpec
-from penstock.rewarders.adapt import OWN_ARGUMENTS
+from penstock.rewarders.adapt import columns_of
 from penstock.rewarders.filtering import why_filtered
 from penstock.rewarders.reward_process import check_logged
 from penstock.rewarders.rewards.answers import final_answer
@@ -151,9 +151,7 @@ class Scorer:
         prompt = group.ticket.columns.get("prompt")
         if prompt is None:
             (prompt,) = self._decode([group.ticket.prompt_ids])
-        columns = {"prompts": prompt} | {
-            name: value for name, value in group.ticket.columns.items() if name not in OWN_ARGUMENTS
-        }
+        columns = columns_of(prompt, group.ticket.columns)
         return {name: [value] * len(texts) for name, value in columns.items()} | {
             "completions": texts,
             "completion_ids": [rollout.token_ids.tolist() for rollout in group.rollouts],

@@ -27,11 +27,21 @@ def misplaced_values(settings: LearnerSettings) -> list[str]:
 def _clip_ranges(settings: LearnerSettings) -> list[_Rule]:
     """Return the rules for epsilon and epsilon_high."""
     loss, low, high = settings.loss_type, settings.epsilon, settings.epsilon_high
-    of_sequence = loss == "gspo" or settings.importance_sampling_level == "sequence"
+    level = settings.importance_sampling_level
+    of_sequence = loss == "gspo" or level == "sequence"
     given = settings.model_fields_set
     of_token = not of_sequence and loss not in ("cispo", "dppo", "sapo")
     low_alone = "epsilon" in given and "epsilon_high" not in given
     return [
+        (
+            (loss in ("cispo", "sapo") and "epsilon" in given)
+            or (loss == "sapo" and "epsilon_high" in given),
+            f"LEARNER_EPSILON and, with sapo, LEARNER_EPSILON_HIGH have no effect with {loss}.",
+        ),
+        (
+            loss == "gspo" and level == "token" and "importance_sampling_level" in given,
+            "LEARNER_IMPORTANCE_SAMPLING_LEVEL=token has no effect: gspo's ratio is that of a sequence.",
+        ),
         (
             loss == "cispo" and (high < 1 or high == _TRL_CISPO),
             f"LEARNER_EPSILON_HIGH={high:g} with cispo bounds the ratio at {1 + high:g}. TRL's "
@@ -48,7 +58,7 @@ def _clip_ranges(settings: LearnerSettings) -> list[_Rule]:
             "that changed.",
         ),
         (
-            of_token and low_alone and low != LearnerSettings.model_fields["epsilon"].default,
+            of_token and low_alone,
             f"LEARNER_EPSILON={low:g} is set and LEARNER_EPSILON_HIGH is not: it stays {high:g}. In TRL "
             "it would be epsilon.",
         ),

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from pydantic import Field, FilePath, NonNegativeInt, create_model, field_validator, model_validator
 from pydantic_settings import CliPositionalArg, CliToggleFlag
@@ -73,6 +73,9 @@ class RunCommand(SettingsCommand):
 class RoleCommand(RunCommand):
     """Base of the commands `learner`, `actor` and `rewarder`."""
 
+    general: ClassVar[type[SettingsCommand]] = SettingsCommand
+    """Has the flags of the role that are no settings."""
+
     words: CliPositionalArg[list[str]] = Field([], description="`help SECTION` prints its flags")
 
     @field_validator("words")
@@ -117,7 +120,7 @@ class RoleCommand(RunCommand):
             "A flag wins over a variable, and a variable over the file of --env-file.",
         ]
         texts = {"usage": f"{prog} [FLAG ...]\n       {prog} help SECTION", "epilog": "\n".join(lines)}
-        parser, _ = parser_of(SettingsCommand, prog, description=cls.__doc__ or "", **texts)
+        parser, _ = parser_of(cls.general, prog, description=cls.__doc__ or "", **texts)
         return parser.format_help()
 
     @classmethod
@@ -137,22 +140,28 @@ class RoleCommand(RunCommand):
         return f"{name}: flags{text.partition(f'{prefix} options')[2]}".rstrip()
 
 
-class LearnerCommand(RoleCommand):
-    """Settings of the learner."""
+class LearnerFlags(SettingsCommand):
+    """The learner's flags that are no settings."""
 
-    role = "learner"
-    learner: LearnerSettings = LearnerSettings()
     as_json: CliToggleFlag[bool] = Field(
         False, validation_alias="json", description="with --dry-run: lines for `rewarder --check`"
     )
     rows: NonNegativeInt = Field(0, description="with --dry-run --json: rows to show")
 
     @model_validator(mode="after")
-    def _shown_alone(self) -> "LearnerCommand":
+    def _shown_alone(self) -> Self:
         """Return self. Raise ValueError for --json or --rows without what they belong to."""
         if (self.as_json and not self.dry_run) or (self.rows and not self.as_json):
             raise ValueError("--rows belongs to --dry-run --json, and --json to --dry-run: add them")
         return self
+
+
+class LearnerCommand(LearnerFlags, RoleCommand):
+    """Settings of the learner."""
+
+    role = "learner"
+    general = LearnerFlags
+    learner: LearnerSettings = LearnerSettings()
 
 
 class ActorCommand(RoleCommand):
@@ -162,12 +171,18 @@ class ActorCommand(RoleCommand):
     actor: ActorSettings = ActorSettings()
 
 
-class RewarderCommand(RoleCommand):
-    """Settings of a rewarder."""
+class RewarderFlags(SettingsCommand):
+    """The rewarder's flags that are no settings."""
 
-    role = "rewarder"
-    rewarder: RewarderSettings = RewarderSettings()
     check: CliToggleFlag[bool] = Field(
         False,
         description="check rewards and gold answers of `learner --dry-run --json` on standard input",
     )
+
+
+class RewarderCommand(RewarderFlags, RoleCommand):
+    """Settings of a rewarder."""
+
+    role = "rewarder"
+    general = RewarderFlags
+    rewarder: RewarderSettings = RewarderSettings()

@@ -38,10 +38,12 @@ def adapt(control: EntropyControl, entropy: float, settings: LearnerSettings) ->
 def applied_coef(control: EntropyControl, settings: LearnerSettings) -> float:
     """Return the coefficient of the next optimizer step's entropy bonus.
 
-    This is 0 before the first step, and after a step whose entropy was above entropy_target.
+    This is 0 before the first step, and after a step whose entropy was above entropy_target. It is
+    within entropy_coef_min and entropy_coef_max, which may have changed since a checkpoint.
     """
     low = control.entropy is not None and control.entropy <= settings.entropy_target
-    return control.coef if low else 0.0
+    bounded = min(max(control.coef, settings.entropy_coef_min), settings.entropy_coef_max)
+    return bounded if low else 0.0
 
 
 def control_of(state: Any) -> EntropyControl:

@@ -4,12 +4,15 @@ Column names are recognised (PROMPT_NAMES, SOLUTION_NAMES) or named by LEARNER_P
 LEARNER_SOLUTION_COLUMN. Dots reach into nested values: `reward_model.ground_truth`.
 """
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import DataError, MalformedMessage
+from penstock.common.files.reading import parse_json
 from penstock.common.text import short
 from penstock.common.wire.limits import check_names, check_plain
 from penstock.common.wire.plain import DEEPEST, brief
@@ -17,6 +20,7 @@ from penstock.common.wire.reward_spec import NEED_GOLD
 
 PROMPT_NAMES = (
     "prompt", "question", "problem", "query", "instruction", "messages", "conversations",
+    "conversation",
     "0.value",  # Open-Reasoner-Zero: a list of turns
 )  # fmt: skip
 SOLUTION_NAMES = (
@@ -41,10 +45,11 @@ def map_columns(
 ) -> ColumnMapping:
     """Return which columns of `names` hold the question and the gold answer.
 
-    Capitals do not matter for recognised names: `Problem` is `problem`. `row` is any row of the data
-    set: nested names are looked up in this row. Raise DataError, naming the columns that are there, if
-    a set one, the question's, or a gold answer's for a reward is missing, or if two columns differ only
-    in capitals.
+    Capitals do not matter for recognised names: `Problem` is `problem`, and `Answer` comes before
+    `solution` as `answer` does. `row` is any row of the data set: nested names are looked up in this
+    row. Raise DataError, naming the columns that are there, if a set one, the question's, or a gold
+    answer's for a reward is missing, if two columns differ only in capitals, or if the question is in
+    instruction and input.
     """
     found = list(names)
 
@@ -52,13 +57,21 @@ def map_columns(
         """Return whether the column, or the nested value in `row`, is there."""
         return name in found or (name.partition(".")[0] in found and look_up(row, name) is not None)
 
+    def first(usual: tuple[str, ...], variable: str) -> str:
+        """Return the first of `usual` that is there, "" for none. Raise DataError for two alike."""
+        for name in usual:
+            alike = [other for other in found if other.lower() == name]
+            if len(alike) > 1:
+                remedy = f"set {variable} to one of {', '.join(alike)}"
+                raise DataError(f"{source}: {remedy}, which differ only in capitals")
+            if alike or has(name):
+                return alike[0] if alike else name
+        return ""
+
     def pick(named: str, usual: tuple[str, ...], variable: str) -> str:
         """Return `named` if given, else the first of `usual` that is there. Raise DataError for none."""
-        for name in filter(has, [named] if named else usual):
-            return name if named else _only(name, found, f"{source}: set {variable}")
-        for name in () if named else usual:
-            if alike := [other for other in found if other.lower() == name]:
-                return _only(alike[0], found, f"{source}: set {variable}")
+        if chosen := first(usual, variable) if not named else named if has(named) else "":
+            return chosen
         usual_ones = f"none of the columns {', '.join(usual)} is there"
         problem = f"column {named!r} is missing" if named else usual_ones
         raise DataError(
@@ -67,18 +80,13 @@ def map_columns(
         )
 
     prompt = pick(settings.prompt_column, PROMPT_NAMES, "LEARNER_PROMPT_COLUMN")
+    if not settings.prompt_column and prompt.lower() == "instruction" and "input" in found:
+        remedy = f"set LEARNER_PROMPT_COLUMN={prompt} to leave input out, or join them"
+        raise DataError(f"{source}: the question is in two columns, {prompt} and input: {remedy}")
     if not (settings.solution_column or NEED_GOLD & set(settings.rewards)):
-        return ColumnMapping(prompt, next(filter(has, SOLUTION_NAMES), ""))
+        return ColumnMapping(prompt, first(SOLUTION_NAMES, "LEARNER_SOLUTION_COLUMN"))
     solution = pick(settings.solution_column, SOLUTION_NAMES, "LEARNER_SOLUTION_COLUMN")
     return ColumnMapping(prompt, solution)
-
-
-def _only(name: str, names: Sequence[str], remedy: str) -> str:
-    """Return the name. Raise DataError, which begins with `remedy`, if another differs by capitals."""
-    alike = [other for other in names if other.lower() == name.lower()]
-    if len(alike) > 1:
-        raise DataError(f"{remedy} to one of {', '.join(alike)}, which differ only in capitals")
-    return name
 
 
 def look_up(row: Mapping[str, object], name: str) -> object:
@@ -101,6 +109,7 @@ def look_up(row: Mapping[str, object], name: str) -> object:
     return value
 
 
+_JSON_MESSAGES = re.compile(r"\s*\[\s*\{\s*\"(?:role|content|from|value)\"\s*:")
 _ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "model": "assistant",
     "system": "system",
@@ -112,9 +121,13 @@ def as_messages(prompt: object, where: str) -> object:
     """Return a conversation as messages with a role and a text; another prompt as it is.
 
     A turn {"from": "human", "value": ..} becomes {"role": "user", "content": ..}, and a content that is
-    a list of parts {"type": "text", "text": ..} becomes their text. Raise DataError, which begins with
-    `where`, for another speaker, or a part that is no text, such as an image.
+    a list of parts {"type": "text", "text": ..} becomes their text. A text that is JSON of
+    messages, as exports to CSV have it, is read. Raise DataError, which begins with `where`, for another
+    speaker, or a part that is no text, such as an image.
     """
+    if isinstance(prompt, str) and _JSON_MESSAGES.match(prompt):
+        with contextlib.suppress(ValueError):
+            prompt = parse_json(prompt)
     if not (isinstance(prompt, list) and all(isinstance(turn, dict) for turn in prompt)):
         return prompt
     return [_as_message(turn, where) for turn in prompt]
@@ -123,26 +136,37 @@ def as_messages(prompt: object, where: str) -> object:
 def _as_message(turn: dict[str, object], where: str) -> dict[str, object]:
     """Return a turn as a message, as it is if it is neither a turn of ShareGPT nor has parts.
 
-    Raise DataError, which begins with `where`, for another speaker, or a part that is no text.
+    Raise DataError, which begins with `where`, for a part that is no text.
     """
-    if "from" in turn and "role" not in turn:
-        if turn["from"] not in _ROLES:
-            raise DataError(
-                f"{where}: a turn is from {brief(turn['from'])}; expected one of {', '.join(_ROLES)}. "
-                "Remove the turn, or write the conversation as messages with role and content"
-            )
-        value = turn.get("value")  # null where the policy is to answer
-        turn = {"role": _ROLES[str(turn["from"])], "content": "" if value is None else value}
+    if "from" in turn and turn.get("role") is None:
+        turn = _from_sharegpt(turn, where)
     content = turn.get("content")
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         return turn
     for part in content:
-        if not isinstance(part.get("text"), str):
+        if part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
             raise DataError(
                 f"{where}: a message has a part of type {brief(part.get('type'))}; expected text, as "
                 "models of images or sound cannot be trained. Remove the row or the part"
             )
     return {**turn, "content": "".join(part["text"] for part in content)}
+
+
+def _from_sharegpt(turn: dict[str, object], where: str) -> dict[str, object]:
+    """Return ShareGPT's turn, {"from": "human", "value": ..}, as a message with role and content.
+
+    An assistant's value may be missing: the policy writes the answer. Raise DataError, which begins with
+    `where`, for another speaker, or if another value is missing.
+    """
+    speaker, value = turn["from"], turn.get("value")
+    role = _ROLES.get(speaker) if isinstance(speaker, str) else None
+    remedy = "Correct or remove the turn, or write the conversation as messages with role and content"
+    if role is None:
+        expected = f"expected one of {', '.join(_ROLES)}"
+        raise DataError(f"{where}: a turn is from {brief(speaker)}; {expected}. {remedy}")
+    if value is None and role != "assistant":
+        raise DataError(f"{where}: a turn from {speaker} has no value; expected a text. {remedy}")
+    return {"role": role, "content": "" if value is None else value}
 
 
 def without_answer(prompt: object) -> object:
@@ -156,24 +180,21 @@ def without_answer(prompt: object) -> object:
 
 
 def check_row(prompt: object, solution: object, mapping: ColumnMapping, where: str) -> None:
-    """Raise DataError if the prompt is blank or neither text nor messages, or a mapped gold is missing.
+    """Raise DataError if the prompt is no question, or if a mapped gold answer is missing.
 
-    A gold is missing if it is null, NaN, infinite, or a text that is blank or says nan.
-
-    `where` names the data set and the row in the error: `gsm8k.jsonl, row 3`.
+    A question is a text that is not blank, or a list of messages, of which one that is not the
+    assistant's is not blank. `where` names the data set and the row in the error: `gsm8k.jsonl, row 3`.
     """
     if isinstance(prompt, list):
-        usable = bool(prompt) and all(map(_is_message, prompt))
+        usable = all(map(_is_message, prompt)) and any(map(_asks, prompt))
     else:
         usable = isinstance(prompt, str) and bool(prompt.strip())
     if not usable:
         raise DataError(
             f"{where}: {mapping.prompt} is {brief(prompt)}; expected a text, or a list of messages with "
-            "a role and a text as content. Correct the row, or LEARNER_PROMPT_COLUMN"
+            "a role and a text as content, of which one asks. Correct the row, or LEARNER_PROMPT_COLUMN"
         )
-    blank = isinstance(solution, str) and solution.strip().lower() in ("", "nan")
-    nonfinite = isinstance(solution, float) and not math.isfinite(solution)
-    if mapping.solution and (solution is None or blank or nonfinite):
+    if mapping.solution and _is_missing(solution):
         found = "null" if solution is None else brief(solution)
         remedy = "Correct the row, or LEARNER_SOLUTION_COLUMN"
         raise DataError(f"{where}: {mapping.solution} is {found}; expected the gold answer. {remedy}")
@@ -181,7 +202,26 @@ def check_row(prompt: object, solution: object, mapping: ColumnMapping, where: s
 
 def _is_message(found: object) -> bool:
     """Return whether this is a message: a dictionary with a role, and a text as content."""
-    return isinstance(found, dict) and "role" in found and isinstance(found.get("content"), str)
+    return isinstance(found, dict) and all(
+        isinstance(found.get(key), str) for key in ("role", "content")
+    )
+
+
+def _asks(message: dict[str, str]) -> bool:
+    """Return whether a message has a text, and is not the assistant's."""
+    return message["role"] != "assistant" and bool(message["content"].strip())
+
+
+def _is_missing(gold: object) -> bool:
+    """Return whether a gold answer is null, NaN, infinite, or a text that is blank or says nan.
+
+    A list or map is missing if all its values are: [], [NaN], {"value": ""}.
+    """
+    if isinstance(gold, (list, tuple, dict)):
+        return all(map(_is_missing, gold.values() if isinstance(gold, dict) else gold))
+    if isinstance(gold, float):
+        return not math.isfinite(gold)
+    return gold is None or (isinstance(gold, str) and gold.strip().lower() in ("", "nan"))
 
 
 def plain(value: object, levels: int = DEEPEST + 1) -> object:

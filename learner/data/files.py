@@ -1,17 +1,22 @@
-"""Rows of a file: JSON lines, a JSON list, CSV, Parquet or Arrow; JSON and CSV also with .gz."""
+"""Rows of files: JSON lines, a JSON list, CSV, Parquet or Arrow; JSON and CSV also with .gz.
+
+A run and a stream read JSON and CSV by the same function, `text_rows`.
+"""
 
 import csv
 import glob
 import gzip
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.common.errors import DataError
 from penstock.common.files.reading import explain, parse_json
 from penstock.common.log import get_logger
+from penstock.common.progress import with_progress
 from penstock.common.text import short
+from penstock.common.wire.limits import MOST_NAMES
 from penstock.common.wire.plain import brief
 
 if TYPE_CHECKING:
@@ -39,17 +44,12 @@ def _ending(path: Path) -> str:
     return last.lower()
 
 
-def separator_of(path: Path) -> str:
-    """Return what separates the values of a CSV file: a tab in .tsv files, else a comma."""
-    return "\t" if ".tsv" in _ending(path) else ","
-
-
 def matching_files(path: Path) -> list[Path]:
     """Return the file, or the files that match a pattern such as parts/*.jsonl, by name.
 
-    Raise DataError if there is none.
+    `**` matches folders of any depth. Raise DataError if there is no file.
     """
-    names = [str(path)] if path.exists() else sorted(glob.glob(str(path)))
+    names = [str(path)] if path.exists() else sorted(glob.glob(str(path), recursive=True))
     found = [Path(name) for name in names if Path(name).is_file()]
     if not found:
         problem = "no file matches" if glob.has_magic(str(path)) else "no such file"
@@ -57,50 +57,84 @@ def matching_files(path: Path) -> list[Path]:
     return found
 
 
-def read_file(path: Path) -> "Dataset":
-    """Return a file's rows. Raise DataError for a file of another kind, or damaged, or mixed columns."""
-    import datasets
-    import pyarrow.parquet
+def form_of(paths: Sequence[Path]) -> str:
+    """Return how these files are read: "text" for JSON and CSV, else parquet or arrow.
 
-    kind = kind_of(path)
-    if not kind:
-        raise DataError(
-            f"{path}: expected a file that ends in {', '.join(ENDINGS)}: rename or convert it"
-        )
-    if kind == "parquet":
-        _refuse_repeated(pyarrow.parquet.read_schema(path).names, str(path))
-        return datasets.Dataset.from_parquet(str(path))
-    if kind == "arrow":
-        return _read_arrow(path)
-    # Dataset.from_json would convert texts that look like dates to dates, from_csv 01 to 1.
-    rows = read_table(path) if kind == "csv" else read_lines(path)
-    try:
+    Raise DataError for a file of another kind, and for files of several forms.
+    """
+    for path in paths:
+        if not kind_of(path):
+            expected = f"expected a file that ends in {', '.join(ENDINGS)}"
+            raise DataError(f"{path}: {expected}: rename or convert it")
+    forms = {"text" if kind_of(path) in ("json", "csv") else kind_of(path): path for path in paths}
+    if len(forms) > 1:
+        found = ", ".join(map(str, forms.values()))
+        raise DataError(f"{found}: files of several forms: name each kind by a pattern of its own")
+    return next(iter(forms))
+
+
+def read_files(paths: Sequence[Path], name: str) -> "Dataset":
+    """Return the rows of files, in their order. `name` names the data set in errors.
+
+    A row of JSON that lacks columns of other rows gets None there; the number of these rows is logged.
+    Raise DataError for files of another or several kinds, for damage, and for columns of mixed types.
+    """
+    import datasets
+
+    form = form_of(paths)
+    if form != "text":
+        check_names_once(paths, form)
+        read = datasets.Dataset.from_parquet if form == "parquet" else _read_arrow
+        return datasets.concatenate_datasets([read(str(path)) for path in paths])
+    texts = (row for path in paths for row in text_rows(path))
+    rows = _filled(list(with_progress(texts, f"{name}: lines read")), name)
+    try:  # Dataset.from_json would convert texts that look like dates to dates, from_csv 01 to 1.
         return datasets.Dataset.from_list(rows)
     except UnicodeEncodeError as error:
         problem = "a text holds half a character (a lone surrogate)"
         raise DataError(
-            f"{path}: {problem}: {error}. Remove that half from the text, or write the whole character"
+            f"{name}: {problem}: {error}. Remove that half from the text, or write the whole character"
         ) from error
     except (ValueError, TypeError, OverflowError) as error:  # pyarrow's errors are ValueErrors
         raise DataError(
-            f"{path}: a column mixes kinds, such as texts and numbers: {short(error)}"
+            f"{name}: a column mixes kinds, such as texts and numbers: {short(error)}"
         ) from error
 
 
-def _read_arrow(path: Path) -> "Dataset":
-    """Return the rows of an Arrow file or stream.
+def _filled(rows: list[dict[str, object]], name: str) -> list[dict[str, object]]:
+    """Return the rows, each with the columns of all. Log how many of `name` lacked some."""
+    columns = dict.fromkeys(column for row in rows for column in row)
+    lacking = sum(len(row) < len(columns) for row in rows)
+    if lacking:
+        log.info(f"{name}: {lacking} of {len(rows)} rows lack columns of others, which are null there.")
+    return [{**columns, **row} for row in rows] if lacking else rows
 
-    Raise DataError for a column that is there twice, ArrowException for another file.
-    """
+
+def _read_arrow(path: str) -> "Dataset":
+    """Return the rows of an Arrow file or stream. Raise ArrowException for another file."""
     import datasets
+
+    return datasets.Dataset(datasets.table.InMemoryTable(_open_arrow(path).read_all()))
+
+
+def _open_arrow(path: str) -> Any:
+    """Return pyarrow's reader of an Arrow file or stream. Raise ArrowException for another file."""
     import pyarrow
 
     try:
-        table = pyarrow.ipc.open_file(str(path)).read_all()
+        return pyarrow.ipc.open_file(path)
     except pyarrow.ArrowInvalid:
-        table = pyarrow.ipc.open_stream(str(path)).read_all()
-    _refuse_repeated(table.column_names, str(path))
-    return datasets.Dataset(datasets.table.InMemoryTable(table))
+        return pyarrow.ipc.open_stream(path)
+
+
+def check_names_once(paths: Sequence[Path], form: str) -> None:
+    """Raise DataError if a column is there twice in one of these Parquet or Arrow files."""
+    import pyarrow.parquet
+
+    for path in paths:
+        parquet = form == "parquet"
+        schema = pyarrow.parquet.read_schema(path) if parquet else _open_arrow(str(path)).schema
+        _refuse_repeated(schema.names, str(path))
 
 
 def _refuse_repeated(names: Sequence[str], where: str) -> None:
@@ -109,70 +143,91 @@ def _refuse_repeated(names: Sequence[str], where: str) -> None:
         raise DataError(f"{where}: the column {', '.join(repeated)} is there twice: rename one of them")
 
 
-def read_table(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file (.tsv: with tabs), every value as text: `01` stays `01`.
+def stream_texts(paths: Sequence[Path], columns: Mapping[str, None]) -> Iterator[dict[str, object]]:
+    """Yield the rows of JSON and CSV files one by one, each with these columns, None where it has none.
 
-    Raise DataError if the file is empty, not UTF-8 or no CSV, if a column has no name or another one's,
-    or if a row, which is named, has too few or too many values.
+    Raise DataError as `text_rows` does.
     """
+    for path in paths:
+        for row in text_rows(path):
+            yield {**columns, **row}
+
+
+def text_rows(path: Path) -> Iterator[dict[str, object]]:
+    """Yield the rows of a JSON or CSV file, one by one. Raise DataError if the file has none."""
+    empty = True
+    for row in _table_rows(path) if kind_of(path) == "csv" else _json_rows(path):
+        empty = False
+        yield row
+    if empty:
+        raise DataError(f"{path} is empty: write rows to the file, or name another one")
+
+
+def _table_rows(path: Path) -> Iterator[dict[str, object]]:
+    """Yield the rows of a CSV file (.tsv: with tabs), every value as text: `01` stays `01`.
+
+    Raise DataError if the file is no CSV, if a column has no name or another one's, or if a row, which
+    is named, has too few or too many values.
+    """
+    separator = "\t" if ".tsv" in _ending(path) else ","
     lines = (line for _, line in _lines(path))
-    reader = csv.DictReader(lines, restkey="", strict=True, delimiter=separator_of(path))
+    reader = csv.DictReader(lines, restkey="", strict=True, delimiter=separator)
     try:
-        rows = list(reader)
+        names = reader.fieldnames or ()
+        if "" in names:
+            remedy = "name it, or leave it out (index=False)"
+            raise DataError(f"{path}, line 1: a column has no name: {remedy}")
+        _refuse_repeated(names, f"{path}, line 1")
+        for number, row in enumerate(reader, 1):
+            if "" in row or None in row.values():
+                expected = f"expected {len(names)} columns, as in the first line"
+                remedy = "Fill in a missing value, or quote one that has a comma"
+                raise DataError(f"{path}, row {number} after the header: {expected}. {remedy}")
+            yield row
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: not readable as CSV: {error}") from error
-    names = reader.fieldnames or ()
-    if "" in names:
-        raise DataError(f"{path}, line 1: a column has no name: name it, or leave it out (index=False)")
-    _refuse_repeated(names, f"{path}, line 1")
-    for number, row in enumerate(rows, 1):
-        if "" in row or None in row.values():
-            expected = f"expected {len(names)} columns, as in the first line"
-            remedy = "Fill in a missing value, or quote one that has a comma"
-            raise DataError(f"{path}, row {number} after the header: {expected}. {remedy}")
-    if not rows:
-        raise DataError(f"{path} is empty: write rows to the file, or name another one")
-    return rows
 
 
-def read_lines(path: Path) -> list[dict[str, object]]:
-    """Return the rows of a file of JSON lines, or of one JSON list. Empty lines are skipped.
+def _json_rows(path: Path) -> Iterator[dict[str, object]]:
+    """Yield the rows of a file of JSON lines, or of one JSON list. Empty lines are skipped.
 
-    A row that lacks columns of other rows gets None there; their number is logged. A row that is a list
-    of turns becomes {"conversations": turns}, as in ShareGPT's files. Raise DataError if the file is
-    empty or not UTF-8, or if a line, which is named, is no JSON object, has a key twice, or shares no
-    column with the first row.
+    A row that is a list of turns becomes {"conversations": turns}, as in ShareGPT's files. Raise
+    DataError if a line, which is named, is no JSON object, or shares no column with the first row, and
+    if the rows have over 1024 columns together.
     """
-    rows: list[dict[str, object]] = []
+    columns: dict[str, None] | None = None
     for number, found in _objects(path):
+        where = f"{path}, line {number}"
         row = {"conversations": found} if _is_conversation(found) else found
         if not isinstance(row, dict):
-            raise DataError(f"{path}, line {number}: expected an object, found {brief(row)}")
-        if rows and rows[0].keys().isdisjoint(row):
-            there, first = short(", ".join(row), 100), short(", ".join(rows[0]), 100)
+            raise DataError(f"{where}: expected an object, found {brief(row)}")
+        columns = dict.fromkeys(row) if columns is None else columns
+        if columns and columns.keys().isdisjoint(row):
+            there, known = short(", ".join(row), 100), short(", ".join(columns), 100)
             raise DataError(
-                f"{path}, line {number}: has {there or 'nothing'}, and none of the first row's columns, "
-                f"{first}: give all rows the same columns"
+                f"{where}: has {there or 'nothing'}, and none of the columns before, {known}: "
+                "give all rows the same columns"
             )
-        rows.append(row)
-    if not rows:
-        raise DataError(f"{path} is empty: write rows to the file, or name another one")
-    columns = dict.fromkeys(name for row in rows for name in row)
-    if lacking := sum(len(row) < len(columns) for row in rows):
-        log.info(f"{path}: {lacking} of {len(rows)} rows lack columns of others, which are null there.")
-    return [{name: row.get(name) for name in columns} for row in rows] if lacking else rows
+        columns.update(dict.fromkeys(row))
+        if len(columns) > MOST_NAMES:
+            problem = f"the rows up to here have {len(columns)} columns together"
+            raise DataError(f"{where}: {problem}; expected at most {MOST_NAMES}. Name columns alike")
+        yield row
 
 
 def _is_conversation(row: object) -> bool:
-    """Return whether a row is a list of turns, as in Open-Reasoner-Zero's file."""
-    return isinstance(row, list) and bool(row) and all(isinstance(turn, dict) for turn in row)
+    """Return whether a row is a list of turns, each with a speaker, as in Open-Reasoner-Zero's file."""
+    return (
+        isinstance(row, list)
+        and bool(row)
+        and all(isinstance(turn, dict) and ("from" in turn or "role" in turn) for turn in row)
+    )
 
 
 def _objects(path: Path) -> Iterator[tuple[int, object]]:
     """Yield each line's number and its JSON value; or number and item of the one list in a .json file.
 
-    Raise DataError if the file is not UTF-8, if a line or the list is not readable as JSON, or if it is
-    no plain data.
+    Raise DataError if a line or the list is not readable as JSON, or if it is no plain data.
     """
     may_be_list = _ending(path) in (".json", ".json.gz")
     lines = _lines(path)

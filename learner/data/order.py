@@ -30,6 +30,9 @@ class Questions(Protocol):
     def __len__(self) -> int:
         """Return the number of questions in an epoch; 0 if this number is not known."""
 
+    def __iter__(self) -> Iterator[Question]:
+        """Yield every question once, in the order of the data sets. Raise as `at` does."""
+
 
 class Shuffled:
     """Questions of data sets in memory, in each epoch in a new random order, or unshuffled in theirs.
@@ -52,6 +55,10 @@ class Shuffled:
     def __len__(self) -> int:
         """Return the number of questions in an epoch."""
         return int(self._ends[-1])
+
+    def __iter__(self) -> Iterator[Question]:
+        """Yield every question of the data sets once, in their order."""
+        return itertools.chain.from_iterable(self._sets)
 
     def at(self, position: int) -> Question:
         """Return the question at a position. Positions go on over the epochs."""
@@ -109,6 +116,10 @@ class Streamed:
     def __len__(self) -> int:
         """Return 0: the number of questions is not known."""
         return 0
+
+    def __iter__(self) -> Iterator[Question]:
+        """Yield the questions of the first epoch. Raise open_epoch's errors."""
+        return iter(self._open_epoch(0))
 
     def at(self, position: int) -> Question:
         """Return the question at a position, reading the stream up to this position.

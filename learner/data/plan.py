@@ -13,6 +13,7 @@ from penstock.common.log import get_logger
 from penstock.common.own_code import split_source
 from penstock.common.text import short
 from penstock.common.wire.contract import Contract, hash_tokenizer
+from penstock.learner.algorithm.own_loss import load_loss
 from penstock.learner.data.questions import load_questions
 from penstock.learner.data.reward_specs import resolve_rewards
 from penstock.learner.data.templates import is_chat
@@ -36,12 +37,14 @@ class Plan:
 def make_plan(settings: LearnerSettings) -> Plan:
     """Return the plan that the settings describe. A hub id is downloaded.
 
-    Raise ConfigError if the settings contradict each other or the model, or if model, template or a
-    reward's code is not found. Raise DataError if a data set cannot be read.
+    Raise ConfigError if the settings contradict each other or the model, or if model, template or the
+    code of a reward or loss is not found. Raise DataError if a data set cannot be read.
     """
     check_sampling(settings)
     for text in misplaced_values(settings):
         log.warning(text)
+    if settings.loss:
+        load_loss(settings.loss)
     model_folder = resolve_model(settings.model)
     if not (settings.dataset or settings.evaluate_only):
         raise ConfigError("LEARNER_DATASET is not set: name a file, a folder or a hub id")

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError, DataError
 from penstock.common.log import get_logger
+from penstock.common.progress import with_progress
 from penstock.learner.data.columns import (
     ColumnMapping,
     as_messages,
@@ -102,16 +103,17 @@ def read_questions(
 
     Raise DataError if it cannot be read or no prompt is short enough, ConfigError if the template fails.
     """
-    rows = load_rows(source, split, settings.seed)
+    rows, numbers = load_rows(source, split, settings.seed)
     mapping = map_columns(rows.column_names, source.name, settings, rows[0] if len(rows) else {})
     gold = f"the gold answer is in {mapping.solution}" if mapping.solution else "there is no gold answer"
     log.info(f"Data set {source.name}: {len(rows)} rows; the question is in {mapping.prompt}, {gold}.")
-    if mapping.solution == "answer" and "solution" in rows.column_names:
-        log.info(
-            "The rewards get answer as `solution`; LEARNER_SOLUTION_COLUMN=solution chooses the other."
-        )
+    if "solution" in rows.column_names and mapping.solution not in ("", "solution"):
+        chosen = f"The rewards get {mapping.solution} as `solution`"
+        log.info(f"{chosen}; LEARNER_SOLUTION_COLUMN=solution chooses the other.")
+    progress = f"{source.name}: rows read"
     found = (
-        reader.read(row, mapping, f"{source.name}, row {number}") for number, row in enumerate(rows, 1)
+        reader.read(row, mapping, f"{source.name}, row {number}")
+        for number, row in zip(numbers, with_progress(rows, progress, len(rows)), strict=True)
     )
     questions = [question for question in found if question is not None]
     if not len(rows):
@@ -170,11 +172,12 @@ def open_stream(sources: list[Source], settings: LearnerSettings, reader: Questi
     def open_epoch(epoch: int) -> Iterable[Question]:
         """Yield an epoch's questions. Raise DataError or ConfigError as QuestionReader.read does."""
         seed = settings.seed + epoch if settings.dataset_shuffle else None
+        order = " as shuffled" if settings.dataset_shuffle else ""
         mapping: ColumnMapping | None = None
         for number, row in enumerate(stream_rows(source, settings.dataset_split, seed), 1):
             if mapping is None:
                 mapping = map_columns(row, source.name, settings, row)
-            question = reader.read(row, mapping, f"{source.name}, row {number}")
+            question = reader.read(row, mapping, f"{source.name}, row {number}{order}")
             if question is not None:
                 yield question
 

@@ -7,21 +7,30 @@ openai/gsm8k:main@e53f048#500         hub id, its configuration and revision; 50
 
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import has_magic
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.common.errors import DataError
 from penstock.common.text import short
-from penstock.learner.data.files import ENDINGS, kind_of, matching_files, read_file, separator_of
+from penstock.learner.data.files import (
+    ENDINGS,
+    check_names_once,
+    form_of,
+    kind_of,
+    matching_files,
+    read_files,
+    stream_texts,
+    text_rows,
+)
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, IterableDataset
 
 _HUB = re.compile(r"(?P<name>[^:@#]+)(:(?P<config>[^:@#]+))?(@(?P<revision>[^:@#]+))?")
 _SHUFFLE_BUFFER = 10_000
@@ -61,20 +70,59 @@ class Source:
         return cls(found["name"], found["config"], found["revision"], rows)
 
 
-def load_rows(source: Source, split: str, seed: int) -> "Dataset":
-    """Return the rows of a data set; if the source has a count, that many rows drawn by the seed.
+def load_rows(source: Source, split: str, seed: int) -> tuple["Dataset", list[int]]:
+    """Return the rows of a data set and their numbers in it, from 1.
 
-    A hub id is downloaded. Raise DataError if the rows cannot be read.
+    If the source has a count, that many rows are drawn by the seed. A hub id is downloaded. Raise
+    DataError if the rows cannot be read, or hold images.
     """
     import datasets
 
     datasets.disable_progress_bars()
     with _as_data_error(source, split):
         rows = _load(source, split)
+        _check_values(rows, source.name)
     if source.count and source.count < len(rows):
         chosen = np.random.default_rng([seed, len(rows)]).permutation(len(rows))[: source.count]
-        return rows.select(sorted(chosen.tolist()))
-    return rows
+        drawn = sorted(chosen.tolist())
+        return rows.select(drawn), [position + 1 for position in drawn]
+    return rows, list(range(1, len(rows) + 1))
+
+
+def _check_values(rows: "Dataset", name: str) -> None:
+    """Raise DataError, which begins with `name`, for a column of images, or with damaged values.
+
+    A text of a Parquet or Arrow file that is not UTF-8 is a damaged value.
+    """
+    import pyarrow
+
+    _refuse_media(rows.features, name)
+    for column in rows.column_names:
+        try:
+            rows.data.column(column).validate(full=True)
+        except pyarrow.ArrowInvalid as error:
+            raise DataError(
+                f"{name}: the column {short(column)} has damaged values: {short(error)}. Write the file "
+                "again, with texts in UTF-8"
+            ) from error
+
+
+def _refuse_media(features: Mapping[str, Any] | None, name: str) -> None:
+    """Raise DataError, which begins with `name`, for a column of images, sounds or films."""
+    for column, feature in (features or {}).items():
+        if found := _media_of(feature):
+            raise DataError(
+                f"{name}: the column {short(column)} holds values of type {found}, which the policy "
+                "cannot see. Choose a data set of texts, or remove the column if no question needs it"
+            )
+
+
+def _media_of(feature: Any) -> str:
+    """Return the kind of a column's images, sounds or films, such as "Image"; "" if it has none."""
+    if type(feature).__name__ in ("Image", "Audio", "Video", "Pdf"):
+        return type(feature).__name__
+    parts = feature.values() if isinstance(feature, dict) else [getattr(feature, "feature", None)]
+    return next(filter(None, (_media_of(part) for part in parts if part is not None)), "")
 
 
 def _load(source: Source, split: str) -> "Dataset":
@@ -85,8 +133,7 @@ def _load(source: Source, split: str) -> "Dataset":
     if path is None:
         return datasets.load_dataset(source.name, source.config, revision=source.revision, split=split)
     if not path.is_dir():
-        parts = [read_file(part) for part in matching_files(path)]
-        return datasets.concatenate_datasets(parts) if len(parts) > 1 else parts[0]
+        return read_files(matching_files(path), source.name)
     if not any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
         return datasets.load_dataset(str(path), split=split)
     saved = datasets.load_from_disk(str(path))  # a data set, or a dictionary of splits
@@ -119,25 +166,36 @@ def stream_rows(source: Source, split: str, seed: int | None) -> Iterator[dict[s
 
     With a seed, the rows are shuffled in a buffer of 10,000. Raise DataError if they cannot be read.
     """
-    import datasets
-
-    path = source.path
-    files = [] if path is None or path.is_dir() else [str(file) for file in matching_files(path)]
-    if path is not None and not (files and kind_of(path)):
-        expected = f"expected a hub id or an existing file that ends in {', '.join(ENDINGS)}"
-        raise DataError(f"{source.name}: {expected}. Correct it, or LEARNER_DATASET_STREAMING=false")
-
     with _as_data_error(source, split):
-        if path is not None:
-            kind = kind_of(path)
-            options = {"sep": separator_of(path)} if kind == "csv" else {}
-            rows = datasets.load_dataset(
-                kind, data_files=files, split="train", streaming=True, **options
-            )
-        else:
-            rows = datasets.load_dataset(
-                source.name, source.config, revision=source.revision, split=split, streaming=True
-            )
+        rows = _open_stream(source, split)
+        _refuse_media(rows.features, source.name)
         if seed is not None:
             rows = rows.shuffle(seed=seed, buffer_size=_SHUFFLE_BUFFER)
         yield from rows.take(source.count) if source.count else rows
+
+
+def _open_stream(source: Source, split: str) -> "IterableDataset":
+    """Return the rows of a data set, to be read one by one. Raise DataError as `load_rows` does."""
+    import datasets
+
+    path = source.path
+    if path is None:
+        return datasets.load_dataset(
+            source.name, source.config, revision=source.revision, split=split, streaming=True
+        )
+    if path.is_dir():
+        expected = f"expected a hub id, or files that end in {', '.join(ENDINGS)}"
+        raise DataError(
+            f"{source.name}: a folder cannot be streamed: {expected}. Correct the name, or set "
+            "LEARNER_DATASET_STREAMING=false"
+        )
+    files = matching_files(path)
+    form = form_of(files)
+    if form == "text":
+        columns = dict.fromkeys(next(text_rows(files[0])))
+        return datasets.IterableDataset.from_generator(
+            stream_texts, gen_kwargs={"paths": files, "columns": columns}
+        )
+    check_names_once(files, form)
+    names = list(map(str, files))
+    return datasets.load_dataset(form, data_files=names, split="train", streaming=True)

@@ -23,7 +23,7 @@ from penstock.rewarders.rewards.lengths import half_cosine, relative_lengths
 from penstock.rewarders.rewards.values import Choice, Group, Value, is_defined, read_value
 from penstock.rewarders.rewards.words import has_sentence
 
-_PLAIN = (str, int, float)
+GOLD_TYPES = (str, int, float)
 """The types of gold solutions, alone or in a list."""
 
 
@@ -124,9 +124,9 @@ def read_gold(solution: Any) -> Value | None:
     """
     if isinstance(solution, (list, tuple)) and len(solution) == 1:
         return read_gold(solution[0])
-    if isinstance(solution, (list, tuple)) and all(isinstance(item, _PLAIN) for item in solution):
+    if isinstance(solution, (list, tuple)) and all(isinstance(item, GOLD_TYPES) for item in solution):
         return _list([str(item) for item in solution]) if solution else None
-    if not isinstance(solution, _PLAIN) or (isinstance(solution, float) and math.isnan(solution)):
+    if not isinstance(solution, GOLD_TYPES) or (isinstance(solution, float) and math.isnan(solution)):
         return None
     text = str(solution)
     boxes = list(dict.fromkeys(all_boxes(marked_part(text))))
@@ -134,31 +134,6 @@ def read_gold(solution: Any) -> Value | None:
         return _list(boxes)
     gold = next(_readings(text), None)
     return gold if gold is not None and is_defined(gold) else None
-
-
-def read_golds(solutions: list[Any]) -> list[tuple[str | None, str]]:
-    """Return each gold solution's value as text and "", or None and the reason why it cannot be read.
-
-    Raise MemoryError or RecursionError.
-    """
-    found = [(solution, read_gold(solution)) for solution in solutions]
-    return [(None, _why_unreadable(text)) if gold is None else (gold.text, "") for text, gold in found]
-
-
-def _why_unreadable(solution: Any) -> str:
-    """Return why `read_gold` gives None for this solution. Raise as `read_value`."""
-    if solution is not None and not isinstance(solution, (*_PLAIN, list, tuple)):
-        return f"it is of type {type(solution).__name__}, expected a text or a number"
-    text = "" if solution is None else marked_part(str(solution)).strip()
-    if not text:
-        return "there is none"
-    if len(all_boxes(text)) > 1:
-        return "one of its boxes cannot be read"
-    if next(_readings(text), None) is not None:
-        return "it divides by zero"
-    if is_prose(text) or has_sentence(text):
-        return "it is a sentence without a number or formula"
-    return "it is neither a number, a word nor a formula with a value"
 
 
 def is_right(gold: Value, answer: str) -> bool:

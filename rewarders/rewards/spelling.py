@@ -5,6 +5,7 @@ Example: "$\dfrac{1}{2}\,$", "\frac12" and "½" become "\frac{1}{2}", "\frac12" 
 
 import re
 import unicodedata
+from collections.abc import Callable
 
 from penstock.rewarders.rewards.words import without_upright_units
 
@@ -13,7 +14,7 @@ from penstock.rewarders.rewards.words import without_upright_units
 _SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+")
 _CHINESE = re.compile("(?<!\\d)[零〇一二两三四五六七八九十百千万亿]+")
 _CHINESE_DIGITS = str.maketrans("零〇一二三四五六七八九", "00123456789")
-_CHINESE_FORMS = [
+_CHINESE_FORMS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile("百分之([\\d.点零〇一二两三四五六七八九十百千]+)"), r"\1%"),
     (re.compile("负(?=[\\d零一二两三四五六七八九十百千万亿])"), "-"),
     (

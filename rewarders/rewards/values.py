@@ -116,11 +116,30 @@ def read_value(text: str) -> Value | None:
     MemoryError or RecursionError if the text is too large or too deep for sympy.
     """
     try:
-        text = spell(text)
-        lead = _LEAD.match(text)
-        return _read(spell(text[lead.end() :]) if lead else text)
+        return _read_alone(text)
     except (ZeroDivisionError, ValueError, OverflowError):
         return None
+
+
+def divides_by_zero(text: str) -> bool:
+    """Return whether `read_value`, or is_defined of its value, fails by a division by zero.
+
+    Raise MemoryError or RecursionError as `read_value` does.
+    """
+    try:
+        value = _read_alone(text)
+    except ZeroDivisionError:
+        return True
+    except (ValueError, OverflowError):
+        return False
+    return value is not None and not is_defined(value)
+
+
+def _read_alone(text: str) -> Value | None:
+    """Return the value of a text that is an answer and nothing else. Raise as `_read` does."""
+    text = spell(text)
+    lead = _LEAD.match(text)
+    return _read(spell(text[lead.end() :]) if lead else text)
 
 
 def is_defined(value: Value) -> bool:

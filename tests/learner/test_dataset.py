@@ -273,7 +273,7 @@ def nested(levels):
         ("q.jsonl", f'{ROW[:-1]}, "{"a" * 201}": 1}}', "row 1: column 'aaa.* has 201 letters"),
         ("q.jsonl", f'"{"a" * 100_000}"', "line 1: expected an object"),
         ("q.jsonl", f"{ROW}\n{'a' * 100_000}", "line 2: not readable"),
-        ("q.jsonl", f'{ROW}\n{{"{"a" * 100_000}": 1}}', "line 2: has aaa.*none of the first"),
+        ("q.jsonl", f'{ROW}\n{{"{"a" * 100_000}": 1}}', "line 2: has aaa.*none of the columns before"),
         (
             "q.csv",
             ",".join(["question", "answer", *map(str, range(1024))]) + "\n" + ",".join("1" * 1026),

@@ -118,3 +118,8 @@ def test_a_skipped_step_leaves_the_coefficient(model_folder) -> None:
     update = policy.update(Batch((replace(first, advantage=math.nan), *rest)), 1)
     assert update.skipped == 1
     assert update.entropy_coef == 0.0
+
+
+def test_a_coefficient_of_a_checkpoint_is_put_within_changed_bounds() -> None:
+    settings = make_settings(use_adaptive_entropy=True, entropy_coef_max=0.01, entropy_coef=0.0)
+    assert applied_coef(EntropyControl(0.5, 0.1), settings) == 0.01

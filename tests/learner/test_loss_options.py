@@ -24,6 +24,7 @@ from penstock.learner.algorithm.loss import (
     high_entropy,
     policy_loss,
 )
+from penstock.learner.data.plan import make_plan
 from tests.learner import slow
 from tests.learner.test_loss import PLAIN, assert_equals_slow, at, one_sequence, prepared
 from tests.learner.trained import make_batch, make_policy, same, weights_of
@@ -234,6 +235,22 @@ def test_an_own_loss_that_is_not_there_is_an_error(tmp_path):
             LossOptions.from_settings(LearnerSettings(loss=f"{tmp_path}/mine.py:{name}"))
     with pytest.raises(ConfigError, match="there is no file"):
         LossOptions.from_settings(LearnerSettings(loss=f"{tmp_path}/none.py:reinforce"))
+
+
+def test_an_own_loss_without_gradient_is_an_error(tmp_path):
+    (tmp_path / "mine.py").write_text("def own(tokens, options): return tokens.logprobs_N.detach()")
+    options = LossOptions.from_settings(LearnerSettings(loss=f"{tmp_path}/mine.py:own"))
+    row = prepared(0, options)
+    with pytest.raises(ConfigError, match="the loss has no gradient"):
+        policy_loss(replace(row, logprobs_N=row.logprobs_N.clone().requires_grad_()), options)
+    policy_loss(row, options)  # where no gradient is asked for
+
+
+@pytest.mark.parametrize("code", ["def own(tokens): ...", "def own(a, b, c): ...", "class own: ..."])
+def test_an_own_loss_with_other_arguments_is_an_error_at_the_start(tmp_path, code):
+    (tmp_path / "mine.py").write_text(code)
+    with pytest.raises(ConfigError, match=r"expected a function f\(tokens, options\)"):
+        make_plan(LearnerSettings(model=str(tmp_path), loss=f"{tmp_path}/mine.py:own"))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.rewarders.rewards.accuracy import accuracy, read_golds
+from penstock.rewarders.rewards.accuracy import accuracy, read_gold
 
 
 def score(gold: object, *completions: str) -> list[float | None]:
@@ -92,4 +92,4 @@ def test_a_gold_that_cannot_be_read_sets_the_whole_group_aside(gold: object) -> 
 )  # fmt: skip
 def test_a_gold_of_another_type_is_a_list_of_values_or_set_aside(gold, answer, expected):
     assert accuracy([""], [rf"\boxed{{{answer}}}"], [gold]) == [expected]
-    assert (read_golds([gold])[0][0] is None) == (expected is None)
+    assert (read_gold(gold) is None) == (expected is None)

@@ -381,6 +381,8 @@ def test_code_that_changed_since_the_learner_saw_it_is_refused(
         ("def own(completions, *, level, depth, **kwargs): ...", "level, depth"),
         ("def own(infer_requests, **kwargs): ...", "infer_requests"),
         ("def own(completion, answer): ...", "solution"),
+        ("def own(output, lvl): ...", "lvl"),
+        ("def own(response, ground_truth): ...", "solution"),
         ("def own(solution_str, ground_truth): ...", "solution"),
         ("def own(completions, prompts, completion_ids, trainer_state, environments): ...", ""),
         ("def own(question, log_extra, log_metric, level=1, **kwargs): ...", ""),
