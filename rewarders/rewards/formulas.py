@@ -30,6 +30,9 @@ _MISREAD = re.compile(
 
 math_verify drops parts of these."""
 
+_THOUSANDS = re.compile(r"(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?!\d)")
+_LONGEST, _DEEPEST = 1000, 40
+
 # math_verify logs a warning in every process that its time limits are off.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
@@ -37,13 +40,14 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 def expression(text: str) -> Any:
     """Return the sympy expression that math_verify reads in a text.
 
-    Return None if math_verify reads nothing, or would drop a part of the text. Raise ZeroDivisionError
-    if the value is not defined, and MemoryError or RecursionError, which depend on the machine and not
-    on the answer.
+    Return None if math_verify reads nothing, or would drop a part of the text. Return None as well for
+    what its parser takes minutes for: over 1000 letters, braces not closed, and over 40 brackets
+    or signs in a row. Raise ZeroDivisionError if the value is not defined, and MemoryError or
+    RecursionError, which depend on the machine and not on the answer.
     """
-    if len(text) < 1000 and _MISREAD.search(text):
+    if len(text) > _LONGEST or _MISREAD.search(text) or not _is_nested(text):
         return None
-    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    text = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
     tex = _apart(text.replace("\u2983", r"\{").replace("\u2984", r"\}"))
     try:
         found = parse(f"${tex}$", _CONFIG, "no_fallback", parsing_timeout=None, raise_on_error=True)
@@ -54,6 +58,20 @@ def expression(text: str) -> Any:
     if found and isinstance(found[0], Basic) and _is_undefined(found[0]):
         raise ZeroDivisionError(text)
     return found[0] if found else None
+
+
+def _is_nested(text: str) -> bool:
+    """Return whether each brace is closed behind where it was opened.
+
+    Return False as well for over 40 brackets or signs within or behind each other.
+    """
+    depth = inside = 0
+    for bracket in re.findall(r"(?<!\\)[{}]|[(\[\])]", text):
+        depth += (bracket == "{") - (bracket == "}")
+        inside += (bracket in "([{") - (bracket in ")]}")
+        if depth < 0 or inside > _DEEPEST:
+            return False
+    return depth == 0 and not re.search(rf"(?:[-+] ?){{{_DEEPEST}}}", text)
 
 
 def _is_undefined(found: Basic) -> bool:

@@ -34,6 +34,7 @@ _SIGNS = str.maketrans({
     "∈": r"\in ", "±": r"\pm ", "、": ",", "。": ".", "√": r"\sqrt ", "’": "'", "∅": r"\emptyset ",
 })  # fmt: skip
 _CURRENCY = r"(?:\b[A-Z]{1,3})?\\?[$€£¥₹₽₩₪₫฿₺₴₦]"
+_DEGREES = r"(?:\^ *\{? *\\circ *\}?|\\degrees?|°)"
 _FONTS = re.compile(r"\\(?:text(?!\w*size)\w*|mbox|math(?:rm|bf|it|sf|tt)|rm|bf) ?\{([^{}]*)\}")
 _RULES = [
     (re.compile(pattern), replacement)
@@ -48,6 +49,10 @@ _RULES = [
         (r"(?<!\\)\\(?:[,;: >]|q?quad(?![a-z]))|~|\s", " "),
         (r"\\[dtc]?(frac|binom)", r"\\\1"),
         (r"\{ ?(\w+) ?\\choose ?(\w+) ?\}", r"\\binom{\1}{\2}"),
+        (
+            rf"\\(sin|cos|tan|cot|sec|csc) *[({{]? *(-?\d+(?:\.\d+)?) *{_DEGREES} *[)}}]?",
+            r"\\\1 (\\frac{\2 \\pi}{180})",
+        ),
         (r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degrees?|°)(?:\s*[CF](?![a-z]))?", " "),
         (r"\\colon|\\ratio|\{:\}", ":"),
         (r"(?<=\w)\*\*(?=[\w(])", "^"),

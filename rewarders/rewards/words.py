@@ -15,7 +15,7 @@ _SHORT_WORDS = frozenset(
         "no to is of at in by as or on it so we and was day had has may way man any all us am pm hr hrs "
         "yr yrs cm mm nm km dm kg mg ml cl lb lbs ft oz sq yd pt gal kw mw kwh hz khz mhz ghz kb mb gb "
         "mph kmh kph rpm bpm ppm rad cal kcal kpa atm usd cad aud nzd gbp chf jpy cny rmb inr krw brl "
-        "mxn rs kr",
+        "mxn rs kr rp rm dkk sek nok thb pln czk huf zar hkd sgd idr myr php vnd ils aed",
     )
 )
 _MEANING = frozenset(
@@ -30,9 +30,10 @@ _MEANING = frozenset(
 _BEHIND = re.compile(r"[\d})] *(?:squared|cubed|factorial)\b", re.I)
 _CLAUSE = re.compile(r"\b(?:it|is|are|was|were|be|has|have|we|you|he|she|they|this|that|there)\b", re.I)
 _POWER = r"(?: ?\^ ?\{? ?(?:-[123]|[23]) ?\}?|[23](?!\w))?"
+_PREFIXED = r"(?:[kMGµμm]?(?:Pa|eV|Hz|Ω)|[kMGµμm][JNVA]|dB|ha)(?![a-zA-Z])"
 _UNIT = r"(?:[a-zA-Z]+|\\Omega(?![a-zA-Z]))"
 _WORD = re.compile(
-    rf"(?<![\\a-zA-Z])((?<=[\d}})] )[msghLJNWVKCFA]{_POWER}(?![\w^(+*=-])"
+    rf"(?<![\\a-zA-Z])((?<=[\d}})] )(?:[msghLJNWVKCFAΩ]|{_PREFIXED}){_POWER}(?![\w^(+*=-])"
     rf"|\\Omega(?![a-zA-Z])|\\mu ?[a-zA-Z](?!\w)|[^\W\d_]{{2,}}|[\u3040-\u9fff]){_POWER}"
     rf"(?: ?(?:/|\\cdot) ?{_UNIT}{_POWER}| {_UNIT} ?\^ ?\{{? ?-[123] ?\}}?)*"
 )
@@ -135,4 +136,6 @@ def _stands_alone(found: re.Match[str]) -> bool:
         return False
     if before.rstrip()[-1:] in tuple("+-*/^") and is_words(found[0]) and len(found[0]) < 4:
         return False
+    if re.match(_PREFIXED, found[1]):
+        return True
     return found[1][0] == "\\" or found[1][1:2] in ("", " ", "^", "2", "3") or is_word(found[1])

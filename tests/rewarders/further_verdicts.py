@@ -302,6 +302,15 @@ KINDS: dict[str, list[tuple[str, str, str]]] = {
         (r"3\sqrt{2}", r"We get 3\sqrt{2}.", "3"),
         ("5000000", "The value is 5 million.", "5"),
     ],
+    "degrees in functions": [
+        (r"\sin 30^\circ", r"0.5 | \frac12 | \sin{30^\circ} | \sin(30°)", r"\sin 30 | -0.988"),
+        (r"\tan 45^{\circ}", "1", r"\tan 45"),
+        ("0,123", "0, 123", "123"),
+    ],
+    "units of physics": [
+        ("5 Ω", "5", "6"), ("5 kPa", "5", "6"), ("5 eV", "5", "6"), ("5 kJ", "5", "6"), ("5 dB", "5", "6"),
+        ("5 min/km", "5", "6"), ("RM 5", "5", "6"), ("5 DKK", "5", "6"), ("pa", "pa", "a | 5"),
+    ],
     "choices": [
         ("A", r"A | (A) | A. | A) | \boxed{A} | \boxed{\text{A}} | \boxed{\textbf{(A)}} | The answer is A. | **A**", "B | C"),
         ("(B)", r"B | \mathrm{(B)} | \text{B}", "(C) | A"),

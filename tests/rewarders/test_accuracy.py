@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.rewarders.rewards import formulas
 from penstock.rewarders.rewards.accuracy import accuracy, read_gold
 
 
@@ -93,3 +94,23 @@ def test_a_gold_that_cannot_be_read_sets_the_whole_group_aside(gold: object) -> 
 def test_a_gold_of_another_type_is_a_list_of_values_or_set_aside(gold, answer, expected):
     assert accuracy([""], [rf"\boxed{{{answer}}}"], [gold]) == [expected]
     assert (read_gold(gold) is None) == (expected is None)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "{" * 5000,
+        "(" * 1000 + "1" + ")" * 1000,
+        "-" * 3000 + "1",
+        "a " * 5000,
+        r"\\frac{1}{" * 300 + "2" + "}" * 300,
+    ],
+    ids=["braces", "brackets", "signs", "letters", "fractions"],
+)
+def test_what_no_formula_looks_like_never_reaches_the_parser(hostile, monkeypatch):
+    parsed = []
+    monkeypatch.setattr(formulas, "parse", lambda text, *_, **__: parsed.append(text))
+    assert accuracy([""], [rf"\boxed{{{hostile}}}"], ["5"]) == [0.0]
+    assert parsed == []
+    formulas.expression("y+1")
+    assert parsed == ["$y+1$"]
