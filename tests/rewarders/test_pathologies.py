@@ -27,8 +27,6 @@ TEXTS = {
     "an expansion": "$(a+b+c+d+e+f)^{60}$",
     "many digits": "$0." + "1" * 200_000 + "$",
 }
-NO_FORMULAS = {"many brackets": "$" + "(" * 3000 + "1" + ")" * 3000 + "$", "groups": "1 111" * 15_000}
-"""Texts that are told from formulas before they are parsed."""
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +63,6 @@ def test_a_pathology_is_a_failure_that_names_the_reward(outcomes, name: str, sid
     found = outcomes[name, side]
     assert isinstance(found, str), f"it was worth {found}"
     assert found.startswith("reward accuracy: ")
-
-
-@pytest.mark.parametrize("name", NO_FORMULAS)
-def test_what_looks_like_no_formula_is_compared_as_text(pool: ScoringPool, name: str) -> None:
-    found = [
-        outcome(pool, NO_FORMULAS[name], "5"),
-        outcome(pool, NO_FORMULAS[name], "7"),
-        outcome(pool, "5", NO_FORMULAS[name]),
-    ]
-    assert found == [0.0, 0.0, 0.0]
 
 
 def test_the_pool_works_on(pool: ScoringPool, outcomes) -> None:
