@@ -22,12 +22,15 @@ _MEANING = frozenset(
     re.findall(
         r"\w+",
         "than least most not minus negative plus half quarter third twice under over root double triple "
-        "dozen dozens off one two three four five six seven eight nine ten eleven twelve twenty thirty "
-        "forty fifty halves thirds quarters fourths fifths sixths eighths tenths hundredths thousandths "
-        "fifth sixth eighth tenth hundredth thousandth millionth",
+        "dozen dozens off halves thirds quarters fourths fifths sixths eighths tenths hundredths "
+        "thousandths fifth sixth eighth tenth hundredth thousandth millionth",
     )
 )
-_BEHIND = re.compile(r"[\d})] *(?:squared|cubed|factorial)\b", re.I)
+_COMPUTED = re.compile(
+    r"[\d})] *(?:squared|cubed|factorial)\b"
+    r"|\b(?:one|two|three|four|five|six|seven|eight|nine|ten) (?:in|of|out of)\b",
+    re.IGNORECASE,
+)
 _CLAUSE = re.compile(r"\b(?:it|is|are|was|were|be|has|have|we|you|he|she|they|this|that|there)\b", re.I)
 _POWER = r"(?: ?\^ ?\{? ?(?:-[123]|[23]) ?\}?|[23](?!\w))?"
 _PREFIXED = r"(?:[kMGµμm]?(?:Pa|eV|Hz|Ω)|[kMGµμm][JNVA]|dB|ha)(?![a-zA-Z])"
@@ -96,7 +99,7 @@ def without_words(text: str) -> str | None:
     "5 cm^2" become "x is 5" and "5".
     """
     spans = [found.span() for found in _WORD.finditer(text) if _stands_alone(found)]
-    if _BEHIND.search(text) or any(text[slice(*span)].lower() in _MEANING for span in spans):
+    if _COMPUTED.search(text) or any(text[slice(*span)].lower() in _MEANING for span in spans):
         return None
     begin, end = 0, len(text)
     while spans and not text[begin : spans[0][0]].strip(_BETWEEN):

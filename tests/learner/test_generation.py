@@ -53,7 +53,7 @@ def test_tickets_carry_the_options_also_those_of_evaluations() -> None:
         ({"stop": ["x"] * 17}, "expected at most 16"),
         ({"repetition_penalty": "1.1"}, "repetition_penalty: expected a number"),
         ({"repetition_penalty": True}, "repetition_penalty: expected a number"),
-        ({"repetition_penalty": 0}, r"repetition_penalty 0.0 is not in \[0.1, 10.0\]"),
+        ({"repetition_penalty": 0}, r"repetition_penalty is 0.0, expected 0.1 to 10.0"),
         ({"structured_outputs": "a"}, "structured_outputs: expected .*regex.* or .*choice"),
         ({"structured_outputs": {"json": {}}}, "structured_outputs: expected"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs: expected"),
