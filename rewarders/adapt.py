@@ -158,6 +158,8 @@ def adapt(found: object, name: str, completions: str = "auto") -> OwnReward:
     positional = [one for one in parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
     required = [one.name for one in positional if one.default is one.empty]
     if required and required[0] in _COMPLETION:
+        if len(required) == 1 and not _takes_any(parameters):
+            return OwnReward(function, {required[0]: ("completions",)}, "", each=True)
         if len(required) == 2:
             first, second = required
             names = {"answer": ("solution",), **_OTHER_NAMES}
