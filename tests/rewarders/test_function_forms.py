@@ -166,7 +166,7 @@ FORMS: dict[str, tuple[object, tuple[float | None, ...]]] = {
         (1, 1),
     ),
     "pair": (lambda response, ground_truth: response == ground_truth, (1, 0)),
-    "alone": (lambda completion: len(completion), (1, 2)),
+    "alone": (lambda completion: 1.0 if completion else 0.0, (1, 1)),
     "pair, answer is the gold answer": (lambda completion, answer: completion == answer, (1, 0)),
     "pair, a column by its name": (lambda completion, level: level, (3, 3)),
     "pair, the prompt": (lambda text, prompt: len(prompt), (4, 4)),
