@@ -113,10 +113,11 @@ def _metrics(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def main(folder: str, out: str, changes: str) -> int:
-    """Replay for `penstock replay` and print the comparison as a line of JSON; return the exit code.
+    """Train a run's journal again for `penstock replay`, with other settings; return the exit code.
 
-    `changes` is JSON: settings to change, by name without prefix. On a PenstockError print it and return
-    its exit code. Raise ValueError if `changes` is not JSON.
+    `folder` is the run's, `out` a new one for what the replay writes. The comparison of the two is
+    printed as a line of JSON. `changes` is JSON: settings to change, by name without prefix. On a
+    PenstockError print it and return its exit code. Raise ValueError if `changes` is not JSON.
     """
     configure_logs("replay", "text")
     try:

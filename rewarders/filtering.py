@@ -16,9 +16,9 @@ _SMALLEST_SPREAD = 1e-6
 def why_filtered(totals_G: np.ndarray, filter_zero_std: bool) -> str | None:
     """Return the reason why a group is not trained on; None if it is.
 
-    `totals_G` has one total per rollout, see `group_totals`, NaN where no reward applies. With
-    normalize_then_sum a total is a sum of normalized rewards. Example: 1.0, NaN and NaN
-    have "no reward applies"; with `filter_zero_std` 1.0, 1.0 and NaN have "no spread".
+    At least two rollouts need a total. `totals_G` has one per rollout, see `group_totals`, NaN where
+    no reward applies. With normalize_then_sum a total is a sum of normalized rewards. Example: 1.0, NaN
+    and NaN have "no reward applies"; with `filter_zero_std` 1.0, 1.0 and NaN have "no spread".
     """
     present = totals_G[~np.isnan(totals_G)]
     if len(present) < 2:

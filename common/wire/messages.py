@@ -107,7 +107,7 @@ class Ticket:
             found == self.purpose, f"ticket {self.id}: expected the purpose {found}, found", self.purpose
         )
         check_array("prompt_ids", self.prompt_ids, "<i4")
-        require(len(self.prompt_ids) > 0, f"ticket {self.id} has an empty prompt, expected a token")
+        require(len(self.prompt_ids) > 0, f"ticket {self.id}: the learner sent no prompt, expected one")
         require(
             int(self.prompt_ids.min()) >= 0,
             f"ticket {self.id}: a token of the prompt is negative, expected ids",
@@ -153,7 +153,7 @@ class Rollout:
         length = len(self.token_ids)
         for name, dtype in (("token_ids", "<i4"), ("logprobs", "<f4"), ("mask", "|b1")):
             check_array(name, getattr(self, name), dtype)
-        require(length > 0, "a rollout has no token, expected at least one")
+        require(length > 0, "a rollout that an actor sent has no token, expected at least one")
         sizes = f"{length} tokens, {len(self.logprobs)} logprobs and {len(self.mask)} mask entries"
         require(len(self.logprobs) == len(self.mask) == length, f"{sizes}, expected as many of each")
         require(int(self.token_ids.min()) >= 0, "a token of a rollout is negative, expected ids")

@@ -160,7 +160,10 @@ class TicketFlow:
         return "" if +expected == +Counter(places.totals) else f"the totals in {self._queue.keys.ledger}"
 
     def _issue(self, tickets: list[TicketId]) -> None:
-        """Issue and open tickets, at their first or the current version. Raise as `issue_tickets`."""
+        """Issue tickets: open ones at the version of their first issue, new ones at the current version.
+
+        Raise as `issue_tickets`.
+        """
         ledger, source = self._ledger, self._plan.source
         version = self._weights.version if self._weights else Version(0, 0)
         asked = [
