@@ -108,8 +108,8 @@ def digest_of(code: ModuleSpec) -> str:
 def import_code(code: ModuleSpec) -> ModuleType:
     """Run the code, after the packages around it, and return its module. Raise what they raise.
 
-    Modules beside a file come first in imports, as when Python runs the file itself: `common` in
-    `from common import helper` is the folder beside the file, whatever else has that name.
+    For code in a file, modules beside it come first in imports, as when Python runs the file itself:
+    `common` in `from common import helper` is the folder beside the file, whatever else has that name.
     """
     folder = str(path_of(code).parent)
     if code.name.startswith("penstock_own_") and folder not in sys.path:

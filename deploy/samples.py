@@ -190,7 +190,7 @@ def _check_row(row: Row) -> None:
 
 
 def select(rows: list[Row], choice: str) -> list[Row]:
-    """Return the rows of a choice, such as "best", in its order; all rows for ""."""
+    """Return the rows of a choice: best, worst, truncated, no_spread, failed; all rows for another."""
     if choice in ("best", "worst"):
         scored = [row for row in rows if row["reward"] is not None and row["state"] == "trained"]
         return sorted(scored, key=lambda row: row["reward"], reverse=choice == "best")
