@@ -69,8 +69,8 @@ def find_code(source: str, setting: str) -> ModuleSpec:
 def find_module(name: str, folders: list[str] | None, finders: Sequence[Any]) -> ModuleSpec | None:
     """Return where a module is, in these folders or, for None, where imports search.
 
-    `finders` are asked in order, such as those of sys.meta_path. Nothing is imported. Return None if the
-    module is not found, or cannot be searched for.
+    Each of `finders` is asked in turn, for example sys.meta_path. Nothing is imported. Return None if
+    the module is not found, or cannot be searched for.
     """
     try:
         found = next(filter(None, (finder.find_spec(name, folders) for finder in finders)), None)

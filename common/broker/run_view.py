@@ -87,7 +87,7 @@ class RunView:
 
         True if the state is "ended" and no learner holds the lease. If one still holds it, the state is
         not believed: another client may have written it. Then True only when no heartbeat has come for
-        as long as the lease lasts, because a learner may be killed between the two.
+        as long as the lease lasts, because a learner may be killed before it gives the lease back.
         """
         if self._read("GET", self.keys.state) != b"ended":
             self._last_beat = None

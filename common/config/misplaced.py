@@ -14,9 +14,8 @@ _TRL_CISPO = 5.0  # epsilon_high that TRL recommends with cispo
 
 
 def misplaced_values(settings: LearnerSettings) -> list[str]:
-    """Return a warning for each value that looks meant for TRL, where it means something else.
+    """Return a warning for each value that looks meant for TRL, where it means something else, else [].
 
-    [] if none does.
     A default that does not fit what was set counts too: epsilon 0.1 alone leaves epsilon_high at 0.28.
     Example: loss_type cispo with epsilon_high 5 bounds the ratio at 6, in TRL at 5.
     """
@@ -40,7 +39,7 @@ def _clip_ranges(settings: LearnerSettings) -> list[_Rule]:
         ),
         (
             loss == "gspo" and level == "token" and "importance_sampling_level" in given,
-            "LEARNER_IMPORTANCE_SAMPLING_LEVEL=token has no effect: gspo's ratio is that of a sequence.",
+            "LEARNER_IMPORTANCE_SAMPLING_LEVEL=token has no effect: gspo has one ratio per sequence.",
         ),
         (
             loss == "cispo" and (high < 1 or high == _TRL_CISPO),

@@ -51,7 +51,7 @@ def read_claims(run_folder: RunFolder) -> dict[int, Claim]:
             in_order = int(path.stem) == claim.incarnation > claim.parent >= 0
             if not (in_order and claim.parent_length >= 0):
                 raise ValueError(
-                    "its incarnation is not above its parent, or not that of its file's name"
+                    "it is of another incarnation than its file's name says, or not above its parent"
                 )
         claims[claim.incarnation] = claim
     return claims

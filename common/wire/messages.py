@@ -215,8 +215,8 @@ class ScoredGroup:
             f"found {len(self.texts)} texts, expected one for each of {size} rollouts",
         )
         check_rewards(self.rewards, size)
-        failed = f"found {len(self.failures)} failures, expected one for each of {size} rollouts or none"
-        require(len(self.failures) in (0, size), failed)
+        wrong = f"found {len(self.failures)} failures, expected one for each of {size} rollouts or none"
+        require(len(self.failures) in (0, size), wrong)
         for index, failure in enumerate(self.failures):
             scored = failure and any(values[index] is not None for values in self.rewards.values())
             require(not scored, f"rollout {index} failed, expected no rewards; its failure:", failure)

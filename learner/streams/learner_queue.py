@@ -34,7 +34,7 @@ class OpenPlaces:
     def add(self, name: bytes, version: str, exists: bool) -> None:
         """Add a field of the hash `open`: to `tickets`, or to `strange` if its name is no ticket.
 
-        `version` is that of the first issue; `exists` says whether the stream has the ticket's entry.
+        `version` is the version of the ticket's first issue. `exists`: its stream has an entry for it.
         """
         try:
             self.tickets[TicketId(text(name))] = version, exists

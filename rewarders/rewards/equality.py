@@ -24,7 +24,7 @@ def same(one: Value, other: Value) -> bool:
         return True
     if isinstance(one, Named) or isinstance(other, Named):
         return _same_named(one, other)
-    kinds = {type(one), type(other)}
+    kinds = {type(one), type(other)}  # math_verify reads 3100 in (3,100)
     return kinds != {Group, NumberValue} and _same_expression(one, other)
 
 

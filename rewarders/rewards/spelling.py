@@ -64,7 +64,7 @@ _RULES = [
         (r"\\%|\bper ?cent(?:age)?\b", "%"),
         (r"\+ ?/ ?-", r"\\pm "),
         (r"(?<!\d)(\d+)分之(\d+)", r"\2/\1"),
-        (r"(?<=\d) ?(?:min|sec|deg|max)(?= *(?:$|[.,;/)]|and\b|per\b))", " minutes"),  # any unit
+        (r"(?<=\d) ?(?:min|sec|deg|max)(?= *(?:$|[.,;/)]|and\b|per\b))", " minutes"),  # a unit
         (r"^(\\?[a-zA-Z]) (?:is|equals)(?: equal to)? (?=[-+.\d\\(\[{])", r"\1 = "),
         (r"(?<=\d) ?([万亿])", r" \1 "),
         (r"\\bar(?= ?\{? ?\d)", r"\\overline"),

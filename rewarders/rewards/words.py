@@ -33,10 +33,10 @@ _COMPUTED = re.compile(
 )
 _CLAUSE = re.compile(r"\b(?:it|is|are|was|were|be|has|have|we|you|he|she|they|this|that|there)\b", re.I)
 _POWER = r"(?: ?\^ ?\{? ?(?:-[123]|[23]) ?\}?|[23](?!\w))?"
-_PREFIXED = r"(?:[kMGµμm]?(?:Pa|eV|Hz|Ω)|[kMGµμm][JNVA]|dB|ha)(?![a-zA-Z])"
+_UNIT_SIGN = r"(?:[kMGµμm]?(?:Pa|eV|Hz|Ω)|[kMGµμm][JNVA]|dB|ha)(?![a-zA-Z])"
 _UNIT = r"(?:[a-zA-Z]+|\\Omega(?![a-zA-Z]))"
 _WORD = re.compile(
-    rf"(?<![\\a-zA-Z])((?<=[\d}})] )(?:[msghLJNWVKCFAΩ]|{_PREFIXED}){_POWER}(?![\w^(+*=-])"
+    rf"(?<![\\a-zA-Z])((?<=[\d}})] )(?:[msghLJNWVKCFAΩ]|{_UNIT_SIGN}){_POWER}(?![\w^(+*=-])"
     rf"|\\Omega(?![a-zA-Z])|\\mu ?[a-zA-Z](?!\w)|[^\W\d_]{{2,}}|[\u3040-\u9fff]){_POWER}"
     rf"(?: ?(?:/|\\cdot) ?{_UNIT}{_POWER}| {_UNIT} ?\^ ?\{{? ?-[123] ?\}}?)*"
 )
@@ -139,6 +139,6 @@ def _stands_alone(found: re.Match[str]) -> bool:
         return False
     if before.rstrip()[-1:] in tuple("+-*/^") and is_words(found[0]) and len(found[0]) < 4:
         return False
-    if re.match(_PREFIXED, found[1]):
+    if re.match(_UNIT_SIGN, found[1]):
         return True
     return found[1][0] == "\\" or found[1][1:2] in ("", " ", "^", "2", "3") or is_word(found[1])
