@@ -125,7 +125,9 @@ def read_gold(solution: Any) -> Value | None:
     if isinstance(solution, (list, tuple)) and len(solution) == 1:
         return read_gold(solution[0])
     if isinstance(solution, (list, tuple)) and all(isinstance(item, GOLD_TYPES) for item in solution):
-        return _list([str(item) for item in solution]) if solution else None
+        items = tuple(value for item in solution if (value := read_gold(item)))
+        is_whole = 0 < len(items) == len(solution)
+        return Group(", ".join(map(str, solution)), items=items) if is_whole else None
     if not isinstance(solution, GOLD_TYPES) or (isinstance(solution, float) and math.isnan(solution)):
         return None
     text = str(solution)

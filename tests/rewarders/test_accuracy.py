@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from penstock.rewarders.rewards import formulas
@@ -89,6 +91,9 @@ def test_a_gold_that_cannot_be_read_sets_the_whole_group_aside(gold: object) -> 
         (["$72$"], "72", 1.0), (["72"], "71", 0.0), ([72], "72", 1.0), ((7, 8), "8, 7", 1.0),
         ([7, 8], "7", 0.0), ({"answer": "72"}, "72", None), (b"72", "72", None), ([], "72", None),
         ([["1"], ["2"]], "1", None),
+        ([math.nan, 1], "1", None),
+        (["1/(2-2)", "3"], "3", None),
+        ([r"so \boxed{3}", "#### 4"], "4, 3", 1.0),
     ],
 )  # fmt: skip
 def test_a_gold_of_another_type_is_a_list_of_values_or_set_aside(gold, answer, expected):
