@@ -110,8 +110,9 @@ def test_a_gold_of_another_type_is_a_list_of_values_or_set_aside(gold, answer, e
         "a " * 5000,
         r"\frac{1}{" * 300 + "2" + "}" * 300,
         "1 111" * 15_000,
+        "$0." + "1" * 200_000 + "$",
     ],
-    ids=["braces", "brackets", "signs", "letters", "fractions", "groups"],
+    ids=["braces", "brackets", "signs", "letters", "fractions", "groups", "digits"],
 )
 def test_what_no_formula_looks_like_never_reaches_the_parser(hostile, monkeypatch):
     parsed = []
