@@ -86,7 +86,7 @@ class Keeper:
         """Kill all processes below this one but `kept`; return whether nothing of them is left.
 
         A process whose parent ends while the list is made is missing from the list. Nothing is left only
-        if two lists in a row are the same, and have none but ended processes.
+        if two lists in a row are the same, and each has none but ended processes.
         """
         end = time.monotonic() + _LONGEST_CHASE_S
         before: set[int] | None = None
@@ -96,7 +96,7 @@ class Keeper:
             living = [pid for pid in found if not _is_zombie(pid)]
             if not living and found == before:
                 return self._shared_memory < 0 or empty_shared_memory(self._shared_memory)
-            before = found
+            before = None if living else found
             for pid in living:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

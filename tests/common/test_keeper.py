@@ -1,0 +1,44 @@
+"""A keeper's sweep finds a process that a list of processes has missed."""
+
+import os
+import socket
+import threading
+
+import pytest
+
+from penstock.common.sandbox import frames, keeper
+
+OWN, PARENT, ORPHAN = 10, 11, 12
+
+
+class Processes:
+    """A process whose child becomes the keeper's own while the list of processes is being made."""
+
+    def __init__(self) -> None:
+        self.living = {OWN, PARENT, ORPHAN}
+        self.lists = [[OWN, PARENT], [OWN, PARENT]]
+        """What is found while PARENT lives, and again while it ends: the orphan is in neither."""
+
+    def below(self, pid: int) -> list[int]:
+        return self.lists.pop(0) if self.lists else [OWN, PARENT, ORPHAN]
+
+    def kill(self, pid: int, signal: int) -> None:
+        self.living.discard(pid)
+
+
+def test_an_orphan_that_two_lists_have_missed_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = Processes()
+    monkeypatch.setattr(keeper, "below", processes.below)
+    monkeypatch.setattr(keeper, "_is_zombie", lambda pid: pid not in processes.living)
+    monkeypatch.setattr(os, "kill", processes.kill)
+    monkeypatch.setattr(os, "waitpid", lambda pid, options: (0, 0))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        serving = threading.Thread(target=keeper.Keeper(theirs, OWN, -1).serve)
+        serving.start()
+        frames.send(ours, "sweep")
+        assert frames.receive(ours) == {"clean": True}
+        assert processes.living == {OWN}
+        frames.send(ours, "end")
+        serving.join(60)
+    assert not serving.is_alive()
