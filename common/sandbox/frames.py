@@ -107,7 +107,7 @@ def short(text: object) -> str:
 
 def _refuse(constant: str) -> NoReturn:
     """Raise ValueError for NaN and the infinities."""
-    raise ValueError(f"{constant} is no number of JSON, expected a finite one")
+    raise ValueError(f"it has {constant}, expected finite numbers")
 
 
 def send(connection: socket.socket, value: Any) -> None:

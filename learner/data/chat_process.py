@@ -2,8 +2,7 @@
 
     python -m penstock.learner.data.chat_process FD
 
-Reads JSON lines from the socket FD and answers each with one: first the template and its variables,
-then the messages of a prompt. An answer is {"text": ...} or {"error": ...}. The process ends with its
+Reads JSON lines from the socket FD and answers each with one: see `serve`. The process ends with its
 socket or its parent. The environment of a template is that of transformers' apply_chat_template, whose
 import would take a second; tests/learner/test_templates.py compares the two.
 """
@@ -80,7 +79,11 @@ def render(template: Template, variables: dict[str, Any], messages: list[Any]) -
 
 
 def serve(channel: socket.socket) -> None:
-    """Take a template, then render each line of messages until the socket closes. Raise OSError."""
+    """Answer each line of the socket until it closes. Raise OSError if the parent is gone.
+
+    The first line is {"template": ..., "variables": ...}, and its answer {"text": ""}. Each further line
+    is the messages of a prompt, and its answer {"text": ...}, or {"error": ...} for whatever is raised.
+    """
     with channel, channel.makefile("rb") as lines:
         head = json.loads(lines.readline())
         _answer(channel, {"text": ""})

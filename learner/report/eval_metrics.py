@@ -64,9 +64,10 @@ def summarise(answers: Sequence[Answer], main_reward: str) -> dict[str, float]:
 
 
 def _of_k(given: Sequence[Answer], main_reward: str) -> dict[str, float]:
-    """Return avg@k, pass@1, pass@2, pass@4, ..., pass@k and maj@k over the questions with a gold answer.
+    """Return avg@k, pass@n for n in 1, 2, 4, ..., k, and maj@k, over questions with a main reward.
 
-    pass@n is over those with n or more scored completions. No maj@k for k 1; {} for no question.
+    A question has a main reward if one of its completions has. k is the most completions of a question.
+    pass@n is over the questions with n or more scored completions. There is no maj@k for k of 1.
     """
     judged = [one for one in given if any(row.get(main_reward) is not None for row in one.rewards)]
     if not judged:
@@ -74,11 +75,9 @@ def _of_k(given: Sequence[Answer], main_reward: str) -> dict[str, float]:
     k = max(len(answer.completions) for answer in judged)
     right = [[(one.rewards[i].get(main_reward) or 0.0) > 0 for i in one.scored()] for one in judged]
     found = {f"eval/avg@{k}": float(np.mean([np.mean(one) for one in right]))}
-    size = 1
-    while size <= k:
+    for size in sorted({1 << power for power in range(k.bit_length())} | {k}):
         if chances := [pass_at_k(len(one), sum(one), size) for one in right if len(one) >= size]:
             found[f"eval/pass@{size}"] = float(np.mean(chances))
-        size = k if size < k < 2 * size else 2 * size
     if k > 1:
         answers = [[one.answers[index] for index in one.scored()] for one in judged]
         found[f"eval/maj@{k}"] = float(np.mean(list(map(majority, answers, right))))
