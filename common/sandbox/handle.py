@@ -77,9 +77,8 @@ class Handle:
         calls: int,
         sweeps: bool,
     ) -> None:
-        self.usable = True
+        self.usable, self.forks = True, False
         self.calls_left = calls
-        self.forks = False
         self._keeper = keeper
         self._control = control
         self._control_reader = FrameReader()
