@@ -26,9 +26,10 @@ class Phases:
 
     @contextmanager
     def enter(self, name: str) -> Iterator[None]:
-        """Be in a phase during the block, then in the previous phase again.
+        """Be in the phase `name` during the block, then in the previous phase again; count the seconds.
 
-        The seconds of a phase within another phase count for both. A phase within itself counts once.
+        `progress` grows at the beginning and the end. The seconds of a phase within another phase count
+        for both. A phase within itself counts once: the inner block changes only `progress`, by 1.
         """
         self.poll()
         if name == self.name:
@@ -45,7 +46,7 @@ class Phases:
             self.poll()
 
     def poll(self) -> None:
-        """Note that the phase makes progress: a wait calls this at each poll."""
+        """Note that the phase makes progress: `progress` grows by 1. A wait calls this at each poll."""
         self.progress += 1
 
     def begin_step(self) -> None:
@@ -54,7 +55,10 @@ class Phases:
         self._step_began = time.monotonic()
 
     def seconds(self, name: str) -> float:
-        """Return the seconds that the step has spent in a phase, without one that has not ended."""
+        """Return the seconds that the step has spent in the phase `name`, 0 if it was not entered.
+
+        A phase counts when it ends: the present one is not in the sum yet.
+        """
         return self._seconds.get(name, 0.0)
 
     @property
