@@ -65,7 +65,11 @@ class Evaluate(ResultCommand):
 
 
 def read_results(path: Path) -> Result:
-    """Return the figures of an evaluation, in text one per line. Raise ConfigError if it is damaged."""
+    """Return the figures of an evaluation: as text one per line, and as one object.
+
+    `path` is the file with the results in the run's folder. Names lose their "eval/", and the step is
+    left out. The text ends with where results and answers are. Raise ConfigError if the file is damaged.
+    """
     with reading(path, "Remove the run's folder and evaluate again"):
         found = parse_json(path.read_bytes())
         figures = {name.removeprefix("eval/"): value for name, value in found.items() if name != "step"}

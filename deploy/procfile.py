@@ -23,7 +23,11 @@ def read_procfile(path: Path | None) -> dict[str, str]:
 
 
 def parse(text: str, source: str) -> dict[str, str]:
-    """Return commands by name, in order. Raise ConfigError for a bad line, a name twice, or no line."""
+    """Return the commands of a Procfile's `text` by name, in order. `source` is its name in errors.
+
+    Empty lines and lines that begin with # are left out. Raise ConfigError for a line that is not `name:
+    command`, a name that is there twice, or no command at all.
+    """
     commands: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
