@@ -46,10 +46,11 @@ def split_source(asked: str) -> tuple[str, str]:
 
 
 def find_code(source: str, setting: str) -> ModuleSpec:
-    """Return where the code of a source is: a file, or a module that can be imported here.
+    """Return where the code of a source is: a file *.py, or a module that can be imported here.
 
     No code is run, not even that of the packages around a module. `setting`, such as
-    "LEARNER_REWARDS=short.py:short", begins the text of errors. Raise ConfigError without such code.
+    "LEARNER_REWARDS=short.py:short", begins the text of errors. Raise ConfigError if the file or module
+    is not there, or is a package without code of its own.
     """
     found: ModuleSpec | None = None
     if source.endswith(".py"):
@@ -70,10 +71,12 @@ def find_code(source: str, setting: str) -> ModuleSpec:
 
 
 def find_module(name: str, folders: list[str] | None, finders: Sequence[Any]) -> ModuleSpec | None:
-    """Return where a module is, in these folders or, for None, where imports search.
+    """Return where the module `name`, such as "pkg.mod", is in these folders; None: where imports
+    search.
 
-    Each of `finders` is asked in turn, for example sys.meta_path. Nothing is imported. Return None if
-    the module is not found, or cannot be searched for.
+    Each of `finders` is asked in turn, for example sys.meta_path. Nothing is imported. For a name with a
+    dot, a folder `mod` in `folders` that no finder knows counts too, as a package without loader. Return
+    None if the module is not found, or cannot be searched for.
     """
     try:
         found = next(filter(None, (finder.find_spec(name, folders) for finder in finders)), None)

@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 class Phases:
     """The phase that a process is in, and the seconds that a step spent in each phase.
 
-    `name` is the present phase. `progress` grows when a phase begins, ends or polls: a process whose
-    `progress` stays the same hangs. `trace` opens a profiler's range with the phase's name, such as
-    `torch.profiler.record_function`.
+    `name` is the present phase, at first "starting". `progress` grows when a phase begins, ends or
+    polls: a process whose `progress` stays the same hangs. `trace` opens a profiler's range with the
+    phase's name, such as `torch.profiler.record_function`.
 
-    Example: a step that enters "making an Update" for 2 s and later for 1 s has
-    `seconds("making an Update") == 3.0`.
+    Example: a step that enters "making an Update" for 2 s and later for 1 s has `seconds("making an
+    Update") == 3.0`.
     """
 
     def __init__(self, trace: Callable[[str], AbstractContextManager[object]] = nullcontext) -> None:
@@ -63,5 +63,5 @@ class Phases:
 
     @property
     def step_s(self) -> float:
-        """Seconds since the step began."""
+        """Seconds since the last `begin_step`, or since this object was created if there was none."""
         return time.monotonic() - self._step_began

@@ -63,7 +63,10 @@ class Watch(Status):
     """Print the status again every second until Ctrl-C."""
 
     def ask(self, connection: Connection) -> int:
-        """Print the status each second, redrawn on a terminal; return 0 on Ctrl-C. Raise as `read`."""
+        """Print the status each second; return 0 on Ctrl-C. Raise what `read` raises.
+
+        On a terminal the screen is cleared before each status, unless --json is given.
+        """
         try:
             while True:
                 if sys.stdout.isatty() and not self.as_json:

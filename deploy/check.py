@@ -43,9 +43,9 @@ class Check(ResultCommand):
     def execute(self) -> int:
         """Start `learner --dry-run` and `rewarder --check`, print what they find; return an exit code.
 
-        It is the learner's or the rewarder's if one fails, which then has printed its error, 78 if a
-        reward cannot be used, 65 if too many gold answers cannot be read, else 0. Raise ConfigError for
-        wrong variables of any role, DeadlineExceeded if one takes over an hour, PenstockError if killed.
+        A role that fails prints its error, and its code is returned; else 78 if a reward cannot be used,
+        65 if too many gold answers cannot be read, or 0. Raise ConfigError for wrong variables of any
+        role, DeadlineExceeded if one takes over an hour, PenstockError if killed.
         """
         self._check_settings()
         guard_children()
@@ -62,7 +62,7 @@ class Check(ResultCommand):
             return self.show(self.joined(_objects(plan), _objects(verdict)[-1]))
 
     def _check_settings(self) -> None:
-        """Raise ConfigError with the mistakes in the variables of all roles, each once."""
+        """Raise ConfigError with the mistakes in the variables of all roles, one per line, each once."""
         mistakes: list[str] = []
         for role in (LearnerCommand, ActorCommand, RewarderCommand):
             try:

@@ -66,7 +66,7 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Process id, or None while no process runs. Safe in any thread."""
+        """Process id, or None unless `running`. Safe in any thread."""
         process = self._process
         return process.pid if process is not None else None
 

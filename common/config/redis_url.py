@@ -153,7 +153,7 @@ def _login(login: str) -> tuple[str | None, str]:
 def _options(query: str, scheme: str) -> dict[str, str]:
     """Return the options in `query`, the text after `?`, by name; {} for "". A `+` stays a `+`.
 
-    Raise ConfigError for an option that `scheme` does not have, is empty or is there twice.
+    Raise ConfigError for an option that is empty, there twice, or not one of `scheme`, such as "rediss".
     """
     try:
         plain = query.replace("+", "%2B")  # parse_qsl would read a space

@@ -52,7 +52,7 @@ def check_names(names: Iterable[str]) -> None:
 def read_environment(env_file: Path | str | None) -> dict[str, str]:
     """Return the variables of the file `env_file`, if given, and of this process, which win.
 
-    A line of the file with a name and no `=` gives no variable.
+    A line of the file with a name and no `=` gives no variable, and neither does a file that is missing.
     """
     from_file = dotenv_values(env_file) if env_file else {}
     return {name: value for name, value in from_file.items() if value is not None} | dict(os.environ)

@@ -48,9 +48,10 @@ class TaskFiles:
 def write_task(folder: Path, seed: int) -> TaskFiles:
     """Write pretrain.jsonl, train.jsonl and heldout.jsonl into `folder`, check them, return their paths.
 
-    The same seed writes the same bytes. Pre-training and training hold every question of their pairs.
-    The held-out split holds one question per pair, so that its questions are independent.
-    Raise TaskError as check_task does, ConfigError if the folder cannot be made.
+    The same seed writes the same bytes. 600 pairs of operands are held out, 1500 are for training, all
+    others for pre-training. Pre-training and training hold every question of their pairs. The held-out
+    split holds one question per pair, so that its questions are independent. Raise TaskError as
+    check_task does, ConfigError if the folder cannot be made.
     """
     rng = random.Random(seed)
     pairs = list(combinations_with_replacement(OPERANDS, 2))

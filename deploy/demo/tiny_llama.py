@@ -15,9 +15,10 @@ _CHARACTERS = "0123456789+-="
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Make a tokenizer of single characters; encoding adds no special token.
+    """Make a tokenizer of single characters, digits and +-=; encoding adds no special token.
 
-    Example: `37+45=` becomes six tokens, and the two tokens of `82` decode to `82`.
+    Any other character becomes <unk>. Example: `37+45=` becomes six tokens, and the two tokens of `82`
+    decode to `82`.
     """
     tokens = [*_SPECIAL.values(), *_CHARACTERS]
     vocabulary = {token: index for index, token in enumerate(tokens)}
