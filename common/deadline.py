@@ -28,9 +28,7 @@ class Deadline:
 
     @property
     def waited_s(self) -> float:
-        """Seconds waited since the last restart, at most `longest_gap_s` per poll. Reading
-        it is a poll.
-        """
+        """Seconds waited since the last restart, as the class counts them. Reading this is a poll."""
         now = time.monotonic()
         self._waited_s += min(now - self._polled_at, self._longest_gap_s)
         self._polled_at = now

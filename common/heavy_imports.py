@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def heavy_imports() -> Iterator[None]:
-    """Pause the garbage collector for imports, the block. It is on again afterwards, also after an
-    error.
+    """Pause the garbage collector for imports; it is on again after the block, also after an error.
 
     Later collections leave out all objects made until then: modules stay until the process ends, and
     each collection would visit all their objects again. The learner's imports and exit take 4.4 instead

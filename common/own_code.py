@@ -71,12 +71,11 @@ def find_code(source: str, setting: str) -> ModuleSpec:
 
 
 def find_module(name: str, folders: list[str] | None, finders: Sequence[Any]) -> ModuleSpec | None:
-    """Return where the module `name`, such as "pkg.mod", is in these folders; None: where imports
-    search.
+    """Return where the module `name`, such as "pkg.mod", is, without importing anything.
 
-    Each of `finders` is asked in turn, for example sys.meta_path. Nothing is imported. For a name with a
-    dot, a folder `mod` in `folders` that no finder knows counts too, as a package without loader. Return
-    None if the module is not found, or cannot be searched for.
+    The search is in `folders`, None: where imports search. Each of `finders`, for example sys.meta_path,
+    is asked in turn. For a name with a dot, a folder `mod` in `folders` that no finder knows counts too,
+    as a package without loader. Return None if the module is not found, or cannot be searched for.
     """
     try:
         found = next(filter(None, (finder.find_spec(name, folders) for finder in finders)), None)

@@ -81,9 +81,7 @@ class Audit(QueueCommand):
     """Check that every ticket issued has ended or is in flight. The exit code is 1 if not."""
 
     def read(self, connection: Connection) -> Result:
-        """Return the audit, with exit code 1 if it has faults, else 0. Raise RunNotReady
-        without a run.
-        """
+        """Return the audit, with exit code 1 for faults, else 0. Raise RunNotReady without the run."""
         found = read_audit(connection, self.run.name)
         row = asdict(found) | {"faults": found.faults}
         return Result(format_audit(found), [row], 1 if found.faults else 0)

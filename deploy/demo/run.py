@@ -201,6 +201,6 @@ class Progress:
                 )
 
     def _print(self, text: str) -> None:
-        """Print a text after the seconds since the start, in at most WIDTH columns; note when."""
+        """Print a text after the seconds since the start, cut to WIDTH columns, and store the time."""
         self._printed_at = time.monotonic()
         print(f"{self._printed_at - self._started:5.0f} s  {text}"[:WIDTH], flush=True)
