@@ -135,8 +135,8 @@ def _objects(lines: IO[bytes]) -> list[dict[str, Any]]:
 def _row_lines(row: dict[str, Any], seen: dict[str, Any]) -> list[str]:
     """Return the lines that show a row: its prompt, the gold answer, and the columns that rewards get.
 
-    `row` is the learner's object about the row, `seen` the rewarder's. The gold answer is left out if
-    the row has none or no reward reads it.
+    `row` is the learner's object about the row, `seen` the rewarder's. The gold answer, and how it is
+    read or why it cannot be, is left out if the row has none or no reward reads it. Long texts are cut.
     """
     lines = [f"{row['where']}: prompt of {row['tokens']} tokens", f"  {row['prompt'][:SHOWN]}"]
     if "solution" in row["columns"] and (seen["read"] or seen["why"]):

@@ -129,8 +129,9 @@ class Supervisor:
     def _plan_restart(self, child: Child, code: int, how: str) -> None:
         """Set when a failed process starts again, and report that with `how`, a text on its end.
 
-        The wait doubles with each failure in a row. An essential one that failed too often fails the
-        run, with `code` as the run's exit code, and is not started again.
+        The wait doubles with each failure in a row; one that ran for `settled_s` begins a new row. An
+        essential one that failed too often fails the run, with `code` as the run's exit code, and is not
+        started again.
         """
         settled = child.lived_s >= self._limits.settled_s
         child.failures = 1 if settled else child.failures + 1
@@ -156,8 +157,8 @@ class Supervisor:
     def _start_due(self) -> None:
         """Start all wanted processes that do not run and are due. Raise OSError if a start fails.
 
-        Those after a service that is not ready are not started; then the wait for it is reported
-        instead.
+        Those after the first service that is not ready wait, which is reported and fails the run after
+        `ready_s`. If none has to wait, that time counts from 0 again.
         """
         now = time.monotonic()
         for position, child in enumerate(self.children):

@@ -143,9 +143,10 @@ def queue_service(run_folder: RunFolder, listening: Listening | None = None) -> 
 
 
 def child_environment(env_file: Path | None) -> dict[str, str]:
-    """Return the children's variables: the file's, and this process's, which win.
+    """Return the children's variables: those of `env_file`, if given, and this process's, which win.
 
-    PATH begins with this installation's commands; PYTHONUNBUFFERED is 1. Raise OSError for the file.
+    PATH begins with this installation's commands; PYTHONUNBUFFERED is 1. Raise OSError if the file
+    cannot be read; a missing one gives no variable.
     """
     found = read_environment(env_file)
     found["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), found.get("PATH", "")])
