@@ -89,10 +89,10 @@ def _mean(name: str, rows: Sequence[Row]) -> float:
 
 
 def print_answers(answers: Sequence[Row]) -> None:
-    """Print the questions 0 to 7 of the held-out ones, with their first and their last answers.
+    """Print the held-out questions 0 to 7, with their answers of the first and the last evaluation.
 
     Each answer is called right or wrong, a missing one "(no answer)". `answers` are the rows of
-    evaluations.jsonl. Raise KeyError if they have fewer questions.
+    evaluations.jsonl. Raise KeyError if they have fewer questions, ValueError if there are none.
     """
     rows = {(row["step"], row["index"]): row for row in answers}
     print(f"\nExamples: {ANSWERS_SHOWN} held-out sums with their answers. Too few to show the gain.")
@@ -138,7 +138,7 @@ def print_audit(audit: Audit, twice: int) -> None:
     """Print what became of all groups, how many were lost or trained twice, and all faults.
 
     `audit` has the queue server's counts, `twice` the groups trained again by the completions' files.
-    More ends than groups asked for are added to the twice.
+    Groups that ended beyond those asked for are counted as trained twice too.
     """
     ends = ", ".join(f"{count} {state}" for state, count in audit.ended.items() if count)
     flying = len(audit.in_flight)
