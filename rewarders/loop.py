@@ -70,7 +70,9 @@ class Rewarder:
         )  # fmt: skip
         self._pool = pool
         self._scorer = CurrentScorer(self._view, pool, name, contract)
-        longest_s = settings.rewarder.timeout_s + START_TIMEOUT_S  # of one reward: the pool ends it then
+        longest_s = START_TIMEOUT_S + max(  # of one reward: the pool ends it then
+            settings.rewarder.timeout_s, settings.rewarder.reward_model_timeout_s
+        )
         self._keeper = LeaseKeeper(settings.run.lease_s, lambda: pool.finished, 2 * longest_s)
         self._learner_watch = LearnerWatch(connection, self._keys, settings.run)
         self._threads = ThreadPoolExecutor(settings.rewarder.workers, "score")

@@ -1,5 +1,6 @@
 """The sandbox processes that compute rewards."""
 
+import threading
 from dataclasses import asdict
 
 from penstock.common.config.settings import RewarderSettings
@@ -8,7 +9,8 @@ from penstock.common.sandbox.frames import short
 from penstock.common.sandbox.handle import Mistake
 from penstock.common.sandbox.pool import SandboxPool
 from penstock.common.sandbox.settings import Code, SandboxSettings
-from penstock.common.wire.reward_spec import RewardSpec
+from penstock.common.wire.reward_spec import MODEL, RewardSpec
+from penstock.rewarders.reward_models import ModelFailed, ModelProcess, conversations_of
 from penstock.rewarders.reward_process import Arguments, Scores, scores_of
 
 _CALLS = "penstock.rewarders.reward_process"
@@ -22,9 +24,15 @@ class ScoringFailed(PenstockError):
 
 
 class ScoringPool(SandboxPool):
-    """A SandboxPool of REWARDER_WORKERS processes, which fails to start as SandboxPool does."""
+    """A SandboxPool of REWARDER_WORKERS processes, and a process per reward model of the contract.
+
+    The pool fails to start as SandboxPool does.
+    """
 
     def __init__(self, settings: RewarderSettings) -> None:
+        self._rewarder_settings = settings
+        self._models: dict[tuple[str, str], ModelProcess] = {}
+        self._starting = threading.Lock()
         super().__init__(
             SandboxSettings(
                 settings.workers, settings.timeout_s, settings.memory_gib, settings.user,
@@ -37,7 +45,13 @@ class ScoringPool(SandboxPool):
         )  # fmt: skip
 
     def check(self, spec: RewardSpec) -> str:
-        """Return the reason why a sandbox process cannot load a reward; "" if it can."""
+        """Return the reason why a reward cannot be loaded; "" if it can."""
+        if spec.kind == MODEL:
+            try:
+                self._model_of(spec).start()
+            except ModelFailed as error:
+                return str(error)
+            return ""
         outcome = self.run(f"{_CALLS}:check_reward", asdict(spec), code=_code_of(spec))
         if isinstance(outcome, Mistake):
             return outcome.reason
@@ -45,6 +59,8 @@ class ScoringPool(SandboxPool):
 
     def score(self, spec: RewardSpec, arguments: Arguments) -> Scores:
         """Call a reward on one group. Raise ScoringFailed if the call fails, or as SandboxPool.run."""
+        if spec.kind == MODEL:
+            return self._score_by_model(spec, arguments)
         work = f"{_CALLS}:call_reward"
         outcome = self.run(work, asdict(spec), dict(arguments), code=_code_of(spec))
         if isinstance(outcome, Mistake):
@@ -53,6 +69,28 @@ class ScoringPool(SandboxPool):
             return scores_of(outcome, len(arguments["completions"]))
         except (ValueError, OverflowError, RecursionError, TypeError) as error:
             raise ScoringFailed(f"reward {spec.name}: {short(error)}") from error
+
+    def close(self) -> None:
+        """End the reward models, then the pool as SandboxPool does."""
+        for model in self._models.values():
+            model.close()
+        super().close()
+
+    def _score_by_model(self, spec: RewardSpec, arguments: Arguments) -> Scores:
+        """Return a reward model's scores of one group. Raise ScoringFailed if it gives none."""
+        try:
+            return Scores(tuple(self._model_of(spec).score(conversations_of(arguments))))
+        except ModelFailed as error:
+            raise ScoringFailed(f"reward {spec.name}: {error}") from error
+        finally:
+            with self._starting:
+                self.finished += 1
+
+    def _model_of(self, spec: RewardSpec) -> ModelProcess:
+        """Return the process of a reward model, the same for each call."""
+        key = (str(spec.options), spec.digest)
+        with self._starting:
+            return self._models.setdefault(key, ModelProcess(spec, self._rewarder_settings))
 
 
 def _code_of(spec: RewardSpec) -> Code | None:

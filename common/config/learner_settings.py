@@ -19,7 +19,7 @@ from penstock.common.wire.limits import (
     MOST_COMPLETIONS,
     MOST_NAMES,
 )
-from penstock.common.wire.reward_spec import BUILT_IN, COLUMNS, LANGUAGES, Aggregation
+from penstock.common.wire.reward_spec import BUILT_IN, COLUMNS, LANGUAGES, Aggregation, split_model
 
 TRACKERS = ("wandb", "tensorboard")
 """The trackers that come with Penstock."""
@@ -145,7 +145,8 @@ class RewardsSettings(Section):
 
     rewards: Names = setting(
         ["accuracy"],
-        "reward names with commas; own functions as file.py:function or package.module.function",
+        "reward names with commas; own functions as file.py:function or package.module.function; "
+        "model:NAME=FOLDER-or-id for a reward model",
         min_length=1,
     )
     reward_weights: Numbers = setting([], "weight of each reward, with commas; empty: all 1.0")
@@ -361,7 +362,8 @@ class LearnerSettings(
         found, expected = len(self.reward_weights), len(names)
         if self.reward_weights and found != expected:
             raise ValueError(f"LEARNER_REWARD_WEIGHTS has {found} weights for {expected} rewards")
-        _check_functions("LEARNER_REWARDS", "reward", self.rewards, BUILT_IN)
+        functions = [one for one in self.rewards if not split_model(one)]
+        _check_functions("LEARNER_REWARDS", "reward", functions, BUILT_IN)
         _check_functions("LEARNER_REPORT_TO", "tracker", self.report_to, TRACKERS)
         if self.metric_for_best_model not in ("", *names):
             raise ValueError(
@@ -485,7 +487,18 @@ class LearnerSettings(
     @property
     def reward_names(self) -> list[str]:
         """Return the rewards' names in metrics and logs, in order: "short" for "my/rewards.py:short"."""
-        return [split_source(asked)[1] for asked in self.rewards]
+        return [(split_model(one) or split_source(one)[::-1])[0] for one in self.rewards]
+
+    @model_validator(mode="after")
+    def _reward_models_have_names(self) -> "LearnerSettings":
+        """Raise ValueError for a reward model without a usable name or place."""
+        for name, place in filter(None, map(split_model, self.rewards)):
+            if not name.isidentifier() or name in BUILT_IN or not place:
+                raise ValueError(
+                    f"LEARNER_REWARDS=model:{name}={place}: expected model:NAME=FOLDER or "
+                    "model:NAME=ID, with a name of letters that no built-in reward has"
+                )
+        return self
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> "LearnerSettings":

@@ -134,6 +134,11 @@ class RewarderSettings(Section):
     timeout_s: float = setting(30.0, "seconds that one reward of one group may take", gt=0)
     user: str = setting("nobody", "user of scoring processes if root starts the rewarder; empty: root")
     environment: Names = setting([], "variables that scoring processes see beside PATH and a few")
+    reward_model_device: str = setting("", "device of reward models; empty: a GPU if there is one")
+    reward_model_batch_size: int = setting(16, "completions that a reward model reads at a time", ge=1)
+    reward_model_timeout_s: float = setting(
+        300.0, "seconds that a reward model may take for a group, or to start", gt=0
+    )
     memory_gib: float = setting(
         4.0, "address space of a scoring process in GiB; a quarter in use ends scoring", gt=0
     )

@@ -1,5 +1,6 @@
 """Reading of files that may be damaged: by a disk, a kill, or whoever else writes to the folder."""
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -61,3 +62,17 @@ def _unique(pairs: list[tuple[str, PlainData]]) -> dict[str, PlainData]:
         repeated = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ValueError(f"the key {short(repeated)} is there twice in an object, expected once")
     return found
+
+
+def hash_model(folder: Path) -> str:
+    """Return the SHA-256 of a model folder: of its *.json, *.jinja and *.safetensors, with their names.
+
+    Raise OSError if one of them cannot be read.
+    """
+    digest = hashlib.sha256()
+    kinds = (".json", ".jinja", ".safetensors")
+    for path in sorted(path for path in folder.iterdir() if path.suffix in kinds):
+        digest.update(f"{path.name}\0".encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()

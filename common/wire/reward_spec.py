@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 """How several rewards become an advantage, by TRL's names."""
@@ -50,6 +50,24 @@ LANGUAGES: Mapping[str, tuple[str, ...]] = {
 """The languages of language_consistency, each with the Unicode names of its scripts."""
 
 
+MODEL: Final = "model"
+"""The kind of a reward that a model computes: `model:NAME=FOLDER-or-id` in LEARNER_REWARDS."""
+
+
+def split_model(asked: str) -> tuple[str, str] | None:
+    """Return name and place of a reward model, None if the text of LEARNER_REWARDS names none.
+
+    Example:
+        >>> split_model("model:helpful=models/rm"), split_model("accuracy")
+        (('helpful', 'models/rm'), None)
+    """
+    kind, mark, rest = asked.partition(":")
+    if kind != MODEL or not mark or "=" not in rest:
+        return None
+    name, _, place = rest.partition("=")
+    return name.strip(), place.strip()
+
+
 @dataclass(frozen=True, slots=True)
 class RewardSpec:
     """One reward of a run, as part of the contract.
@@ -59,6 +77,9 @@ class RewardSpec:
     `options` are its keyword arguments. A user's reward has the options `completions` (the form of the
     completions: auto, text or messages), `columns` (the names of the data's columns) and `max_steps`
     (the run's number of Updates).
+
+    With the kind MODEL, a sequence classification model computes the reward. Its options are `model`, a
+    folder or a hub id, and `revision`, the commit of an id. The digest is that of a folder's files.
     """
 
     name: str
@@ -66,3 +87,4 @@ class RewardSpec:
     source: str = ""
     digest: str = ""
     options: dict[str, Any] = field(default_factory=dict)
+    kind: Literal["", "model"] = ""

@@ -13,6 +13,7 @@ from penstock.common.log import get_logger
 from penstock.common.own_code import split_source
 from penstock.common.text import short
 from penstock.common.wire.contract import Contract, hash_tokenizer
+from penstock.common.wire.reward_spec import split_model
 from penstock.learner.algorithm.own_loss import load_loss
 from penstock.learner.data.episode_specs import resolve_episodes
 from penstock.learner.data.questions import load_questions
@@ -87,7 +88,7 @@ def completions_form(settings: LearnerSettings, tokenizer: PreTrainedTokenizerBa
     form = settings.reward_completions
     if form != "auto" or not is_chat(settings, tokenizer):
         return form
-    if any(split_source(asked)[0] for asked in settings.rewards):
+    if any(split_source(asked)[0] for asked in settings.rewards if not split_model(asked)):
         log.info(
             "Own reward functions get messages as completions, as in TRL, because a chat template makes "
             "the prompts. LEARNER_REWARD_COMPLETIONS=text gives texts."

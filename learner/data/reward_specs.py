@@ -1,11 +1,14 @@
 """From LEARNER_REWARDS to the contract's reward specs: code by its hash, and options."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.errors import ConfigError
+from penstock.common.files.reading import hash_model
 from penstock.common.own_code import digest_of, find_code, path_of, split_source
-from penstock.common.wire.reward_spec import BUILT_IN, RewardSpec
+from penstock.common.wire.reward_spec import BUILT_IN, MODEL, RewardSpec, split_model
 
 
 def resolve_rewards(
@@ -27,6 +30,8 @@ def resolve_reward(
     asked: str, weight: float, settings: LearnerSettings, own_options: Mapping[str, Any] | None = None
 ) -> RewardSpec:
     """Return the spec of a reward of LEARNER_REWARDS. Raise ConfigError if its code is not found."""
+    if model := split_model(asked):
+        return resolve_reward_model(*model, weight)
     source, name = split_source(asked)
     if not source:
         return RewardSpec(name, weight, options=_options(name, settings))
@@ -34,6 +39,30 @@ def resolve_reward(
     options = dict(own_options or {"completions": settings.reward_completions})
     place = str(path_of(code)) if source.endswith(".py") else source
     return RewardSpec(name, weight, place, digest_of(code), options)
+
+
+def resolve_reward_model(name: str, place: str, weight: float) -> RewardSpec:
+    """Return the spec of a reward model in a folder, by the hash of its files, or of a hub id's commit.
+
+    The learner does not load the model. Raise ConfigError if the folder cannot be read, or if there is
+    neither a folder nor a model of that id.
+    """
+    folder, asked = Path(place), f"LEARNER_REWARDS=model:{name}={place}"
+    if folder.is_dir():
+        try:
+            digest = hash_model(folder)
+        except OSError as error:
+            raise ConfigError(f"{asked}: cannot be read: {error}") from error
+        return RewardSpec(name, weight, "", digest, {"model": str(folder.absolute())}, MODEL)
+    from huggingface_hub import model_info
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    try:
+        revision = model_info(place).sha
+    except (HFValidationError, HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+        raise ConfigError(f"{asked}: neither a folder here nor a model of the hub: {error}") from error
+    options = {"model": place, "revision": revision or "main"}
+    return RewardSpec(name, weight, "", "", options, MODEL)
 
 
 def _options(name: str, settings: LearnerSettings) -> dict[str, str | int | float]:

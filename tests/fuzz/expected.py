@@ -95,6 +95,7 @@ def check_rollout(rollout: Rollout, issued: Ticket, published: Mapping[Version, 
         [0, *edges] == [*sorted([0, *edges])] and edges[0] == 0 and edges[-1] == size, f"spans {edges}"
     )
     require(edges[1:-1:2] == edges[2::2], f"spans {edges} have gaps")
+    require(bool(rollout.mask.all()), "an answer of a tool in a run without tools")
     for span in rollout.spans:
         require(span.version in published, f"version {span.version} was never published")
         require(span.hash == published[span.version], f"other weights than those of {span.version}")

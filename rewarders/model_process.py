@@ -1,0 +1,129 @@
+"""The process in which a reward model runs: a sequence classification model with one output.
+
+    python -m penstock.rewarders.model_process FD
+
+Reads frames of requests from the socket FD, and answers each with a frame. The first request names the
+model; further ones have the conversations of completions. The process ends with its socket.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.common.errors import ConfigError
+from penstock.common.files.reading import hash_model
+from penstock.common.sandbox import frames
+
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+
+class RewardModel:
+    """A model that reads a conversation and gives a number. `folder` holds model and tokenizer.
+
+    Creating it raises ConfigError for a model with more than one output or without a tokenizer.
+    """
+
+    def __init__(self, folder: Path, device: str, batch_size: int) -> None:
+        import torch
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self._tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        dtype = torch.float32 if self._device == "cpu" else "auto"
+        model: Any = AutoModelForSequenceClassification.from_pretrained(
+            folder, trust_remote_code=False, dtype=dtype, use_safetensors=True
+        )
+        if model.config.num_labels != 1:
+            raise ConfigError(
+                f"the model has {model.config.num_labels} outputs, expected a reward model with one"
+            )
+        text = model.config.get_text_config()
+        if text.pad_token_id is None:
+            text.pad_token_id = self._tokenizer.pad_token_id
+        self._longest = getattr(text, "max_position_embeddings", None) or sys.maxsize
+        self._batch_size = batch_size if text.pad_token_id is not None else 1
+        self._pad = text.pad_token_id or 0
+        self._model = model.to(self._device).eval()
+
+    def score(self, talks: Sequence[Sequence[Mapping[str, Any]]]) -> list[float]:
+        """Return the model's number for each conversation, a list of messages with role and content.
+
+        Raise ValueError for a conversation that is longer than the model's context.
+        """
+        rows = [self._tokens(talk) for talk in talks]
+        for number, row in enumerate(rows):
+            if len(row) > self._longest:
+                raise ValueError(
+                    f"conversation {number} has {len(row)} tokens, and the reward model takes "
+                    f"{self._longest}: lower LEARNER_MAX_COMPLETION_LENGTH"
+                )
+        found: list[float] = []
+        for start in range(0, len(rows), self._batch_size):
+            found += self._score_batch(rows[start : start + self._batch_size])
+        return found
+
+    def _tokens(self, talk: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return a conversation's tokens by the chat template; without one, of the texts in a row."""
+        if getattr(self._tokenizer, "chat_template", None):
+            text = self._tokenizer.apply_chat_template(list(talk), tokenize=False)
+            return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+        texts = "".join(str(message.get("content") or "") for message in talk)
+        return list(self._tokenizer(texts).input_ids)
+
+    def _score_batch(self, rows: Sequence[list[int]]) -> list[float]:
+        """Return the numbers of a batch, whose rows are padded on the right."""
+        import torch
+
+        longest = max(map(len, rows))
+        ids = torch.tensor([row + [self._pad] * (longest - len(row)) for row in rows])
+        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+        with torch.inference_mode():
+            logits = self._model(
+                input_ids=ids.to(self._device), attention_mask=mask.to(self._device)
+            ).logits
+        return [float(number) for number in logits[:, 0].float().cpu()]
+
+
+def load(asked: Mapping[str, Any]) -> RewardModel:
+    """Return the model that the first request names. Raise ConfigError if its files are others."""
+    place = str(asked["model"])
+    if asked.get("revision"):
+        from huggingface_hub import snapshot_download
+
+        wanted = ["*.json", "*.safetensors", "*.jinja"]
+        place = snapshot_download(place, revision=asked["revision"], allow_patterns=wanted)
+    elif not Path(place).is_dir():
+        raise ConfigError(f"there is no folder {place} on this host: share or copy the learner's")
+    elif hash_model(Path(place)) != asked["digest"]:
+        raise ConfigError(f"the files in {place} are not the learner's: copy the learner's folder")
+    return RewardModel(Path(place), asked["device"], asked["batch_size"])
+
+
+def serve(channel: socket.socket) -> None:
+    """Answer each request of the socket until it closes, with `value` or `mistake`."""
+    model: RewardModel | None = None
+    while True:
+        try:
+            asked = frames.receive_request(channel)
+        except (EOFError, ConnectionError):
+            return
+        try:
+            if model is None:
+                model = load(asked)
+                answer: dict[str, Any] = {"value": []}
+            else:
+                answer = {"value": model.score(asked["talks"])}
+        except Exception as error:  # transformers raises whatever its parts raise
+            answer = {"mistake": frames.short(f"{type(error).__name__}: {error}")}
+        frames.send(channel, answer)
+
+
+if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    serve(socket.socket(fileno=int(sys.argv[1])))
