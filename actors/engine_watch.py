@@ -4,6 +4,7 @@ import time
 
 from penstock.actors.engine import Engine
 from penstock.actors.held_tickets import HeldTickets
+from penstock.actors.rollout_groups import Completions
 from penstock.actors.weight_follower import WeightFollower
 from penstock.common.deadline import Deadline
 from penstock.common.errors import EngineFailed
@@ -18,9 +19,15 @@ class EngineWatch:
     """Detects an engine that has tickets and samples nothing; logs the engine's speed."""
 
     def __init__(
-        self, engine: Engine, held: HeldTickets, follower: WeightFollower, stall_timeout_s: float
+        self,
+        engine: Engine,
+        groups: Completions,
+        held: HeldTickets,
+        follower: WeightFollower,
+        stall_timeout_s: float,
     ) -> None:
         self._engine = engine
+        self._groups = groups
         self._held = held
         self._follower = follower
         self._stall = Deadline(stall_timeout_s)
@@ -30,9 +37,10 @@ class EngineWatch:
     def progress(self) -> int:
         """Return a counter that grows with the sampled tokens, and stays equal while the engine hangs.
 
-        Each call while no ticket runs or weights are loaded adds 1: loading has its own timeout.
+        Each call while no ticket runs, weights are loaded, or every rollout waits for a tool adds 1:
+        loading and tools have timeouts of their own.
         """
-        if self._follower.taking or not self._held.running:
+        if self._follower.taking or not self._held.running or self._groups.waits_for_tools():
             self._idle_checks += 1
         return self._engine.tokens_generated() + self._idle_checks
 

@@ -16,12 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.actors.engine import Engine
+from penstock.actors.rollout_groups import Completions, Conversations
 from penstock.actors.ticket_worker import TicketWorker, check_same
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.learner_watch import LearnerWatch
 from penstock.common.broker.run_view import RunView, wait_for_contract
 from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import ActorSettings
+from penstock.common.episodes.pool import EpisodePool
 from penstock.common.errors import RunNotReady
 from penstock.common.log import get_logger
 from penstock.common.role import connect, consumer_name
@@ -55,6 +57,7 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
         return
     contract = decode(data, Contract)
     engine = _start_engine(settings, contract, make_engine)
+    groups = await _make_groups(settings, contract, engine)
     consumer = consumer_name("actor")
     log.info(f"{consumer} joined run {settings.run.name}.")
     watch = LearnerWatch(connection, view.keys, settings.run)
@@ -62,7 +65,7 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
         while not stopping.is_set():
             try:
                 return await TicketWorker(
-                    settings, contract, engine,
+                    settings, contract, engine, groups,
                     connection=connection, consumer=consumer, stopping=stopping,
                 ).run()  # fmt: skip
             except RunNotReady as error:
@@ -73,6 +76,7 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
             if data is not None:
                 check_same(contract, data)
     finally:
+        groups.close()
         await engine.stop()
         connection.close()
         log.info(f"{consumer} left run {settings.run.name}.")
@@ -86,3 +90,15 @@ def _start_engine(settings: ActorCommand, contract: Contract, make_engine: MakeE
     engine = make_engine(settings.actor, contract, model)
     log.info(f"The inference engine is ready after {time.monotonic() - began:.1f} s.")
     return engine
+
+
+async def _make_groups(settings: ActorCommand, contract: Contract, engine: Engine) -> Completions:
+    """Return what samples the rollouts of tickets: with live episodes if the contract has tools.
+
+    Raise ContractMismatch if the code of a tool or environment is not the learner's, ConfigError or
+    SandboxFailed if no process can be started for the code.
+    """
+    if not contract.episodes.active:
+        return Completions(engine)
+    pool = await asyncio.to_thread(EpisodePool, settings.actor, contract.episodes)
+    return Conversations(engine, contract, Path(contract.model), pool, settings.actor.episode_workers)

@@ -13,6 +13,7 @@ from collections import defaultdict
 from penstock.actors.engine import Aborted, Engine, PromptRefused
 from penstock.actors.engine_watch import EngineWatch
 from penstock.actors.held_tickets import HeldTickets, Job
+from penstock.actors.rollout_groups import Completions
 from penstock.actors.weight_follower import WeightFollower
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
@@ -21,6 +22,7 @@ from penstock.common.broker.lease_keeper import LeaseKeeper
 from penstock.common.broker.run_view import RunView
 from penstock.common.broker.work_stream import Entry, WorkStream
 from penstock.common.config.role_command import ActorCommand
+from penstock.common.episodes.pool import EpisodeFailed
 from penstock.common.errors import EngineFailed, MalformedMessage, RunNotReady
 from penstock.common.log import get_logger
 from penstock.common.wire.codec import decode, encode
@@ -41,13 +43,17 @@ log = get_logger(__name__)
 
 
 class TicketWorker:
-    """Turns tickets into groups with one engine under one contract. Made inside of an event loop."""
+    """Turns tickets into groups under one contract. Made inside of an event loop.
+
+    `groups` samples the rollouts of a ticket with `engine`, whose weights the worker keeps current.
+    """
 
     def __init__(
         self,
         settings: ActorCommand,
         contract: Contract,
         engine: Engine,
+        groups: Completions,
         *,
         connection: Connection,
         consumer: str,
@@ -59,6 +65,7 @@ class TicketWorker:
         self._learner_watch = LearnerWatch(connection, self._keys, run)
         self._contract = contract
         self._engine = engine
+        self._groups = groups
         self._consumer = consumer
         self._stopping = stopping
         self._ending = False
@@ -75,7 +82,9 @@ class TicketWorker:
         self._follower = WeightFollower(
             engine, self._view, self._held, run.folder, run.join_timeout_s, actor.start_timeout_s
         )
-        self._engine_watch = EngineWatch(engine, self._held, self._follower, actor.stall_timeout_s)
+        self._engine_watch = EngineWatch(
+            engine, groups, self._held, self._follower, actor.stall_timeout_s
+        )
         self._leases = LeaseKeeper(run.lease_s, self._engine_watch.progress, actor.stall_timeout_s)
         self._loop = asyncio.get_running_loop()
         self._tasks = asyncio.TaskGroup()
@@ -123,7 +132,7 @@ class TicketWorker:
 
     async def _take(self, purpose: Purpose) -> bool:
         """Take a ticket per place, start ready jobs; return if any came. Raise as `_claim`, `_admit`."""
-        count = self._held.places(purpose, self._engine.room(), self._engine.version)
+        count = self._held.places(purpose, self._groups.room(), self._engine.version)
         if count == 0:
             return False
         entries = await asyncio.to_thread(self._claim, purpose, count)
@@ -177,7 +186,7 @@ class TicketWorker:
         if self._ending:
             return
         if job.running:
-            self._tasks.create_task(self._engine.abort(job.request_id))
+            self._tasks.create_task(self._groups.abort(job.request_id))
         else:
             self._held.remove(job)
 
@@ -205,9 +214,7 @@ class TicketWorker:
         try:
             if job.alone and not await asyncio.to_thread(job.stream.mark_alone, job.entry):
                 raise Aborted(job.request_id)  # another actor took the ticket over
-            rollouts = await self._engine.generate(
-                job.request_id, ticket.prompt_ids, ticket.sampling, ticket.num_generations
-            )
+            rollouts = await self._groups.generate(job.request_id, ticket)
             self._leases.release(job.stream, job.entry)
             await self._hand_off(job, rollouts)
         except Aborted:
@@ -216,7 +223,7 @@ class TicketWorker:
             if not self._stopping.is_set():  # Ctrl-C reaches the engine's processes as well
                 raise
             await self._give_back(job)
-        except (PromptRefused, MalformedMessage) as error:
+        except (PromptRefused, EpisodeFailed, MalformedMessage) as error:
             log.warning(f"Ticket {ticket.id} failed an attempt.", reason=str(error))
             self._leases.release(job.stream, job.entry)
             await asyncio.to_thread(job.stream.fail, job.entry, ticket.purpose, str(error))
@@ -298,7 +305,7 @@ class TicketWorker:
         if self._serving:
             await asyncio.wait(self._serving, timeout=_DRAIN_S)
         for job in self._held.running:
-            await self._engine.abort(job.request_id)
+            await self._groups.abort(job.request_id)
         if self._serving:
             _, stuck = await asyncio.wait(self._serving, timeout=_ABORT_S)
             for task in stuck:

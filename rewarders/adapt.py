@@ -33,7 +33,16 @@ _GROUP = ("prompts", "completions", "completion_ids", "completions_ids", "respon
 _OTHER_NAMES = {"prompt": ("prompts",), "completions_ids": ("completion_ids",)}
 """Names of parameters and the arguments that they get. TRL's guide had completions_ids by mistake."""
 OWN_ARGUMENTS = frozenset(
-    {*_GROUP, "prompt", "log_extra", "log_metric", "environments", "trainer_state"}
+    {
+        *_GROUP,
+        "prompt",
+        "transcripts",
+        "environment_reward",
+        "log_extra",
+        "log_metric",
+        "environments",
+        "trainer_state",
+    }
 )
 """Columns of the data set that a reward does not get by these names: its own arguments replace them."""
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -113,7 +122,8 @@ class OwnReward:
             everything["prompts"] = prompts
         if self.form != "text" and isinstance(everything["prompts"][0], list):
             texts = everything["completions"]
-            everything["completions"] = [_message("assistant", text) for text in texts]
+            messages = [_message("assistant", text) for text in texts]
+            everything["completions"] = arguments.get("transcripts", messages)
         if "completion_ids" in arguments:
             everything["response_token_ids"] = arguments["completion_ids"]  # ms-swift's name
         if "trainer_state" in arguments:

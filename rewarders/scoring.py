@@ -1,7 +1,7 @@
 """From one group to its outcome, under the run's contract, which may change."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract, check_tokenizer, describe_difference
 from penstock.common.wire.messages import ANSWER, Group, Outcome, ScoredGroup, Verdict
 from penstock.common.wire.reward_spec import RewardSpec
+from penstock.common.wire.transcript import FAILED_TOOL
 from penstock.rewarders.adapt import columns_of
 from penstock.rewarders.filtering import why_filtered
 from penstock.rewarders.reward_process import check_logged
@@ -64,14 +65,15 @@ class Scorer:
         reward itself is at fault, MalformedMessage if a token id is negative, or as SandboxPool.run.
         """
         texts = self._decode([rollout.token_ids for rollout in group.rollouts])
-        scores = self._score_texts(group, texts)
+        scores = self._score_texts(group, answers_of(group, texts))
         rewards = {name: tuple(values) for name, values in scores.rewards.items()}
         contract = self.contract
         totals = group_totals(rewards, contract.reward_weights, contract.multi_objective_aggregation)
         reason = why_filtered(totals, contract.filter_zero_std)
         if group.ticket.purpose == "eval":
             reason = None
-            scores.extra[ANSWER] = tuple(final_answer(text).strip()[:SHOWN] for text in texts)
+            answers = answers_of(group, texts)
+            scores.extra[ANSWER] = tuple(final_answer(text).strip()[:SHOWN] for text in answers)
         if reason is None:
             failures = tuple(scores.failures) if any(scores.failures) else ()
             logged = (scores.extra, scores.metrics)
@@ -90,7 +92,7 @@ class Scorer:
         """
         arguments = self._arguments(group, texts)
         size = len(texts)
-        scores = GroupScores([""] * size)
+        scores = GroupScores([rollout.failure for rollout in group.rollouts])
         for spec in self.contract.rewards:
             self._score(spec, arguments | _state(spec, group), scores)
             if len(scores.healthy) < min(2, size):
@@ -136,6 +138,7 @@ class Scorer:
         `found` is the group's failure.
         """
         harmless = _only(arguments, [0]) | {"completions": ["0"], "completion_ids": [[0]]}
+        harmless.pop("transcripts", None)
         try:
             self.pool.score(spec, harmless)
         except ScoringFailed as error:
@@ -155,6 +158,7 @@ class Scorer:
         return {name: [value] * len(texts) for name, value in columns.items()} | {
             "completions": texts,
             "completion_ids": [rollout.token_ids.tolist() for rollout in group.rollouts],
+            **_transcripts(group),
         }
 
     def _decode(self, sequences: list[np.ndarray]) -> list[str]:
@@ -166,6 +170,38 @@ class Scorer:
             raise MalformedMessage(
                 f"a token id of the group is negative, which no actor sends: {error}"
             ) from error
+
+
+def answers_of(group: Group, texts: Sequence[str]) -> list[str]:
+    """Return the texts that rewards read: of a conversation the assistant's last message.
+
+    `texts` are the decoded completions, which are returned for other rollouts.
+    """
+    answers = []
+    for rollout, text in zip(group.rollouts, texts, strict=True):
+        said = rollout.transcript.messages if rollout.transcript else ()
+        own = [message for message in said if message.get("role") == "assistant"]
+        answers.append(as_text(own[-1].get("content") or "") if own else text)
+    return answers
+
+
+def _transcripts(group: Group) -> dict[str, list[Any]]:
+    """Return what rewards get of conversations: their messages, and the environments' rewards.
+
+    Return {} if a rollout of the group is no conversation.
+    """
+    talks = [rollout.transcript for rollout in group.rollouts if rollout.transcript]
+    if len(talks) < len(group.rollouts):
+        return {}
+    return {
+        "transcripts": [[_in_trl(message) for message in talk.messages] for talk in talks],
+        "environment_reward": [talk.reward for talk in talks],
+    }
+
+
+def _in_trl(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a transcript's message with TRL's keys alone."""
+    return {name: value for name, value in message.items() if name != FAILED_TOOL}
 
 
 def _state(spec: RewardSpec, group: Group) -> dict[str, list[Any]]:

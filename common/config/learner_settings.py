@@ -163,6 +163,24 @@ class RewardsSettings(Section):
     )
 
 
+class EpisodeSettings(Section):
+    """Tools and environments: rollouts of several turns; see docs/environments.md."""
+
+    tools: Names = setting(
+        [],
+        "functions that the policy may call, with commas: file.py:function or package.module.function",
+    )
+    environment: Names = setting(
+        [], "class of the environment, as file.py:Class; of several the column `environment` names one"
+    )
+    max_tool_calling_iterations: int = setting(
+        0, "completions with tool calls per rollout; 0: as many as fit", ge=0
+    )
+    tool_timeout_s: float = setting(
+        30.0, "seconds that a tool, reset or get_reward may take; then the rollout is set aside", gt=0
+    )
+
+
 class LossSettings(Section):
     """Loss of the policy; see docs/losses.md."""
 
@@ -299,7 +317,8 @@ class OutputSettings(Section):
 
 class LearnerSettings(
     OutputSettings, ModelSettings, ReferenceSettings, OptimizerSettings, LagSettings, EntropySettings,
-    LossSettings, RewardOptions, RewardsSettings, SamplingSettings, DataSettings, TrainingSettings,
+    LossSettings, EpisodeSettings, RewardOptions, RewardsSettings, SamplingSettings, DataSettings,
+    TrainingSettings,
 ):  # fmt: skip
     """LEARNER_*: the training; hyper-parameters have TRL's names."""
 
@@ -361,6 +380,35 @@ class LearnerSettings(
                 "would be punished"
             )
         return self
+
+    @model_validator(mode="after")
+    def _episodes_fit(self) -> "LearnerSettings":
+        """Raise ValueError if a tool, an environment or a setting of theirs does not fit."""
+        _check_functions("LEARNER_TOOLS", "tool", self.tools, ())
+        _check_functions("LEARNER_ENVIRONMENT", "environment", self.environment, ())
+        if "environment" in self.rewards and not self.environment:
+            raise ValueError("LEARNER_REWARDS has environment, so set LEARNER_ENVIRONMENT")
+        for variable, asked in (("TOOLS", self.tools), ("ENVIRONMENT", self.environment)):
+            names = [split_source(one)[1] for one in asked]
+            if len(set(names)) < len(names):
+                raise ValueError(f"LEARNER_{variable}: two have the same name: {', '.join(names)}")
+        changed = [name for name in ("max_tool_calling_iterations", "tool_timeout_s")
+                   if getattr(self, name) != _default(name)]  # fmt: skip
+        if changed and not self.has_episodes:
+            raise ValueError(
+                f"LEARNER_{changed[0].upper()} has no effect: set LEARNER_TOOLS or LEARNER_ENVIRONMENT"
+            )
+        if self.has_episodes and self.overlong_prompts == "truncate":
+            raise ValueError(
+                "LEARNER_OVERLONG_PROMPTS=truncate cuts a conversation, so no turn can be added: "
+                "use drop with LEARNER_TOOLS and LEARNER_ENVIRONMENT"
+            )
+        return self
+
+    @property
+    def has_episodes(self) -> bool:
+        """Return whether rollouts have several turns, with tools or an environment."""
+        return bool(self.tools or self.environment)
 
     @model_validator(mode="after")
     def _generation_is_known(self) -> "LearnerSettings":

@@ -95,7 +95,7 @@ def _prepare(limits: Limits, asked: dict[str, Any], isolated: bool) -> None:
     set_limits(limits)
     if isolated:
         hide_processes()
-    late_imports.read_beforehand(asked["code"][0] if asked["code"] else "", asked["user"])
+    late_imports.read_beforehand([source for source, _ in asked["code"]], asked["user"])
     folder = os.getcwd()
     drop_rights(limits.uid, limits.gid)
     try:
@@ -108,7 +108,8 @@ def _prepare(limits: Limits, asked: dict[str, Any], isolated: bool) -> None:
 def _import_code(control: socket.socket, asked: dict[str, Any]) -> None:
     """Import the user's code, or send why that failed and end this process."""
     try:
-        find_function(asked["load"])(*asked["code"])
+        for source, digest in asked["code"]:
+            find_function(asked["load"])(source, digest)
         failure = late_imports.refusal()
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
@@ -234,25 +235,32 @@ def _fork() -> int:
 
 
 def _call(numbers: list[int], limits: Limits) -> None:
-    """Read a request, call its function, and send `value` or `mistake`.
+    """Read a request, call its function, and send `value` or `mistake`; after `more` read another one.
 
-    If the process met its memory limit, or a quarter of it, the process ends with OUT_OF_MEMORY.
+    A session ends when the pool closes the connection. If the process met its memory limit, or a quarter
+    of it, the process ends with OUT_OF_MEMORY.
     """
     connection = socket.socket(fileno=numbers[0])
     for number in (1, 2):
         os.dup2(numbers[1], number)
     os.close(numbers[1])
-    own = os.getpid()
-    frame = _outcome(frames.receive_request(connection))
-    if os.getpid() != own:
-        os._exit(0)  # the code forked: only the process itself may send the result
-    clear_timers()
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    if came_near(limits.memory_bytes):
-        os._exit(OUT_OF_MEMORY)
-    connection.sendall(frame)
+    own, more = os.getpid(), True
+    while more:
+        try:
+            request = frames.receive_request(connection)
+        except (EOFError, ConnectionError):
+            break
+        more = request.get("more", False)
+        frame = _outcome(request)
+        if os.getpid() != own:
+            os._exit(0)  # the code forked: only the process itself may send the result
+        clear_timers()
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        if came_near(limits.memory_bytes):
+            os._exit(OUT_OF_MEMORY)
+        connection.sendall(frame)
     connection.close()
 
 

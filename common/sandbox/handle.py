@@ -16,6 +16,7 @@ from penstock.common.sandbox import frames
 from penstock.common.sandbox.frames import BrokenFrame, FrameReader
 from penstock.common.sandbox.limits import OUT_OF_MEMORY
 from penstock.common.sandbox.output import OutputLog
+from penstock.common.sandbox.settings import SandboxSettings
 
 _AFTERWARDS_S = 2.0
 """Time for a process to notice that a call has ended. A slower one is replaced, which costs a start."""
@@ -43,20 +44,29 @@ class Mistake:
 
 
 @dataclass(slots=True)
-class _Call:
-    """A call in progress: its connection, its output, what is still to be sent, what has come."""
+class Session:
+    """The requests of one call or episode: connection, output, what is to be sent, what has come."""
 
     connection: socket.socket
     output: int
-    unsent: memoryview
+    unsent: memoryview = field(default_factory=lambda: memoryview(b""))
     reader: FrameReader = field(default_factory=FrameReader)
     begun: bool = False
     closed: bool = False
     status: int | None = None
 
+    def hang_up(self) -> None:
+        """End the connection, from any thread: a running request ends without an answer."""
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
 
 class Handle:
-    """One sandbox process and its keeper. A handle that is not `usable` any more is to be ended."""
+    """One sandbox process and its keeper. A handle that is not `usable` any more is to be ended.
+
+    `calls_left` is the number of calls until the process is to be replaced. `forks` says whether each
+    call has a process of its own.
+    """
 
     def __init__(
         self,
@@ -69,6 +79,7 @@ class Handle:
     ) -> None:
         self.usable = True
         self.calls_left = calls
+        self.forks = False
         self._keeper = keeper
         self._control = control
         self._control_reader = FrameReader()
@@ -102,23 +113,43 @@ class Handle:
         None is a call over its time limit. What the call left is killed, unless `usable` is False
         afterwards: the caller has to `end` the process. Raise ProcessGone if it had ended before.
         """
+        session = self.open()
+        try:
+            return self._finish(session, self.ask(session, request, timeout_s))
+        finally:
+            session.connection.close()
+            os.close(session.output)
+
+    def open(self) -> Session:
+        """Begin a session, the only one of the process. Raise ProcessGone if that has ended."""
         connection, theirs = socket.socketpair()
         output, their_output = os.pipe()
+        connection.setblocking(False)
+        os.set_blocking(output, False)
         try:
-            connection.setblocking(False)
-            os.set_blocking(output, False)
-            try:
-                socket.send_fds(self._control, [b"c"], [theirs.fileno(), their_output])
-            except OSError as error:
-                raise ProcessGone from error
-            finally:
-                theirs.close()
-                os.close(their_output)
-            call = _Call(connection, output, memoryview(request))
-            return self._finish(call, self._exchange(call, time.monotonic() + timeout_s))
-        finally:
+            socket.send_fds(self._control, [b"c"], [theirs.fileno(), their_output])
+        except OSError as error:
             connection.close()
             os.close(output)
+            raise ProcessGone from error
+        finally:
+            theirs.close()
+            os.close(their_output)
+        return Session(connection, output)
+
+    def ask(self, session: Session, request: bytes, timeout_s: float) -> Outcome:
+        """Send a request of a session; return its outcome as `call` does, and raise ProcessGone."""
+        session.unsent = memoryview(request)
+        return self._exchange(session, time.monotonic() + timeout_s)
+
+    def close_session(self, session: Session) -> None:
+        """End a session, and kill what it left. If that fails, `usable` is False afterwards."""
+        session.hang_up()
+        if session.status is None and self.usable:
+            self._sweep(session)
+        self._drain(session.output)
+        session.connection.close()
+        os.close(session.output)
 
     def end(self) -> int | None:
         """Kill the process and all below it; return its exit status, None if unknown or after 30 s."""
@@ -135,7 +166,7 @@ class Handle:
         self._output = -1
         return answer.get("status")
 
-    def _exchange(self, call: _Call, end: float) -> Outcome:
+    def _exchange(self, call: Session, end: float) -> Outcome:
         """Send and receive until an answer is there or there will be none; return as `call`."""
         try:
             while not (call.closed or call.status is not None):
@@ -150,7 +181,7 @@ class Handle:
             return f"sent {error}"
         return self._without_answer(call)
 
-    def _step(self, call: _Call, end: float) -> None:
+    def _step(self, call: Session, end: float) -> None:
         """Wait for something to happen, and take it in. Raise TimeoutError, BrokenFrame."""
         control, connection = self._control.fileno(), call.connection.fileno()
         wish = select.POLLIN | (select.POLLOUT if call.unsent else 0)
@@ -161,7 +192,7 @@ class Handle:
             self._take_control(call)
         self._move(call)
 
-    def _take_control(self, call: _Call) -> None:
+    def _take_control(self, call: Session) -> None:
         """Take the frames that have come on the control connection. Raise BrokenFrame."""
         while call.status is None and (frame := self._control_reader.take()) is not None:
             if frame == {"begun": True} and not call.begun:
@@ -169,7 +200,7 @@ class Handle:
             else:
                 call.status = _status_of(frame)
 
-    def _move(self, call: _Call) -> None:
+    def _move(self, call: Session) -> None:
         """Send and receive what the call's connection takes and has now. Raise BrokenFrame."""
         try:
             while call.unsent:
@@ -188,7 +219,7 @@ class Handle:
         except OSError:  # closed before the request was read
             call.closed = True
 
-    def _without_answer(self, call: _Call) -> Outcome:
+    def _without_answer(self, call: Session) -> Outcome:
         """Return what became of a call whose process ended or closed its connection without an answer.
 
         Raise ProcessGone if the call has not begun.
@@ -203,7 +234,7 @@ class Handle:
             return "ended in the middle of its answer"
         return call.status if call.status else "closed the connection for its answer"
 
-    def _finish(self, call: _Call, outcome: Outcome) -> Outcome:
+    def _finish(self, call: Session, outcome: Outcome) -> Outcome:
         """Kill what the call left, log its last output, and return the outcome of the call."""
         self.calls_left -= 1
         if self.usable:
@@ -217,7 +248,7 @@ class Handle:
                 return "sent more than its answer"
         return outcome
 
-    def _sweep(self, call: _Call) -> None:
+    def _sweep(self, call: Session) -> None:
         """Let the keeper kill what the call left, the process report its end; else clear `usable`.
 
         Built-in code starts no processes, so that nothing is left to kill.
@@ -232,7 +263,7 @@ class Handle:
         except (OSError, BrokenFrame):
             self.usable = False
 
-    def _await_end(self, call: _Call, timeout_s: float) -> None:
+    def _await_end(self, call: Session, timeout_s: float) -> None:
         """Wait until the process has reported the end of a call, or has ended itself.
 
         Raise TimeoutError or BrokenFrame.
@@ -317,3 +348,18 @@ def describe_status(status: int, section: str, memory_gib: float) -> str:
     if status == OUT_OF_MEMORY:
         return f"needs more memory than {section}_MEMORY_GIB={memory_gib:g} allows"
     return f"killed its process (exit code {status})"
+
+
+def outcome_of(outcome: Outcome, settings: SandboxSettings, timeout_s: float) -> Any | Mistake:
+    """Return the result in an outcome, or a Mistake. `timeout_s` was the call's limit in seconds."""
+    if outcome is None:
+        return Mistake(f"took more than {timeout_s:g} s")
+    if isinstance(outcome, str):
+        return Mistake(outcome)
+    if isinstance(outcome, int):
+        return Mistake(describe_status(outcome, settings.section, settings.memory_gib))
+    if isinstance(mistake := outcome.get("mistake"), str):
+        return Mistake(frames.short(mistake))
+    if outcome.keys() != {"value"}:
+        return Mistake("sent an answer without a result")
+    return outcome["value"]

@@ -25,15 +25,15 @@ def refusal() -> str:
     return _refused[0] if _refused else ""
 
 
-def read_beforehand(source: str, user: str) -> None:
-    """Read the user's code `source`, unless empty, and note what can be imported now but not later.
+def read_beforehand(sources: Sequence[str], user: str) -> None:
+    """Read the user's code of each source, and note what can be imported now but not later.
 
     `user` is the name of the user that this process becomes, for errors. Later imports of this process
     are served by a LateImports.
     """
     spaces: set[str] = set()
     folders = [*sys.path]
-    if source:
+    for source in sources:
         found = read_source(source)
         found.import_installed()
         keep_packages({name.partition(".")[0] for name in found.installed}, with_extensions=True)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 from penstock.common.sandbox import frames
-from penstock.common.sandbox.handle import Handle, Mistake, Outcome, ProcessGone, describe_status
+from penstock.common.sandbox.handle import Handle, Mistake, Outcome, ProcessGone, outcome_of
 from penstock.common.sandbox.settings import MOST_CODES, Code, SandboxSettings
 from penstock.common.sandbox.starter import STARTS, Starter
 from penstock.common.sandbox.user import hide_memory
@@ -62,7 +62,9 @@ class SandboxPool:
             self._idle.put(slot)
             with self._lock:
                 self.finished += 1
-        return outcome if isinstance(outcome, Mistake) else self._result(outcome)
+        if isinstance(outcome, Mistake):
+            return outcome
+        return outcome_of(outcome, self._settings, self._settings.timeout_s)
 
     def close(self) -> None:
         """Kill idle processes and the nurseries. Closing twice does no harm; do not `run` later."""
@@ -85,20 +87,6 @@ class SandboxPool:
             self.close()
         for start in starts:
             start.result()
-
-    def _result(self, outcome: Outcome) -> Any | Mistake:
-        """Return the result in an outcome, or a Mistake."""
-        if outcome is None:
-            return Mistake(f"took more than {self._settings.timeout_s:g} s")
-        if isinstance(outcome, str):
-            return Mistake(outcome)
-        if isinstance(outcome, int):
-            return Mistake(describe_status(outcome, self._settings.section, self._settings.memory_gib))
-        if isinstance(mistake := outcome.get("mistake"), str):
-            return Mistake(frames.short(mistake))
-        if outcome.keys() != {"value"}:
-            return Mistake("sent an answer without a result")
-        return outcome["value"]
 
     def _run_in(
         self, slot: dict[Code | None, Handle], request: bytes, code: Code | None

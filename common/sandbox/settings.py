@@ -16,10 +16,19 @@ class SandboxFailed(PenstockError):
 
 
 class Code(NamedTuple):
-    """A user's code: where it is, and the digest that it must have."""
+    """A user's code: where it is, and the digest that it must have.
+
+    `more` has source and digest of further code that the same process imports after it.
+    """
 
     source: str
     digest: str
+    more: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def all(self) -> list[tuple[str, str]]:
+        """Return source and digest of each part of the code."""
+        return [(self.source, self.digest), *self.more]
 
 
 @dataclass(frozen=True, slots=True)

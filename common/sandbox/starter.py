@@ -104,7 +104,7 @@ class Starter:
         output, their_output = os.pipe()
         asked = {
             "limits": asdict(self._limits if code else self._built_in_limits),
-            "code": code,
+            "code": code.all if code else [],
             "load": self._settings.load,
             "user": self._settings.user if self._limits.uid >= 0 else "",
             "setting": f"{self._settings.section}_USER",
@@ -198,7 +198,7 @@ class Starter:
         if code is None:
             return
         if not reason:
-            handle.calls_left = 2**62
+            handle.forks, handle.calls_left = True, 2**62
             return
         self._tell(
             code.source,

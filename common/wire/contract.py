@@ -1,11 +1,13 @@
 """The run's contract: the settings that all its processes must share, published by the learner."""
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from penstock.common.errors import ConfigError, ContractMismatch
 from penstock.common.wire.codec import encode
+from penstock.common.wire.episode_spec import EpisodeSpec
 from penstock.common.wire.ids import LARGEST
 from penstock.common.wire.limits import (
     HIGHEST_REWARD,
@@ -24,10 +26,20 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 
 
 @dataclass(frozen=True, slots=True)
+class ChatSpec:
+    """The chat template of a run with its variables, and the system prompt ("" for none)."""
+
+    template: str
+    variables: dict[str, Any] = field(default_factory=dict)
+    system_prompt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Contract:
     """The settings that actors and rewarders must share with the learner.
 
     `model` is the folder of the initial weights. `tokens_per_sequence` limits prompt plus completion.
+    `episodes` has the tools and environments, and `chat` what an actor needs to add turns to a prompt.
     """
 
     model: str
@@ -39,6 +51,8 @@ class Contract:
     groups_per_step: int
     credit: int
     multi_objective_aggregation: Aggregation = "sum_then_normalize"
+    episodes: EpisodeSpec = field(default_factory=EpisodeSpec)
+    chat: ChatSpec | None = None
 
     def __post_init__(self) -> None:
         """Raise MalformedMessage for numbers, names or options that no setting can have."""
@@ -53,6 +67,12 @@ class Contract:
             check_numbers(f"the weight of reward {reward.name}", [reward.weight], HIGHEST_REWARD)
             check_plain(f"reward {reward.name}, option", reward.options)
             check_texts([reward.source], LONGEST_PATH)
+        for code in (*self.episodes.tools, *self.episodes.environments):
+            check_names("tool or environment", [code.name])
+            check_texts([code.source], LONGEST_PATH)
+        check_plain("schemas of the tools of", self.episodes.schemas)
+        if self.chat is not None:
+            check_plain("the chat template's variables", self.chat.variables)
         check_texts([self.model], LONGEST_PATH)
         check_names("hash or dtype", [self.tokenizer_hash, self.dtype])
         check_range("tokens_per_sequence", self.tokens_per_sequence, 0, 2 * LARGEST_INT32)

@@ -33,8 +33,9 @@ from penstock.common.wire.limits import (
     check_texts,
     require,
 )
+from penstock.common.wire.transcript import Transcript
 
-SCHEMA = 4
+SCHEMA = 5
 """Version of the wire format. Every message carries this number."""
 
 Int32s = Annotated[np.ndarray, "<i4"]
@@ -46,7 +47,10 @@ ANSWER = "answer"
 
 _POSSIBLE = f"expected log-probabilities in [{LOWEST_LOGPROB:g}, 0], found lowest and highest"
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "turns", "template", "environment"]
+"""The end of a rollout: an end token or stop string; the most tokens; the most turns with tool calls; a
+chat template to which no further turn can be added exactly; a broken environment or tool.
+"""
 EndState = Literal["trained", "filtered", "stale", "dead", "evaluated", "unused"]
 END_STATES: tuple[EndState, ...] = get_args(EndState)
 
@@ -132,14 +136,22 @@ class Span:
     hash: str
 
 
+def _no_ids() -> np.ndarray:
+    """Return an array without ids."""
+    return np.zeros(0, dtype="<i4")
+
+
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One sampled completion.
+    """One sampled completion, or a conversation of several with the answers of tools between them.
 
     token_ids (T,); logprobs (T,) of the policy that sampled them, after temperature; mask (T,) is True
-    for tokens that the policy sampled; spans cover [0, T) in order: 5 tokens may have [0, 3) and [3, 5).
-    Raise MalformedMessage if lengths or spans do not fit, or a log-probability is not in
-    [LOWEST_LOGPROB, 0].
+    for tokens that the policy sampled, and False for those of tools and environments, whose logprobs are
+    undefined. The spans cover the sampled tokens in order, and no others: with 5 sampled tokens, an
+    answer of 2 and 1 sampled token they may be [0, 3), [3, 5) and [7, 8). `prompt_ids` (P,) is the
+    prompt of a rollout whose environment extended it, empty if the prompt is the ticket's. `transcript`
+    is None for a single completion. Raise MalformedMessage if lengths or spans do not fit, or a
+    log-probability is not in [LOWEST_LOGPROB, 0].
     """
 
     token_ids: Int32s
@@ -147,30 +159,46 @@ class Rollout:
     mask: Bools
     spans: tuple[Span, ...]
     finish_reason: FinishReason
+    prompt_ids: Int32s = field(default_factory=_no_ids)
+    transcript: Transcript | None = None
+
+    @property
+    def failure(self) -> str:
+        """The reason why a tool or environment broke; "" if none did."""
+        return self.transcript.failure if self.transcript else ""
 
     def __post_init__(self) -> None:
         """Raise MalformedMessage if sizes, spans, finish reason or a log-probability are wrong."""
         length = len(self.token_ids)
         for name, dtype in (("token_ids", "<i4"), ("logprobs", "<f4"), ("mask", "|b1")):
             check_array(name, getattr(self, name), dtype)
+        check_array("prompt_ids", self.prompt_ids, "<i4")
         require(length > 0, "a rollout that an actor sent has no token, expected at least one")
         sizes = f"{length} tokens, {len(self.logprobs)} logprobs and {len(self.mask)} mask entries"
         require(len(self.logprobs) == len(self.mask) == length, f"{sizes}, expected as many of each")
-        require(int(self.token_ids.min()) >= 0, "a token of a rollout is negative, expected ids")
+        for ids in (self.token_ids, self.prompt_ids):
+            require(int(ids.min(initial=0)) >= 0, "a token of a rollout is negative, expected ids")
         lowest, highest = float(self.logprobs.min()), float(self.logprobs.max())  # NaN if one is NaN
         possible = lowest >= LOWEST_LOGPROB and highest <= 0.0
         require(possible, _POSSIBLE, lowest, highest)
-        require(
-            self.finish_reason in ("stop", "length"),
-            "finish_reason: expected stop or length, found",
-            self.finish_reason,
-        )
+        reasons = get_args(FinishReason)
+        wrong = f"finish_reason: expected {', '.join(reasons[:-1])} or {reasons[-1]}, found"
+        require(self.finish_reason in reasons, wrong, self.finish_reason)
+        self._check_spans()
+
+    def _check_spans(self) -> None:
+        """Raise MalformedMessage unless the spans, in order, cover the sampled tokens and no others."""
+        covered = np.zeros(len(self.mask), dtype=bool)
         edge = 0
         for span in self.spans:
-            begins = span.start == edge and span.end > edge
-            require(begins, f"expected a span that begins at {edge}, found the spans", self.spans)
+            fits = edge <= span.start < span.end <= len(covered)
+            require(fits, f"expected a span that begins at {edge} or later, found the spans", self.spans)
+            covered[span.start : span.end] = True
             edge = span.end
-        require(edge == length, f"the last span ends at {edge}, expected {length}, the number of tokens")
+        if not np.array_equal(covered, self.mask):
+            place = int(np.argmax(covered != self.mask))
+            found = "sampled, but in no span" if self.mask[place] else "in a span, but not sampled"
+            require(False, f"token {place} of {len(covered)} is {found}; the spans are", self.spans)
 
 
 @dataclass(frozen=True, slots=True)

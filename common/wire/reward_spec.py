@@ -18,8 +18,12 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "soft_overlong": ("soft_max_length", "soft_cache_length"),
     "repetition": ("repetition_n_grams", "repetition_max_penalty"),
     "language_consistency": ("target_language",),
+    "environment": (),
 }
-"""The built-in rewards, each with the settings that it takes as keyword arguments."""
+"""The built-in rewards, each with the settings that it takes as keyword arguments.
+
+The values of `environment` come with the rollouts: they are what the environment's get_reward returned.
+"""
 
 NEED_GOLD = frozenset({"accuracy", "acc", "base_acc", "correctness", "cosine", "length"})
 """The built-in rewards that need a gold answer."""

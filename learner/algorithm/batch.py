@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.common.config.learner_settings import AdvantageEstimator, LearnerSettings, ScaleRewards
 from penstock.common.reward_totals import group_totals
-from penstock.common.wire.messages import Rollout, ScoredGroup
+from penstock.common.wire.messages import Rollout, ScoredGroup, Ticket
 from penstock.learner.algorithm.advantages import compute_advantages
 
 
@@ -46,7 +46,7 @@ class Batch:
 
     @property
     def completion_tokens(self) -> int:
-        """Number of sampled tokens, trained or not."""
+        """Number of tokens after the prompts, trained or not."""
         return sum(len(sequence.token_ids) for sequence in self.sequences)
 
 
@@ -71,10 +71,15 @@ def build_batch(
             fresh = staleness <= settings.max_staleness
             mask = trainable_tokens(rollout, settings) & fresh & (not np.isnan(total))
             sequences.append(TrainSequence(
-                ticket.prompt_ids, rollout.token_ids, rollout.logprobs, mask, staleness,
+                prompt_of(ticket, rollout), rollout.token_ids, rollout.logprobs, mask, staleness,
                 advantage=float(advantage), temperature=ticket.sampling.temperature,
             ))  # fmt: skip
     return Batch(tuple(sequences))
+
+
+def prompt_of(ticket: Ticket, rollout: Rollout) -> np.ndarray:
+    """Return the prompt of a rollout (P,): its own if its environment extended it, else the ticket's."""
+    return rollout.prompt_ids if len(rollout.prompt_ids) else ticket.prompt_ids
 
 
 def _normalization(settings: LearnerSettings) -> tuple[AdvantageEstimator, ScaleRewards]:

@@ -14,9 +14,10 @@ from penstock.common.own_code import split_source
 from penstock.common.text import short
 from penstock.common.wire.contract import Contract, hash_tokenizer
 from penstock.learner.algorithm.own_loss import load_loss
+from penstock.learner.data.episode_specs import resolve_episodes
 from penstock.learner.data.questions import load_questions
 from penstock.learner.data.reward_specs import resolve_rewards
-from penstock.learner.data.templates import is_chat
+from penstock.learner.data.templates import Template, is_chat
 from penstock.learner.data.tickets import TicketSource
 
 log = get_logger(__name__)
@@ -50,7 +51,9 @@ def make_plan(settings: LearnerSettings) -> Plan:
         raise ConfigError("LEARNER_DATASET is not set: name a file, a folder or a hub id")
     tokenizer, config = read_model(model_folder)
     check_length(settings, config)
-    questions, eval_questions = load_questions(settings, tokenizer)
+    template = Template(settings, tokenizer)
+    episodes = resolve_episodes(settings, template)
+    questions, eval_questions = load_questions(settings, template, episodes)
     steps = count_steps(settings, len(questions))
     samples = [questions.at(place) for place in range(min(len(questions), 100) or 1)]
     columns = set.intersection(*(set(one.columns) for one in samples + eval_questions[:100]))
@@ -66,6 +69,8 @@ def make_plan(settings: LearnerSettings) -> Plan:
         groups_per_step=settings.groups_per_step,
         credit=settings.credit,
         multi_objective_aggregation=settings.multi_objective_aggregation,
+        episodes=episodes,
+        chat=template.chat if episodes.active else None,
     )
     return Plan(
         model_folder=model_folder,

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from itertools import chain, compress
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError, DataError
 from penstock.common.log import get_logger
 from penstock.common.progress import with_progress
+from penstock.common.wire.episode_spec import EpisodeSpec
 from penstock.learner.data.columns import (
     ColumnMapping,
     as_messages,
@@ -32,12 +32,16 @@ log = get_logger(__name__)
 
 
 class QuestionReader:
-    """Converts rows to questions; `too_long` counts long prompts. Raise ConfigError as Template does."""
+    """Converts rows to questions, whose chat templates show the tools of `episodes`.
 
-    def __init__(self, settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+    `too_long` counts long prompts. Raise ConfigError as Template does.
+    """
+
+    def __init__(self, settings: LearnerSettings, template: Template, episodes: EpisodeSpec) -> None:
         self.too_long = 0
         self._settings = settings
-        self._template = Template(settings, tokenizer)
+        self._template = template
+        self._episodes = episodes
 
     def read(self, row: Mapping[str, object], mapping: ColumnMapping, where: str) -> Question | None:
         """Return the question of a row; count a long prompt in `too_long`, and drop (None) or cut it.
@@ -52,7 +56,11 @@ class QuestionReader:
         prompt = as_messages(prompt, where)
         check_row(prompt, solution, mapping, where)
         prompt = without_answer(prompt)
-        ids = self._template.render(prompt)
+        try:
+            tools = self._episodes.tools_of(columns)
+        except ValueError as error:
+            raise DataError(f"{where}: {error}") from error
+        ids = self._template.render(prompt, tools)
         limit = self._settings.max_prompt_length
         if len(ids) > limit:
             self.too_long += 1
@@ -66,13 +74,15 @@ class QuestionReader:
 
 
 def load_questions(
-    settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase
+    settings: LearnerSettings, template: Template, episodes: EpisodeSpec | None = None
 ) -> tuple[Questions, list[Question]]:
     """Return the questions to train on, and up to eval_samples held out. Log how many are too long.
 
+    `template` makes the prompts, with the tools of `episodes`, if any.
+
     Raise DataError if a data set cannot be read, ConfigError if the settings or a template do not fit.
     """
-    reader = QuestionReader(settings, tokenizer)
+    reader = QuestionReader(settings, template, episodes or EpisodeSpec())
     sources = [Source.parse(name) for name in settings.dataset or settings.eval_dataset]
     held_out = [
         question

@@ -2,15 +2,17 @@
 
 import difflib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from penstock.common.chat.renderer import ChatRenderer
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
 from penstock.common.text import short
-from penstock.learner.data.chat_renderer import ChatRenderer
+from penstock.common.wire.contract import ChatSpec
 
 _NAMED = ("auto", "chat", "none", "r1", "qwen_r1")
 """The values of LEARNER_PROMPT_TEMPLATE that name no file."""
@@ -42,6 +44,7 @@ QWEN_R1 = (
 class Template:
     """Converts a question to prompt tokens by LEARNER_PROMPT_TEMPLATE and LEARNER_SYSTEM_PROMPT.
 
+    `chat` is the chat template for the contract, None if none makes the prompts.
     Creating a Template raises ConfigError if the tokenizer lacks the chat template that is asked for, if
     a template is unknown or its file unreadable, or if variables contradict each other.
     """
@@ -66,6 +69,7 @@ class Template:
             template = _read_template(self._kind)
         self._template_name = "the tokenizer's own" if template is None else self._kind
         self._renderer: ChatRenderer | None = None
+        self.chat: ChatSpec | None = None
         found = tokenizer.get_chat_template(template) if is_chat(settings, tokenizer) else None
         _check_variables(settings, found, self._template_name)
         if found is not None:
@@ -73,12 +77,15 @@ class Template:
             self._renderer = ChatRenderer(found, variables)
         if self._kind == "r1":
             self._system = R1_PROMPT
+        if found is not None:
+            self.chat = ChatSpec(found, variables, self._system)
 
-    def render(self, prompt: object) -> list[int]:
+    def render(self, prompt: object, tools: Sequence[Any] = ()) -> list[int]:
         """Return the token ids of a question: a text, or a list of messages with role and content.
 
-        The system prompt comes first, and a chat template begins the assistant's turn at the end.
-        Raise ConfigError if the chat template rejects the messages.
+        The system prompt comes first, and a chat template begins the assistant's turn at the end. A chat
+        template shows `tools`, JSON schemas, to the model if it knows tools. Raise ConfigError if the
+        chat template rejects the messages.
         """
         messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": str(prompt)}]
         if self._kind == "qwen_r1":
@@ -88,14 +95,14 @@ class Template:
         if self._system:
             messages = [{"role": "system", "content": self._system}, *messages]
         if self._renderer:
-            return self._encode(self._chat(messages), special=False)
+            return self._encode(self._chat(messages, tools), special=False)
         return self._encode(_contents(messages), special=True)
 
-    def _chat(self, messages: list[dict[str, Any]]) -> str:
+    def _chat(self, messages: list[dict[str, Any]], tools: Sequence[Any]) -> str:
         """Return the messages as one text by the chat template; raise ConfigError if it rejects them."""
         assert self._renderer is not None
         try:
-            return self._renderer.render(messages)
+            return self._renderer.render(messages, tools)
         except ValueError as error:
             roles = short(", ".join(str(message.get("role")) for message in messages))
             raise ConfigError(

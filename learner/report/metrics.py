@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from penstock.common.reward_totals import total_rewards
-from penstock.common.wire.messages import ScoredGroup
+from penstock.common.wire.messages import Rollout, ScoredGroup
 from penstock.learner.policy.update import TokenRecord, Update
 from penstock.learner.streams.intake import Arrivals
 
@@ -96,6 +96,7 @@ def group_metrics(
         **_averages("trained", groups, weights),
         **_averages("dropped", arrivals.dropped, weights),
         "rewards/unscored": len(failures),
+        **tool_metrics(rollouts),
     }
     for name in weights:
         found = [value for group in rewards for value in group.get(name, ())]
@@ -104,6 +105,28 @@ def group_metrics(
             metrics[f"rewards/{name}/mean"] = float(np.mean(values))
             metrics[f"rewards/{name}/std"] = float(np.std(values))
     return metrics
+
+
+def tool_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Return the metrics of conversations; {} without any. Names with `tools/` are TRL's.
+
+    `tools/call_frequency` is the number of calls per rollout, `tools/failure_frequency` the share of
+    them that failed. `turns` is the mean number of completions of a rollout, and `environment/failed`
+    the number of rollouts whose tool or environment broke. `completions/sampled_ratio` is the share of
+    tokens that the policy sampled.
+    """
+    talks = [rollout.transcript for rollout in rollouts if rollout.transcript]
+    if not talks:
+        return {}
+    calls = sum(talk.tool_calls for talk in talks)
+    tokens = sum(len(rollout.mask) for rollout in rollouts)
+    return {
+        "tools/call_frequency": calls / len(talks),
+        "tools/failure_frequency": sum(talk.tool_failures for talk in talks) / max(1, calls),
+        "turns": float(np.mean([talk.turns for talk in talks])),
+        "environment/failed": sum(bool(talk.failure) for talk in talks),
+        "completions/sampled_ratio": sum(int(rollout.mask.sum()) for rollout in rollouts) / tokens,
+    }
 
 
 def _averages(name: str, groups: Sequence[ScoredGroup], weights: dict[str, float]) -> dict[str, float]:

@@ -21,7 +21,7 @@ log = get_logger(__name__)
 
 Reason = Literal[
     "ticket", "contract", "generations", "sampling", "prompt", "columns", "issue",
-    "version", "hash", "tokens", "rewards",
+    "version", "hash", "tokens", "episode", "rewards",
 ]  # fmt: skip
 
 MEANING: dict[Reason, str] = {
@@ -35,6 +35,7 @@ MEANING: dict[Reason, str] = {
     "version": "a token is of a version that was not published, or is older or other than asked for",
     "hash": "a token was sampled by other weights than the published ones of its version",
     "tokens": "a completion is too long, or has tokens that the model does not know",
+    "episode": "it has answers of tools, and the run has no tools",
     "rewards": "its rewards are not those of the contract",
 }
 """What each reason says of a group."""
@@ -53,11 +54,14 @@ def why_refused(
     published: Mapping[Version, str],
     vocab_size: int,
     rewards: Collection[str],
+    longest_prompt: int = 0,
 ) -> Reason | None:
     """Return why a group is no answer to the ticket that was asked, None if the group is one.
 
     `published` maps versions to the hash of their weights, and `rewards` are the contract's names. Each
-    field of the ticket is compared as bytes: 1, 1.0 and True differ.
+    field of the ticket is compared as bytes: 1, 1.0 and True differ. `longest_prompt` is the most tokens
+    of a rollout's own prompt in a run with tools or environments, 0 in other runs: there a rollout has
+    no own prompt, and all its tokens are sampled.
     """
     found = scored.group.ticket
     if encode(found) != encode(asked):
@@ -71,9 +75,14 @@ def why_refused(
                 return "version"
             if published[span.version] != span.hash:
                 return "hash"
-        ids = rollout.token_ids
-        if len(ids) > asked.sampling.max_tokens or ids.min() < 0 or ids.max() >= vocab_size:
+        if len(rollout.token_ids) > asked.sampling.max_tokens:
             return "tokens"
+        if any(ids.max(initial=0) >= vocab_size for ids in (rollout.token_ids, rollout.prompt_ids)):
+            return "tokens"
+        if len(rollout.prompt_ids) > longest_prompt:
+            return "prompt"
+        if not longest_prompt and (rollout.transcript or not rollout.mask.all()):
+            return "episode"
     return None
 
 
@@ -104,9 +113,11 @@ class OutcomeCheck:
         if isinstance(outcome, Verdict):
             reason: Reason | None = None if outcome.ticket_id == ticket else "ticket"
         else:
-            names = self._source.settings.reward_names
-            published = self._ledger.versions
-            reason = why_refused(outcome, self._asked(ticket), published, self._vocab_size, names)
+            settings, published = self._source.settings, self._ledger.versions
+            longest = settings.max_prompt_length if settings.has_episodes else 0
+            reason = why_refused(
+                outcome, self._asked(ticket), published, self._vocab_size, settings.reward_names, longest
+            )
         if reason:
             self.refused[reason] += 1
             self._log(ticket, outcome, reason)

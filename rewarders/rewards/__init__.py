@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from penstock.rewarders.adapt import Reward
 from penstock.rewarders.rewards.accuracy import acc, accuracy, base_acc, cosine, length
 from penstock.rewarders.rewards.answers import correctness
+from penstock.rewarders.rewards.environment import environment
 from penstock.rewarders.rewards.form import (
     language_consistency,
     repetition,
@@ -32,4 +33,5 @@ REWARDS: Mapping[str, Reward] = {
     "soft_overlong": soft_overlong,
     "repetition": repetition,
     "language_consistency": language_consistency,
+    "environment": environment,
 }

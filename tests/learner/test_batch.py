@@ -76,7 +76,8 @@ def test_over_lag_decides_whether_some_old_tokens_are_enough(spans, mask, set_as
 
 def test_tokens_that_are_not_trained_anyway_put_no_group_aside():
     group = scored((0, 2), (2, 1))
-    foreign = replace(group.group.rollouts[0], mask=np.array([False, False, True]))
+    one = group.group.rollouts[0]
+    foreign = replace(one, mask=np.array([False, False, True]), spans=one.spans[1:])
     group = replace(group, group=replace(group.group, rollouts=(foreign, foreign)))
     assert not is_over_lag(group, 2, make_settings(over_lag="set_aside"))
     cut = scored((0, 3), finish_reason="length")

@@ -12,6 +12,7 @@ import pytest
 
 from penstock.common.errors import DataError
 from penstock.learner.data.questions import load_questions
+from penstock.learner.data.templates import Template
 from tests.learner.builders import make_settings
 from tests.learner.test_dataset import ROW, CharTokenizer, load, write
 
@@ -30,7 +31,7 @@ def streamed(source: str, count: int = 2):
     settings = make_settings(
         dataset=[source], dataset_streaming=True, max_steps=2, dataset_shuffle=False
     )
-    questions, _ = load_questions(settings, CharTokenizer())
+    questions, _ = load_questions(settings, Template(settings, CharTokenizer()))
     rows = [questions.at(position).columns for position in range(count)]
     return [(row["prompt"], row["solution"]) for row in rows]
 
@@ -120,7 +121,7 @@ def test_a_streamed_row_has_the_columns_of_the_first_row(tmp_path):
     settings = make_settings(
         dataset=[f"{tmp_path}/?.jsonl"], dataset_streaming=True, max_steps=2, dataset_shuffle=False
     )
-    questions, _ = load_questions(settings, CharTokenizer())
+    questions, _ = load_questions(settings, Template(settings, CharTokenizer()))
     assert [questions.at(position).columns["level"] for position in range(3)] == [3, None, None]
 
 

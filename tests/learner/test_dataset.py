@@ -22,6 +22,7 @@ from penstock.learner.data.order import Question, Shuffled, Streamed
 from penstock.learner.data.plan import count_steps
 from penstock.learner.data.questions import load_questions
 from penstock.learner.data.sources import Source
+from penstock.learner.data.templates import Template
 from penstock.learner.data.tickets import TicketSource
 from tests.common.builders import make_ticket
 from tests.learner.builders import make_plan, make_settings
@@ -42,7 +43,8 @@ def write(path, *lines):
 def load(*sources, **settings):
     """What is trained on, in the files' order, and what is held out."""
     settings = {"dataset": list(sources), "dataset_shuffle": False} | settings
-    questions, held_out = load_questions(make_settings(**settings), CharTokenizer())
+    made = make_settings(**settings)
+    questions, held_out = load_questions(made, Template(made, CharTokenizer()))
     return [questions.at(position) for position in range(len(questions))], held_out
 
 
@@ -408,7 +410,8 @@ def test_long_prompts_may_be_cut_at_their_beginning(tmp_path):
 
 def stream(source, **settings):
     base = {"dataset": [source], "dataset_streaming": True, "max_steps": 5}
-    return load_questions(make_settings(**(base | settings)), CharTokenizer())[0]
+    made = make_settings(**(base | settings))
+    return load_questions(made, Template(made, CharTokenizer()))[0]
 
 
 def test_a_stream_gives_the_same_question_at_a_position_again(tmp_path, monkeypatch):

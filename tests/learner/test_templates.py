@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from penstock.common.chat import process as chat_process
+from penstock.common.chat import renderer as chat_renderer
+from penstock.common.chat.renderer import ChatRenderer
 from penstock.common.errors import ConfigError
-from penstock.learner.data import chat_process, chat_renderer
-from penstock.learner.data.chat_renderer import ChatRenderer
 from penstock.learner.data.plan import completions_form
 from penstock.learner.data.templates import R1_PROMPT, Template
 from tests.learner.builders import make_settings
@@ -37,6 +38,7 @@ def render(prompt, chat_template=OWN, **settings):
 
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1=?"}]
+ASKED = {"messages": MESSAGES, "tools": None, "add_generation_prompt": True}
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,7 @@ def test_the_environment_of_a_template_is_that_of_transformers(template):
     (expected,), _ = render_jinja_template(
         [MESSAGES], chat_template=template, add_generation_prompt=True, **variables
     )
-    assert chat_process.render(chat_process.compile_template(template), variables, MESSAGES) == expected
+    assert chat_process.render(chat_process.compile_template(template), variables, ASKED) == expected
 
 
 @pytest.mark.parametrize(

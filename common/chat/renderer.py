@@ -7,11 +7,11 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.common.chat.process import MOST_BYTES
 from penstock.common.files.reading import parse_json
-from penstock.learner.data.chat_process import MOST_BYTES
 
 _START_S = 120.0
 """Seconds in which the process starts. It takes a fraction of one, and more on a busy machine."""
@@ -37,16 +37,28 @@ class ChatRenderer:
         self._unread = b""
         self.pid = 0  # of the process, once it runs
 
-    def render(self, messages: list[Any]) -> str:
+    def render(
+        self,
+        messages: Sequence[Any],
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """Return the messages as one text. Raise ValueError, with the reason, if the template fails.
 
-        It fails if it raises, or takes too long, too much memory, or makes too long a text.
+        `tools` are the JSON schemas that the template shows to the model. With `add_generation_prompt`
+        the text ends with the beginning of the assistant's turn. The template fails if it raises, takes
+        too long or too much memory, or makes too long a text.
         """
         if self._channel is None:
             self._start()
         began = time.monotonic()
         self._left_s = min(_LIMIT_S, self._left_s + _PER_PROMPT_S)
-        text = self._ask(messages, self._left_s)
+        asked = {
+            "messages": list(messages),
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        text = self._ask(asked, self._left_s)
         self._left_s -= time.monotonic() - began
         return text
 
@@ -55,7 +67,7 @@ class ChatRenderer:
         self._channel, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "penstock.learner.data.chat_process", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "penstock.common.chat.process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env={name: os.environ[name] for name in _VARIABLES if name in os.environ},

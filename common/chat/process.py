@@ -1,6 +1,6 @@
 """The process in which a chat template runs: a template comes with a model, and may be hostile.
 
-    python -m penstock.learner.data.chat_process FD
+    python -m penstock.common.chat.process FD
 
 Reads JSON lines from the socket FD and answers each with one: see `serve`. The process ends with its
 socket or its parent. The environment of a template is that of transformers' apply_chat_template, whose
@@ -71,18 +71,21 @@ def _raise_exception(message: str) -> None:
     raise TemplateError(message)
 
 
-def render(template: Template, variables: dict[str, Any], messages: list[Any]) -> str:
-    """Return the messages of a prompt as one text. Raise whatever the template raises."""
-    return template.render(
-        messages=messages, tools=None, documents=None, add_generation_prompt=True, **variables
-    )
+def render(template: Template, variables: dict[str, Any], asked: dict[str, Any]) -> str:
+    """Return messages as one text. Raise whatever the template raises.
+
+    `asked` has `messages`, `tools` (JSON schemas, or None) and `add_generation_prompt`, the variables of
+    every chat template; `variables` are those of this one.
+    """
+    return template.render(**{"documents": None, **variables, **asked})
 
 
 def serve(channel: socket.socket) -> None:
     """Answer each line of the socket until it closes. Raise OSError if the parent is gone.
 
     The first line is {"template": ..., "variables": ...}, and its answer {"text": ""}. Each further line
-    is the messages of a prompt, and its answer {"text": ...}, or {"error": ...} for whatever is raised.
+    is what `render` is asked for, and its answer {"text": ...}, or {"error": ...} for whatever is
+    raised.
     """
     with channel, channel.makefile("rb") as lines:
         head = json.loads(lines.readline())

@@ -1,0 +1,212 @@
+"""One rollout of several turns: the policy writes, tools answer, the policy goes on.
+
+Waits for: a place among the live episodes, then by turns the engine and a tool.
+Unblocked by: the engine, the tools' time limit, or an abort.
+Produces: a Rollout whose tokens are those that the engine sampled and those between them, unchanged.
+Ends when: a completion calls no tool, or a limit is reached, or the environment broke.
+"""
+
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from penstock.actors.tool_calls import ToolCall, read_calls
+from penstock.actors.turns import Message, TurnTemplate, answer_message
+from penstock.common.episodes.pool import Episode, EpisodeFailed, EpisodePool
+from penstock.common.log import get_logger
+from penstock.common.text import SHOWN, short
+from penstock.common.wire.messages import FinishReason, Int32s, Rollout, Sampling, Span, Ticket
+from penstock.common.wire.transcript import FAILED_TOOL, Transcript
+
+log = get_logger(__name__)
+
+InThread = Callable[..., Awaitable[Any]]
+"""Runs a blocking function with its arguments in a thread: `await in_thread(function, argument)`."""
+
+Sample = Callable[[str, Int32s, Sampling], Awaitable[Rollout]]
+"""Returns a completion of the engine for a name of the request, a prompt and a sampling."""
+
+_LONGEST_SHOWN = 20_000
+"""Most letters of a message that a transcript keeps. The tokens have all of it."""
+
+
+@dataclass(slots=True)
+class _Tokens:
+    """The tokens of a conversation after its prompt, in parts, and the spans of the sampled ones."""
+
+    ids: list[Int32s] = field(default_factory=list)
+    logprobs: list[np.ndarray] = field(default_factory=list)
+    masks: list[np.ndarray] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    count: int = 0
+
+    def add_sampled(self, rollout: Rollout) -> None:
+        """Add a completion of the engine."""
+        at = self.count
+        self.spans += [replace(one, start=one.start + at, end=one.end + at) for one in rollout.spans]
+        self._add(rollout.token_ids, rollout.logprobs, rollout.mask)
+
+    def add_answer(self, ids: Int32s) -> None:
+        """Add tokens that the policy did not sample."""
+        self._add(ids, np.zeros(len(ids), dtype="<f4"), np.zeros(len(ids), dtype=bool))
+
+    def _add(self, ids: Int32s, logprobs: np.ndarray, mask: np.ndarray) -> None:
+        """Add tokens with their log-probabilities and mask."""
+        self.ids.append(ids)
+        self.logprobs.append(logprobs)
+        self.masks.append(mask)
+        self.count += len(ids)
+
+
+class Conversation:
+    """A conversation about one ticket, as its rollout `index`. `run` it once.
+
+    `limits` are the most tokens of the prompt, and the completions with tool calls after which a further
+    one ends the conversation (0: no limit).
+    """
+
+    def __init__(
+        self, ticket: Ticket, index: int, template: TurnTemplate, limits: tuple[int, int]
+    ) -> None:
+        self._ticket = ticket
+        self._index = index
+        self._template = template
+        self._most_prompt, self._max_turns = limits
+        self._tokens = _Tokens()
+        self._messages: list[Message] = []
+        self._said: list[Message] = []
+        self._own_prompt = np.zeros(0, dtype="<i4")
+        self._tools: Sequence[Any] = ()
+        self._turns = self._calls = self._failures = 0
+
+    async def run(self, pool: EpisodePool, sample: Sample, in_thread: InThread) -> Rollout:
+        """Return the rollout, with a failure if the environment or a tool broke.
+
+        Raise what `sample` raises. The episode is closed in any case.
+        """
+        episode: Episode | None = None
+        try:
+            episode = await in_thread(pool.begin, self._ticket.columns)
+            self._tools = episode.tools
+            await self._begin(episode, in_thread)
+            finish: FinishReason | None = None
+            while finish is None:
+                sampled = await sample(
+                    f"{self._index}.{self._turns}", self._ids_so_far(), self._sampling()
+                )
+                finish = await self._take(sampled, episode, in_thread)
+            return self._rollout(finish, reward=await in_thread(episode.reward))
+        except EpisodeFailed as error:
+            log.warning(f"Rollout {self._index} of {self._ticket.id} broke.", reason=str(error))
+            return self._rollout("environment", failure=str(error))
+        finally:
+            if episode is not None:
+                episode.abandon()
+
+    async def _begin(self, episode: Episode, in_thread: InThread) -> None:
+        """Reset the environment, and make the prompt of what it returned. Raise EpisodeFailed."""
+        observation = await in_thread(episode.reset)
+        prompt = self._ticket.columns.get("prompt", "")
+        self._messages = self._template.messages_of(prompt, observation)
+        if observation is None:
+            return
+        self._said.append({"role": "user", "content": observation})
+        try:
+            ids = self._template.prompt_ids(self._messages, self._tools)
+        except ValueError as error:
+            raise EpisodeFailed(f"the chat template refuses what reset returned: {error}") from error
+        if len(ids) > self._most_prompt:
+            raise EpisodeFailed(
+                f"the prompt has {len(ids)} tokens with what reset returned, expected at most "
+                f"{self._most_prompt}: return less, or raise LEARNER_MAX_PROMPT_LENGTH"
+            )
+        self._own_prompt = ids
+
+    def _ids_so_far(self) -> Int32s:
+        """Return the tokens of the prompt and all that came after it."""
+        prompt = self._own_prompt if len(self._own_prompt) else self._ticket.prompt_ids
+        ids: Int32s = np.concatenate([prompt, *self._tokens.ids])
+        return ids
+
+    def _sampling(self) -> Sampling:
+        """Return the sampling of the next turn: the tokens that are left, and a seed of its own."""
+        asked = self._ticket.sampling
+        seed = asked.seed + self._index
+        if self._turns:
+            digest = hashlib.sha256(f"{seed}:{self._turns}".encode()).digest()
+            seed = int.from_bytes(digest[:4], "little") >> 1
+        left = asked.max_tokens - self._tokens.count
+        return replace(asked, max_tokens=left, seed=min(seed, 2**31 - 1))
+
+    async def _take(
+        self, sampled: Rollout, episode: Episode, in_thread: InThread
+    ) -> FinishReason | None:
+        """Add a completion and the answers to its calls; return why the conversation ends, or None.
+
+        Raise EpisodeFailed if a tool broke.
+        """
+        self._tokens.add_sampled(sampled)
+        self._turns += 1
+        text, calls = read_calls(self._template.text_of(sampled.token_ids.tolist()))
+        message: Message = {"role": "assistant", "content": text}
+        if calls:
+            message["tool_calls"] = [call.as_message for call in calls if call.name]
+        self._said.append(message)
+        if sampled.finish_reason == "length" or not calls:
+            return sampled.finish_reason
+        if self._max_turns and self._turns > self._max_turns:
+            return "turns"
+        answers = [await self._answer(call, episode, in_thread) for call in calls]
+        last = int(sampled.token_ids[-1])
+        suffix = self._template.extend(self._messages, message, answers, self._tools, last)
+        if suffix is None:
+            return "template"
+        if self._tokens.count + len(suffix) >= self._ticket.sampling.max_tokens:
+            return "length"
+        self._tokens.add_answer(suffix)
+        self._messages += [message, *answers]
+        return None
+
+    async def _answer(self, call: ToolCall, episode: Episode, in_thread: InThread) -> Message:
+        """Return a tool's message, or one with an error for a failed call. Raise EpisodeFailed."""
+        self._calls += 1
+        text, failed = call.error, True
+        if not call.error:
+            answer = await in_thread(episode.call, call.name, call.arguments)
+            text, failed = answer.text, answer.failed
+        self._failures += failed
+        message = dict(answer_message(call.name, text))
+        self._said.append(message | {FAILED_TOOL: True} if failed else message)
+        return message
+
+    def _rollout(self, finish: FinishReason, reward: float | None = None, failure: str = "") -> Rollout:
+        """Return the conversation so far as a rollout.
+
+        A conversation without a token gets one that is not sampled, because a rollout has at least one.
+        """
+        if not self._tokens.count:
+            self._tokens.add_answer(np.zeros(1, dtype="<i4"))
+        return Rollout(
+            token_ids=np.concatenate(self._tokens.ids),
+            logprobs=np.concatenate(self._tokens.logprobs),
+            mask=np.concatenate(self._tokens.masks),
+            spans=tuple(self._tokens.spans),
+            finish_reason=finish,
+            prompt_ids=self._own_prompt,
+            transcript=Transcript(
+                messages=tuple(_shown(message) for message in self._said),
+                turns=self._turns,
+                tool_calls=self._calls,
+                tool_failures=self._failures,
+                reward=reward,
+                failure=failure[:SHOWN],
+            ),
+        )
+
+
+def _shown(message: Message) -> Message:
+    """Return a message with its content cut to what a transcript keeps."""
+    return message | {"content": short(message["content"], _LONGEST_SHOWN)}

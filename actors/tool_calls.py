@@ -1,0 +1,80 @@
+"""The tool calls in a completion's text. Pure.
+
+Two forms are read, which cover most chat templates that know tools:
+
+    <tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>     Hermes, Qwen 2.5 and 3,
+    SmolLM {"name": "add", "parameters": {"a": 1, "b": 2}}                           Llama 3, the whole
+    text
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.common.files.reading import parse_json
+from penstock.common.text import short
+
+_BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_PREFIX = "<|python_tag|>"
+_MOST_CALLS = 64
+"""Calls of one turn. Those beyond are answered with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the policy wrote. `error` is "", or why the call cannot be run."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def as_message(self) -> dict[str, Any]:
+        """Return the call in the form of a chat message's `tool_calls`."""
+        return {"type": "function", "function": {"name": self.name, "arguments": dict(self.arguments)}}
+
+
+def read_calls(text: str) -> tuple[str, list[ToolCall]]:
+    """Return the text without its tool calls, and the calls in their order.
+
+    A call that cannot be read has an `error`. A text without calls is returned unchanged.
+    Example:
+        >>> read_calls('Sum: <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
+        ('Sum:', [ToolCall(name='add', arguments={'a': 1}, error='')])
+    """
+    blocks = _BLOCK.findall(text)
+    if blocks:
+        calls = [_read_call(block) for block in blocks[:_MOST_CALLS]]
+        if len(blocks) > _MOST_CALLS:
+            most = f"{len(blocks)} tool calls in one turn, expected at most {_MOST_CALLS}"
+            calls.append(ToolCall("", error=most))
+        return _BLOCK.sub("", text).strip(), calls
+    whole = text.strip().removeprefix(_PREFIX).strip()
+    if whole.startswith("{") and whole.endswith("}"):
+        call = _read_call(whole)
+        if not call.error:
+            return "", [call]
+    return text, []
+
+
+def _read_call(text: str) -> ToolCall:
+    """Return the call in a JSON text; one with an error if the text is no call."""
+    try:
+        found = parse_json(text)
+    except (ValueError, RecursionError) as error:
+        return ToolCall("", error=f"the tool call is no JSON: {short(error)}")
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        return ToolCall(
+            "", error='the tool call has no name, expected {"name": ..., "arguments": {...}}'
+        )
+    arguments = found.get("arguments", found.get("parameters", {}))
+    if isinstance(arguments, str):  # some models write the arguments as a text with JSON
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, dict):
+        return ToolCall(found["name"], error="the arguments of the tool call are no map")
+    return ToolCall(found["name"], arguments)

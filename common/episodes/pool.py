@@ -1,0 +1,220 @@
+"""Live episodes: a user's tools and environment, each episode in a sandbox process of its own.
+
+    pool -> nursery (trusted) -> keeper (trusted) -> process with the user's code -> an episode
+
+An episode's process is forked when it begins, keeps its state from step to step, and is killed with all
+below it when it ends. A step that takes too long, crashes or answers nonsense ends only its episode.
+"""
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from penstock.common.config.settings import ActorSettings
+from penstock.common.errors import ConfigError, PenstockError
+from penstock.common.sandbox import frames
+from penstock.common.sandbox.handle import Handle, Mistake, Outcome, ProcessGone, Session, outcome_of
+from penstock.common.sandbox.settings import Code, SandboxSettings
+from penstock.common.sandbox.starter import STARTS, Starter
+from penstock.common.sandbox.user import hide_memory
+from penstock.common.wire.episode_spec import EpisodeSpec
+
+_PROCESS = "penstock.common.episodes.process"
+_CLEANERS = 4
+_DESCRIBE_S = 60.0
+_SECTION = "ACTOR_EPISODE"
+
+
+class EpisodeFailed(PenstockError):
+    """An episode broke: a step hung, crashed, ran out of memory or returned nonsense.
+
+    Its rollout gets no reward. It never becomes a low one.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAnswer:
+    """The answer of a tool. `failed` is True if the tool raised, or there is no such tool."""
+
+    text: str
+    failed: bool
+
+
+class EpisodePool:
+    """Starts episodes for one run, at most `settings.episode_workers` at a time.
+
+    The user's code is imported only in sandbox processes. `modules` are imported before the rights of
+    the processes are given up. Raise ConfigError if the user of the processes does not exist.
+    """
+
+    def __init__(
+        self, settings: ActorSettings, spec: EpisodeSpec, modules: tuple[str, ...] = ()
+    ) -> None:
+        hide_memory()
+        self.spec = spec
+        self.sandbox = SandboxSettings(
+            settings.episode_workers, spec.step_timeout_s, settings.episode_memory_gib,
+            settings.episode_user,
+            environment=tuple(settings.episode_environment),
+            modules=(_PROCESS, *modules),
+            built_in="",
+            load=f"{_PROCESS}:load",
+            section=_SECTION,
+        )  # fmt: skip
+        sources = {code.source: code.digest for code in (*spec.tools, *spec.environments)}
+        first, *others = sources.items()
+        self._code = Code(*first, tuple(others))
+        self._starter = Starter(self.sandbox)
+        self._lock = threading.Lock()
+        self._idle: list[Handle] = []
+        self._closed = False
+        self.cleaners = ThreadPoolExecutor(_CLEANERS, "episode-end")
+
+    def describe(self, schema_of: str) -> dict[str, list[Any]]:
+        """Return the schemas of the tools, see `process.describe`. Raise ConfigError."""
+        episode = self._episode()
+        try:
+            found = episode.ask(
+                "reading the tools", "describe", asdict(self.spec), schema_of, limit_s=_DESCRIBE_S
+            )
+        except EpisodeFailed as error:
+            raise ConfigError(f"LEARNER_TOOLS, LEARNER_ENVIRONMENT: {error}") from error
+        finally:
+            episode.close()
+        return dict(found)
+
+    def begin(self, row: Mapping[str, Any]) -> "Episode":
+        """Return a new episode for a row, whose environment is made but not reset.
+
+        Wait for a process to start, if none is idle. Raise EpisodeFailed if none starts, or if the class
+        of the environment raises.
+        """
+        try:
+            tools = self.spec.tools_of(row)
+        except ValueError as error:
+            raise EpisodeFailed(str(error)) from error
+        episode = self._episode(tools)
+        try:
+            episode.ask("making the environment", "begin", asdict(self.spec), dict(row))
+        except BaseException:
+            episode.abandon()
+            raise
+        return episode
+
+    def give_back(self, handle: Handle) -> None:
+        """Keep a process for later episodes, or end it if it cannot serve any."""
+        with self._lock:
+            if handle.usable and handle.forks and not self._closed:
+                self._idle.append(handle)
+                return
+        handle.end()
+
+    def close(self) -> None:
+        """End the idle processes, and those of episodes as they are closed. Twice is harmless."""
+        with self._lock:
+            idle, self._idle, self._closed = self._idle, [], True
+        for handle in idle:
+            handle.end()
+        self.cleaners.shutdown()
+        self._starter.close()
+
+    def _episode(self, tools: list[Any] | None = None) -> "Episode":
+        """Return an episode with a session in a process. Raise EpisodeFailed if no process starts."""
+        for _ in range(STARTS):
+            with self._lock:
+                handle = self._idle.pop() if self._idle else None
+            started = handle or self._starter.start(self._code)
+            if isinstance(started, Mistake):
+                raise EpisodeFailed(started.reason)
+            try:
+                return Episode(self, started, started.open(), tools or [])
+            except ProcessGone:
+                started.end()
+        raise EpisodeFailed(f"the process of an episode was killed {STARTS} times before it began")
+
+
+class Episode:
+    """One live episode. `tools` are the schemas of its tools, `step` is the name of the running step.
+
+    The steps block, and raise EpisodeFailed, which names the step, after the time limit, for a crash,
+    and for an answer of another form. After that the episode has ended. Call one step at a time.
+    """
+
+    def __init__(self, pool: EpisodePool, handle: Handle, session: Session, tools: list[Any]) -> None:
+        self.tools = tools
+        self.step = ""
+        self._pool = pool
+        self._handle = handle
+        self._session = session
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def reset(self) -> str | None:
+        """Return the observation of the environment's reset, None for none. Raise EpisodeFailed."""
+        found = self.ask("reset", "reset")
+        if found is not None and not isinstance(found, str):
+            raise EpisodeFailed(f"reset answered {type(found).__name__}, expected a text")
+        return found
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> ToolAnswer:
+        """Return a tool's answer to the arguments that the policy wrote. Raise EpisodeFailed."""
+        step = f"tool {frames.short(name)[:80]}"
+        found = self.ask(step, "call", name, dict(arguments))
+        text, failed = (found.get("text"), found.get("failed")) if isinstance(found, dict) else (0, 0)
+        if not isinstance(text, str) or not isinstance(failed, bool):
+            raise EpisodeFailed(f"{step} gave an answer of another form than its process sends")
+        return ToolAnswer(text, failed)
+
+    def reward(self) -> float | None:
+        """Return the reward of the environment, None if it has none. Raise EpisodeFailed."""
+        found = self.ask("get_reward", "reward")
+        if found is not None and not isinstance(found, (int, float)):
+            raise EpisodeFailed(f"get_reward answered {type(found).__name__}, expected a number")
+        return found
+
+    def ask(self, step: str, function: str, *arguments: Any, limit_s: float = 0.0) -> Any:
+        """Return the result of a function of `process`, called `step` in errors. Raise EpisodeFailed.
+
+        `limit_s` is its time limit in seconds; 0 is the run's.
+        """
+        try:
+            work = f"{_PROCESS}:{function}"
+            request = frames.pack_request({"work": work, "arguments": arguments, "more": True})
+        except (TypeError, ValueError, OverflowError) as error:
+            raise EpisodeFailed(f"{step}: the arguments are no plain data: {error}") from error
+        limit_s = limit_s or self._pool.sandbox.timeout_s
+        with self._lock:
+            if self._ended:
+                raise EpisodeFailed(f"{step}: the episode has ended")
+            self.step = step
+            try:
+                outcome: Outcome = self._handle.ask(self._session, request, limit_s)
+            except ProcessGone:
+                outcome = "its process was killed before"
+            finally:
+                self.step = ""
+            result = outcome_of(outcome, self._pool.sandbox, limit_s)
+            if isinstance(result, Mistake):
+                self._end()
+                raise EpisodeFailed(f"{step} {result.reason}")
+        return result
+
+    def abandon(self) -> None:
+        """End the episode soon, without waiting. A running step then raises EpisodeFailed."""
+        self._session.hang_up()
+        self._pool.cleaners.submit(self.close)
+
+    def close(self) -> None:
+        """End the episode, and wait until its process and all below it are killed. Twice is harmless."""
+        self._session.hang_up()
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        """End the episode unless it has ended. The caller holds the lock."""
+        if not self._ended:
+            self._ended = True
+            self._handle.close_session(self._session)
+            self._pool.give_back(self._handle)

@@ -1,0 +1,183 @@
+"""The part of an episode that runs inside its sandbox process: the user's tools and one environment.
+
+A process is forked for each episode after the user's code was imported, so the state in this module is
+that of one episode.
+"""
+
+import asyncio
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from numbers import Real
+from types import ModuleType
+from typing import Any
+
+from penstock.common.errors import ConfigError
+from penstock.common.own_code import digest_of, find_code, import_code, public_names
+from penstock.common.text import encodable
+from penstock.common.wire.episode_spec import EpisodeSpec, OwnCode
+from penstock.common.wire.limits import HIGHEST_REWARD
+
+_NO_TOOLS = frozenset({"reset", "get_reward"})
+"""Public methods of an environment that the policy cannot call."""
+
+_modules: dict[str, ModuleType] = {}
+_live: list["_Live"] = []
+"""The episode of this process, if it has begun."""
+
+
+def load(source: str, digest: str) -> None:
+    """Import the user's code of a source. Raise ConfigError if it is another code than the learner's."""
+    code = find_code(source, "LEARNER_TOOLS and LEARNER_ENVIRONMENT")
+    if (found := digest_of(code)) != digest:
+        raise ConfigError(
+            f"{source}: its hash is {found[:12]} here, and {digest[:12]} at the learner: copy the "
+            "learner's file, or start the learner again"
+        )
+    _modules[source] = import_code(code)
+
+
+def find(code: OwnCode) -> Any:
+    """Return the function or class of a loaded code. Raise ConfigError if the code has none so named."""
+    module = _modules[code.source]
+    if not callable(found := getattr(module, code.name, None)):
+        raise ConfigError(
+            f"{code.source} has no function or class {code.name}; it has {public_names(module)}"
+        )
+    return found
+
+
+def tools_of(spec: EpisodeSpec, environment: object | None) -> dict[str, Callable[..., Any]]:
+    """Return what the policy may call, by name: functions, and an environment's public methods.
+
+    Raise ConfigError for two of one name, or an environment without `reset`.
+    """
+    found: dict[str, Callable[..., Any]] = {code.name: find(code) for code in spec.tools}
+    if environment is None:
+        return found
+    kind = environment if inspect.isclass(environment) else type(environment)
+    if not callable(getattr(kind, "reset", None)):
+        raise ConfigError(
+            f"the environment {kind.__name__} has no method reset, expected reset(self, **row)"
+        )
+    for name, method in inspect.getmembers(environment, callable):
+        if name.startswith("_") or name in _NO_TOOLS:
+            continue
+        if name in found:
+            raise ConfigError(f"{kind.__name__}.{name} has the name of a tool: rename one of the two")
+        found[name] = method
+    return found
+
+
+def describe(spec: Mapping[str, Any], schema_of: str) -> dict[str, list[Any]]:
+    """Return the schemas of the tools by the environment's name, "" without environments.
+
+    `schema_of` names the function, "package.module:function", that returns a tool's schema. Raise
+    ConfigError for code that is no tool or environment, and whatever `schema_of` raises.
+    """
+    asked = EpisodeSpec.from_plain(spec)
+    module, _, name = schema_of.partition(":")
+    make = getattr(importlib.import_module(module), name)
+    kinds = {code.name: find(code) for code in asked.environments} or {"": None}
+    for name, kind in kinds.items():
+        if kind is not None and not inspect.isclass(kind):
+            raise ConfigError(f"the environment {name} is no class, expected a class with reset")
+    return {
+        name: [make(tool) for tool in tools_of(asked, kind).values()] for name, kind in kinds.items()
+    }
+
+
+class _Live:
+    """The state of the episode: its environment, if any, the tools, and an event loop for async ones."""
+
+    def __init__(self, spec: EpisodeSpec, row: Mapping[str, Any]) -> None:
+        self.row = row
+        self.runner = asyncio.Runner()
+        name = spec.environment_of(row)
+        codes = {code.name: code for code in spec.environments}
+        self.environment = find(codes[name])() if name else None
+        self.tools = tools_of(spec, self.environment)
+
+    def finished(self, value: Any) -> Any:
+        """Return a value, or the result of an awaitable."""
+        if not inspect.isawaitable(value):
+            return value
+
+        async def wait() -> Any:
+            """Return the awaitable's result."""
+            return await value
+
+        return self.runner.run(wait())
+
+
+def begin(spec: Mapping[str, Any], row: Mapping[str, Any]) -> None:
+    """Make the environment of a row. Raise what its class raises."""
+    _live[:] = [_Live(EpisodeSpec.from_plain(spec), row)]
+
+
+def _episode() -> _Live:
+    """Return the episode. Raise RuntimeError before `begin`."""
+    if not _live:
+        raise RuntimeError("the episode was asked for a step before it began")
+    return _live[0]
+
+
+def reset() -> str | None:
+    """Call the environment's reset with the row; return its observation, None for none.
+
+    A reset without ** gets the columns that it has parameters for. Raise TypeError if the observation is
+    no text, and what reset raises.
+    """
+    live = _episode()
+    if live.environment is None:
+        return None
+    function = live.environment.reset
+    parameters = inspect.signature(function).parameters.values()
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    names = set(live.row) if takes_all else {one.name for one in parameters} & set(live.row)
+    found = live.finished(function(**{name: live.row[name] for name in names}))
+    if found is not None and not isinstance(found, str):
+        raise TypeError(f"reset returned {type(found).__name__}, expected None or a text")
+    return None if found is None else encodable(found)
+
+
+def call(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Call a tool; return its answer as {"text": ..., "failed": ...}.
+
+    Like TRL, answer an exception of the tool by its text; so too a tool that does not exist.
+    """
+    live = _episode()
+    if name not in live.tools:
+        known = ", ".join(live.tools) or "none"
+        return _failed(f"there is no tool {name!r}; the tools are: {known}")
+    try:
+        return {"text": encodable(str(live.finished(live.tools[name](**arguments)))), "failed": False}
+    except Exception as error:  # the policy reads what went wrong
+        return _failed(str(error) or type(error).__name__)
+
+
+def _failed(reason: str) -> dict[str, Any]:
+    """Return the answer to a failed call, in TRL's form."""
+    return {"text": encodable(str({"error": reason})), "failed": True}
+
+
+def reward() -> float | None:
+    """Return the environment's reward, None without get_reward or if that returns None.
+
+    Raise ValueError if it is no finite number within 1e9, and what get_reward raises.
+    """
+    live = _episode()
+    function = getattr(live.environment, "get_reward", None)
+    if function is None:
+        return None
+    value = live.finished(function())
+    if value is None:
+        return None
+    if hasattr(value, "item"):
+        value = value.item()
+    is_number = isinstance(value, Real)
+    if not is_number or not math.isfinite(value) or abs(value) > HIGHEST_REWARD:
+        shown = repr(value)[:80] if is_number else type(value).__name__
+        raise ValueError(f"get_reward returned {shown}, expected a finite number within 1e9, or None")
+    return float(value)

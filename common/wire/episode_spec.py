@@ -1,0 +1,68 @@
+"""The tools and environments of a run, as part of its contract."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.common.wire.plain import brief
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCode:
+    """A function or class of a user.
+
+    `source` is the absolute path of a Python file or the dotted name of a module, `name` the function or
+    class in it, and `digest` the SHA-256 of that code.
+    """
+
+    name: str
+    source: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSpec:
+    """The tools and environments of a run; without either, a rollout is one completion.
+
+    With several environments, the row's column `environment` names the class. `schemas` has the JSON
+    schemas of the tools by the environment's name, "" without an environment. `max_turns` limits the
+    completions of a rollout after which tools are called, 0 is no limit. `step_timeout_s` is the time in
+    seconds of a call of reset, a tool or get_reward.
+    """
+
+    tools: tuple[OwnCode, ...] = ()
+    environments: tuple[OwnCode, ...] = ()
+    schemas: dict[str, Any] = field(default_factory=dict)
+    max_turns: int = 0
+    step_timeout_s: float = 0.0
+
+    @property
+    def active(self) -> bool:
+        """Return whether a rollout is a conversation with tools or an environment."""
+        return bool(self.tools or self.environments)
+
+    @classmethod
+    def from_plain(cls, value: Mapping[str, Any]) -> "EpisodeSpec":
+        """Return the spec of dataclasses.asdict(spec), whose tuples may have become lists."""
+        codes = {
+            name: tuple(OwnCode(**code) for code in value[name]) for name in ("tools", "environments")
+        }
+        return cls(**{**value, **codes})
+
+    def environment_of(self, row: Mapping[str, Any]) -> str:
+        """Return the name of the environment of a row, "" if the run has none.
+
+        Raise ValueError if the run has several and the column `environment` names none of them.
+        """
+        names = [code.name for code in self.environments]
+        if len(names) < 2:
+            return names[0] if names else ""
+        found = row.get("environment")
+        if found not in names:
+            expected = f"expected one of LEARNER_ENVIRONMENT: {', '.join(names)}"
+            raise ValueError(f"the column `environment` is {brief(found)}; {expected}")
+        return str(found)
+
+    def tools_of(self, row: Mapping[str, Any]) -> list[Any]:
+        """Return the JSON schemas of a row's tools. Raise ValueError as `environment_of` does."""
+        return list(self.schemas.get(self.environment_of(row), ()))

@@ -1,0 +1,46 @@
+"""What happened in a rollout of several turns, beside its tokens."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.common.text import SHOWN
+from penstock.common.wire.limits import (
+    HIGHEST_REWARD,
+    LARGEST_INT32,
+    check_numbers,
+    check_plain,
+    check_range,
+    check_texts,
+)
+
+FAILED_TOOL = "failed"
+"""Key of a tool's message that is True if the call failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """The messages after the prompt, the counts of a conversation, and its environment's reward.
+
+    `messages` are those of the assistant, of tools, and of the user if the environment's `reset` gave
+    the first observation. `turns` counts sampled completions, `tool_calls` the calls that were run or
+    refused, and `tool_failures` those of them that failed. `reward` is what `get_reward` returned, None
+    if the environment has no reward. `failure` is ""
+    unless an environment or tool broke; such a rollout has no reward and is not trained. Raise
+    MalformedMessage for a value out of range.
+    """
+
+    messages: tuple[dict[str, Any], ...] = ()
+    turns: int = 0
+    tool_calls: int = 0
+    tool_failures: int = 0
+    reward: float | None = None
+    failure: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise MalformedMessage for a number, text or message that no actor sends."""
+        check_plain("messages of a transcript", {"messages": list(self.messages)})
+        for name in ("turns", "tool_calls"):
+            check_range(name, getattr(self, name), 0, LARGEST_INT32)
+        check_range("tool_failures", self.tool_failures, 0, self.tool_calls)
+        check_numbers("the environment's reward", [self.reward], HIGHEST_REWARD)
+        check_texts([self.failure], longest=SHOWN)

@@ -1,0 +1,59 @@
+"""LEARNER_TOOLS and LEARNER_ENVIRONMENT to the contract: code by its hash, and the tools' schemas."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.config.settings import ActorSettings
+from penstock.common.episodes.pool import EpisodePool
+from penstock.common.errors import ConfigError
+from penstock.common.log import get_logger
+from penstock.common.own_code import digest_of, find_code, path_of, split_source
+from penstock.common.wire.episode_spec import EpisodeSpec, OwnCode
+from penstock.learner.data.templates import Template
+
+_SCHEMAS = "penstock.learner.data.tool_schemas"
+
+log = get_logger(__name__)
+
+
+def resolve_episodes(settings: LearnerSettings, template: Template) -> EpisodeSpec:
+    """Return the tools and environments that the settings name, with the schemas of their tools.
+
+    The user's code is imported in a sandbox process, which reads the schemas off its type hints and
+    docstrings. Log a warning if the chat template does not show tools to the model. Raise ConfigError if
+    code is not found or cannot be used, or if no chat template makes the prompts.
+    """
+    if not settings.has_episodes:
+        return EpisodeSpec()
+    if template.chat is None:
+        raise ConfigError(
+            "LEARNER_TOOLS and LEARNER_ENVIRONMENT need a chat template, which adds the tools' "
+            "answers to a conversation: set LEARNER_PROMPT_TEMPLATE to chat or to a file *.jinja"
+        )
+    spec = EpisodeSpec(
+        tools=_codes("LEARNER_TOOLS", settings.tools),
+        environments=_codes("LEARNER_ENVIRONMENT", settings.environment),
+        max_turns=settings.max_tool_calling_iterations,
+        step_timeout_s=settings.tool_timeout_s,
+    )
+    with closing(EpisodePool(ActorSettings(), spec, modules=(_SCHEMAS,))) as pool:
+        schemas = pool.describe(f"{_SCHEMAS}:schema_of")
+    if any(schemas.values()) and "tools" not in template.chat.template:
+        log.warning(
+            "The chat template does not show the tools to the model. Describe them in the prompts, or "
+            "name a template that knows `tools` by LEARNER_PROMPT_TEMPLATE."
+        )
+    return replace(spec, schemas=schemas)
+
+
+def _codes(variable: str, asked: Sequence[str]) -> tuple[OwnCode, ...]:
+    """Return the code that each text of a variable names. Raise ConfigError if it is not found."""
+    codes = []
+    for text in asked:
+        source, name = split_source(text)
+        code = find_code(source, f"{variable}={text}")
+        place = str(path_of(code)) if source.endswith(".py") else source
+        codes.append(OwnCode(name, place, digest_of(code)))
+    return tuple(codes)

@@ -1,0 +1,23 @@
+"""The JSON schema of a tool, read off its type hints and its docstring. Runs in a sandbox process."""
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers.utils.chat_template_utils import get_json_schema
+
+from penstock.common.errors import ConfigError
+
+
+def schema_of(tool: Callable[..., Any]) -> dict[str, Any]:
+    """Return the schema of a tool as transformers makes it, which is what TRL shows to the model.
+
+    Raise ConfigError, with the tool's name, if a type hint or a description in the docstring is missing.
+    """
+    try:
+        schema: dict[str, Any] = get_json_schema(tool)
+    except Exception as error:  # transformers parses the docstring, and raises what that raises
+        raise ConfigError(
+            f"the tool {tool.__name__} has no schema: {error}. Give each parameter a type hint, and the "
+            "docstring a sentence about the tool and a section Args: with a line per parameter"
+        ) from error
+    return schema
