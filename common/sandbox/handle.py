@@ -77,9 +77,8 @@ class Handle:
         calls: int,
         sweeps: bool,
     ) -> None:
-        self.usable = True
+        self.usable, self.forks = True, False
         self.calls_left = calls
-        self.forks = False
         self._keeper = keeper
         self._control = control
         self._control_reader = FrameReader()
@@ -139,13 +138,16 @@ class Handle:
 
     def ask(self, session: Session, request: bytes, timeout_s: float) -> Outcome:
         """Send a request of a session; return its outcome as `call` does, and raise ProcessGone."""
+        if session.reader.partial:
+            self.usable = False
+            return "sent more than its answer"
         session.unsent = memoryview(request)
         return self._exchange(session, time.monotonic() + timeout_s)
 
     def close_session(self, session: Session) -> None:
         """End a session, and kill what it left. If that fails, `usable` is False afterwards."""
         session.hang_up()
-        if session.status is None and self.usable:
+        if self.usable:
             self._sweep(session)
         self._drain(session.output)
         session.connection.close()
@@ -232,7 +234,7 @@ class Handle:
             raise ProcessGone
         if call.reader.partial:
             return "ended in the middle of its answer"
-        return call.status if call.status else "closed the connection for its answer"
+        return "closed the connection for its answer" if call.status is None else call.status
 
     def _finish(self, call: Session, outcome: Outcome) -> Outcome:
         """Kill what the call left, log its last output, and return the outcome of the call."""
