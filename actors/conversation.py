@@ -189,6 +189,8 @@ class Conversation:
         """
         if not self._tokens.count:
             self._tokens.add_answer(np.zeros(1, dtype="<i4"))
+        said = tuple(_shown(message) for message in self._said)
+        counts = (self._turns, self._calls, self._failures)
         return Rollout(
             token_ids=np.concatenate(self._tokens.ids),
             logprobs=np.concatenate(self._tokens.logprobs),
@@ -196,14 +198,7 @@ class Conversation:
             spans=tuple(self._tokens.spans),
             finish_reason=finish,
             prompt_ids=self._own_prompt,
-            transcript=Transcript(
-                messages=tuple(_shown(message) for message in self._said),
-                turns=self._turns,
-                tool_calls=self._calls,
-                tool_failures=self._failures,
-                reward=reward,
-                failure=failure[:SHOWN],
-            ),
+            transcript=Transcript(said, *counts, reward, failure[:SHOWN]),
         )
 
 

@@ -44,8 +44,7 @@ def read_calls(text: str) -> tuple[str, list[ToolCall]]:
         >>> read_calls('Sum: <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
         ('Sum:', [ToolCall(name='add', arguments={'a': 1}, error='')])
     """
-    blocks = _BLOCK.findall(text)
-    if blocks:
+    if blocks := _BLOCK.findall(text):
         calls = [_read_call(block) for block in blocks[:_MOST_CALLS]]
         if len(blocks) > _MOST_CALLS:
             most = f"{len(blocks)} tool calls in one turn, expected at most {_MOST_CALLS}"

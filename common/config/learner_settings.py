@@ -391,13 +391,10 @@ class LearnerSettings(
         for variable, asked in (("TOOLS", self.tools), ("ENVIRONMENT", self.environment)):
             names = [split_source(one)[1] for one in asked]
             if len(set(names)) < len(names):
-                raise ValueError(f"LEARNER_{variable}: two have the same name: {', '.join(names)}")
-        changed = [name for name in ("max_tool_calling_iterations", "tool_timeout_s")
-                   if getattr(self, name) != _default(name)]  # fmt: skip
-        if changed and not self.has_episodes:
-            raise ValueError(
-                f"LEARNER_{changed[0].upper()} has no effect: set LEARNER_TOOLS or LEARNER_ENVIRONMENT"
-            )
+                raise ValueError(f"LEARNER_{variable}: two have one name: {', '.join(names)}")
+        for name in ("max_tool_calling_iterations", "tool_timeout_s"):
+            if getattr(self, name) != _default(name) and not self.has_episodes:
+                raise ValueError(f"LEARNER_{name.upper()} needs LEARNER_TOOLS or LEARNER_ENVIRONMENT")
         if self.has_episodes and self.overlong_prompts == "truncate":
             raise ValueError(
                 "LEARNER_OVERLONG_PROMPTS=truncate cuts a conversation, so no turn can be added: "

@@ -67,17 +67,21 @@ class Contract:
             check_numbers(f"the weight of reward {reward.name}", [reward.weight], HIGHEST_REWARD)
             check_plain(f"reward {reward.name}, option", reward.options)
             check_texts([reward.source], LONGEST_PATH)
+        self._check_episodes()
+        check_texts([self.model], LONGEST_PATH)
+        check_names("hash or dtype", [self.tokenizer_hash, self.dtype])
+        check_range("tokens_per_sequence", self.tokens_per_sequence, 0, 2 * LARGEST_INT32)
+        check_range("groups_per_step", self.groups_per_step, 1, LARGEST)
+        check_range("credit", self.credit, 1, LARGEST)
+
+    def _check_episodes(self) -> None:
+        """Raise MalformedMessage for names, paths or data of tools that no setting can have."""
         for code in (*self.episodes.tools, *self.episodes.environments):
             check_names("tool or environment", [code.name])
             check_texts([code.source], LONGEST_PATH)
         check_plain("schemas of the tools of", self.episodes.schemas)
         if self.chat is not None:
             check_plain("the chat template's variables", self.chat.variables)
-        check_texts([self.model], LONGEST_PATH)
-        check_names("hash or dtype", [self.tokenizer_hash, self.dtype])
-        check_range("tokens_per_sequence", self.tokens_per_sequence, 0, 2 * LARGEST_INT32)
-        check_range("groups_per_step", self.groups_per_step, 1, LARGEST)
-        check_range("credit", self.credit, 1, LARGEST)
 
     @property
     def reward_weights(self) -> dict[str, float]:

@@ -217,6 +217,11 @@ def test_where_the_answer_is(text: str, answer: str) -> None:
     assert final_answer(text) == answer
 
 
+def test_environment() -> None:
+    given = {"completions": ["a", "b"], "environment_reward": [0.5, None]}
+    assert REWARDS["environment"](**given) == [0.5, None]
+
+
 @pytest.mark.parametrize(
     ("text", "inside"),
     [

@@ -1,0 +1,297 @@
+"""Conversations with live episodes: their tokens are the engine's own, and their ends are named."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from penstock.actors.engine import Aborted
+from penstock.actors.rollout_groups import Conversations
+from penstock.actors.turns import TurnTemplate
+from penstock.common.config.settings import ActorSettings
+from penstock.common.episodes.pool import EpisodeFailed, EpisodePool
+from penstock.common.own_code import digest_of, find_code
+from penstock.common.wire.codec import decode, encode
+from penstock.common.wire.contract import ChatSpec, Contract
+from penstock.common.wire.episode_spec import EpisodeSpec, OwnCode
+from penstock.common.wire.messages import Group, Rollout, Sampling, Ticket, Version
+from penstock.common.wire.reward_spec import RewardSpec
+from penstock.common.wire.transcript import FAILED_TOOL
+from tests.actors.talking import (
+    CHATML,
+    HEADERS,
+    REWRITING,
+    WITH_TOOLS,
+    WORDS,
+    TalkingEngine,
+    call_of,
+    save_chat_tokenizer,
+)
+
+SOURCE = str(Path(__file__).with_name("tools_of_tests.py"))
+DIGEST = digest_of(find_code(SOURCE, "the tests"))
+ADD, WAIT, COUNTER = (OwnCode(name, SOURCE, DIGEST) for name in ("add", "wait", "Counter"))
+SCHEMA = {"type": "function", "function": {"name": "add", "parameters": {"a": "é", "b": "<|im_end|>"}}}
+SPEC = EpisodeSpec((ADD, WAIT), (), {"": [SCHEMA]}, 0, 20.0)
+WITH_COUNTER = replace(SPEC, environments=(COUNTER,), schemas={"Counter": [SCHEMA]})
+
+Converse = Callable[..., tuple[tuple[Rollout, ...], TalkingEngine]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("chat")
+    save_chat_tokenizer(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[dict[str, EpisodePool]]:
+    settings = ActorSettings(episode_workers=16)
+    found = {"": EpisodePool(settings, SPEC), "Counter": EpisodePool(settings, WITH_COUNTER)}
+    yield found
+    for pool in found.values():
+        pool.close()
+
+
+def make_contract(folder: Path, template: str, spec: EpisodeSpec, longest: int = 2000) -> Contract:
+    return Contract(
+        str(folder), "", "float32", longest, (RewardSpec("accuracy"),), True, 4, 8,
+        episodes=spec, chat=ChatSpec(template, {}, "Be brief."),
+    )  # fmt: skip
+
+
+def make_ticket(folder: Path, template: str, spec: EpisodeSpec, **changes: Any) -> Ticket:
+    """A ticket whose prompt the learner rendered by the template."""
+    columns = {"prompt": "What is 1+2?"} | changes.pop("columns", {})
+    turns = TurnTemplate(ChatSpec(template, {}, "Be brief."), folder)
+    ids = turns.prompt_ids(turns.messages_of(columns["prompt"]), spec.tools_of(columns))
+    values: dict[str, Any] = {
+        "id": "train:0", "purpose": "train", "prompt_ids": ids, "num_generations": 2,
+        "sampling": Sampling(1.0, 1.0, 0, 0.0, 1000, 7), "version": Version(1, 0), "min_step": 0,
+        "contract": "", "columns": columns,
+    }  # fmt: skip
+    return Ticket(**(values | changes))
+
+
+@pytest.fixture
+def converse(folder: Path, pools: dict[str, EpisodePool]) -> Converse:
+    """Hold the conversations of one ticket with an engine that writes `script`."""
+
+    def run(
+        script: list[str], template: str = CHATML, environment: str = "", max_turns: int = 0,
+        moving: bool = False, longest: int = 2000, **changes: Any,
+    ) -> tuple[tuple[Rollout, ...], TalkingEngine]:  # fmt: skip
+        spec = replace(WITH_COUNTER if environment else SPEC, max_turns=max_turns)
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        engine = TalkingEngine(tokenizer, script, moving)
+        ticket = make_ticket(folder, template, spec, **changes)
+        contract = make_contract(folder, template, spec, longest)
+
+        async def talk() -> tuple[Rollout, ...]:
+            groups = Conversations(engine, contract, folder, pools[environment], 16)
+            return await groups.generate("g", ticket)
+
+        found = asyncio.run(talk())
+        assert decode(encode(Group(ticket, found, "actor")), Group).rollouts[0].transcript
+        return found, engine
+
+    return run
+
+
+def requests_of(engine: TalkingEngine, index: int) -> list[tuple[list[int], list[int]]]:
+    """Prompt and completion of each turn of a conversation, as the engine had them."""
+    return [pair for name, pair in engine.asked.items() if re.fullmatch(rf"g#{index}\.\d+", name)]
+
+
+@pytest.mark.parametrize("template", [CHATML, WITH_TOOLS, HEADERS], ids=["smollm2", "qwen", "llama"])
+def test_the_tokens_are_those_of_the_engine(converse: Converse, folder: Path, template: str) -> None:
+    """What is trained is the engine's last prompt and completion, and each prompt goes on the last."""
+    random = np.random.default_rng(1)
+    for first in range(4):
+        script = [
+            " ".join(random.choice(WORDS, 6)) + call_of(a=first, b=int(turn))
+            for turn in random.integers(0, 99, size=3)
+        ]
+        rollouts, engine = converse([*script, "It is 3."], template, num_generations=17, moving=True)
+        for index, rollout in enumerate(rollouts):
+            turns = requests_of(engine, index)
+            assert len(turns) == 4
+            for (prompt, completion), (longer, _) in pairwise(turns):
+                assert longer[: len(prompt) + len(completion)] == prompt + completion
+            prompt, completion = turns[-1]
+            beginning = turns[0][0]
+            assert prompt + completion == beginning + rollout.token_ids.tolist()
+            sampled = [token for _, written in turns for token in written]
+            assert rollout.token_ids[rollout.mask].tolist() == sampled
+            assert [rollout.token_ids[one.start : one.end].tolist() for one in rollout.spans] == [
+                written for _, written in turns
+            ]
+            assert len({one.version for one in rollout.spans}) == 4
+            between = Tokenizer.from_file(str(folder / "tokenizer.json")).decode(
+                rollout.token_ids[~rollout.mask].tolist(), skip_special_tokens=False
+            )
+            assert between.count("assistant") == 3
+            assert rollout.finish_reason == "stop"
+
+
+def test_a_sampled_text_that_is_tokenized_again_would_be_another_one(
+    converse: Converse, folder: Path
+) -> None:
+    """The engine's tokens are odd ones, so the test above would notice a second tokenization."""
+    (rollout, *_), _ = converse([call_of(a=1, b=2), "It is 3."])
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    text = tokenizer.decode(rollout.token_ids.tolist(), skip_special_tokens=False)
+    assert tokenizer.encode(text, add_special_tokens=False).ids != rollout.token_ids.tolist()
+
+
+def test_a_template_that_rewrites_what_was_said_ends_the_conversation(converse: Converse) -> None:
+    rollouts, engine = converse([call_of(a=1, b=2), "It is 3."], REWRITING)
+    assert {rollout.finish_reason for rollout in rollouts} == {"template"}
+    assert all(rollout.mask.all() for rollout in rollouts)
+    assert len(engine.asked) == 2
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        CHATML.replace("<|im_end|>\n", "\n", 1),
+        CHATML + "{% if messages[-1].role == 'tool' %}{{ messages[-2].content | length }}{% endif %}",
+        CHATML.replace("{% if add", "{{ 'rewritten' if messages | length > 2 }}{% if add"),
+        "{% if messages[-1].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}" + CHATML,
+    ],
+    ids=["no end token", "depends on the text", "prompt rewritten", "raises"],
+)
+def test_where_exactness_is_not_proven_nothing_is_added(converse: Converse, template: str) -> None:
+    (rollout, *_), _ = converse([call_of(a=1, b=2), "It is 3."], template)
+    assert rollout.finish_reason == "template"
+    assert rollout.mask.all()
+
+
+def test_the_answers_of_tools_are_in_the_transcript(converse: Converse) -> None:
+    text = f"First {call_of(a=1, b=2)}{call_of('no_such')}{call_of(c=3)}<tool_call>[</tool_call>"
+    (rollout, *_), _ = converse([text, "It is 3."])
+    talk = rollout.transcript
+    assert talk is not None
+    roles = [message["role"] for message in talk.messages]
+    assert roles == ["assistant", "tool", "tool", "tool", "tool", "assistant"]
+    assert talk.messages[1] == {"role": "tool", "name": "add", "content": "3"}
+    assert "no tool 'no_such'" in talk.messages[2]["content"]
+    assert "unexpected keyword argument 'c'" in talk.messages[3]["content"]
+    assert "no JSON" in talk.messages[4]["content"]
+    assert [message.get(FAILED_TOOL, False) for message in talk.messages[1:5]] == [False, *[True] * 3]
+    assert (talk.turns, talk.tool_calls, talk.tool_failures) == (2, 4, 3)
+    assert (talk.reward, talk.failure) == (None, "")
+
+
+def test_the_ends_of_a_conversation_are_told_apart(converse: Converse) -> None:
+    always = [call_of(a=1, b=2)]
+    (rollout, *_), engine = converse(always, max_turns=2)
+    assert rollout.finish_reason == "turns"
+    assert len(requests_of(engine, 0)) == 3
+    assert rollout.mask[-1]
+    sampling = Sampling(1.0, 1.0, 0, 0.0, 150, 7)
+    (rollout, *_), engine = converse(always, sampling=sampling)
+    assert rollout.finish_reason == "length"
+    assert len(rollout.token_ids) <= 150
+    assert rollout.mask[-1], "an answer that leaves no room for a token is not added"
+    first = len(engine.asked["g#0.0"][0])
+    for turn in range(len(requests_of(engine, 0))):
+        name = f"g#0.{turn}"
+        assert len(engine.asked[name][0]) - first + engine.samplings[name].max_tokens == 150
+
+
+def test_turns_and_rollouts_have_seeds_of_their_own(converse: Converse) -> None:
+    _, engine = converse([call_of(a=1, b=2), call_of(a=1, b=2), "It is 3."])
+    assert len({sampling.seed for sampling in engine.samplings.values()}) == 6
+    _, again = converse([call_of(a=1, b=2), call_of(a=1, b=2), "It is 3."])
+    seeds = [{name: one.seed for name, one in each.samplings.items()} for each in (engine, again)]
+    assert seeds[0] == seeds[1]
+
+
+def test_an_environment_extends_the_prompt_and_gives_the_reward(
+    converse: Converse, folder: Path
+) -> None:
+    script = [call_of("up", by=2), call_of("up", by=3), "Done."]
+    rollouts, engine = converse(script, environment="Counter", columns={"start": 5})
+    for index, rollout in enumerate(rollouts):
+        assert rollout.transcript is not None
+        assert rollout.transcript.reward == 10.0, "each rollout has an environment of its own"
+        assert requests_of(engine, index)[0][0] == rollout.prompt_ids.tolist()
+        text = Tokenizer.from_file(str(folder / "tokenizer.json")).decode(rollout.prompt_ids.tolist())
+        assert "What is 1+2? It stands at 5." in text
+        assert rollout.transcript.messages[0]["content"] == " It stands at 5."
+    (rollout, *_), _ = converse(script, environment="Counter")
+    assert len(rollout.prompt_ids) == 0
+
+
+@pytest.mark.parametrize(
+    ("fails", "step"), [("reset", "reset"), ("tool", "tool up"), ("reward", "get_reward")]
+)
+def test_a_broken_environment_fails_the_attempt_and_names_the_step(
+    converse: Converse, fails: str, step: str
+) -> None:
+    with pytest.raises(EpisodeFailed, match=f"2 of 2 episodes broke: {step}"):
+        converse([call_of("up", by=1), "."], environment="Counter", columns={"fails": fails})
+
+
+def test_a_prompt_that_reset_makes_too_long_is_a_failure(converse: Converse) -> None:
+    with pytest.raises(EpisodeFailed, match="tokens with what reset returned, expected at most 10"):
+        converse(["."], environment="Counter", columns={"start": 5}, longest=1010)
+
+
+class OneHangs(TalkingEngine):
+    """Rollout 0 calls a tool that takes too long; the others end."""
+
+    def text_for(self, name: str) -> str:
+        hangs = name.startswith("g#0.")
+        return call_of("wait", seconds=60) if hangs else "It is 3."
+
+
+def test_one_broken_episode_leaves_the_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = replace(SPEC, step_timeout_s=0.5)
+    engine = OneHangs(Tokenizer.from_file(str(folder / "tokenizer.json")), [])
+    pool = EpisodePool(ActorSettings(episode_workers=4), spec)
+    ticket = make_ticket(folder, CHATML, spec, num_generations=4)
+
+    async def talk() -> tuple[Rollout, ...]:
+        groups = Conversations(engine, make_contract(folder, CHATML, spec), folder, pool, 4)
+        return await groups.generate("g", ticket)
+
+    try:
+        first, *others = asyncio.run(talk())
+    finally:
+        pool.close()
+    assert first.finish_reason == "environment"
+    assert first.failure == "tool wait took more than 0.5 s"
+    assert {rollout.failure for rollout in others} == {""}
+
+
+def test_an_aborted_group_samples_no_further_turn(folder: Path, pools: dict[str, EpisodePool]) -> None:
+    engine = TalkingEngine(
+        Tokenizer.from_file(str(folder / "tokenizer.json")), [call_of("wait", seconds=0.5), "."]
+    )
+    ticket = make_ticket(folder, CHATML, SPEC)
+
+    async def talk() -> None:
+        groups = Conversations(engine, make_contract(folder, CHATML, SPEC), folder, pools[""], 16)
+        task = asyncio.create_task(groups.generate("g", ticket))
+        while len(engine.asked) < 2 or not groups.waits_for_tools():
+            await asyncio.sleep(0.01)
+        assert groups.room() == 14
+        await groups.abort("g")
+        with pytest.raises(Aborted):
+            await task
+        assert groups.room() == 16
+
+    asyncio.run(asyncio.wait_for(talk(), 60))
+    assert len(engine.asked) == 2
