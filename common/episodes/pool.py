@@ -242,8 +242,10 @@ class Episode:
     def abandon(self) -> None:
         """End the episode soon, without waiting. A running step then raises EpisodeFailed."""
         self._session.hang_up()
-        with suppress(RuntimeError):  # a closed pool: the keepers end what is left with this process
+        try:
             self._pool.cleaners.submit(self.close)
+        except RuntimeError:  # the pool is closed
+            threading.Thread(target=self.close, daemon=True).start()
 
     def close(self) -> None:
         """End the episode, and wait until its process and all below it are killed. Twice is harmless."""

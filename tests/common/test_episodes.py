@@ -171,6 +171,19 @@ def test_the_step_is_named_while_it_runs(pool: EpisodePool) -> None:
         episode.call("nothing", {})
 
 
+def test_an_episode_outlives_its_pool_harmlessly() -> None:
+    before = processes()
+    pool = make_pool(spec("add"))
+    first, second = pool.begin({}), pool.begin({})
+    pool.close()
+    pool.close()
+    first.abandon()
+    second.close()
+    with pytest.raises(EpisodeFailed, match="tool add"):
+        second.call("add", {"a": 1})
+    wait_until(lambda: not processes() - before, "the processes to end")
+
+
 def test_a_row_names_one_of_several_environments(pool: EpisodePool) -> None:
     for row in ({"environment": "Nosuch"}, {}, {"environment": None}):
         with pytest.raises(EpisodeFailed, match="environment"):
