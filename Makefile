@@ -76,6 +76,7 @@ chaos: install
 # Valkey with TLS, in PATH or named by PENSTOCK_TLS_SERVER.
 nightly: install
 	$(BIN)/python -m tests.chaos --seed $(SEED)
+	$(BIN)/python -m tests.chaos --seed $(SEED) --environments --seconds 120
 	$(BIN)/python -m tests.crashes.matrix --alone --jobs 4
 	PROTOCOL_EXAMPLES=1000 $(BIN)/python -m pytest tests/common/test_protocol_machine.py
 	NIGHTLY=1 $(BIN)/python -m pytest tests/common/test_tls.py tests/e2e/test_secure_demo.py

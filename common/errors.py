@@ -14,7 +14,7 @@ class PenstockError(Exception):
     exit_code = 1
 
     def __init_subclass__(cls, exit_code: int | None = None) -> None:
-        """Set the exit code of a subclass, by default that of its base."""
+        """Set the exit code of a subclass to `exit_code`; None: that of its base."""
         cls.exit_code = exit_code or cls.exit_code
 
 
@@ -58,7 +58,10 @@ class DeadlineExceeded(PenstockError, exit_code=81):
 
 
 class NoSignal(PenstockError, exit_code=79):
-    """Too many groups in a row had no signal. `filtered`: verdicts of the groups with equal rewards."""
+    """Too many groups in a row had no signal. `text` is the error's message.
+
+    The attribute `filtered` has the verdicts of the groups with equal rewards, by default none.
+    """
 
     def __init__(self, text: str, filtered: Sequence[Any] = ()) -> None:
         super().__init__(text)

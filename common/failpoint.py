@@ -33,7 +33,11 @@ class Armed:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def pass_by(self, name: str) -> None:
-        """Count a passage of the named place. Send this process the signal if the passage is armed."""
+        """Count a passage of the place `name`; another place has no effect.
+
+        At the armed passage, send this process the signal and create the file `fired`, if one is given.
+        If that file exists already, send nothing.
+        """
         if name != self.name:
             return
         with self.lock:
@@ -49,7 +53,10 @@ _armed: Armed | None = None
 
 
 def failpoint(name: str) -> None:
-    """Mark a place. At the passage that a test armed, the process gets the armed signal here."""
+    """Mark the place `name`. At the passage that a test armed, the process gets the armed signal here.
+
+    Without an armed place, or with another one armed, nothing happens.
+    """
     if _armed is not None:
         _armed.pass_by(name)
 
@@ -61,9 +68,11 @@ def arm(armed: Armed | None) -> None:
 
 
 def _from_environment() -> Armed | None:
-    """Return the place that PENSTOCK_FAILPOINT names, or None. Exit with code 78 for a malformed value.
+    """Return the place that PENSTOCK_FAILPOINT names, None if it is unset or empty.
 
-    This runs at import, where no caller can catch an error.
+    PENSTOCK_FAILPOINT_FIRED, if set, is the place's file `fired`. For a malformed value print the
+    mistake on standard error and exit with code 78: this runs at import, where no caller can catch an
+    error.
     """
     text = os.environ.get("PENSTOCK_FAILPOINT", "")
     name, colon, passage = text.partition(":")

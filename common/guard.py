@@ -31,8 +31,9 @@ _LAST_CHECKS = (0.0, 0.2)
 def guard_children() -> None:
     """Start a guard, which kills every later descendant of this process once this process has ended.
 
-    The guard runs from its file with -P: a folder in the working directory or on PYTHONPATH that has the
-    guard's name would be run instead, and the children would live on silently. Set PENSTOCK_GUARD.
+    The environment of this process gets PENSTOCK_GUARD, a random mark for all its descendants. The guard
+    runs from its file with -P: a folder in the working directory or on PYTHONPATH that has the guard's
+    name would be run instead, and the children would live on silently.
     """
     os.environ[MARK] = uuid.uuid4().hex
     command = [sys.executable, "-P", __file__, _NAME, str(os.getpid())]
@@ -40,7 +41,11 @@ def guard_children() -> None:
 
 
 def _watch(pid: int) -> None:
-    """Wait until the parent `pid` has ended, then kill what it left. Exit at once if MARK is not set."""
+    """Wait until the parent `pid` has ended, then kill the processes that it left, guards excepted.
+
+    These are its descendants that were seen, once per second, and those with its mark, which are
+    searched for at once and 0.2 s later. Exit at once, with a message, if MARK is not set.
+    """
     if MARK not in os.environ:
         sys.exit(f"guard: the variable {MARK} is not set; a guard is started by guard_children() alone")
     seen, gone = set[psutil.Process](), False
@@ -58,7 +63,11 @@ def _watch(pid: int) -> None:
 
 
 def below(pid: int) -> list[int]:
-    """Return the ids of all processes below this one."""
+    """Return the ids of all descendants of the process `pid`: children, their children, and so on.
+
+    A process without descendants, or that has ended, gives []. Where the system has no lists of
+    children, a process that has ended raises psutil.NoSuchProcess.
+    """
     if not os.path.exists("/proc/thread-self/children"):  # these lists spare reading all of /proc
         return [child.pid for child in psutil.Process(pid).children(recursive=True)]
     found: list[int] = []
@@ -82,7 +91,10 @@ def _is_marked(process: psutil.Process) -> bool:
 
 
 def _kill(processes: Iterable[psutil.Process]) -> None:
-    """Kill these processes if possible, except guards: each has to kill its own role's children."""
+    """Send SIGKILL to these processes, except guards: each has to kill its own role's children.
+
+    A process that has ended or belongs to another user is left out without an error.
+    """
     for process in processes:
         with contextlib.suppress(psutil.Error):
             if _NAME not in process.cmdline():

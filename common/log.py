@@ -15,7 +15,11 @@ _LINE = 135
 
 
 def configure_logs(role: str, form: Literal["text", "json"]) -> None:
-    """Send the process's log lines to standard error, from level info on. JSON lines name the role."""
+    """Send this process's log lines to standard error, from level info on, as "text" or "json" (`form`).
+
+    Passwords are hidden in both. Lines of JSON have the field `role`; lines of text do not name the
+    role.
+    """
     renderer: Processor = (
         structlog.processors.JSONRenderer()
         if form == "json"
@@ -39,9 +43,10 @@ def configure_logs(role: str, form: Literal["text", "json"]) -> None:
 
 
 def _escape(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Return the event with all texts escaped: others wrote some of them. JSON needs no escapes.
+    """Return the event with the unprintable letters of its names and values escaped, line ends too.
 
-    Only a traceback keeps its line ends, and its lines are indented.
+    Only a traceback keeps its line ends, and its lines are indented. A printable value keeps its type.
+    This is for lines of text: others wrote some of these texts. JSON needs no escapes.
     """
     found: EventDict = {}
     for name, value in event.items():
@@ -54,7 +59,10 @@ def _escape(_logger: object, _method: str, event: EventDict) -> EventDict:
 
 
 def _hide(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Return the event with the passwords in its values hidden."""
+    """Return the event with the passwords in its values as ***, as `hide_passwords` does.
+
+    A value that is no text becomes its repr() if a password is in it, else stays as it is.
+    """
     found: EventDict = {}
     for name, value in event.items():
         text = value if isinstance(value, str) else repr(value)
@@ -64,10 +72,16 @@ def _hide(_logger: object, _method: str, event: EventDict) -> EventDict:
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
-    """Return a logger. Its methods (info, warning, ...) take an event and the event's fields."""
+    """Return a logger. Its methods (info, warning, ...) take an event and the event's fields.
+
+    The lines do not have `name`.
+    """
     return cast(FilteringBoundLogger, structlog.get_logger(name))
 
 
 def shorten(sentence: str) -> str:
-    """Return the sentence, cut at a word so that its log line has at most 160 letters."""
+    """Return a sentence cut at a word to at most 135 letters; a cut sentence ends in " ...".
+
+    Its log line then has at most 160 letters. Line ends and runs of spaces become one space.
+    """
     return textwrap.shorten(sentence, _LINE, placeholder=" ...")

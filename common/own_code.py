@@ -21,11 +21,14 @@ class KeptLoader(SourceFileLoader):
     """Loads a module from KEPT, or from its file if the source is not there."""
 
     def get_data(self, path: str) -> bytes:
-        """Return the bytes of a file. Raise OSError if it is not kept and cannot be read."""
+        """Return the bytes of the file `path`, from KEPT or the disk. Raise OSError if in neither."""
         return KEPT[path] if path in KEPT else super().get_data(path)
 
     def path_stats(self, path: str) -> dict[str, float]:
-        """Raise OSError for a kept source, so that no compiled file is looked for."""
+        """Return time and size of the file `path`. Raise OSError if its source is in KEPT.
+
+        Python then looks for no compiled file.
+        """
         if path in KEPT:
             raise OSError(f"{path} was read beforehand: it has no times of a file")
         return dict(super().path_stats(path))
@@ -43,10 +46,11 @@ def split_source(asked: str) -> tuple[str, str]:
 
 
 def find_code(source: str, setting: str) -> ModuleSpec:
-    """Return where the code of a source is: a file, or a module that can be imported here.
+    """Return where the code of a source is: a file *.py, or a module that can be imported here.
 
     No code is run, not even that of the packages around a module. `setting`, such as
-    "LEARNER_REWARDS=short.py:short", begins the text of errors. Raise ConfigError without such code.
+    "LEARNER_REWARDS=short.py:short", begins the text of errors. Raise ConfigError if the file or module
+    is not there, or is a package without code of its own.
     """
     found: ModuleSpec | None = None
     if source.endswith(".py"):
@@ -67,10 +71,11 @@ def find_code(source: str, setting: str) -> ModuleSpec:
 
 
 def find_module(name: str, folders: list[str] | None, finders: Sequence[Any]) -> ModuleSpec | None:
-    """Return where a module is, in these folders or, for None, where imports search.
+    """Return where the module `name`, such as "pkg.mod", is, without importing anything.
 
-    Each of `finders` is asked in turn, for example sys.meta_path. Nothing is imported. Return None if
-    the module is not found, or cannot be searched for.
+    The search is in `folders`, None: where imports search. Each of `finders`, for example sys.meta_path,
+    is asked in turn. For a name with a dot, a folder `mod` in `folders` that no finder knows counts too,
+    as a package without loader. Return None if the module is not found, or cannot be searched for.
     """
     try:
         found = next(filter(None, (finder.find_spec(name, folders) for finder in finders)), None)
@@ -85,7 +90,10 @@ def find_module(name: str, folders: list[str] | None, finders: Sequence[Any]) ->
 
 
 def name_of_file(path: Path) -> str:
-    """Return the name of the module that a file becomes."""
+    """Return the name of the module that a file becomes: penstock_own_ and 12 hexadecimal digits.
+
+    The digits are those of the path's SHA-256, so the same path gives the same name.
+    """
     return f"penstock_own_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
 
 
@@ -95,12 +103,15 @@ def _is_there(path: Path) -> bool:
 
 
 def path_of(code: ModuleSpec) -> Path:
-    """Return the file that holds the code."""
+    """Return the path of the file that holds the code, as `find_code` found it."""
     return Path(str(code.origin))
 
 
 def digest_of(code: ModuleSpec) -> str:
-    """Return the SHA-256 of the code's file, in hexadecimal. Raise OSError if it cannot be read."""
+    """Return the SHA-256, in hexadecimal, of the code's source: of KEPT or else of its file.
+
+    Raise OSError if the file cannot be read.
+    """
     path = path_of(code)
     return hashlib.sha256(KEPT.get(str(path)) or path.read_bytes()).hexdigest()
 
@@ -108,8 +119,9 @@ def digest_of(code: ModuleSpec) -> str:
 def import_code(code: ModuleSpec) -> ModuleType:
     """Run the code, after the packages around it, and return its module. Raise what they raise.
 
-    For code in a file, modules beside it come first in imports, as when Python runs the file itself:
-    `common` in `from common import helper` is the folder beside the file, whatever else has that name.
+    The module is stored in sys.modules. For code in a file, the file's folder is put first in sys.path
+    and stays there, as when Python runs the file itself: `common` in `from common import helper` is the
+    folder beside the file, whatever else has that name.
     """
     folder = str(path_of(code).parent)
     if code.name.startswith("penstock_own_") and folder not in sys.path:
@@ -124,5 +136,5 @@ def import_code(code: ModuleSpec) -> ModuleType:
 
 
 def public_names(module: ModuleType) -> str:
-    """Return a module's names without a leading underscore, separated by commas."""
+    """Return a module's names without a leading underscore, sorted, separated by commas; "" for none."""
     return ", ".join(name for name in dir(module) if not name.startswith("_"))

@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 class Phases:
     """The phase that a process is in, and the seconds that a step spent in each phase.
 
-    `name` is the present phase. `progress` grows when a phase begins, ends or polls: a process whose
-    `progress` stays the same hangs. `trace` opens a profiler's range with the phase's name, such as
-    `torch.profiler.record_function`.
+    `name` is the present phase, at first "starting". `progress` grows when a phase begins, ends or
+    polls: a process whose `progress` stays the same hangs. `trace` opens a profiler's range with the
+    phase's name, such as `torch.profiler.record_function`.
 
-    Example: a step that enters "making an Update" for 2 s and later for 1 s has
-    `seconds("making an Update") == 3.0`.
+    Example: a step that enters "making an Update" for 2 s and later for 1 s has `seconds("making an
+    Update") == 3.0`.
     """
 
     def __init__(self, trace: Callable[[str], AbstractContextManager[object]] = nullcontext) -> None:
@@ -26,9 +26,10 @@ class Phases:
 
     @contextmanager
     def enter(self, name: str) -> Iterator[None]:
-        """Be in a phase during the block, then in the previous phase again.
+        """Be in the phase `name` during the block, then in the previous phase again; count the seconds.
 
-        The seconds of a phase within another phase count for both. A phase within itself counts once.
+        `progress` grows at the beginning and the end. The seconds of a phase within another phase count
+        for both. A phase within itself counts once: the inner block changes only `progress`, by 1.
         """
         self.poll()
         if name == self.name:
@@ -45,7 +46,7 @@ class Phases:
             self.poll()
 
     def poll(self) -> None:
-        """Note that the phase makes progress: a wait calls this at each poll."""
+        """Note that the phase makes progress: `progress` grows by 1. A wait calls this at each poll."""
         self.progress += 1
 
     def begin_step(self) -> None:
@@ -54,10 +55,13 @@ class Phases:
         self._step_began = time.monotonic()
 
     def seconds(self, name: str) -> float:
-        """Return the seconds that the step has spent in a phase, without one that has not ended."""
+        """Return the seconds that the step has spent in the phase `name`, 0 if it was not entered.
+
+        A phase counts when it ends: the present one is not in the sum yet.
+        """
         return self._seconds.get(name, 0.0)
 
     @property
     def step_s(self) -> float:
-        """Seconds since the step began."""
+        """Seconds since the last `begin_step`, or since this object was created if there was none."""
         return time.monotonic() - self._step_began

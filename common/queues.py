@@ -29,17 +29,21 @@ class QueueCommand(RunCommand, ResultCommand):
     role = "queues"
 
     def work(self) -> int:
-        """Ask, print, and return the exit code. Raise ConfigError, ServerUnavailable, or as `read`."""
+        """Connect to REDIS_URL or the server that `penstock up` started, and return as `ask` does.
+
+        Raise ConfigError for no server or one that cannot be used, ServerUnavailable if the server does
+        not answer within RUN_CONNECT_TIMEOUT_S, or what `ask` raises.
+        """
         limit_s = self.run.connect_timeout_s
         url = self.redis_url or started_server(self.run.folder)
         return self.ask(Connection(url, limit_s, limit_s, allow_open=self.run.allow_open_server))
 
     def ask(self, connection: Connection) -> int:
-        """Print what the server knows of the run; return the exit code. Raise what `read` raises."""
+        """Print what `read` returns about the run; return its exit code. Raise what `read` raises."""
         return self.show(self.read(connection))
 
     def read(self, connection: Connection) -> Result:
-        """Return what the server knows of the run. Raise RunNotReady if it has no such run."""
+        """Return what the server knows of the run. Raise RunNotReady without it. Abstract here."""
         raise NotImplementedError
 
 
@@ -47,7 +51,10 @@ class Status(QueueCommand):
     """Print the run's state, its streams with their consumers, its credit and its totals."""
 
     def read(self, connection: Connection) -> Result:
-        """Return the status of the run. Raise RunNotReady without the run, or as read_status does."""
+        """Return the status of the run as text and as one object. Raise RunNotReady without the run.
+
+        Raise MalformedMessage if the run's contract cannot be read.
+        """
         found = read_status(connection, self.run.name)
         return Result(format_status(found), [asdict(found)])
 
@@ -56,7 +63,10 @@ class Watch(Status):
     """Print the status again every second until Ctrl-C."""
 
     def ask(self, connection: Connection) -> int:
-        """Print the status each second, redrawn on a terminal; return 0 on Ctrl-C. Raise as `read`."""
+        """Print the status each second; return 0 on Ctrl-C. Raise what `read` raises.
+
+        On a terminal the screen is cleared before each status, unless --json is given.
+        """
         try:
             while True:
                 if sys.stdout.isatty() and not self.as_json:
@@ -71,7 +81,7 @@ class Audit(QueueCommand):
     """Check that every ticket issued has ended or is in flight. The exit code is 1 if not."""
 
     def read(self, connection: Connection) -> Result:
-        """Return the audit, with exit code 1 if it has faults. Raise the errors of `read_audit`."""
+        """Return the audit, with exit code 1 for faults, else 0. Raise RunNotReady without the run."""
         found = read_audit(connection, self.run.name)
         row = asdict(found) | {"faults": found.faults}
         return Result(format_audit(found), [row], 1 if found.faults else 0)
@@ -81,7 +91,10 @@ class Dead(QueueCommand):
     """Print the newest tickets that failed too often, each with the reason."""
 
     def read(self, connection: Connection) -> Result:
-        """Return the newest dead tickets, at most 50. Raise RunNotReady without the run."""
+        """Return the newest dead tickets, newest first and at most 50, each with its reason.
+
+        The text is "none" if there is no dead ticket. Raise RunNotReady without the run.
+        """
         found = read_dead(connection, self.run.name, _DEAD_SHOWN)
         text = "\n".join(one_line(f"{ticket:<24}{reason}") for ticket, reason in found) or "none"
         return Result(text, [{"ticket": ticket, "reason": reason} for ticket, reason in found])
@@ -93,7 +106,10 @@ class Discard(QueueCommand):
     yes: CliToggleFlag[bool] = Field(False, description="confirm: work in flight is deleted too")
 
     def read(self, connection: Connection) -> Result:
-        """Delete the run's keys and return how many, 0 without a run. Raise ConfigError if not --yes."""
+        """Delete all keys of the run on the server and return how many there were, 0 without such a run.
+
+        Nothing else is deleted. Raise ConfigError, with nothing deleted, if --yes is not given.
+        """
         run, server = self.run.name, connection.address
         if not self.yes:
             raise ConfigError(
@@ -114,7 +130,11 @@ class Acl(QueueCommand):
     out: Path | None = Field(None, description="folder for the files; by default queue/users of the run")
 
     def ask(self, connection: Connection) -> int:
-        """Write users and files, print the files; return 0. Raise as `write_users` does."""
+        """Write a user and a file for each role with `write_users`, print the paths, and return 0.
+
+        The files are in `out`, by default queue/users of the run's folder. A line warns if the server
+        has not stored its users and forgets them when it ends. Raise as `write_users` does.
+        """
         url = self.redis_url or started_server(self.run.folder)
         folder = self.out or default_folder(self.run.folder)
         users, saved = write_users(connection, url, self.run.name, folder)

@@ -13,14 +13,18 @@ Rewards = Mapping[str, Sequence[float | None]]
 
 
 def first_scored(rewards: Rewards) -> int:
-    """Return the index of the first rollout that has a reward, 0 if none has."""
+    """Return the index of the first rollout that has at least one reward, 0 if none has.
+
+    `rewards` has by reward name one value per rollout; None: the rollout has no such reward.
+    """
     rows = zip(*rewards.values(), strict=True)
     return next((index for index, row in enumerate(rows) if any(v is not None for v in row)), 0)
 
 
 def total_rewards(rewards: Rewards, weights: Mapping[str, float]) -> np.ndarray:
-    """Return each rollout's weighted sum of rewards, (G,) float64. None counts as 0; only None is NaN.
+    """Return each rollout's sum of its rewards times `weights`, which are by reward name; (G,) float64.
 
+    A reward that is None counts as 0. A rollout of which all rewards are None has NaN.
     Example:
         >>> rewards = {"accuracy": [1.0, None], "format": [1.0, None]}
         >>> total_rewards(rewards, {"accuracy": 1.0, "format": 0.5})
@@ -34,9 +38,10 @@ def total_rewards(rewards: Rewards, weights: Mapping[str, float]) -> np.ndarray:
 
 
 def group_totals(rewards: Rewards, weights: Mapping[str, float], aggregation: Aggregation) -> np.ndarray:
-    """Return the totals (G,) of which advantages are made. NaN is a rollout without any reward.
+    """Return the totals (G,) from which advantages are computed; NaN is a rollout without any reward.
 
-    These are `total_rewards`, with normalize_then_sum of the normalized rewards.
+    With `aggregation` "sum_then_normalize" these are the `total_rewards`, with "normalize_then_sum"
+    those of the normalized rewards.
     """
     if aggregation == "normalize_then_sum":
         rewards = normalize_rewards(rewards)
@@ -55,7 +60,10 @@ def normalize_rewards(rewards: Rewards) -> dict[str, list[float | None]]:
 
 
 def _normalize(values: Sequence[float | None]) -> list[float | None]:
-    """Return (value - mean) / (standard deviation + 1e-4) of a group's values; None stays None."""
+    """Return (value - mean) / (standard deviation + 1e-4) of a group's values; None stays None.
+
+    The standard deviation is unbiased, and 0 for a single value, which becomes 0.
+    """
     present = [value for value in values if value is not None]
     mean = np.mean(present) if present else 0.0
     spread = np.std(present, ddof=1) if len(present) > 1 else 0.0

@@ -14,7 +14,11 @@ from penstock.common.guard import guard_children
 
 
 def begin_role() -> threading.Event:
-    """Start a guard that kills child processes once this one has ended; return stop_on_signals()."""
+    """Start a guard that kills child processes once this process has ended, and return an event.
+
+    The event is that of `stop_on_signals`: the first SIGINT or SIGTERM sets it, the second ends the
+    process.
+    """
     guard_children()
     return stop_on_signals()
 
@@ -22,7 +26,8 @@ def begin_role() -> threading.Event:
 def stop_on_signals() -> threading.Event:
     """Return an event that the first SIGINT or SIGTERM sets: the role's loop finishes the work it holds.
 
-    The second signal ends the process at once. Raise ValueError outside of the main thread.
+    The second signal ends the process at once, with exit code 128 + the signal's number. Both handlers
+    replace those before. Raise ValueError outside of the main thread.
     """
     stopping = threading.Event()
 
@@ -38,7 +43,7 @@ def stop_on_signals() -> threading.Event:
 
 
 def connect(redis_url: str, run: RunSettings, stopping: threading.Event) -> Connection:
-    """Return a connection to REDIS_URL, or to the server that `penstock up` started for the run.
+    """Return a connection to `redis_url` or, if that is "", to the run's server by `penstock up`.
 
     When the server is lost, the connection retries until RUN_SERVER_TIMEOUT_S is over or `stopping` is
     set. Raise ConfigError for no server or one that cannot be used, ServerUnavailable for no answer.

@@ -13,13 +13,14 @@ _PASSWORD = re.compile(r"((?:password|passwd|secret|token|api_?key)=)[^\s&]+", r
 
 
 def as_text(value: Any) -> str:
-    """Return a text unchanged, and any other value as JSON."""
+    """Return a text unchanged, and any other value as JSON, by str() where JSON has no form for it."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def short(value: object, letters: int = 200) -> str:
-    """Return the text of an error or value of unknown origin, cut to so many letters.
+    """Return the text of an error or value of unknown origin, cut to at most `letters` letters.
 
+    A cut text ends in "..."; lone surrogates are escaped.
     Example:
         >>> short("a" * 10, letters=6)
         'aaa...'
@@ -39,8 +40,9 @@ def encodable(text: str) -> str:
 
 
 def hide_passwords(text: str) -> str:
-    """Return the text with the logins of URLs, and the values of `password=` and the like, as `***`.
+    """Return the text with the logins of URLs as `***`, and the values of `password=` and the like too.
 
+    The like are passwd, secret, token, api_key and apikey, in any case.
     Example:
         >>> hide_passwords("redis://me:secret@host/0 and http://host?password=secret")
         'redis://***@host/0 and http://host?password=***'
@@ -51,9 +53,10 @@ def hide_passwords(text: str) -> str:
 
 
 def _hide_login(word: re.Match[str]) -> str:
-    """Return a word with the login of a URL in it as `***`. Takes time in proportion to its length.
+    """Return a word with the login of a URL in it, up to the last `@`, as `***`; another word unchanged.
 
-    A URL that was taken for a path has one slash.
+    A URL that was taken for a path has one slash. USER:PASSWORD@HOST in a text about the form of URLs
+    stays. Takes time in proportion to the word's length.
     """
     scheme, mark, rest = word[0].partition(":/")
     _, at, place = rest.rpartition("@")

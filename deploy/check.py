@@ -43,9 +43,9 @@ class Check(ResultCommand):
     def execute(self) -> int:
         """Start `learner --dry-run` and `rewarder --check`, print what they find; return an exit code.
 
-        It is the learner's or the rewarder's if one fails, which then has printed its error, 78 if a
-        reward cannot be used, 65 if too many gold answers cannot be read, else 0. Raise ConfigError for
-        wrong variables of any role, DeadlineExceeded if one takes over an hour, PenstockError if killed.
+        A role that fails prints its error, and its code is returned; else 78 if a reward cannot be used,
+        65 if too many gold answers cannot be read, or 0. Raise ConfigError for wrong variables of any
+        role, DeadlineExceeded if one takes over an hour, PenstockError if killed.
         """
         self._check_settings()
         guard_children()
@@ -62,7 +62,7 @@ class Check(ResultCommand):
             return self.show(self.joined(_objects(plan), _objects(verdict)[-1]))
 
     def _check_settings(self) -> None:
-        """Raise ConfigError with the mistakes in the variables of all roles, each once."""
+        """Raise ConfigError with the mistakes in the variables of all roles, one per line, each once."""
         mistakes: list[str] = []
         for role in (LearnerCommand, ActorCommand, RewarderCommand):
             try:
@@ -73,9 +73,10 @@ class Check(ResultCommand):
             raise ConfigError("\n".join(dict.fromkeys(mistakes)))
 
     def _run(self, command: Sequence[str], source: IO[bytes] | None, target: IO[bytes]) -> int:
-        """Run a role's command from a file to a file; return its exit code.
+        """Run `command`, a role's name and its flags, with --env-file if set; return its exit code.
 
-        Raise DeadlineExceeded if it takes too long, PenstockError if it is killed.
+        The output is written to `target`, the input is `source`, empty for None. Raise DeadlineExceeded
+        if the command takes over an hour, PenstockError if a signal killed it.
         """
         role, *flags = command
         given = ["--env-file", str(self.env_file)] if self.env_file else []
@@ -95,7 +96,13 @@ class Check(ResultCommand):
         return code
 
     def joined(self, plan: Sequence[dict[str, Any]], verdict: dict[str, Any]) -> Result:
-        """Return what both processes found, and the exit code."""
+        """Return what both processes found, as text and as one object, and the exit code.
+
+        `plan` has the objects that the learner printed: its contract, and the rows to show. `verdict` is
+        the rewarder's object: what rewards get of each row, gold answers per data set, and by reward why
+        it cannot be used, "" if it can. The code is 78 if a reward cannot be used, 65 if over 20% of a
+        data set's gold answers cannot be read (never with --accept-unreadable-golds), else 0.
+        """
         contract = next(line["contract"] for line in plan if "contract" in line)
         rows = [line["row"] for line in plan if "row" in line]
         lines = [f"{name:<30}{value}" for name, value in contract["figures"].items()]
@@ -118,12 +125,19 @@ class Check(ResultCommand):
 
 
 def _objects(lines: IO[bytes]) -> list[dict[str, Any]]:
-    """Return the JSON objects among the lines of a role's output; a library may print others."""
+    """Return the JSON objects among the lines of a role's output, in order; a library may print others.
+
+    An object's line begins with `{"`; other lines are left out.
+    """
     return [json.loads(line) for line in lines if line.startswith(b'{"')]
 
 
 def _row_lines(row: dict[str, Any], seen: dict[str, Any]) -> list[str]:
-    """Return the lines that show a row: its prompt, the gold answer, and what rewards get."""
+    """Return the lines that show a row: its prompt, the gold answer, and the columns that rewards get.
+
+    `row` is the learner's object about the row, `seen` the rewarder's. The gold answer, and how it is
+    read or why it cannot be, is left out if the row has none or no reward reads it. Long texts are cut.
+    """
     lines = [f"{row['where']}: prompt of {row['tokens']} tokens", f"  {row['prompt'][:SHOWN]}"]
     if "solution" in row["columns"] and (seen["read"] or seen["why"]):
         read = f"read as {seen['read']}" if seen["read"] else f"cannot be read: {seen['why']}"
@@ -133,9 +147,10 @@ def _row_lines(row: dict[str, Any], seen: dict[str, Any]) -> list[str]:
 
 
 def _judgement(data: dict[str, Any], limit: float) -> dict[str, Any]:
-    """Return which share of a data set's gold answers cannot be read, and what that is.
+    """Return which share of a data set's gold answers cannot be read, and how bad that is.
 
-    The level is "error" above the share `limit`, "warning" above 1%, else "".
+    `data` has the number "golds" and the list "unreadable". The result is {"share": ..., "level": ...}:
+    the level is "error" above the share `limit`, "warning" above 1%, else "".
     """
     share = len(data["unreadable"]) / data["golds"]
     level = "error" if share > limit else "warning" if share > _WARN_SHARE else ""
@@ -143,7 +158,12 @@ def _judgement(data: dict[str, Any], limit: float) -> dict[str, Any]:
 
 
 def _gold_lines(name: str, data: dict[str, Any]) -> list[str]:
-    """Return the lines on a data set's gold answers: how many cannot be read, the first ten, and why."""
+    """Return lines on the gold answers of the data set `name` that cannot be read.
+
+    The first line has their number and share of all, after the level if there is one. The first ten have
+    a line each, with the place, why the answer cannot be read, and its text. A last line has the number
+    of those beyond ten. `data` is the rewarder's object about the data set, and that of `_judgement`.
+    """
     bad = data["unreadable"]
     level = f"{data['level']}: " if data["level"] else ""
     counts = f"{len(bad)} of {data['golds']} gold answers cannot be read ({data['share']:.1%})"

@@ -42,7 +42,9 @@ class Service:
 class Child:
     """One process of a service, which may be started many times. `wanted`: start it again when it ends.
 
-    The supervisor sets `failures` (in a row) and `due_at` (the time of the next start).
+    The name is that of `service` and `number`, such as "actor.2". `report` is called with each start and
+    line of output. The supervisor sets `failures` (in a row) and `due_at` (the time of the next start);
+    `lived_s` has the seconds from start to end of the last process. Creating a child starts nothing.
     """
 
     def __init__(self, service: Service, number: int, report: Callable[[Report], None]) -> None:
@@ -64,12 +66,16 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Process id, or None while no process runs. Safe in any thread."""
+        """Process id, or None unless `running`. Safe in any thread."""
         process = self._process
         return process.pid if process is not None else None
 
     def start(self, environment: Mapping[str, str]) -> None:
-        """Start the process in a session of its own; report its output. Raise OSError if that fails."""
+        """Start the process in a session of its own with the variables `environment`; report its start.
+
+        Each line of standard output and error is reported from a thread. Raise OSError if the start
+        fails.
+        """
         self._process = subprocess.Popen(
             self.service.command, env=dict(environment), start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -82,7 +88,8 @@ class Child:
     def reap(self) -> int | None:
         """Return the exit code (-9: killed by signal 9) once the process has ended, else None.
 
-        The code is returned one time. The rest of the process's group is then killed, and `lived_s` set.
+        The code is returned one time, later calls return None, as without a process. The rest of the
+        process's group is killed when the code is returned, and `lived_s` set.
         """
         if self._process is None or (code := self._process.poll()) is None:
             return None
@@ -94,7 +101,7 @@ class Child:
         return code
 
     def terminate(self) -> None:
-        """Send SIGTERM to the process alone: it ends its own children.
+        """Send SIGTERM to the process alone: it ends its own children. Without a process, do nothing.
 
         A process stopped by SIGSTOP is continued, because it would not handle SIGTERM.
         """
@@ -103,13 +110,13 @@ class Child:
             self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Send SIGKILL to the process and its group."""
+        """Send SIGKILL to the process and its group. Do nothing if there is none, or no right to it."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _report_output(self, process: subprocess.Popen[bytes]) -> None:
-        """Report each line of the output until it ends; runs in a thread."""
+        """Report each line of the process's output until the output ends; runs in a thread."""
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
@@ -123,7 +130,11 @@ def _shown(line: bytes) -> str:
 
 
 def describe_end(code: int) -> str:
-    """Return how a process ended, such as `Ended with exit code 70` or `Killed by SIGKILL`."""
+    """Return how a process with this exit code ended; a negative one is the number of a signal.
+
+    Examples: `Ended with exit code 70`, `Killed by SIGKILL` for -9, `Killed by signal 99` for an unknown
+    one.
+    """
     names = {number.value: number.name for number in signal.Signals}
     return (
         f"Ended with exit code {code}"

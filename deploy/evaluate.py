@@ -41,7 +41,7 @@ class Evaluate(ResultCommand):
     rewards: str | None = Field(None, description="the first one decides whether an answer is right")
 
     def execute(self) -> int:
-        """Evaluate and print the figures. Return the run's exit code, 1 if it was stopped early.
+        """Evaluate and print the figures. Return the run's exit code, 1 if it was stopped early, else 0.
 
         Sets the flags as variables of this process. With --json the processes' lines go to standard
         error. Raise ConfigError if the run exists already, or as Up.run does.
@@ -65,7 +65,11 @@ class Evaluate(ResultCommand):
 
 
 def read_results(path: Path) -> Result:
-    """Return the figures of an evaluation, in text one per line. Raise ConfigError if it is damaged."""
+    """Return the figures of an evaluation: as text one per line, and as one object.
+
+    `path` is the file with the results in the run's folder. Names lose their "eval/", and the step is
+    left out. The text ends with where results and answers are. Raise ConfigError if the file is damaged.
+    """
     with reading(path, "Remove the run's folder and evaluate again"):
         found = parse_json(path.read_bytes())
         figures = {name.removeprefix("eval/"): value for name, value in found.items() if name != "step"}

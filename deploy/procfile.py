@@ -12,9 +12,10 @@ _LINE = re.compile(r"(?P<name>[A-Za-z0-9_-]+)\s*:\s*(?P<command>\S.*)")
 
 
 def read_procfile(path: Path | None) -> dict[str, str]:
-    """Return the commands of a Procfile by name; without a path, of ./Procfile or the shipped one.
+    """Return the commands of the Procfile `path` by name, in order.
 
-    Raise ConfigError if the file is missing or malformed.
+    None is ./Procfile or, if there is no such file, the shipped one. Raise ConfigError if the file is
+    missing or malformed.
     """
     path = path or (Path("Procfile") if Path("Procfile").is_file() else SHIPPED)
     if not path.is_file():
@@ -23,7 +24,11 @@ def read_procfile(path: Path | None) -> dict[str, str]:
 
 
 def parse(text: str, source: str) -> dict[str, str]:
-    """Return commands by name, in order. Raise ConfigError for a bad line, a name twice, or no line."""
+    """Return the commands of a Procfile's `text` by name, in order. `source` is its name in errors.
+
+    Empty lines and lines that begin with # are left out. Raise ConfigError for a line that is not `name:
+    command`, a name that is there twice, or no command at all.
+    """
     commands: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):

@@ -45,7 +45,11 @@ class Replay(ResultCommand):
     out: Path | None = Field(None, description="folder for model and metrics; by default FOLDER/replay")
 
     def execute(self) -> int:
-        """Replay in a child process, print the comparison. Return the exit code of that process."""
+        """Replay in a child process, print the comparison, return 0. Return the exit code if that fails.
+
+        Model and metrics are written to --out, by default the folder `replay` in the run's folder. What
+        the child prints beside the comparison goes to standard error.
+        """
         out = self.out or RunFolder(self.folder).replay
         changes = json.dumps(self.settings)
         command = [sys.executable, "-m", "penstock.learner.replay", str(self.folder), str(out), changes]
@@ -58,7 +62,12 @@ class Replay(ResultCommand):
 
 
 def compared(found: dict[str, Any], out: Path) -> Result:
-    """Return the comparison that `penstock.learner.replay` printed, as text and as JSON."""
+    """Return the comparison that `penstock.learner.replay` printed, as text and as one object.
+
+    `found` has "steps", the number of Updates, "weights_difference", the largest one of a weight or None
+    if no checkpoint of the last step is there, and "steps_with_other_metrics". `out` is named in the
+    text.
+    """
     difference, steps = found["weights_difference"], found["steps_with_other_metrics"]
     weights = "not compared: no checkpoint of the last step" if difference is None else f"{difference:g}"
     text = (

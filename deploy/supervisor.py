@@ -44,7 +44,8 @@ class Limits:
 class Supervisor:
     """Runs services until the run is over: `counts[name]` processes of each, 1 if not named.
 
-    `report` is called from several threads, with every line of output, start, end and delay.
+    All processes get the variables `environment`. `report` is called from several threads, with every
+    line of output, start, end and delay. `limits` has the times to wait, by default those of Limits.
 
     Example:
         Supervisor([Service("learner", ("learner",), stage=0)], dict(os.environ), print).run()
@@ -74,11 +75,18 @@ class Supervisor:
         self._blocked = Deadline(self._limits.ready_s)
 
     def stop(self) -> None:
-        """Make `run` end in order; at once if called twice. Safe in signal handlers and threads."""
+        """Make `run` end its processes in order; a second call makes it kill them. Return at once.
+
+        Safe in signal handlers and threads.
+        """
         self._stops += 1
 
     def run(self) -> int:
-        """Run to the end; return the exit code of the learner or the failed process. Raise OSError."""
+        """Run to the end; return the exit code of the process that failed the run, else the learner's.
+
+        The code is 0 without a learner, and 137 if signal 9 killed it. All processes are killed when
+        this returns or raises. Raise OSError if a process cannot be started.
+        """
         try:
             while self._phase == "running" and not self._stops:
                 self._tick()
@@ -98,7 +106,11 @@ class Supervisor:
         time.sleep(_POLL_S)
 
     def _react(self, child: Child, code: int) -> None:
-        """Decide what an ended process means: nothing, a restart, or the end of the run."""
+        """Report a process that ended with `code`, and set what follows, unless it is not `wanted`.
+
+        0 of the learner, or without one of the last role, ends the run. A code that no restart can help
+        fails the run. After any other end, also 0 of an actor, plan a restart.
+        """
         how, learner = describe_end(code), child.service.name == LEARNER
         if learner:
             self._learner_code = _exit_status(code)
@@ -115,7 +127,12 @@ class Supervisor:
             self._plan_restart(child, code, how)
 
     def _plan_restart(self, child: Child, code: int, how: str) -> None:
-        """Set the restart of a failed process; end the run if it is essential and failed too often."""
+        """Set when a failed process starts again, and report that with `how`, a text on its end.
+
+        The wait doubles with each failure in a row; one that ran for `settled_s` begins a new row. An
+        essential one that failed too often fails the run, with `code` as the run's exit code, and is not
+        started again.
+        """
         settled = child.lived_s >= self._limits.settled_s
         child.failures = 1 if settled else child.failures + 1
         if child.service.essential and child.failures > self._limits.failures:
@@ -127,7 +144,10 @@ class Supervisor:
         self._say(child, f"{how} after {child.lived_s:.1f} s. It starts again in {wait_s:g} s.")
 
     def _fail(self, child: Child, code: int, text: str) -> None:
-        """Report why the run cannot go on; if not ending yet, stop the run with this exit code."""
+        """Report `text`, why the run cannot go on, and do not start the child again.
+
+        If the run is not ending yet, stop it with the exit code `code`, -9 as 137.
+        """
         child.wanted = False
         self._say(child, f"{text}. The run stops.")
         if self._phase == "running":
@@ -135,7 +155,11 @@ class Supervisor:
             self._phase = "stopping"
 
     def _start_due(self) -> None:
-        """Start due processes, up to a service that is not ready. Raise OSError if a start fails."""
+        """Start all wanted processes that do not run and are due. Raise OSError if a start fails.
+
+        Those after the first service that is not ready wait, which is reported and fails the run after
+        `ready_s`. If none has to wait, that time counts from 0 again.
+        """
         now = time.monotonic()
         for position, child in enumerate(self.children):
             if child.wanted and not child.running and now >= child.due_at:
@@ -148,7 +172,7 @@ class Supervisor:
         self._blocked.restart()
 
     def _report_blocked(self, child: Child) -> None:
-        """Report every 10 s that services wait for this one; end the run after `ready_s`."""
+        """Report every 10 s that services wait for `child` to be ready; fail the run after `ready_s`."""
         if self._blocked.expired():
             why = f"Not ready after {self._blocked.waited_s:.0f} s, and the other services wait for it"
             self._fail(child, ServerUnavailable.exit_code, why)
@@ -156,9 +180,10 @@ class Supervisor:
             self._say(child, "Not ready yet. The other services wait for it.", kind="run")
 
     def _stop_in_order(self) -> None:
-        """End the processes stage by stage: SIGTERM, and SIGKILL after `terminate_s`.
+        """End the processes stage by stage, the lowest first: SIGTERM, and SIGKILL after `terminate_s`.
 
-        After the learner has finished, the other roles first have `leave_s` to exit by themselves.
+        After the learner has finished, the other roles first have `leave_s` to exit by themselves; a
+        call of `stop` ends that wait. Two calls end all waits after SIGTERM.
         """
         for child in self._roles():
             child.wanted = False
@@ -176,7 +201,10 @@ class Supervisor:
                 self._wait_for(members, self._limits.terminate_s, lambda: False)
 
     def _wait_for(self, children: Sequence[Child], timeout_s: float, hurry: Callable[[], bool]) -> bool:
-        """Return True when these have ended, False after `timeout_s` or as soon as `hurry` holds."""
+        """Return True when no child of these runs, False after `timeout_s` or once `hurry` gives True.
+
+        While waiting, ends of all processes are handled, as in `_tick`.
+        """
         deadline = Deadline(timeout_s)
         while any(child.running for child in children):
             if deadline.expired() or hurry():
@@ -189,7 +217,7 @@ class Supervisor:
         return [child for child in self.children if child.service.stage != SERVER_STAGE]
 
     def _say(self, child: Child, text: str, kind: Literal["started", "ended", "run"] = "ended") -> None:
-        """Call `self._report` with an event of a child process: its name, the kind and the text."""
+        """Report an event of `child`, with its name, this kind and this text, by `self._report`."""
         self._report(Report(child.name, kind, text))
 
 

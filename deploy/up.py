@@ -58,9 +58,9 @@ class Up(Command):
     def run(self, report: Callable[[Report], None] | None = None) -> int:
         """Run to the run's end, in any thread; return the exit code of learner or failed process.
 
-        `report` takes every line and event; by default they are printed. In the main thread the first
-        SIGINT or SIGTERM ends the run in order, the second one at once. Raise ConfigError if a setting
-        or the Procfile is wrong, RunTaken if the run goes on already.
+        `report` takes every line and event; None: they are printed. In the main thread the first SIGINT
+        or SIGTERM ends the run in order, the second one at once. Raise ConfigError if a setting or the
+        Procfile is wrong, RunTaken if another `penstock up` of the run goes on.
         """
         commands = read_procfile(self.procfile)
         counts = self._counts(commands)
@@ -84,7 +84,10 @@ class Up(Command):
                     remove_old_socket(settings.run.folder)
 
     def _counts(self, commands: Mapping[str, str]) -> dict[str, int]:
-        """Return the asked numbers of processes by name. Raise ConfigError if a name has no command."""
+        """Return how many processes --actors and --rewarders ask for, by name; no entry without a flag.
+
+        Raise ConfigError if a name, "actor" or "rewarder", is not in `commands`, the Procfile's.
+        """
         asked = {"actor": self.actors, "rewarder": self.rewarders}
         counts = {name: wanted for name, wanted in asked.items() if wanted is not None}
         for name in sorted(counts.keys() - commands.keys()):
@@ -94,8 +97,8 @@ class Up(Command):
     def _listening(self, settings: RunCommand) -> Listening | None:
         """Return where the server listens beside its socket, None without --listen.
 
-        Raise ConfigError without a password for the port, or if no server would be started.
-        """
+        Raise ConfigError for a malformed --listen, without a readable RUN_QUEUE_PASSWORD_FILE, or with
+        REDIS_URL, as no server would be started."""
         if not self.listen:
             return None
         host, port = parse_host(self.listen, "--listen")
@@ -113,9 +116,10 @@ class Up(Command):
 
 
 def role_services(commands: Mapping[str, str]) -> list[Service]:
-    """Return the services for a Procfile's commands.
+    """Return a service for each of `commands`, a Procfile's by name, in order. The learner is essential.
 
-    `exec env` replaces the shell with the command, so that signals reach the command alone.
+    The learner stops before the others. `exec env` replaces the shell with the command, so that signals
+    reach the command alone.
     """
     return [
         Service(
@@ -129,15 +133,20 @@ def role_services(commands: Mapping[str, str]) -> list[Service]:
 
 
 def queue_service(run_folder: RunFolder, listening: Listening | None = None) -> Service:
-    """Return the service of the run's own queue server. Raise ConfigError if none can start."""
+    """Return the service "queue" of the run's own queue server, which is ready once the server answers.
+
+    Configuration, users and address are written to the run's folder. `listening` is a TCP address beside
+    the socket, if not None. Raise ConfigError if no server can start.
+    """
     plan = prepare(run_folder, listening)
     return Service("queue", plan.command, SERVER_STAGE, True, partial(answers, plan.url))
 
 
 def child_environment(env_file: Path | None) -> dict[str, str]:
-    """Return the children's variables: the file's, and this process's, which win.
+    """Return the children's variables: those of `env_file`, if given, and this process's, which win.
 
-    PATH begins with this installation's commands; PYTHONUNBUFFERED is 1. Raise OSError for the file.
+    PATH begins with this installation's commands; PYTHONUNBUFFERED is 1. Raise OSError if the file
+    cannot be read; a missing one gives no variable.
     """
     found = read_environment(env_file)
     found["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), found.get("PATH", "")])
@@ -146,7 +155,7 @@ def child_environment(env_file: Path | None) -> dict[str, str]:
 
 
 class Printer:
-    """Printer of reports as `actor.1 | line`, with one colour per service on a terminal."""
+    """Printer of reports to `file`, as `actor.1 | line`, with one colour per service on a terminal."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -155,7 +164,10 @@ class Printer:
         self._broken = False
 
     def __call__(self, report: Report) -> None:
-        """Print one report. When the reader of the output is gone, the run goes on without printing."""
+        """Print one report, with `-- ` before the text of all but output. Safe in several threads.
+
+        When the reader of the output is gone, the run goes on without printing.
+        """
         service = report.child.rpartition(".")[0]
         mark = "" if report.kind == "output" else "-- "
         with self._lock:

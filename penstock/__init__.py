@@ -81,7 +81,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name from its module. Raise AttributeError for any other name, or ImportError."""
+    """Import the module of the public name `name`, store the name's value in this module, and return it.
+
+    Raise AttributeError for a name that is not public, or as the import does.
+    """
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}; see penstock.__all__")
     found = getattr(import_module(_MODULE_OF[name]), name)
@@ -90,5 +93,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the names that completion in an editor or a notebook offers."""
+    """Return the names that completion in an editor or a notebook offers, sorted, public
+    ones included.
+    """
     return sorted({*globals(), *__all__})

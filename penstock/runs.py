@@ -71,8 +71,9 @@ def run(
     """Execute a run with `penstock up` in a child process, and return when the run has ended.
 
     A section that is None comes from the environment, and so does REDIS_URL if `redis_url` is "";
-    without a REDIS_URL the run starts a queue server of its own. `procfile` None is ./Procfile, or the
-    one that comes with Penstock. `output` is the file that takes the log lines; None prints them.
+    without a REDIS_URL the run starts a queue server of its own. `actors` and `rewarders` are numbers of
+    processes. `procfile` None is ./Procfile, or the one that comes with Penstock. `output` is the file
+    to which log lines are appended; None prints them.
 
     Ctrl-C is passed on: the run ends in order, a second Ctrl-C ends the run at once, and then
     KeyboardInterrupt is raised. A run that fails raises nothing: see the result's exit code. Raise
@@ -102,7 +103,10 @@ def run(
 
 
 def _variables(sections: Mapping[str, Section | None]) -> dict[str, str]:
-    """Return the environment variables that give the roles these settings, unset fields included."""
+    """Return the environment variables that give the roles these settings, unset fields included.
+
+    `sections` are by prefix, such as "RUN"; a section that is None gives no variable.
+    """
     return {
         f"{prefix}_{name.upper()}": ",".join(map(str, value)) if isinstance(value, list) else str(value)
         for prefix, section in sections.items()
@@ -113,9 +117,10 @@ def _variables(sections: Mapping[str, Section | None]) -> dict[str, str]:
 
 @contextmanager
 def _opened(path: Path | None, umask: str) -> Iterator[int | None]:
-    """Give the descriptor of a file opened for appending; None without a path. Raise OSError.
+    """Give the descriptor of the file `path`, opened for appending; None without a path. Raise OSError.
 
-    A new file obeys this umask too, whatever the umask of the calling process is.
+    A new file obeys `umask`, octal, too, whatever the umask of the calling process is. The file is
+    closed after the block.
     """
     if path is None:
         yield None
@@ -128,7 +133,7 @@ def _opened(path: Path | None, umask: str) -> Iterator[int | None]:
 
 
 def _wait(child: subprocess.Popen[bytes]) -> int:
-    """Wait for the child and return its exit code, as a shell reports it.
+    """Wait for the child and return its exit code, as a shell reports it: 137 if signal 9 killed it.
 
     An exception, KeyboardInterrupt above all, ends the child in order and is then raised again.
     """
@@ -141,7 +146,10 @@ def _wait(child: subprocess.Popen[bytes]) -> int:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Send SIGINT and wait until the child has ended; each Ctrl-C meanwhile sends SIGINT again."""
+    """Send SIGINT and wait until the child has ended; each Ctrl-C meanwhile sends SIGINT again.
+
+    A child that has ended already gets no signal.
+    """
     while child.poll() is None:
         child.send_signal(signal.SIGINT)
         try:
@@ -153,10 +161,10 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 def status(run: RunSettings | str, redis_url: str = "") -> RunStatus:
     """Return what a run does now: streams, consumers, credit, totals.
 
-    A text is the name of a run below runs/. Without `redis_url` the queue server is the one that
-    `penstock up` started for the run. Raise ValueError if the text is no name, ConfigError if no server
-    is known or usable, MalformedMessage for another release's run, ServerUnavailable if the server does
-    not answer, RunNotReady if there is no such run on the server.
+    `run` as a text is the name of a run below runs/. If `redis_url` is "", the queue server is the one
+    that `penstock up` started for the run. Raise ValueError if the text is no name, ConfigError if no
+    server is known or usable, MalformedMessage for another release's run, ServerUnavailable if the
+    server does not answer, RunNotReady if there is no such run on the server.
     """
     return _ask(run, redis_url, read_status)
 
@@ -164,17 +172,19 @@ def status(run: RunSettings | str, redis_url: str = "") -> RunStatus:
 def audit(run: RunSettings | str, redis_url: str = "") -> Audit:
     """Return what became of every ticket of a run; `faults` is empty if every ticket is accounted for.
 
-    Arguments are those of `status`. Raise ConfigError if no server is known, ServerUnavailable if it
-    does not answer, RunNotReady without the run, and the other errors of `status`.
+    `run` and `redis_url` are those of `status`. Raise ConfigError if no server is known,
+    ServerUnavailable if it does not answer, RunNotReady without the run, and the other errors of
+    `status`.
     """
     return _ask(run, redis_url, read_audit)
 
 
 def _ask(run: RunSettings | str, redis_url: str, read: Callable[[Connection, str], Found]) -> Found:
-    """Return what `read` returns for a run on its queue server, and raise its errors.
+    """Return what `read` returns, given a connection to a run's queue server and the run's name.
 
-    Raise ValueError if a text is no run's name, ConfigError if no server is known or it cannot be used,
-    ServerUnavailable if it does not answer.
+    `run` and `redis_url` are those of `status`. The connection is closed afterwards. Raise the errors of
+    `read`, ValueError if a text is no run's name, ConfigError if no server is known or it cannot be
+    used, ServerUnavailable if it does not answer.
     """
     settings = RunSettings(name=run) if isinstance(run, str) else run
     limit_s = settings.connect_timeout_s
@@ -187,7 +197,7 @@ def _ask(run: RunSettings | str, redis_url: str, read: Callable[[Connection, str
 
 
 def read_journal(run_folder: Path | str) -> Iterator[JournalRecord]:
-    """Yield the records of a run in order, over all starts of the learner.
+    """Yield the records of the run in the folder `run_folder` in order, over all starts of the learner.
 
     A run may be read while it goes on: the last record, if half written, is left out. Raise ConfigError
     if there is no journal, or if records are missing, damaged, or of another release.
@@ -208,7 +218,11 @@ def read_journal(run_folder: Path | str) -> Iterator[JournalRecord]:
 
 
 def _decoded(folder: RunFolder, position: Position, record: Mapping[str, Any]) -> JournalRecord:
-    """Return a record with its messages decoded. Raise ConfigError if one cannot be."""
+    """Return a journal's record with the messages in `groups` and `filtered` decoded.
+
+    `position` is the one after the record, in the run's `folder`. Raise ConfigError, which names both,
+    for a message or record that is damaged.
+    """
     fields = {name: value for name, value in record.items() if name != "kind"}
     with reading(f"{folder.journal}, {position}", segments.REMEDY):
         for name, kind in (("groups", ScoredGroup), ("filtered", Verdict)):

@@ -60,7 +60,11 @@ def _name_of(reward: Callable[..., object]) -> str:
 
 
 def _with_reward(asked: str, settings: LearnerSettings) -> LearnerSettings:
-    """Return the settings of a run with this reward alone; raise ConfigError if they are wrong."""
+    """Return these settings with the reward `asked` alone, weights and main reward left out.
+
+    `asked` is a text as in LEARNER_REWARDS. Raise ConfigError if the settings are wrong, a line for
+    each.
+    """
     changes = {"rewards": [asked], "reward_weights": [], "metric_for_best_model": ""}
     try:
         return LearnerSettings(**{**settings.model_dump(exclude_unset=True), **changes})
@@ -70,7 +74,11 @@ def _with_reward(asked: str, settings: LearnerSettings) -> LearnerSettings:
 
 
 def _function_of(reward: str | Callable[..., object], settings: LearnerSettings) -> tuple[Reward, bool]:
-    """Return the function to call, and whether it is the user's own. Raise ConfigError if unusable."""
+    """Return the function to call for `reward`, and whether it is the user's own code.
+
+    A text is a name or place as in LEARNER_REWARDS. Raise ConfigError if the reward is not found or of
+    no known form, as load_reward and adapt do.
+    """
     if not isinstance(reward, str):
         return adapt(reward, _name_of(reward), settings.reward_completions), True
     spec = resolve_reward(reward, 1.0, settings)
@@ -80,7 +88,12 @@ def _function_of(reward: str | Callable[..., object], settings: LearnerSettings)
 def _arguments(
     row: Mapping[str, Any], where: str, settings: LearnerSettings
 ) -> dict[str, Sequence[Any]]:
-    """Return what a run would call the reward with for this row; raise DataError if the row is wrong."""
+    """Return, by name, what a run would call the reward with for this row: a value for each completion.
+
+    These are the row's columns, solution, prompts, completions, trainer_state and, if the row has them,
+    completion_ids. `where`, such as "row 3", begins the error's text. Raise DataError if the row is
+    wrong.
+    """
     columns = {name: value for name, value in row.items() if name not in OWN_ARGUMENTS - {"prompt"}}
     completions = row.get("completions")
     if not isinstance(completions, (list, tuple)) or not completions:

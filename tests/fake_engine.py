@@ -14,6 +14,8 @@ from penstock.common.errors import EngineFailed
 from penstock.common.wire.messages import Int32s, Rollout, Sampling, Span, Version, Weights
 
 EOS = 2
+CALL = 32
+"""The token after the letters of the tests' tokenizer, if that has tool calls."""
 DIGITS = (3, 13)
 """Token ids from 3 to 12 are the digits 0 to 9 of the tests' tokenizer."""
 
@@ -26,7 +28,8 @@ class FakeEngine:
 
     crash raises EngineFailed, exit ends the process as kill -9 would, hang never samples a token,
     refuse raises PromptRefused. `requests` lists what was asked, `taken` the versions taken. With
-    `ends_every_s` groups end only then, several at once.
+    `ends_every_s` groups end only then, several at once. One that `talks` calls a tool in the first two
+    turns of a conversation.
     """
 
     slots: int = 64
@@ -38,6 +41,7 @@ class FakeEngine:
     taken: list[Version] = field(default_factory=list)
     most_at_once: int = 0
     ends_every_s: float = 0.0
+    talks: bool = False
 
     def __post_init__(self) -> None:
         self._tokens = 0
@@ -52,6 +56,7 @@ class FakeEngine:
             float(os.environ.get("FAKE_TOKEN_DELAY_S", "0")),
             int(os.environ.get("FAKE_POISON", "-1")),
             os.environ.get("FAKE_MISBEHAVIOUR", "crash"),  # type: ignore[arg-type]
+            talks=bool(os.environ.get("FAKE_TALKS")),
         )
 
     @property
@@ -89,6 +94,8 @@ class FakeEngine:
         self, request_id: str, sampling: Sampling, count: int, abort: asyncio.Event
     ) -> tuple[Rollout, ...]:
         drawn = [draw_tokens(sampling, index) for index in range(count)]
+        if self.talks and request_id.endswith((".0", ".1")):
+            drawn = [np.array([CALL, EOS][: sampling.max_tokens], dtype="<i4")]
         versions: list[Weights] = []
         for _ in range(max(len(tokens) for tokens in drawn)):
             await asyncio.sleep(self.token_delay_s)

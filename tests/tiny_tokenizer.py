@@ -10,12 +10,24 @@ from transformers import PreTrainedTokenizerFast
 LETTERS = ("<pad>", "<bos>", "<eos>", *"0123456789+-= abcdefghijklmno")
 
 
-def save_tokenizer(folder: Path) -> None:
-    """Write a tokenizer of single letters (32 of them) to a model folder."""
-    vocabulary = {letter: number for number, letter in enumerate(LETTERS)}
+CALL = '<tool_call>{"name": "up", "arguments": {"by": 1}}</tool_call>'
+"""A tool call that is one token of the tokenizer of conversations."""
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}={{ m.content }}<eos>"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+)
+"""The chat template of that tokenizer."""
+
+
+def save_tokenizer(folder: Path, *, talks: bool = False) -> None:
+    """Write a tokenizer of single letters (32 of them) to a model folder, if it `talks` with CALL."""
+    letters = (*LETTERS, CALL) if talks else LETTERS
+    vocabulary = {letter: number for number, letter in enumerate(letters)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
-    ).save_pretrained(folder)
+        tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>",
+        chat_template=CHAT_TEMPLATE if talks else None,
+    ).save_pretrained(folder)  # fmt: skip

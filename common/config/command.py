@@ -54,10 +54,11 @@ class Command(BaseSettings):
         *_others: PydanticBaseSettingsSource,
         **_more: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources of values: flags, then variables, then the file of --env-file.
+        """Return the sources of a command's values, the stronger first: flags, then variables.
 
-        Variables give values only to a command with --env-file, and none to `learner help SECTION`.
-        Raise ConfigError for an unknown variable.
+        `init_settings` has the flags. Variables are those of the process, then of the file of
+        --env-file. They are no source for a command without the flag --env-file, nor for `learner help
+        SECTION`. Raise ConfigError for an unknown variable.
         """
         given = init_settings()
         if "env_file" not in cls.model_fields or given.get("words"):
@@ -68,11 +69,11 @@ class Command(BaseSettings):
 
     @classmethod
     def overview(cls, prog: str) -> str:
-        """Return the screen of --help; empty: the list of all flags."""
+        """Return the screen of --help for the command called `prog`; "" here: the list of all flags."""
         return ""
 
     def execute(self) -> int:
-        """Do the work and return the exit code. Raise PenstockError if the work fails."""
+        """Do the work and return the exit code. Raise PenstockError if the work fails. Abstract here."""
         raise NotImplementedError
 
 
@@ -80,7 +81,7 @@ class CommandGroup(Command):
     """Commands under one name, such as `queues status`. Every field is one of them."""
 
     def execute(self) -> int:
-        """Execute the command that was named; return its exit code and raise what it raises."""
+        """Execute the sub-command that was named; return its exit code and raise what it raises."""
         chosen = get_subcommand(self, cli_exit_on_error=False)
         assert isinstance(chosen, Command)
         return chosen.execute()
@@ -101,7 +102,12 @@ class ResultCommand(Command):
     as_json: CliToggleFlag[bool] = Field(False, validation_alias="json", description="print JSON lines")
 
     def show(self, result: Result) -> int:
-        """Print the result as text or JSON; return its exit code, also if the reader has left."""
+        """Print `result` on standard output and return its exit code.
+
+        With --json each of its rows is a line of JSON, else its text is printed, unprintable letters
+        escaped. If the reader has closed the pipe, as `head` does, standard output goes to /dev/null
+        from then on.
+        """
         lines = [json.dumps(row) for row in result.rows] if self.as_json else [printable(result.text)]
         try:
             print("".join(f"{line}\n" for line in lines), end="", flush=True)
@@ -116,12 +122,13 @@ CommandType = TypeVar("CommandType", bound=Command)
 
 
 def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | None = None) -> int:
-    """Execute a command line, by default that of the process, and return the exit code.
+    """Execute a command line of the command `kind`, called `prog`, and return the exit code.
 
-    A PenstockError is printed on standard error and gives its exit code. A PermissionError about a file
-    is treated as a ConfigError. Other errors are raised; if `arguments` is None, `_print_traceback`
-    prints them at exit. SystemExit, as after --help, gives 0 with any code. A group without arguments
-    prints its help.
+    `arguments` are the words after the name; None: those of the process. A PenstockError is printed on
+    standard error and gives its exit code. A PermissionError about a file is treated as a ConfigError.
+    Other errors are raised; if `arguments` is None, `_print_traceback` becomes the hook of the process
+    and its threads that prints them. SystemExit, as after --help, gives 0 with any code. A group without
+    arguments prints its help. The flag --redis-url gives a warning: other users see its password.
     """
     if arguments is None:
         sys.excepthook = _print_traceback
@@ -145,7 +152,10 @@ def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | N
 
 
 def print_error(prog: str, error: PenstockError) -> None:
-    """Print the line on standard error with which a command ends."""
+    """Print `PROG: CLASS: TEXT` for an error on standard error, as the last line of the command `prog`.
+
+    Passwords are printed as ***, unprintable letters escaped, and all lines but the first indented.
+    """
     text = hide_passwords(f"{prog}: {type(error).__name__}: {error}")
     print(as_block(text), file=sys.stderr, flush=True)
 
@@ -153,15 +163,19 @@ def print_error(prog: str, error: PenstockError) -> None:
 def _print_traceback(
     kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
 ) -> None:
-    """Print an uncaught error as Python does, but without passwords and a terminal's commands."""
+    """Print an uncaught error on standard error: its class `kind`, its text, and the stack `trace`.
+
+    The form is Python's, but passwords are ***, unprintable letters escaped, later lines indented.
+    """
     text = "".join(traceback.format_exception(kind, error, trace)).rstrip()
     print(as_block(hide_passwords(text)), file=sys.stderr, flush=True)
 
 
 def load(kind: type[CommandType], prog: str, arguments: Sequence[str]) -> CommandType:
-    """Return the command of a command line. Raise ConfigError with one line per mistake.
+    """Return the command `kind` with the values of a command line, then of variables, then the defaults.
 
-    --help and --version print and raise SystemExit.
+    `arguments` are the words after the command's name `prog`. --help and --version print and raise
+    SystemExit. Raise ConfigError for mistakes, a line for each value that is wrong.
     """
     parser, source = parser_of(kind, prog)
     parser.overview = kind.overview(prog)
@@ -172,9 +186,10 @@ def load(kind: type[CommandType], prog: str, arguments: Sequence[str]) -> Comman
 
 
 def parser_of(kind: type[Command], prog: str, **texts: str) -> tuple[Parser, CliSettingsSource[Any]]:
-    """Return the parser of a command's flags and the source of values that reads its results.
+    """Return the parser of the flags of the command `kind`, and the source of values that reads them.
 
-    `texts` replace the usage, the description (by default the class docstring) or the epilog.
+    `prog` is the command's name on the help screen. `texts` replace the usage, the description (by
+    default the class docstring) or the epilog: the keywords are those of ArgumentParser.
     """
     parser = Parser(**{"prog": prog, "description": kind.__doc__} | texts)
     shown = f"penstock {installed_version()}"
@@ -183,7 +198,10 @@ def parser_of(kind: type[Command], prog: str, **texts: str) -> tuple[Parser, Cli
 
 
 def build(kind: type[CommandType], values: Mapping[str, object]) -> CommandType:
-    """Return a command of values, else variables, else defaults. Raise ConfigError for mistakes."""
+    """Return a command `kind` with `values` by field name, else of variables, else the defaults.
+
+    Raise ConfigError for mistakes, with one line for each wrong value.
+    """
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
@@ -193,10 +211,12 @@ def build(kind: type[CommandType], values: Mapping[str, object]) -> CommandType:
 
 
 def mistake(detail: ErrorDetails, place: Sequence[int | str]) -> str:
-    """Return a sentence for an error of pydantic; of a section's ValueError its text alone.
+    """Return a sentence for an error of pydantic: the value's name, what is wrong, what was found.
 
-    `place` is the path to the value, a setting's or an option's: ("out",) gives "--out: ...".
-    Example: ("learner", "max_steps") gives "LEARNER_MAX_STEPS: Input should be ..., found 'many'".
+    `place` is the path to the value: ("out",) gives "--out: ..., found 'x'", and ("learner",
+    "max_steps") "LEARNER_MAX_STEPS: Input should be ..., found 'many'". What was found is left out if it
+    is a map. A ValueError of a whole command or section gives its text alone, as the text names the
+    settings.
     """
     own_text = detail["type"] == "value_error"  # of a validator: that of a section names its settings
     if own_text and len(place) < 2:

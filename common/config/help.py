@@ -12,18 +12,25 @@ _EMPTY_DEFAULT = re.compile(r" ?\(default: (None|\[\]|\{\}|)\)$")
 
 
 class HelpFormatter(RawDescriptionHelpFormatter):
-    """Layout of every help screen: 100 columns; a default that is empty is left out."""
+    """Layout of the help screen of `prog`, a command: 100 columns; an empty default is left out."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=38, width=100)
 
     def _get_help_string(self, action: Action) -> str:
-        """Return a flag's help without a default that is empty."""
+        """Return a flag's help without an ending such as "(default: None)"; "" if it has no help.
+
+        Endings that name a default are removed if the default is None, [], {} or nothing.
+        """
         return _EMPTY_DEFAULT.sub("", action.help or "")
 
 
 class Parser(ArgumentParser):
-    """Parser of every command line; `overview`, if set, is what --help prints."""
+    """Parser of every command line; `overview`, if set, is what --help prints.
+
+    `options` are those of ArgumentParser. The layout is HelpFormatter's, the description loses its
+    indentation, and flags cannot be abbreviated.
+    """
 
     overview = ""
 
@@ -32,11 +39,11 @@ class Parser(ArgumentParser):
         super().__init__(**options | {"formatter_class": HelpFormatter, "allow_abbrev": False})
 
     def format_help(self) -> str:
-        """Return the help screen."""
+        """Return the help screen: `overview` if it is set, else the list of all flags."""
         return self.overview or super().format_help()
 
     def error(self, message: str) -> NoReturn:
-        """Raise ConfigError with the mistake found in the command line."""
+        """Raise ConfigError with `message`, the mistake in the command line, and a hint at --help."""
         raise ConfigError(f"{message}; see `{self.prog} --help`")
 
 

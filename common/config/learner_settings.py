@@ -36,7 +36,10 @@ KLEstimator = Literal["k1", "k2", "k3"]
 
 
 def _refuse_truth_value(value: object) -> object:
-    """Return the value. Raise ValueError for a truth value, which TRL's scale_rewards may be."""
+    """Return the value. Raise ValueError for True, False and the texts "true", "false" in any case.
+
+    TRL's scale_rewards may be a truth value; here it is "group", "batch" or "none".
+    """
     if str(value).lower() in ("true", "false"):
         raise ValueError("expected group, batch or none: TRL's true is group, and its false is none")
     return value
@@ -324,7 +327,10 @@ class LearnerSettings(
 
     @model_validator(mode="after")
     def _data_sets_fit(self) -> "LearnerSettings":
-        """Raise ValueError if the settings of data sets and evaluation contradict each other."""
+        """Return self. Raise ValueError if dataset_weights are given, but not one per data set; for
+        several answers per held-out question at temperature 0; for an eval_temperature above 0 and
+        below 0.01; for evaluate_only without held-out questions; and for both eval_dataset and
+        eval_holdout."""
         found, expected = len(self.dataset_weights), len(self.dataset)
         if self.dataset_weights and found != expected:
             raise ValueError(f"LEARNER_DATASET_WEIGHTS has {found} weights for {expected} data sets")
@@ -343,7 +349,14 @@ class LearnerSettings(
 
     @model_validator(mode="after")
     def _rewards_are_known(self) -> "LearnerSettings":
-        """Raise ValueError if a reward or tracker is unknown, or weights or parameters do not fit."""
+        """Return self. Raise ValueError if rewards, trackers or the rewards' parameters are wrong.
+
+        Wrong are: reward_weights that are not one per reward; a reward or tracker that is neither built
+        in nor of an own function's form; a metric_for_best_model that is no reward; two rewards of one
+        name, or one named like a column of completions; an unknown target_language, if
+        language_consistency is used; soft_overlong without soft_cache_length; a soft_cache_length above
+        the longest completion.
+        """
         names = self.reward_names
         found, expected = len(self.reward_weights), len(names)
         if self.reward_weights and found != expected:
@@ -409,7 +422,7 @@ class LearnerSettings(
 
     @model_validator(mode="after")
     def _generation_is_known(self) -> "LearnerSettings":
-        """Raise ValueError for unknown generation options, or values that no message can carry."""
+        """Return self. Raise ValueError if generation_kwargs has an unknown option or a bad value."""
         try:
             check_generation(**self.sampling_options)
         except (ValueError, MalformedMessage) as error:
@@ -418,7 +431,10 @@ class LearnerSettings(
 
     @model_validator(mode="after")
     def _messages_can_carry_them(self) -> "LearnerSettings":
-        """Raise ValueError for rewards over the limits that messages have (common/wire/limits.py)."""
+        """Return self. Raise ValueError for rewards that no message can carry.
+
+        At most 1024 rewards, names of at most 200 letters, and weights from -1e9 to 1e9 are accepted.
+        """
         longest = max(self.reward_names, key=len)
         if len(self.rewards) > MOST_NAMES or len(longest) > LONGEST_NAME:
             raise ValueError(
@@ -431,7 +447,10 @@ class LearnerSettings(
 
     @model_validator(mode="after")
     def _aggregation_has_its_own_normalization(self) -> "LearnerSettings":
-        """Raise ValueError if normalize_then_sum would ignore a baseline or scale that was asked for."""
+        """Return self. Raise ValueError if normalize_then_sum would ignore another setting.
+
+        These are an advantage_estimator other than "grpo" and a scale_rewards other than "group".
+        """
         asked = {
             f"LEARNER_ADVANTAGE_ESTIMATOR={self.advantage_estimator}": self.advantage_estimator
             != "grpo",
@@ -448,22 +467,29 @@ class LearnerSettings(
 
     @property
     def sampling_options(self) -> dict[str, Any]:
-        """Return the fields of a ticket's Sampling by generation_kwargs. Raise ValueError if unknown."""
+        """Return the fields of a ticket's Sampling that generation_kwargs gives; {} if it is empty.
+
+        Raise ValueError for an unknown option or a value of a wrong type. Example: {"stop": "</answer>"}
+        gives {"stop": ("</answer>",)}.
+        """
         return sampling_options(self.generation_kwargs)
 
     @property
     def main_reward(self) -> str:
-        """Return the name of the reward that decides whether an answer is right."""
+        """Return the name of the reward that decides whether an answer is right.
+
+        This is metric_for_best_model or, if that is empty, the first reward.
+        """
         return self.metric_for_best_model or self.reward_names[0]
 
     @property
     def reward_names(self) -> list[str]:
-        """Return the names of the rewards in metrics and logs."""
+        """Return the rewards' names in metrics and logs, in order: "short" for "my/rewards.py:short"."""
         return [split_source(asked)[1] for asked in self.rewards]
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> "LearnerSettings":
-        """Raise ValueError if settings of loss, correction or learning rate contradict each other."""
+        """Return self. Raise ValueError if bounds, warm-up or correction contradict each other."""
         if self.importance_sampling_min > self.importance_sampling_cap:
             raise ValueError("LEARNER_IMPORTANCE_SAMPLING_MIN is above LEARNER_IMPORTANCE_SAMPLING_CAP")
         whole = self.importance_sampling_correction in ("sequence", "geometric")
@@ -485,7 +511,12 @@ class LearnerSettings(
 
     @model_validator(mode="after")
     def _the_loss_uses_them(self) -> "LearnerSettings":
-        """Raise ValueError if a setting of the loss has no effect with its type."""
+        """Return self. Raise ValueError if a loss setting has no effect, or `loss` names no function.
+
+        Without effect are: delta with cispo, dppo, sapo or an own loss; level "sequence" with dppo; a
+        temperature of sapo, other than its default, with another loss; use_bias_correction_kl with beta
+        0.
+        """
         temperatures = ("sapo_temperature_pos", "sapo_temperature_neg")
         ignored = {
             "delta": bool(self.delta) and (self.loss_type in ("cispo", "dppo", "sapo") or self.loss),
@@ -509,7 +540,11 @@ class LearnerSettings(
 
     @model_validator(mode="after")
     def _entropy_is_adapted(self) -> "LearnerSettings":
-        """Raise ValueError if a setting of adaptive entropy has no effect or is out of its bounds."""
+        """Return self. Raise ValueError if an entropy setting has no effect or is out of bounds.
+
+        Without use_adaptive_entropy all settings of adaptive entropy must have their defaults. With it,
+        entropy_coef must be from entropy_coef_min to entropy_coef_max.
+        """
         fields = EntropySettings.model_fields
         changed = [name for name, field in fields.items() if getattr(self, name) != field.default]
         if changed and not self.use_adaptive_entropy:
@@ -527,7 +562,8 @@ class LearnerSettings(
 
     @model_validator(mode="after")
     def _sharding_fits(self) -> "LearnerSettings":
-        """Raise ValueError if ZeRO stage, dtype, offload or mini-batches do not fit together."""
+        """Return self. Raise ValueError for ZeRO stage 0 with bfloat16 or offload_optimizer,
+        offload_param below stage 3, or more mini-batches than completions in a batch."""
         stage = self.resolved_zero_stage
         if self.dtype == "bfloat16" and stage == 0:
             raise ValueError(
@@ -548,7 +584,9 @@ class LearnerSettings(
 
     @model_validator(mode="after")
     def _the_reference_is_used(self) -> "LearnerSettings":
-        """Raise ValueError if a reference model's setting has no effect, or no checkpoint holds it."""
+        """Return self. Raise ValueError for save_only_model or LoRA with a reference that changes (beta,
+        and sync_ref_model or outer_iteration_steps), save_only_model with LoRA, ref_device with LoRA
+        or beta 0, or sync_ref_model with beta 0."""
         reference_changes = self.beta and (self.sync_ref_model or self.outer_iteration_steps)
         if self.save_only_model and (self.lora_rank or reference_changes):
             raise ValueError(
@@ -568,7 +606,10 @@ class LearnerSettings(
 
     @property
     def resolved_zero_stage(self) -> int:
-        """Return the ZeRO stage: with "auto" 1 for bfloat16 (for fp32 master weights), else 0."""
+        """Return the ZeRO stage as a number from 0 to 3.
+
+        "auto" is 1 with dtype bfloat16 (for fp32 master weights) and 0 with float32.
+        """
         return int(self.dtype == "bfloat16") if self.zero_stage == "auto" else int(self.zero_stage)
 
     @property
@@ -578,12 +619,16 @@ class LearnerSettings(
 
 
 def _default(name: str) -> Any:
-    """Return the default of a setting."""
+    """Return the default of the learner's setting `name`, such as "sapo_temperature_pos"."""
     return LearnerSettings.model_fields[name].default
 
 
 def _check_functions(variable: str, kind: str, asked: Iterable[str], known: Collection[str]) -> None:
-    """Raise ValueError unless each text is one of `known` or has the form of an own function."""
+    """Raise ValueError unless each text of `asked` is in `known` or has the form of an own function.
+
+    The forms are file.py:function and package.module.function; the function is not looked for. The error
+    begins with `variable`, such as LEARNER_REWARDS, and calls the text a `kind`, such as "reward".
+    """
     for text in asked:
         source, name = split_source(text)
         if not name.isidentifier() or text.endswith(".py"):

@@ -14,17 +14,23 @@ _TRL_CISPO = 5.0  # epsilon_high that TRL recommends with cispo
 
 
 def misplaced_values(settings: LearnerSettings) -> list[str]:
-    """Return a warning for each value that looks meant for TRL, where it means something else, else [].
+    """Return a warning for each value that looks meant for TRL, where it means something else.
 
-    A default that does not fit what was set counts too: epsilon 0.1 alone leaves epsilon_high at 0.28.
-    Example: loss_type cispo with epsilon_high 5 bounds the ratio at 6, in TRL at 5.
+    The list is empty if there is none. A default that does not fit what was set counts too: epsilon 0.1
+    alone leaves epsilon_high at 0.28. Example: loss_type cispo with epsilon_high 5 bounds the ratio at
+    6, in TRL at 5.
     """
     rules = [*_clip_ranges(settings), *_corrections(settings), *_weights(settings)]
     return [text for applies, text in rules if applies]
 
 
 def _clip_ranges(settings: LearnerSettings) -> list[_Rule]:
-    """Return the rules for epsilon and epsilon_high."""
+    """Return all rules on the clip ranges, each as whether the rule applies and its warning.
+
+    The rules: a range that cispo or sapo ignores was set; level "token" was set with gspo; cispo has an
+    epsilon_high below 1 or of 5; a range for the ratio of sequences is 0.01 or more; epsilon for the
+    ratio of tokens is below 0.01; or it was set, and epsilon_high was not.
+    """
     loss, low, high = settings.loss_type, settings.epsilon, settings.epsilon_high
     level = settings.importance_sampling_level
     of_sequence = loss == "gspo" or level == "sequence"
@@ -65,7 +71,11 @@ def _clip_ranges(settings: LearnerSettings) -> list[_Rule]:
 
 
 def _corrections(settings: LearnerSettings) -> list[_Rule]:
-    """Return the rules for the correction's bounds."""
+    """Return all rules on the correction of the ratio, each as whether the rule applies and its warning.
+
+    The rules: a cap of 3 with level "token" and mode truncate; level "sequence" and mode mask without a
+    lower bound that was set; a cap below 1, unless the correction is off.
+    """
     level, mode = settings.importance_sampling_correction, settings.importance_sampling_mode
     cap, low = settings.importance_sampling_cap, settings.importance_sampling_min
     return [
@@ -89,7 +99,10 @@ def _corrections(settings: LearnerSettings) -> list[_Rule]:
 
 
 def _weights(settings: LearnerSettings) -> list[_Rule]:
-    """Return the rules for beta and the entropy bonus."""
+    """Return all rules on weights of the loss's terms, each as whether the rule applies and its warning.
+
+    The rules: beta of 0.5 or more; an entropy bonus with grpo, gspo or dr_grpo.
+    """
     loss, beta = settings.loss_type, settings.beta
     bonus = bool(settings.entropy_coef) or settings.use_adaptive_entropy
     return [

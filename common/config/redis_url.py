@@ -52,7 +52,12 @@ class ServerAddress:
     tls: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __str__(self) -> str:
-        """Return the address for people: `redis://***@host:6379`, without user, password and options."""
+        """Return the address for people, without user, password and options: `redis://***@host:6379/2`.
+
+        `***@` stands for a login and the last number for a database other than 0. Without a login, and
+        for database 0, the text is `redis://host:6379`. A socket's address has no database:
+        `unix:///run/q.sock`.
+        """
         login = "***@" if self.password is not None else ""
         host = f"[{self.host}]" if ":" in self.host else self.host
         place = self.path if self.scheme == "unix" else f"{host}:{self.port}"
@@ -61,7 +66,12 @@ class ServerAddress:
 
 
 def parse_url(url: str) -> ServerAddress:
-    """Return the parts of REDIS_URL. Raise ConfigError, without any part of the URL, if malformed."""
+    """Return the parts of `url`, which has a form of REDIS_URL: redis://, rediss:// or unix://.
+
+    Without them, the port is 6379, the database 0, and user, password and owner are None. Parts that are
+    percent-encoded are decoded. `tls` has the options of rediss:// as texts. Raise ConfigError, without
+    any part of the URL, if malformed.
+    """
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in _OPTIONS:
         _refuse("expected redis://, rediss:// or unix:// at the start, found none of them")
@@ -87,7 +97,11 @@ def parse_url(url: str) -> ServerAddress:
 
 
 def parse_host(place: str, source: str = "REDIS_URL") -> tuple[str, int]:
-    """Return host, an IPv6 one without brackets, and port, by default 6379. Raise ConfigError."""
+    """Return host and port of `place`, by default 6379: "::1" and 7000 of "[::1]:7000".
+
+    Raise ConfigError, which begins with `source`, for another form, a part of the host between dots that
+    is empty or over 63 letters long, a port out of 1 to 65535, or no IPv6 address in the brackets.
+    """
     found = _HOST.fullmatch(place)
     if not found:
         _refuse("expected HOST:PORT, such as localhost:6379 or [::1]:6379, found another form", source)
@@ -105,19 +119,29 @@ def parse_host(place: str, source: str = "REDIS_URL") -> tuple[str, int]:
 
 
 def unix_url(path: str, password: str, owner: int) -> str:
-    """Return the URL of a server at a unix socket; its option `owner` is the id of its user."""
+    """Return `unix://:PASSWORD@PATH?owner=OWNER` for the unix socket at `path`, percent-encoded.
+
+    `owner` is the user id of the server's process.
+    """
     return f"unix://:{quote(password, safe='')}@{quote(path)}?owner={owner}"
 
 
 def with_login(url: str, username: str, password: str) -> str:
-    """Return a well-formed URL with another user and password, which are percent-encoded here."""
+    """Return a well-formed URL with another user and password, which are percent-encoded here.
+
+    Any login that `url` has is replaced. Example: redis://host:6379/2 gives
+    redis://me:secret@host:6379/2.
+    """
     scheme, _, rest = url.partition("://")
     place = rest[len(urlsplit(f"http://{rest}").netloc.rpartition("@")[0]) :].removeprefix("@")
     return f"{scheme}://{quote(username, safe='')}:{quote(password, safe='')}@{place}"
 
 
 def _login(login: str) -> tuple[str | None, str]:
-    """Return user, None without one, and password. Raise ConfigError if malformed or incomplete."""
+    """Return user and password of `login`, the text before the `@` of a URL, percent-decoded.
+
+    The user is None in ":PASSWORD". Raise ConfigError unless there is one `:` and a password after it.
+    """
     if "@" in login or login.count(":") != 1:
         _refuse(_LETTERS)
     username, password = (_decoded(part) for part in login.split(":"))
@@ -127,7 +151,10 @@ def _login(login: str) -> tuple[str | None, str]:
 
 
 def _options(query: str, scheme: str) -> dict[str, str]:
-    """Return the options after `?`. Raise ConfigError for an unknown, empty or repeated option."""
+    """Return the options in `query`, the text after `?`, by name; {} for "". A `+` stays a `+`.
+
+    Raise ConfigError for an option that is empty, there twice, or not one of `scheme`, such as "rediss".
+    """
     try:
         plain = query.replace("+", "%2B")  # parse_qsl would read a space
         pairs = parse_qsl(plain, strict_parsing=True, keep_blank_values=True) if query else []
@@ -146,7 +173,12 @@ def _options(query: str, scheme: str) -> dict[str, str]:
 def _unix_address(
     place: str, path: str, username: str | None, password: str | None, options: Mapping[str, str]
 ) -> ServerAddress:
-    """Return the address of a unix socket. Raise ConfigError if path or options are malformed."""
+    """Return the address of the unix socket at `path`, which is percent-decoded here.
+
+    `place` is the host of the URL. Of `options`, db is the database, by default 0, and owner the
+    server's user id, by default None. Raise ConfigError for any host, a path that is not absolute, has a
+    NUL or over 107 bytes, and for options that are no whole numbers.
+    """
     path = _decoded(path)
     if place or not path.startswith("/") or len(path) < 2 or "\0" in path:
         _refuse("expected the absolute path of a socket, such as unix:///run/queue.sock")
@@ -158,7 +190,10 @@ def _unix_address(
 
 
 def _check_tls(options: Mapping[str, str]) -> None:
-    """Raise ConfigError for a client's key without certificate, or a check that is not true or false."""
+    """Raise ConfigError for ssl_keyfile without ssl_certfile, or a wrong ssl_check_hostname.
+
+    It may be "true" or "false". The files are not looked for.
+    """
     if "ssl_keyfile" in options and "ssl_certfile" not in options:
         _refuse("found ssl_keyfile without ssl_certfile, expected both")
     if options.get("ssl_check_hostname", "true") not in ("true", "false"):
@@ -166,7 +201,10 @@ def _check_tls(options: Mapping[str, str]) -> None:
 
 
 def _decoded(text: str) -> str:
-    """Return a text with its percent-encoded letters decoded. Raise ConfigError if that fails."""
+    """Return a text with its percent-encoded letters decoded: "a%40b" gives "a@b".
+
+    Raise ConfigError for a `%` without two hexadecimal digits, or bytes that are no UTF-8.
+    """
     try:
         if re.search("%(?![0-9a-fA-F]{2})", text):
             raise ValueError
@@ -176,13 +214,16 @@ def _decoded(text: str) -> str:
 
 
 def _number(text: str, name: str) -> int:
-    """Return a whole number, written without sign and leading zeros. Raise ConfigError if none."""
+    """Return the whole number that `text` is, of at most 10 digits, without sign and leading zeros.
+
+    Raise ConfigError, which calls the number `name`, for any other text.
+    """
     if not _NUMBER.fullmatch(text):
         _refuse(f"{name}: expected a whole number such as 0, found another text")
     return int(text)
 
 
 def _refuse(text: str, source: str = "REDIS_URL") -> NoReturn:
-    """Raise ConfigError with this text after its source, and for REDIS_URL with the form of a URL."""
+    """Raise ConfigError with "SOURCE: TEXT" and, if the source is REDIS_URL, with the form of a URL."""
     form = "; the form is redis://USER:PASSWORD@HOST:PORT/DATABASE" if source == "REDIS_URL" else ""
     raise ConfigError(f"{source}: {text}{form}") from None

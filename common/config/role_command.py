@@ -32,7 +32,7 @@ class SettingsCommand(Command):
     @field_validator("redis_url")
     @classmethod
     def _well_formed(cls, url: str) -> str:
-        """Return the URL. Raise ValueError, without any part of the URL, if malformed."""
+        """Return the URL, also "". Raise ValueError, without any part of the URL, if malformed."""
         try:
             if url:
                 parse_url(url)
@@ -50,7 +50,12 @@ class RunCommand(SettingsCommand):
     run: RunSettings = Field(RunSettings(), description="Shared by all processes of a run (RUN_*).")
 
     def execute(self) -> int:
-        """Do the work, or print settings and `describe`; return the exit code. Raise as both do."""
+        """Do the work of the command and return its exit code. Raise as `work` and `describe` do.
+
+        The log lines and the umask are set up before, by RUN_LOG_FORMAT and RUN_UMASK. With --dry-run
+        print the settings as variables and what `describe` returns as "# TITLE: VALUE", do nothing, and
+        return 0.
+        """
         if self.dry_run:
             for name, value in environment_of(self).items():
                 print(printable(f"{name}={value}"))
@@ -62,11 +67,11 @@ class RunCommand(SettingsCommand):
             return self.work()
 
     def describe(self) -> Mapping[str, object]:
-        """Return what --dry-run prints beside the settings: values derived from them."""
+        """Return what --dry-run prints beside the settings, derived values by title: here none, {}."""
         return {}
 
     def work(self) -> int:
-        """Do the work and return the exit code. Raise PenstockError if the work fails."""
+        """Do the work and return the exit code. Raise PenstockError if the work fails. Abstract here."""
         raise NotImplementedError
 
 
@@ -87,7 +92,11 @@ class RoleCommand(RunCommand):
         return words
 
     def execute(self) -> int:
-        """Run the role, or print the help asked for; return the exit code. Raise PenstockError."""
+        """Run the role as RunCommand.execute does; return its exit code, raise as it does.
+
+        With the word `help` print the overview instead, or the flags of the section named after it,
+        return 0.
+        """
         if not self.words:
             return super().execute()
         text = self.section_help(self.words[1]) if self.words[1:] else self.overview(self.role)
@@ -96,9 +105,9 @@ class RoleCommand(RunCommand):
 
     @classmethod
     def sections(cls) -> dict[str, tuple[str, type[Section]]]:
-        """Return the sections of the settings by name, each with the prefix of its flags.
+        """Return the sections of the role's settings by name: the prefix of the flags, and the class.
 
-        Example: {"run": ("run", RunSettings), "data": ("learner", DataSettings)}.
+        The first is "run". Example: {"run": ("run", RunSettings), "data": ("learner", DataSettings)}.
         """
         whole = SECTIONS[cls.role.upper()]
         bases = [part for part in reversed(whole.__bases__) if issubclass(part, Section)]
@@ -111,7 +120,11 @@ class RoleCommand(RunCommand):
 
     @classmethod
     def overview(cls, prog: str) -> str:
-        """Return the screen of --help: a line for each section."""
+        """Return the screen of --help for the command called `prog`.
+
+        It has the flags that are no settings, and a line for each section with its name and its
+        docstring.
+        """
         lines = [
             f"sections of the settings (`{prog} help SECTION` prints one; SECTION `all`: all):",
             *(f"  {name:<16}{section.__doc__}" for name, (_, section) in cls.sections().items()),
@@ -125,7 +138,10 @@ class RoleCommand(RunCommand):
 
     @classmethod
     def section_help(cls, name: str) -> str:
-        """Return the flags of a section, or of `all`. Raise ConfigError if there is no such section."""
+        """Return the flags of the section `name` as a help screen; for "all" those of all sections.
+
+        Raise ConfigError, with the known names, if there is no such section.
+        """
         sections = cls.sections()
         if name == "all":
             return "\n".join(map(cls.section_help, sections))
@@ -150,7 +166,7 @@ class LearnerFlags(SettingsCommand):
 
     @model_validator(mode="after")
     def _shown_alone(self) -> Self:
-        """Return self. Raise ValueError for --json or --rows without what they belong to."""
+        """Return self. Raise ValueError for --json without --dry-run, or --rows without --json."""
         if (self.as_json and not self.dry_run) or (self.rows and not self.as_json):
             raise ValueError("--rows belongs to --dry-run --json, and --json to --dry-run: add them")
         return self

@@ -10,9 +10,11 @@ _LONGEST = 4096
 
 
 def read_secret(path: Path, setting: str) -> str:
-    """Return the one line of a file. Warn on standard error if other users may read the file.
+    """Return the one line of the file `path`, without spaces around the text.
 
-    Raise ConfigError, without the file's content, if the file cannot be read or has not one line.
+    `setting` begins warning and errors. Warn on standard error if other users may read or write the
+    file, or its group may write. Raise ConfigError, without the file's content, if the file cannot be
+    read, is empty or no UTF-8, or has several lines, an unprintable letter or over 4096 letters.
     """
     try:
         with path.open("rb") as file:

@@ -18,7 +18,10 @@ from penstock.common.wire.plain import brief
 
 
 def split_commas(value: object) -> object:
-    """Return the list of a text with commas, such as ["a", "b"] for "a, b"; other values unchanged."""
+    """Return a text's parts between commas, without spaces around them and without empty parts.
+
+    Example: ["a", "b"] for "a, b,", and [] for "". Values that are no text are returned unchanged.
+    """
     return (
         [item for part in value.split(",") if (item := part.strip())]
         if isinstance(value, str)
@@ -29,7 +32,8 @@ def split_commas(value: object) -> object:
 def read_json_map(value: object) -> object:
     """Return the map of a JSON text, such as {"a": 1} for '{"a": 1}'; an empty text gives {}.
 
-    Raise ValueError for another text, and for a map that JSON cannot hold, such as one with NaN.
+    A map is returned as it is, and so is a value that is neither text nor map. Raise ValueError for a
+    text that is no map in JSON, and for a map that JSON cannot hold, such as one with NaN.
     """
     if not isinstance(value, (str, dict)):
         return value
@@ -50,7 +54,10 @@ PositiveNumbers = Annotated[list[PositiveFloat], NoDecode, BeforeValidator(split
 
 
 def setting(default: Any, description: str, **limits: Any) -> Any:
-    """Return a field of a section. `limits` are those of pydantic's Field, such as ge=1."""
+    """Return a field of a section with this default and, for its help, description.
+
+    `limits` are those of pydantic's Field, such as ge=1 for a value of at least 1.
+    """
     return Field(default, description=description, **limits)
 
 
@@ -91,7 +98,7 @@ class RunSettings(Section):
 
     @property
     def folder(self) -> RunFolder:
-        """Return the run's own folder."""
+        """Return the paths of the run's own folder, `name` in `dir`: by default runs/run."""
         return RunFolder(self.dir / self.name)
 
 

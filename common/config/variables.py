@@ -35,8 +35,9 @@ def variables() -> list[str]:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raise ConfigError if a name has a prefix of SECTIONS but is no setting, with the nearest name.
+    """Raise ConfigError for the first of `names`, sorted, that should be a setting's but is none.
 
+    Such a name begins with RUN_, LEARNER_, ACTOR_ or REWARDER_. The error has the nearest known name.
     Names that Kubernetes sets, such as LEARNER_PORT and LEARNER_SERVICE_HOST, pass.
     """
     known = variables()
@@ -49,15 +50,20 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def read_environment(env_file: Path | str | None) -> dict[str, str]:
-    """Return the variables of the file and of this process, which win over the file's."""
+    """Return the variables of the file `env_file`, if given, and of this process, which win.
+
+    A line of the file with a name and no `=` gives no variable, and neither does a file that is missing.
+    """
     from_file = dotenv_values(env_file) if env_file else {}
     return {name: value for name, value in from_file.items() if value is not None} | dict(os.environ)
 
 
 def values_of(kind: type[BaseModel], environment: Mapping[str, str]) -> dict[str, object]:
-    """Return the values that variables give to a command's sections and to its `redis_url`.
+    """Return the values that variables give to the sections and the `redis_url` of the command `kind`.
 
-    Raise ConfigError if a variable's name is unknown, or the file of REDIS_URL_FILE cannot be read.
+    A map of texts by section holds what is set: LEARNER_MAX_STEPS=100 alone gives {"learner":
+    {"max_steps": "100"}, "run": {}, "redis_url": ""} for a command with these three fields. Raise
+    ConfigError for an unknown variable, or if the file of REDIS_URL_FILE cannot be read.
     """
     check_names(environment)
     found: dict[str, object] = {"redis_url": _redis_url(environment)}
@@ -72,7 +78,10 @@ def values_of(kind: type[BaseModel], environment: Mapping[str, str]) -> dict[str
 
 
 def _redis_url(environment: Mapping[str, str]) -> str:
-    """Return REDIS_URL, or the line of the file REDIS_URL_FILE. Raise ConfigError if both are set."""
+    """Return REDIS_URL, or the line of the file that REDIS_URL_FILE names, or "" if neither is set.
+
+    Raise ConfigError if both are set, or as read_secret does.
+    """
     url, file = environment.get("REDIS_URL", ""), environment.get("REDIS_URL_FILE", "")
     if url and file:
         raise ConfigError("REDIS_URL and REDIS_URL_FILE are both set, expected one; unset the other")
@@ -80,9 +89,10 @@ def _redis_url(environment: Mapping[str, str]) -> str:
 
 
 def environment_of(settings: BaseModel) -> dict[str, str]:
-    """Return the variables of these settings, as --dry-run prints them.
+    """Return the variables of all settings of a command, defaults too, as --dry-run prints them.
 
-    REDIS_URL has *** for user and password, and no options: a command needs the real one.
+    REDIS_URL is there only if it is set. It has *** for user and password, and no options: a command
+    needs the real one.
     """
     url = getattr(settings, "redis_url", "")
     found = {"REDIS_URL": str(parse_url(url))} if url else {}
@@ -94,7 +104,7 @@ def environment_of(settings: BaseModel) -> dict[str, str]:
 
 
 def _text_of(value: object) -> str:
-    """Return a setting's value as the text of its variable."""
+    """Return a setting's value as its variable's text: maps as JSON, lists with commas, else str()."""
     if isinstance(value, dict):
         return json.dumps(value)
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -138,7 +138,7 @@ class Handle:
 
     def ask(self, session: Session, request: bytes, timeout_s: float) -> Outcome:
         """Send a request of a session; return its outcome as `call` does, and raise ProcessGone."""
-        if session.reader.partial:
+        if _has_more(session):
             self.usable = False
             return "sent more than its answer"
         session.unsent = memoryview(request)
@@ -334,6 +334,15 @@ class Handle:
             return False
         self._log.add(data)
         return bool(data)
+
+
+def _has_more(session: Session) -> bool:
+    """Return whether bytes have come that belong to no request: the next answer would be of the last."""
+    try:
+        waiting = session.connection.recv(1, socket.MSG_PEEK)
+    except OSError:
+        waiting = b""
+    return session.reader.partial or bool(waiting)
 
 
 def _status_of(frame: dict[str, Any]) -> int:

@@ -44,7 +44,7 @@ class BaseModelError(PenstockError):
 
 
 def make_base_model(folder: Path, task: TaskFiles, seed: int, report: Callable[[str], None]) -> None:
-    """Pre-train the base model on `task.pretrain` and save it as a Hugging Face checkpoint.
+    """Pre-train the base model on `task.pretrain` and save it as a Hugging Face checkpoint in `folder`.
 
     Takes about 35 seconds of one core, and limits torch to one thread in this process: on a busy machine
     the threads of so small a model wait for each other. The same seed makes the same model on the same
@@ -72,7 +72,11 @@ def make_base_model(folder: Path, task: TaskFiles, seed: int, report: Callable[[
 
 
 def _split_by_pair(problems: Sequence[Problem], seed: int) -> tuple[list[Problem], list[Problem]]:
-    """Return problems to train on and, of VALIDATION_PAIRS pairs, to validate. Raise as operand_pair."""
+    """Return the problems to train on and those to validate with, no pair of operands in both.
+
+    `seed` draws the VALIDATION_PAIRS pairs of which all problems validate. The order stays. Raise as
+    operand_pair for an unreadable question, ValueError for fewer pairs.
+    """
     pairs = [operand_pair(problem.question) for problem in problems]
     aside = set(random.Random(seed).sample(sorted(set(pairs)), VALIDATION_PAIRS))
     train = [problem for problem, pair in zip(problems, pairs, strict=True) if pair not in aside]
@@ -80,7 +84,10 @@ def _split_by_pair(problems: Sequence[Problem], seed: int) -> tuple[list[Problem
 
 
 def _encode(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerFast) -> Examples:
-    """Return questions, answers and eos as padded ids, and labels that mask questions and padding."""
+    """Return questions with answers and eos as padded ids (N, T), and labels of the same shape.
+
+    The labels are the ids, with _IGNORED for the tokens of questions and padding.
+    """
     prompts = [tokenizer.encode(problem.question) for problem in problems]
     answers = [[*tokenizer.encode(p.answer), tokenizer.eos_token_id] for p in problems]
     rows = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
@@ -97,9 +104,11 @@ def _pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
 def _pretrain(
     model: LlamaForCausalLM, train: Examples, validation: Examples, report: Callable[[str], None]
 ) -> int:
-    """Train the model until its accuracy is in the band, and return the number of steps.
+    """Train the model on random batches until its accuracy is in the band; return the number of steps.
 
-    Report each 30 steps. Raise BaseModelError after MAX_STEPS.
+    The accuracy on `validation` is measured each 6 steps, to be from LOWEST_ACCURACY to
+    HIGHEST_ACCURACY. `report` receives a line each 30 steps and at the end. Raise BaseModelError after
+    MAX_STEPS.
     """
     optimizer = AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.1)
     warmup = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS))
@@ -129,7 +138,7 @@ def _pretrain(
 
 @torch.no_grad()
 def _measure_accuracy(model: LlamaForCausalLM, examples: Examples) -> float:
-    """Return the share of questions that greedy decoding answers exactly, measured by teacher forcing.
+    """Return the share, 0 to 1, of `examples` that greedy decoding answers exactly, by teacher forcing.
 
     Both are equal: an answer is right if and only if each right token is the likeliest after the others.
     """

@@ -31,7 +31,11 @@ _FIGURES = (
 
 
 def print_report(run_folder: RunFolder) -> None:
-    """Print table, answers, audit, files, verdict; draw the curve. Raise as LocalServer, read_audit."""
+    """Print table, answers, audit, files and verdict of the demo's run; write the curve as a PNG.
+
+    The run's own queue server is started for the audit and stopped again. Raise as LocalServer and
+    read_audit do.
+    """
     metrics, answers = read_json_lines(run_folder.metrics), read_json_lines(run_folder.evaluations)
     right = right_by_step(answers)
     print_table(metrics, right)
@@ -48,20 +52,25 @@ def print_report(run_folder: RunFolder) -> None:
 
 
 def right_by_step(answers: Sequence[Row]) -> dict[int, list[bool]]:
-    """Return, for each evaluated step, whether each held-out question was answered right."""
+    """Return, by evaluated step in ascending order, whether each held-out question was answered right.
+
+    `answers` are the rows of evaluations.jsonl; the order of a step's questions is theirs.
+    """
     steps = sorted({row["step"] for row in answers})
     return {step: [_is_right(row) for row in answers if row["step"] == step] for step in steps}
 
 
 def _is_right(row: Row) -> bool:
-    """Return whether a held-out question was answered right."""
+    """Return whether a held-out question has an answer with an accuracy above 0; False for none."""
     return any((rewards.get("accuracy") or 0.0) > 0 for rewards in row["rewards"])
 
 
 def print_table(metrics: Sequence[Row], right: dict[int, list[bool]]) -> None:
-    """Print the shares solved at the first and last evaluation, and means of the first and last steps.
+    """Print a table: the share of held-out sums solved, and means of metrics, at start and end.
 
-    These are ten steps each, or half of fewer than twenty. Raise ValueError with one evaluation.
+    The shares are those of the first and last evaluation in `right`. The means are over the first and
+    last ten rows of `metrics`, a row per step, or over half of fewer than twenty, at least one. Raise
+    ValueError with one evaluation.
     """
     first, *_, last = right
     solved = f"{fmean(right[first]):>8.1%}{fmean(right[last]):>8.1%}"
@@ -75,12 +84,16 @@ def print_table(metrics: Sequence[Row], right: dict[int, list[bool]]) -> None:
 
 
 def _mean(name: str, rows: Sequence[Row]) -> float:
-    """Return the mean of a metric over the rows that have it, 0 if none has."""
+    """Return the mean of the metric `name` over the rows that have it, 0 if none has."""
     return fmean([row[name] for row in rows if row.get(name) is not None] or [0.0])
 
 
 def print_answers(answers: Sequence[Row]) -> None:
-    """Print eight held-out questions, answered before and after. Raise KeyError for fewer."""
+    """Print the held-out questions 0 to 7, with their answers of the first and the last evaluation.
+
+    Each answer is called right or wrong, a missing one "(no answer)". `answers` are the rows of
+    evaluations.jsonl. Raise KeyError if they have fewer questions, ValueError if there are none.
+    """
     rows = {(row["step"], row["index"]): row for row in answers}
     print(f"\nExamples: {ANSWERS_SHOWN} held-out sums with their answers. Too few to show the gain.")
     print(f"{'held-out question':<24}{'before training':<24}after training")
@@ -95,7 +108,10 @@ def print_answers(answers: Sequence[Row]) -> None:
 
 
 def draw_curve(metrics: Sequence[Row], right: dict[int, list[bool]], path: Path) -> None:
-    """Write a PNG: the reward of every step, and the share of held-out sums solved when evaluated."""
+    """Write a PNG to `path`: each step's reward, and the share of held-out sums solved by step.
+
+    `metrics` has a row per step, `right` by evaluated step whether each sum was solved.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -110,13 +126,20 @@ def draw_curve(metrics: Sequence[Row], right: dict[int, list[bool]], path: Path)
 
 
 def trained_twice(folder: Path) -> int:
-    """Return how many groups were trained again in a later step. Raise ConfigError as read_rows does."""
+    """Return how often a group of the run in `folder` was trained again in a later step, 0 if never.
+
+    Raise ConfigError as read_rows does.
+    """
     trained = {(row["ticket"], row["step"]) for row in read_rows(folder) if row["state"] == "trained"}
     return len(trained) - len({ticket for ticket, _ in trained})
 
 
 def print_audit(audit: Audit, twice: int) -> None:
-    """Print what became of all groups, how many were lost or trained `twice`, and all faults."""
+    """Print what became of all groups, how many were lost or trained twice, and all faults.
+
+    `audit` has the queue server's counts, `twice` the groups trained again by the completions' files.
+    Groups that ended beyond those asked for are counted as trained twice too.
+    """
     ends = ", ".join(f"{count} {state}" for state, count in audit.ended.items() if count)
     flying = len(audit.in_flight)
     lost = audit.issued - sum(audit.ended.values()) - flying
@@ -132,7 +155,10 @@ Audit of the queue server: {audit.issued} groups were asked for, each with the a
 
 
 def verdict(right: dict[int, list[bool]]) -> str:
-    """Return a sentence: held-out sums solved before and after. Raise ValueError with one evaluation."""
+    """Return a sentence: how many held-out sums were solved before and after, and the difference.
+
+    These are the first and last step in `right`. Raise ValueError with one evaluation.
+    """
     first, *_, last = right.values()
     return (
         f"Verdict: of {len(last)} held-out sums the model solved {sum(first)} before training and "

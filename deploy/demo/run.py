@@ -47,10 +47,10 @@ class Demo(Command):
     dir: Path = Field(Path("runs"), description="folder for all files of the demo")
 
     def execute(self) -> int:
-        """Run the demo and return 0.
+        """Run the demo in a new folder demo-SEED-TIME below `dir`, print its report, return 0.
 
-        This process shows no warnings. Raise DemoFailed, TaskError, BaseModelError, ConfigError for a
-        wrong RUN_ setting, or as print_report.
+        This process shows no warnings from now on. Raise DemoFailed, TaskError, BaseModelError,
+        ConfigError for a wrong RUN_ setting, or as print_report.
         """
         warnings.simplefilter("ignore")  # a first run shows the demo's own lines, and errors
         logging.disable(logging.WARNING)
@@ -63,7 +63,11 @@ class Demo(Command):
         return 0
 
     def _make(self, folder: Path) -> None:
-        """Make the run in `folder` and all that precedes it; print the report. Raise as `execute`."""
+        """Make data set, base model and run; print the report. Raise as `execute` does.
+
+        `folder` is the run's. Data set and model are beside it, in demo-task-SEED and demo-base-SEED,
+        where a complete model of an earlier demo is used again.
+        """
         print("== 1 of 4: data set", flush=True)
         task = write_task(self.dir / f"demo-task-{self.seed}", self.seed)
         _describe(task)
@@ -79,7 +83,7 @@ class Demo(Command):
 
 
 def _describe(task: TaskFiles) -> None:
-    """Print how many questions each split has."""
+    """Print how many questions each of the task's three files has, and what each is for."""
     sizes = [len(read_problems(path)) for path in (task.pretrain, task.train, task.heldout)]
     print(
         """\
@@ -94,7 +98,9 @@ def _describe(task: TaskFiles) -> None:
 def _train(folder: Path, model: Path, task: TaskFiles, options: Demo) -> None:
     """Run `penstock up` in this process with the demo's recipe, and print progress.
 
-    The settings stay in the environment. Raise DemoFailed if the run fails or is stopped, or as Up.run.
+    The run in `folder` trains `model` on `task`, with the seed and the steps of `options`. Its log is
+    written to the folder. The settings stay in the environment. Raise DemoFailed if the run fails or is
+    stopped, or as Up.run.
     """
     os.environ |= {
         "RUN_NAME": folder.name,
@@ -122,7 +128,10 @@ def _train(folder: Path, model: Path, task: TaskFiles, options: Demo) -> None:
 
 
 def announce(steps: int, log: Path) -> None:
-    """Print what runs, what one step is, and what the progress lines mean."""
+    """Print what runs, what one step is, what the progress lines mean, and where the log is.
+
+    `steps` is the number of the run's steps, `log` the file of all processes' output.
+    """
     print(f"""\
   Four processes: the learner trains the model; the actor answers sums, by the inference engine
   vLLM; the rewarder scores the answers; the queue server carries the work between them.
@@ -138,9 +147,10 @@ def announce(steps: int, log: Path) -> None:
 
 
 class Progress:
-    """Writes every line of the run's processes to the log, and prints the run's progress.
+    """Writes every line of the run's processes to `log`, and prints the run's progress.
 
-    The progress is read from the files of the run, not from the lines. Safe in several threads.
+    The progress is read from the files in `run_folder`, not from the lines. `steps` is the number of the
+    run's steps. Safe in several threads.
     """
 
     def __init__(self, run_folder: RunFolder, steps: int, log: TextIO) -> None:
@@ -153,9 +163,10 @@ class Progress:
         self._evaluated = -1
 
     def __call__(self, report: Report) -> None:
-        """Write a report to the log; print new steps and evaluations, errors, and failures.
+        """Write a report to the log; print it if it is an error or the failure of a process.
 
-        After 60 s without a printed line print what the run waits for.
+        At each report of the learner print new evaluations and steps. After 60 s without a printed line
+        print what the run waits for.
         """
         with self._lock:
             print(f"{report.child} | {report.text}", file=self._log, flush=True)
@@ -170,7 +181,7 @@ class Progress:
                 self._print(f"Still waiting for {awaited}. The log says more.")
 
     def _show_evaluation(self) -> None:
-        """Print the newest evaluation, if there is one that is not printed yet."""
+        """Print the newest evaluation, its step and share solved, if it is not printed yet."""
         results = self._run_folder.results("eval")
         found = json.loads(results.read_text()) if results.is_file() else {"step": -1}
         if found["step"] > self._evaluated:
@@ -179,7 +190,7 @@ class Progress:
             self._print(f"{when}: {found['eval/rewards/accuracy/mean']:.1%} of the held-out sums solved")
 
     def _show_steps(self) -> None:
-        """Print those steps that are not printed yet: the first, every fifth, the last."""
+        """Print a line for the first step, every fifth and the last, of those since the last call."""
         for row in read_json_lines(self._run_folder.metrics)[self._step :]:
             self._step = row["step"]
             if self._step in (1, self._steps) or self._step % _STEPS_PER_LINE == 0:
@@ -190,6 +201,6 @@ class Progress:
                 )
 
     def _print(self, text: str) -> None:
-        """Print a text after the seconds since the start, in at most WIDTH columns."""
+        """Print a text after the seconds since the start, cut to WIDTH columns, and store the time."""
         self._printed_at = time.monotonic()
         print(f"{self._printed_at - self._started:5.0f} s  {text}"[:WIDTH], flush=True)

@@ -48,9 +48,10 @@ class TaskFiles:
 def write_task(folder: Path, seed: int) -> TaskFiles:
     """Write pretrain.jsonl, train.jsonl and heldout.jsonl into `folder`, check them, return their paths.
 
-    The same seed writes the same bytes. Pre-training and training hold every question of their pairs.
-    The held-out split holds one question per pair, so that its questions are independent.
-    Raise TaskError as check_task does, ConfigError if the folder cannot be made.
+    The same seed writes the same bytes. 600 pairs of operands are held out, 1500 are for training, all
+    others for pre-training. Pre-training and training hold every question of their pairs. The held-out
+    split holds one question per pair, so that its questions are independent. Raise TaskError as
+    check_task does, ConfigError if the folder cannot be made.
     """
     rng = random.Random(seed)
     pairs = list(combinations_with_replacement(OPERANDS, 2))
@@ -67,7 +68,7 @@ def write_task(folder: Path, seed: int) -> TaskFiles:
 
 
 def check_task(files: TaskFiles) -> None:
-    """Raise TaskError if a label or question is wrong or a pair is in two splits."""
+    """Raise TaskError if an answer is wrong, a question unreadable, or a pair in two of the files."""
     owner: dict[Pair, Path] = {}
     for path in (files.pretrain, files.train, files.heldout):
         pairs = {_checked_pair(problem, path) for problem in read_problems(path)}
@@ -80,12 +81,16 @@ def check_task(files: TaskFiles) -> None:
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """Return a split's problems in the file's order. Raise OSError, ValueError, TypeError if bad."""
+    """Return the problems of the split in `path`, in the file's order, one per line.
+
+    Raise OSError if the file cannot be read, ValueError for a line that is no JSON or a text that is no
+    UTF-8, TypeError for other columns than question and answer.
+    """
     return [Problem(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def operand_pair(question: str) -> Pair:
-    """Return the operands of a question such as `37+45=`, the smaller one first.
+    """Return the operands of a question, the smaller one first: (37, 45) of `45+37=`.
 
     Raise TaskError for a question of another form.
     """
@@ -97,20 +102,23 @@ def operand_pair(question: str) -> Pair:
 
 
 def problems_of(pair: Pair) -> list[Problem]:
-    """Return every question about one pair: the sum in both orders, once if both are the same."""
+    """Return every question about one pair with its answer: both orders, or one if both are the same."""
     return [
         Problem(f"{one}+{other}=", str(sum(pair))) for one, other in dict.fromkeys((pair, pair[::-1]))
     ]
 
 
 def _write_problems(path: Path, problems: Sequence[Problem]) -> None:
-    """Write problems as JSON lines."""
+    """Write problems to `path` as JSON lines, in their order; replace what the file held."""
     lines = (json.dumps(asdict(problem)) + "\n" for problem in problems)
     path.write_text("".join(lines), encoding="utf-8")
 
 
 def _checked_pair(problem: Problem, path: Path) -> Pair:
-    """Return a problem's operands, smaller first. Raise TaskError for a wrong answer or question."""
+    """Return a problem's operands, the smaller first. Raise TaskError for a wrong answer or question.
+
+    `path` is the problem's file, named in the error of a wrong answer.
+    """
     pair = operand_pair(problem.question)
     expected = str(sum(pair))
     if problem.answer != expected:

@@ -15,9 +15,10 @@ _CHARACTERS = "0123456789+-="
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Make a tokenizer of single characters; encoding adds no special token.
+    """Make a tokenizer of single characters, digits and +-=; encoding adds no special token.
 
-    Example: `37+45=` becomes six tokens, and the two tokens of `82` decode to `82`.
+    Any other character becomes <unk>. Example: `37+45=` becomes six tokens, and the two tokens of `82`
+    decode to `82`.
     """
     tokens = [*_SPECIAL.values(), *_CHARACTERS]
     vocabulary = {token: index for index, token in enumerate(tokens)}
@@ -34,9 +35,10 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Make a model with random weights in fp32, drawn from torch's global generator.
+    """Make a Llama with random weights in fp32, drawn from torch's global generator.
 
-    The head size of 32 is the smallest that vLLM's attention runs on a CPU.
+    Its vocabulary and special tokens are the tokenizer's. The head size of 32 is the smallest that
+    vLLM's attention runs on a CPU.
     """
     return LlamaForCausalLM(
         LlamaConfig(
@@ -55,7 +57,11 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def save_checkpoint(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Save weights, configurations and tokenizer for `from_pretrained(folder)` and for vLLM."""
+    """Write weights, configurations and tokenizer into `folder`, for `from_pretrained` and for vLLM.
+
+    The files get the folder's rights. The model's generation configuration is replaced by one with the
+    special tokens alone, and progress bars of transformers are off from now on.
+    """
     disable_progress_bar()
     model.generation_config = GenerationConfig(
         pad_token_id=model.config.pad_token_id,

@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from tests.chaos.victims import ACTOR, GUARD, KEEPER, LEARNER, NURSERY, REWARDER, SCORER, SERVER
+from tests.chaos.victims import ACTOR, EPISODE, GUARD, KEEPER, LEARNER, NURSERY, REWARDER, SCORER, SERVER
 
 WHOLE_S = 600.0
 _WHOLE_STEPS = 90
@@ -60,14 +60,17 @@ class Plan:
         return sum(self.deck.values())
 
 
-def make_plan(seconds: float) -> Plan:
+def make_plan(seconds: float, *, environments: bool = False) -> Plan:
     """The plan for a run of about so many seconds; WHOLE_S is what the promise is shown with.
+
+    With `environments` the processes of episodes are killed too.
 
     Example:
         make_plan(60).kills == 33
     """
     share = seconds / WHOLE_S
-    deck = {kind: max(1, round(count * share)) for kind, count in _WHOLE_DECK.items()}
+    whole = _WHOLE_DECK | ({EPISODE: 60} if environments else {})
+    deck = {kind: max(1, round(count * share)) for kind, count in whole.items()}
     deck |= {LEARNER: max(3, deck[LEARNER]), SERVER: max(3, deck[SERVER])}
     floors = Floors(
         kills=round(200 * share) if share < 1 else 300,

@@ -12,14 +12,20 @@ from tests.chaos.world import World
 
 
 def run_chaos(
-    folder: Path, plan: Plan, seed: int, *, lose_every: int = 0, preload: Path | None = None
+    folder: Path,
+    plan: Plan,
+    seed: int,
+    *,
+    lose_every: int = 0,
+    preload: Path | None = None,
+    environments: bool = False,
 ) -> Verdict:
     """Run a plan in an empty folder, telling of every kill; must be called in the main thread.
 
-    `lose_every` and `preload` are those of World.
+    `lose_every` and `preload` are those of World. With `environments` the rollouts are conversations.
     """
     world = World(
-        folder, lose_every=lose_every, preload=preload, LEARNER_SEED=str(seed),
+        folder, lose_every=lose_every, preload=preload, talks=environments, LEARNER_SEED=str(seed),
         LEARNER_MAX_STEPS=str(plan.steps), LEARNER_GROUPS_PER_STEP=str(GROUPS_PER_STEP),
         LEARNER_SAVE_STEPS="4", LEARNER_EVAL_STEPS="30",
     )  # fmt: skip

@@ -14,7 +14,8 @@ from penstock.deploy.child import Child
 
 SERVER, LEARNER, ACTOR, REWARDER = "server", "learner", "actor", "rewarder"
 SCORER, KEEPER, NURSERY, GUARD = "scoring process", "keeper", "nursery", "guard"
-KINDS = (SERVER, LEARNER, ACTOR, REWARDER, SCORER, KEEPER, NURSERY, GUARD)
+EPISODE = "episode"
+KINDS = (SERVER, LEARNER, ACTOR, REWARDER, SCORER, KEEPER, NURSERY, GUARD, EPISODE)
 
 _GUARD, _SANDBOX = "penstock.common.guard", "penstock.common.sandbox.nursery"
 
@@ -47,7 +48,7 @@ def find_victims(children: Sequence[Child]) -> list[Victim]:
         found.append(Victim(kind, child.name, pid))
         with contextlib.suppress(psutil.NoSuchProcess):
             found += [
-                Victim(helper, child.name, process.pid)
+                Victim(EPISODE if (name, helper) == (ACTOR, SCORER) else helper, child.name, process.pid)
                 for process in psutil.Process(pid).children(recursive=True)
                 if (helper := _helper_kind(process, pid))
             ]

@@ -28,14 +28,20 @@ class World:
     """A run in a folder, its processes' lines in `roles.log`.
 
     `preload` is a library for the server alone; with `lose_every` the roles speak to it through a
-    network that loses each reply of that number.
+    network that loses each reply of that number. `talks` is that of Site.
     """
 
     def __init__(
-        self, folder: Path, *, preload: Path | None = None, lose_every: int = 0, **variables: str
+        self,
+        folder: Path,
+        *,
+        preload: Path | None = None,
+        lose_every: int = 0,
+        talks: bool = False,
+        **variables: str,
     ) -> None:
         self.site = Site(
-            folder, FAKE_PROCFILE,
+            folder, FAKE_PROCFILE, talks=talks,
             RUN_LEASE_S="3", RUN_MAX_ATTEMPTS="8", RUN_CONNECT_TIMEOUT_S="60",
             RUN_PROGRESS_TIMEOUT_S="120", OMP_NUM_THREADS="1", FAKE_TOKEN_DELAY_S="0.2", **variables,
         )  # fmt: skip

@@ -279,6 +279,16 @@ class Bad:
                 continue
         return "true"
 
+    def forge_well(self) -> str:
+        """Writes the answer of a tool into all descriptors, and then returns its own."""
+        frame = b'{"value": {"text": "forged", "failed": false}}'
+        for number in range(3, 64):
+            try:
+                os.write(number, len(frame).to_bytes(4, "big") + frame)
+            except OSError:
+                continue
+        return "true"
+
     def close_all(self) -> str:
         """Closes all descriptors."""
         os.closerange(3, 256)

@@ -22,20 +22,29 @@ from tests.tiny_tokenizer import LETTERS, save_tokenizer
 
 ROOT = Path(__file__).parents[2]
 FAKE_PROCFILE = "learner: learner\nactor: python -m tests.actors.fake_actor\nrewarder: rewarder\n"
+TALKS = {
+    "FAKE_TALKS": "1",
+    "LEARNER_ENVIRONMENT": str(Path(__file__).with_name("environments.py")) + ":Counter",
+    "LEARNER_REWARDS": "environment,accuracy",
+    "LEARNER_MAX_COMPLETION_LENGTH": "32",
+    "ACTOR_EPISODE_WORKERS": "16",
+}
+"""The variables of a run whose rollouts are conversations with a live environment."""
+
 REAL_PROCFILE = "learner: learner\nactor: actor\nrewarder: rewarder\n"
 
 
-def make_model(folder: Path, max_position_embeddings: int = 128) -> Path:
-    """A Llama with random weights that reads single letters."""
+def make_model(folder: Path, max_position_embeddings: int = 128, *, talks: bool = False) -> Path:
+    """A Llama with random weights that reads single letters, and tool calls if it `talks`."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(LETTERS), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        vocab_size=len(LETTERS) + talks, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=2, head_dim=32,
         max_position_embeddings=max_position_embeddings,
         bos_token_id=1, eos_token_id=2, pad_token_id=0, initializer_range=0.2,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
-    save_tokenizer(folder)
+    save_tokenizer(folder, talks=talks)
     return folder
 
 
@@ -69,30 +78,35 @@ def moved(start: Path, run_folder: Path) -> float:
 class Site:
     """A folder in which runs are made.
 
-    `variables`, `command` and `cwd` may be changed before `start`.
+    `variables`, `command` and `cwd` may be changed before `start`. If the site `talks`, rollouts are
+    conversations of two turns and more.
     """
 
-    def __init__(self, folder: Path, procfile: str, **variables: str) -> None:
+    def __init__(self, folder: Path, procfile: str, *, talks: bool = False, **variables: str) -> None:
         self.folder = folder
         (folder / "Procfile").write_text(procfile)
         self.run_folder = folder / "runs" / "e2e"
-        self.variables = {
-            "RUN_NAME": "e2e",
-            "RUN_DIR": str(folder / "runs"),
-            "RUN_LEASE_S": "3",
-            "LEARNER_JOURNAL_SEGMENT_MIB": "0.005",  # many files
-            "LEARNER_MODEL": str(make_model(folder / "model")),
-            "LEARNER_DATASET": str(write_questions(folder / "train.jsonl", 200)),
-            "LEARNER_EVAL_DATASET": str(write_questions(folder / "eval.jsonl", 10)),
-            "LEARNER_NUM_GENERATIONS": "4",
-            "LEARNER_GROUPS_PER_STEP": "4",
-            "LEARNER_MAX_PROMPT_LENGTH": "20",
-            "LEARNER_MAX_COMPLETION_LENGTH": "8",
-            "LEARNER_LEARNING_RATE": "1e-4",
-            "LEARNER_FILTER_ZERO_STD": "false",
-            "LEARNER_ENTROPY_COEF": "0.01",  # moves the weights though no answer is ever right
-            "REWARDER_WORKERS": "1",
-        } | variables
+        self.variables = (
+            {
+                "RUN_NAME": "e2e",
+                "RUN_DIR": str(folder / "runs"),
+                "RUN_LEASE_S": "3",
+                "LEARNER_JOURNAL_SEGMENT_MIB": "0.005",  # many files
+                "LEARNER_MODEL": str(make_model(folder / "model", talks=talks)),
+                "LEARNER_DATASET": str(write_questions(folder / "train.jsonl", 200)),
+                "LEARNER_EVAL_DATASET": str(write_questions(folder / "eval.jsonl", 10)),
+                "LEARNER_NUM_GENERATIONS": "4",
+                "LEARNER_GROUPS_PER_STEP": "4",
+                "LEARNER_MAX_PROMPT_LENGTH": "20",
+                "LEARNER_MAX_COMPLETION_LENGTH": "8",
+                "LEARNER_LEARNING_RATE": "1e-4",
+                "LEARNER_FILTER_ZERO_STD": "false",
+                "LEARNER_ENTROPY_COEF": "0.01",  # moves the weights though no answer is ever right
+                "REWARDER_WORKERS": "1",
+            }
+            | (TALKS if talks else {})
+            | variables
+        )
         self.command = [sys.executable, "-m", "penstock.deploy"]
         self.cwd = ROOT
         self.lines: list[str] = []
