@@ -9,22 +9,26 @@ below it when it ends. A step that takes too long, crashes or answers nonsense e
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock.common.config.settings import ActorSettings
 from penstock.common.errors import ConfigError, PenstockError
 from penstock.common.sandbox import frames
-from penstock.common.sandbox.handle import Handle, Mistake, Outcome, ProcessGone, Session, outcome_of
+from penstock.common.sandbox.handle import Handle, Mistake, ProcessGone, Session, outcome_of
 from penstock.common.sandbox.settings import Code, SandboxSettings
 from penstock.common.sandbox.starter import STARTS, Starter
 from penstock.common.sandbox.user import hide_memory
+from penstock.common.text import encodable, short
 from penstock.common.wire.episode_spec import EpisodeSpec
+from penstock.common.wire.limits import HIGHEST_REWARD
 
 _PROCESS = "penstock.common.episodes.process"
 _CLEANERS = 4
 _DESCRIBE_S = 60.0
 _SECTION = "ACTOR_EPISODE"
+_FORGED = f"its process gave an answer of another form: {frames.FOREIGN}"
 
 
 class EpisodeFailed(PenstockError):
@@ -34,12 +38,28 @@ class EpisodeFailed(PenstockError):
     """
 
 
+class _NeverBegan(EpisodeFailed):
+    """The process had ended before it got a request."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
     """The answer of a tool. `failed` is True if the tool raised, or there is no such tool."""
 
     text: str
     failed: bool
+
+
+def _sandbox(settings: ActorSettings, limit_s: float, modules: tuple[str, ...]) -> SandboxSettings:
+    """Return the settings of the episodes' processes."""
+    return SandboxSettings(
+        settings.episode_workers, limit_s, settings.episode_memory_gib, settings.episode_user,
+        environment=tuple(settings.episode_environment),
+        modules=(_PROCESS, *modules),
+        built_in="",
+        load=f"{_PROCESS}:load",
+        section=_SECTION,
+    )  # fmt: skip
 
 
 class EpisodePool:
@@ -54,15 +74,7 @@ class EpisodePool:
     ) -> None:
         hide_memory()
         self.spec = spec
-        self.sandbox = SandboxSettings(
-            settings.episode_workers, spec.step_timeout_s, settings.episode_memory_gib,
-            settings.episode_user,
-            environment=tuple(settings.episode_environment),
-            modules=(_PROCESS, *modules),
-            built_in="",
-            load=f"{_PROCESS}:load",
-            section=_SECTION,
-        )  # fmt: skip
+        self.sandbox = _sandbox(settings, spec.step_timeout_s, modules)
         sources = {code.source: code.digest for code in (*spec.tools, *spec.environments)}
         first, *others = sources.items()
         self._code = Code(*first, tuple(others))
@@ -74,16 +86,16 @@ class EpisodePool:
 
     def describe(self, schema_of: str) -> dict[str, list[Any]]:
         """Return the schemas of the tools, see `process.describe`. Raise ConfigError."""
-        episode = self._episode()
         try:
-            found = episode.ask(
+            episode, found = self._start(
                 "reading the tools", "describe", asdict(self.spec), schema_of, limit_s=_DESCRIBE_S
             )
         except EpisodeFailed as error:
             raise ConfigError(f"LEARNER_TOOLS, LEARNER_ENVIRONMENT: {error}") from error
-        finally:
-            episode.close()
-        return dict(found)
+        episode.close()
+        if not isinstance(found, dict) or not all(isinstance(tools, list) for tools in found.values()):
+            raise ConfigError(f"LEARNER_TOOLS, LEARNER_ENVIRONMENT: {_FORGED}")
+        return found
 
     def begin(self, row: Mapping[str, Any]) -> "Episode":
         """Return a new episode for a row, whose environment is made but not reset.
@@ -95,12 +107,8 @@ class EpisodePool:
             tools = self.spec.tools_of(row)
         except ValueError as error:
             raise EpisodeFailed(str(error)) from error
-        episode = self._episode(tools)
-        try:
-            episode.ask("making the environment", "begin", asdict(self.spec), dict(row))
-        except BaseException:
-            episode.abandon()
-            raise
+        episode, _ = self._start("making the environment", "begin", asdict(self.spec), dict(row))
+        episode.tools = tools
         return episode
 
     def give_back(self, handle: Handle) -> None:
@@ -120,19 +128,31 @@ class EpisodePool:
         self.cleaners.shutdown()
         self._starter.close()
 
-    def _episode(self, tools: list[Any] | None = None) -> "Episode":
-        """Return an episode with a session in a process. Raise EpisodeFailed if no process starts."""
+    def _start(
+        self, step: str, function: str, *arguments: Any, limit_s: float = 0.0
+    ) -> tuple["Episode", Any]:
+        """Return a new episode, and what `ask` of it returns. Raise EpisodeFailed.
+
+        A process that was killed while it was idle is replaced.
+        """
         for _ in range(STARTS):
-            with self._lock:
-                handle = self._idle.pop() if self._idle else None
-            started = handle or self._starter.start(self._code)
-            if isinstance(started, Mistake):
-                raise EpisodeFailed(started.reason)
-            try:
-                return Episode(self, started, started.open(), tools or [])
-            except ProcessGone:
-                started.end()
+            with suppress(_NeverBegan):
+                episode = self._episode()
+                return episode, episode.ask(step, function, *arguments, limit_s=limit_s)
         raise EpisodeFailed(f"the process of an episode was killed {STARTS} times before it began")
+
+    def _episode(self) -> "Episode":
+        """Return an episode in a process. Raise EpisodeFailed, _NeverBegan for a killed process."""
+        with self._lock:
+            handle = self._idle.pop() if self._idle else None
+        started = handle or self._starter.start(self._code)
+        if isinstance(started, Mistake):
+            raise EpisodeFailed(started.reason)
+        try:
+            return Episode(self, started, started.open())
+        except ProcessGone as error:
+            started.end()
+            raise _NeverBegan("its process was killed before") from error
 
 
 class Episode:
@@ -142,8 +162,8 @@ class Episode:
     and for an answer of another form. After that the episode has ended. Call one step at a time.
     """
 
-    def __init__(self, pool: EpisodePool, handle: Handle, session: Session, tools: list[Any]) -> None:
-        self.tools = tools
+    def __init__(self, pool: EpisodePool, handle: Handle, session: Session) -> None:
+        self.tools: list[Any] = []
         self.step = ""
         self._pool = pool
         self._handle = handle
@@ -154,57 +174,78 @@ class Episode:
     def reset(self) -> str | None:
         """Return the observation of the environment's reset, None for none. Raise EpisodeFailed."""
         found = self.ask("reset", "reset")
-        if found is not None and not isinstance(found, str):
-            raise EpisodeFailed(f"reset answered {type(found).__name__}, expected a text")
-        return found
+        if found is None:
+            return None
+        if not isinstance(found, str):
+            raise self._forged("reset")
+        return encodable(found)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> ToolAnswer:
         """Return a tool's answer to the arguments that the policy wrote. Raise EpisodeFailed."""
         step = f"tool {frames.short(name)[:80]}"
+        try:
+            frames.pack_request([name, dict(arguments)])
+        except (TypeError, ValueError, OverflowError) as error:  # such as a number of 100 digits
+            return ToolAnswer(str({"error": short(error)}), failed=True)
         found = self.ask(step, "call", name, dict(arguments))
         text, failed = (found.get("text"), found.get("failed")) if isinstance(found, dict) else (0, 0)
         if not isinstance(text, str) or not isinstance(failed, bool):
-            raise EpisodeFailed(f"{step} gave an answer of another form than its process sends")
-        return ToolAnswer(text, failed)
+            raise self._forged(step)
+        return ToolAnswer(encodable(text), failed)
 
     def reward(self) -> float | None:
         """Return the reward of the environment, None if it has none. Raise EpisodeFailed."""
         found = self.ask("get_reward", "reward")
-        if found is not None and not isinstance(found, (int, float)):
-            raise EpisodeFailed(f"get_reward answered {type(found).__name__}, expected a number")
-        return found
+        if found is None:
+            return None
+        if type(found) not in (int, float) or not abs(found) <= HIGHEST_REWARD:
+            raise self._forged("get_reward")
+        return float(found)
 
     def ask(self, step: str, function: str, *arguments: Any, limit_s: float = 0.0) -> Any:
         """Return the result of a function of `process`, called `step` in errors. Raise EpisodeFailed.
 
         `limit_s` is its time limit in seconds; 0 is the run's.
         """
-        try:
-            work = f"{_PROCESS}:{function}"
-            request = frames.pack_request({"work": work, "arguments": arguments, "more": True})
-        except (TypeError, ValueError, OverflowError) as error:
-            raise EpisodeFailed(f"{step}: the arguments are no plain data: {error}") from error
-        limit_s = limit_s or self._pool.sandbox.timeout_s
+        request = {"work": f"{_PROCESS}:{function}", "arguments": arguments, "more": True}
         with self._lock:
             if self._ended:
                 raise EpisodeFailed(f"{step}: the episode has ended")
             self.step = step
             try:
-                outcome: Outcome = self._handle.ask(self._session, request, limit_s)
-            except ProcessGone:
-                outcome = "its process was killed before"
+                return self._result(step, request, limit_s or self._pool.sandbox.timeout_s)
+            except BaseException:
+                self._end()
+                raise
             finally:
                 self.step = ""
-            result = outcome_of(outcome, self._pool.sandbox, limit_s)
-            if isinstance(result, Mistake):
-                self._end()
-                raise EpisodeFailed(f"{step} {result.reason}")
+
+    def _result(self, step: str, request: Mapping[str, Any], limit_s: float) -> Any:
+        """Return the result of a request. Raise EpisodeFailed, _NeverBegan if no process got it."""
+        try:
+            outcome = self._handle.ask(self._session, frames.pack_request(request), limit_s)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise EpisodeFailed(f"{step}: the arguments are no plain data: {error}") from error
+        except ProcessGone as error:
+            raise _NeverBegan(f"{step}: its process was killed before") from error
+        result = outcome_of(outcome, self._pool.sandbox, limit_s)
+        if isinstance(result, Mistake):
+            separator = ": " if isinstance(outcome, dict) else " "  # an exception, or what happened
+            raise EpisodeFailed(f"{step}{separator}{result.reason}")
         return result
+
+    def _forged(self, step: str) -> EpisodeFailed:
+        """End the episode; return the error for an answer that only other code than Penstock's gives."""
+        self.close()
+        return EpisodeFailed(f"{step}: {_FORGED}")
 
     def abandon(self) -> None:
         """End the episode soon, without waiting. A running step then raises EpisodeFailed."""
         self._session.hang_up()
-        self._pool.cleaners.submit(self.close)
+        try:
+            self._pool.cleaners.submit(self.close)
+        except RuntimeError:  # the pool is closed
+            threading.Thread(target=self.close, daemon=True).start()
 
     def close(self) -> None:
         """End the episode, and wait until its process and all below it are killed. Twice is harmless."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock.common.errors import ConfigError
 from penstock.common.own_code import digest_of, find_code, import_code, public_names
+from penstock.common.sandbox.frames import LONGEST_ANSWER
 from penstock.common.text import encodable
 from penstock.common.wire.episode_spec import EpisodeSpec, OwnCode
 from penstock.common.wire.limits import HIGHEST_REWARD
@@ -61,12 +62,12 @@ def tools_of(spec: EpisodeSpec, environment: object | None) -> dict[str, Callabl
         raise ConfigError(
             f"the environment {kind.__name__} has no method reset, expected reset(self, **row)"
         )
-    for name, method in inspect.getmembers(environment, callable):
+    for name, _ in inspect.getmembers(kind, inspect.isfunction):  # of an object it would run properties
         if name.startswith("_") or name in _NO_TOOLS:
             continue
         if name in found:
             raise ConfigError(f"{kind.__name__}.{name} has the name of a tool: rename one of the two")
-        found[name] = method
+        found[name] = getattr(environment, name)
     return found
 
 
@@ -94,6 +95,7 @@ class _Live:
     def __init__(self, spec: EpisodeSpec, row: Mapping[str, Any]) -> None:
         self.row = row
         self.runner = asyncio.Runner()
+        self.columns = set(row) - ({"environment"} if len(spec.environments) > 1 else set())
         name = spec.environment_of(row)
         codes = {code.name: code for code in spec.environments}
         self.environment = find(codes[name])() if name else None
@@ -135,7 +137,7 @@ def reset() -> str | None:
     function = live.environment.reset
     parameters = inspect.signature(function).parameters.values()
     takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    names = set(live.row) if takes_all else {one.name for one in parameters} & set(live.row)
+    names = live.columns if takes_all else live.columns & {one.name for one in parameters}
     found = live.finished(function(**{name: live.row[name] for name in names}))
     if found is not None and not isinstance(found, str):
         raise TypeError(f"reset returned {type(found).__name__}, expected None or a text")
@@ -145,21 +147,35 @@ def reset() -> str | None:
 def call(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Call a tool; return its answer as {"text": ..., "failed": ...}.
 
-    Like TRL, answer an exception of the tool by its text; so too a tool that does not exist.
+    Like TRL, answer an exception of the tool by its text; so too a tool that does not exist. Raise
+    ValueError for an answer over the limit, and MemoryError or SystemExit if the tool does.
     """
     live = _episode()
     if name not in live.tools:
         known = ", ".join(live.tools) or "none"
         return _failed(f"there is no tool {name!r}; the tools are: {known}")
     try:
-        return {"text": encodable(str(live.finished(live.tools[name](**arguments)))), "failed": False}
+        text = str(live.finished(live.tools[name](**arguments)))
+    except MemoryError:
+        raise
     except Exception as error:  # the policy reads what went wrong
-        return _failed(str(error) or type(error).__name__)
+        return _failed(_text_of(error))
+    if len(text) > LONGEST_ANSWER:  # as JSON it would need a multiple of this memory
+        raise ValueError(f"it returned {len(text)} letters, expected at most {LONGEST_ANSWER}")
+    return {"text": encodable(text), "failed": False}
+
+
+def _text_of(error: Exception) -> str:
+    """Return the text of an exception, else the name of its class."""
+    try:
+        return str(error) or type(error).__name__
+    except Exception:  # the exception is the user's, its methods too
+        return type(error).__name__
 
 
 def _failed(reason: str) -> dict[str, Any]:
     """Return the answer to a failed call, in TRL's form."""
-    return {"text": encodable(str({"error": reason})), "failed": True}
+    return {"text": encodable(str({"error": reason[:LONGEST_ANSWER]})), "failed": True}
 
 
 def reward() -> float | None:

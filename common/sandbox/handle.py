@@ -138,13 +138,16 @@ class Handle:
 
     def ask(self, session: Session, request: bytes, timeout_s: float) -> Outcome:
         """Send a request of a session; return its outcome as `call` does, and raise ProcessGone."""
+        if _has_more(session):
+            self.usable = False
+            return "sent more than its answer"
         session.unsent = memoryview(request)
         return self._exchange(session, time.monotonic() + timeout_s)
 
     def close_session(self, session: Session) -> None:
         """End a session, and kill what it left. If that fails, `usable` is False afterwards."""
         session.hang_up()
-        if session.status is None and self.usable:
+        if self.usable:
             self._sweep(session)
         self._drain(session.output)
         session.connection.close()
@@ -231,7 +234,7 @@ class Handle:
             raise ProcessGone
         if call.reader.partial:
             return "ended in the middle of its answer"
-        return call.status if call.status else "closed the connection for its answer"
+        return "closed the connection for its answer" if call.status is None else call.status
 
     def _finish(self, call: Session, outcome: Outcome) -> Outcome:
         """Kill what the call left, log its last output, and return the outcome of the call."""
@@ -331,6 +334,15 @@ class Handle:
             return False
         self._log.add(data)
         return bool(data)
+
+
+def _has_more(session: Session) -> bool:
+    """Return whether bytes have come that belong to no request: the next answer would be of the last."""
+    try:
+        waiting = session.connection.recv(1, socket.MSG_PEEK)
+    except OSError:
+        waiting = b""
+    return session.reader.partial or bool(waiting)
 
 
 def _status_of(frame: dict[str, Any]) -> int:

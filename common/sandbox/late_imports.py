@@ -111,11 +111,11 @@ class LateImports(MetaPathFinder):
 
         A `folder` that the user's code has put on sys.path itself was not searched beforehand.
         """
-        place = "" if folder in self._names else f"put {folder} on the rewarder's PYTHONPATH and "
+        place = "" if folder in self._names else f"put {folder} on PYTHONPATH and "
         text = (
             f"the import of {name} was refused: {self._user} cannot read {file}. Copy it to where "
             f"{self._user} can read it, give it more rights (chmod), or {place}import {name} at the top "
-            "of the reward's own module"
+            "of your module"
         )
         _refused.append(text)
         raise ImportError(text, name=name, path=file)

@@ -37,7 +37,7 @@ class OutputLog:
             self._since, self._lines = now, 0
         self._lines += 1
         if self._lines > _LINES_PER_MINUTE:
-            log.warning("Rewards print too much: further lines are not logged for a minute.")
+            log.warning("Sandbox processes print too much: further lines are not logged for a minute.")
             return False
         log.info(f"A sandbox process printed: {line}")
         return True

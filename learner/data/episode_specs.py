@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.settings import ActorSettings
@@ -38,14 +39,19 @@ def resolve_episodes(settings: LearnerSettings, template: Template) -> EpisodeSp
         max_turns=settings.max_tool_calling_iterations,
         step_timeout_s=settings.tool_timeout_s,
     )
-    with closing(EpisodePool(ActorSettings(), spec, modules=(_SCHEMAS,))) as pool:
-        schemas = pool.describe(f"{_SCHEMAS}:schema_of")
+    schemas = _schemas(spec)
     if any(schemas.values()) and "tools" not in template.chat.template:
         log.warning(
             "The chat template does not show the tools to the model. Describe them in the prompts, or "
             "name a template that knows `tools` by LEARNER_PROMPT_TEMPLATE."
         )
     return replace(spec, schemas=schemas)
+
+
+def _schemas(spec: EpisodeSpec) -> dict[str, list[Any]]:
+    """Return the schemas of the tools by the environment's name. Raise ConfigError as `describe`."""
+    with closing(EpisodePool(ActorSettings(), spec, modules=(_SCHEMAS,))) as pool:
+        return pool.describe(f"{_SCHEMAS}:schema_of")
 
 
 def _codes(variable: str, asked: Sequence[str]) -> tuple[OwnCode, ...]:

@@ -194,7 +194,7 @@ def test_a_folder_that_cannot_be_searched_is_named(pool: ScoringPool, tmp_path: 
     (tmp_path / "more").mkdir(mode=0o700)
     found = failure(pool, own(tmp_path, code))
     assert f"cannot read {tmp_path / 'more' / 'anything'}" in found
-    assert f"put {tmp_path / 'more'} on the rewarder's PYTHONPATH" in found
+    assert f"put {tmp_path / 'more'} on PYTHONPATH" in found
 
 
 @needs_root

@@ -1,0 +1,1 @@
+"""Examples of tools and environments, each a file for LEARNER_TOOLS or LEARNER_ENVIRONMENT."""

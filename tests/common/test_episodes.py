@@ -1,0 +1,353 @@
+"""Episodes: what healthy tools and environments get and return, and what of a user's code is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pwd
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from penstock.common.config.settings import ActorSettings
+from penstock.common.episodes import process
+from penstock.common.episodes.pool import Episode, EpisodeFailed, EpisodePool
+from penstock.common.errors import ConfigError
+from penstock.common.wire.episode_spec import EpisodeSpec, OwnCode
+from tests.common import bad_environments
+from tests.helpers import is_dead, wait_until
+
+SOURCE = Path(bad_environments.__file__)
+
+
+def code(name: str, source: Path = SOURCE) -> OwnCode:
+    return OwnCode(name, str(source), hashlib.sha256(source.read_bytes()).hexdigest())
+
+
+def spec(tools: str = "", environments: str = "", source: Path = SOURCE, **changes: Any) -> EpisodeSpec:
+    """The names are separated by spaces."""
+    found = {
+        "tools": tuple(code(name, source) for name in tools.split()),
+        "environments": tuple(code(name, source) for name in environments.split()),
+    }
+    return EpisodeSpec(**found, **{"step_timeout_s": 60.0} | changes)
+
+
+def make_pool(asked: EpisodeSpec, **settings: Any) -> EpisodePool:
+    return EpisodePool(ActorSettings(**settings), asked, modules=(__name__,))
+
+
+def schema_of(tool: Callable[..., Any]) -> dict[str, Any]:
+    """A stand-in for the schema of a tool."""
+    return {"function": {"name": tool.__name__}}
+
+
+def described(pool: EpisodePool) -> dict[str, list[str]]:
+    """The names of the tools by environment."""
+    found = pool.describe(f"{__name__}:schema_of")
+    return {name: [schema["function"]["name"] for schema in tools] for name, tools in found.items()}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[EpisodePool]:
+    with closing(make_pool(spec("add later", "Counter Bare Loops Resets Rewards Bad"))) as pool:
+        yield pool
+
+
+def begin(pool: EpisodePool, environment: str, **row: Any) -> Episode:
+    return pool.begin({"environment": environment, **row})
+
+
+def test_an_environment_has_its_state_until_the_end_of_the_episode(pool: EpisodePool) -> None:
+    with closing(begin(pool, "Counter", start=3)) as episode:
+        assert str(episode.reset()).endswith("from 3")
+        assert [episode.call("increase", {"by": by}).text for by in (1, 5)] == ["4", "9"]
+        assert episode.reward() == 9.0
+
+
+def test_functions_sync_and_async_are_tools_too(pool: EpisodePool) -> None:
+    with closing(begin(pool, "Counter")) as episode:
+        episode.reset()
+        for name, arguments, expected in (
+            ("add", {"a": 2, "b": 3}, "5"),
+            ("add", {"a": 2}, "3"),
+            ("later", {"text": "é\n"}, "é\n"),
+        ):
+            answer = episode.call(name, arguments)
+            assert (answer.text, answer.failed) == (expected, False)
+
+
+def test_functions_alone_need_no_environment() -> None:
+    with closing(make_pool(spec("add later"))) as pool, closing(pool.begin({"x": 1})) as episode:
+        assert episode.reset() is None
+        assert episode.call("add", {"a": 1}).text == "2"
+        assert episode.reward() is None
+
+
+def test_a_reset_gets_the_columns_that_it_asks_for(pool: EpisodePool) -> None:
+    row = {"question": "1+1=", "image": b"\x89PNG", "deep": {"a": [1, 2.5, None]}}
+    with closing(begin(pool, "Bare", **row)) as episode:
+        assert episode.reset() is None
+        assert episode.call("ask", {}).text == "1+1="
+        assert episode.reward() is None
+    with closing(begin(pool, "Counter", **row)) as episode:
+        assert "['deep', 'image', 'question'] from 0" in str(episode.reset())
+        for name, value in row.items():
+            assert episode.call("column", {"name": name}).text == repr(value)
+
+
+def test_all_async_calls_of_an_episode_share_an_event_loop(pool: EpisodePool) -> None:
+    with closing(begin(pool, "Loops")) as episode:
+        episode.reset()
+        assert episode.call("begin", {}).text == "begun"
+        assert episode.call("finish", {}).text == "done"
+        assert episode.reward() == 0.5
+
+
+def test_two_episodes_share_nothing(pool: EpisodePool) -> None:
+    with closing(begin(pool, "Counter")) as first, closing(begin(pool, "Counter")) as second:
+        for episode in (first, second):
+            episode.reset()
+        assert first.call("remember", {"text": "a"}).text == "a"
+        assert second.call("remember", {"text": "b"}).text == "b"
+        assert first.call("remember", {"text": "c"}).text == "a,c"
+        first.call("increase", {"by": 7})
+        assert second.reward() == 0.0
+    with closing(begin(pool, "Counter")) as third:
+        third.reset()
+        assert third.call("remember", {"text": "d"}).text == "d"
+
+
+def test_64_episodes_live_at_once(pool: EpisodePool) -> None:
+    with ThreadPoolExecutor(64) as threads:
+        episodes = list(threads.map(lambda number: begin(pool, "Counter", start=number), range(64)))
+        list(threads.map(Episode.reset, episodes))
+        list(threads.map(lambda episode: episode.call("increase", {"by": 100}), episodes))
+        assert list(threads.map(Episode.reward, episodes)) == [100.0 + number for number in range(64)]
+        list(threads.map(Episode.close, episodes))
+
+
+def test_the_wrong_call_of_a_tool_is_answered(pool: EpisodePool) -> None:
+    with closing(begin(pool, "Counter")) as episode:
+        episode.reset()
+        for name, arguments, expected in (
+            ("nosuch", {}, "nosuch"),
+            ("_hidden", {}, "_hidden"),
+            ("reset", {}, "reset"),
+            ("get_reward", {}, "get_reward"),
+            ("__init__", {}, "__init__"),
+            ("add", {}, "missing"),
+            ("add", {"a": 1, "c": 2}, "'c'"),
+            ("add", {"a": 1, "b": "x"}, "unsupported operand"),
+            ("add", {"a": 10**40}, "out of range"),
+        ):
+            answer = episode.call(name, arguments)
+            assert answer.failed, name
+            assert expected in answer.text
+        assert episode.call("add", {"a": 1}).text == "2"
+
+
+def test_the_step_is_named_while_it_runs(pool: EpisodePool) -> None:
+    episode = begin(pool, "Bad")
+    assert episode.step == ""
+    episode.reset()
+    assert episode.step == ""
+    with ThreadPoolExecutor(1) as threads:
+        call = threads.submit(episode.call, "never_ends", {})
+        wait_until(lambda: episode.step == "tool never_ends", "the step")
+        episode.abandon()
+        with pytest.raises(EpisodeFailed):
+            call.result(timeout=60)
+    episode.close()
+    episode.close()
+    with pytest.raises(EpisodeFailed):
+        episode.call("nothing", {})
+
+
+def test_an_episode_outlives_its_pool_harmlessly() -> None:
+    before = processes()
+    pool = make_pool(spec("add"))
+    first, second = pool.begin({}), pool.begin({})
+    pool.close()
+    pool.close()
+    first.abandon()
+    second.close()
+    with pytest.raises(EpisodeFailed, match="tool add"):
+        second.call("add", {"a": 1})
+    wait_until(lambda: not processes() - before, "the processes to end")
+
+
+def test_a_row_names_one_of_several_environments(pool: EpisodePool) -> None:
+    for row in ({"environment": "Nosuch"}, {}, {"environment": None}):
+        with pytest.raises(EpisodeFailed, match="environment"):
+            pool.begin(row)
+
+
+def test_a_killed_process_fails_its_episode_alone(pool: EpisodePool) -> None:
+    with closing(begin(pool, "Counter")) as episode, closing(begin(pool, "Counter")) as other:
+        before = processes()
+        with closing(begin(pool, "Counter")) as killed:
+            killed.reset()
+            for process in processes() - before:
+                process.kill()
+            with pytest.raises(EpisodeFailed, match="tool increase"):
+                killed.call("increase", {"by": 1})
+        for one in (episode, other):
+            one.reset()
+            assert one.call("increase", {"by": 1}).text == "1"
+    with closing(begin(pool, "Counter")) as later:
+        later.reset()
+        assert later.call("increase", {"by": 2}).text == "2"
+
+
+def test_a_process_that_was_killed_while_idle_is_replaced(tmp_path: Path) -> None:
+    with closing(make_pool(spec("add"))) as pool:
+        before = processes()
+        with closing(pool.begin({})), closing(pool.begin({})):
+            pass
+        started = {process for process in processes() - before if below_nursery(process)}
+        assert started
+        for process in started:
+            process.kill()
+        for _ in range(3):
+            with closing(pool.begin({})) as episode:
+                assert episode.call("add", {"a": 1}).text == "2"
+
+
+def below_nursery(process: psutil.Process) -> bool:
+    """Whether a process is below a nursery: a keeper, or what it keeps."""
+    return process.ppid() != os.getpid()
+
+
+def processes() -> set[psutil.Process]:
+    """All processes below this one."""
+    return set(psutil.Process().children(recursive=True))
+
+
+@pytest.mark.parametrize("leave", [Episode.close, Episode.abandon, None])
+def test_what_an_episode_started_ends_with_it(pool: EpisodePool, leave: Any, marker: Path) -> None:
+    before = processes()
+    episode = begin(pool, "Bad")
+    episode.reset()
+    assert episode.call("fork_and_return", {"marker": str(marker)}).text == "forked"
+    daemons = {process for process in processes() - before if is_daemon(process, marker)}
+    assert len(daemons) == 1
+    if leave is None:
+        with pytest.raises(EpisodeFailed, match="exit code 0"):
+            episode.call("leave", {})
+    else:
+        leave(episode)
+    wait_until(lambda: all(is_dead(process.pid) for process in daemons), "the daemon to end")
+
+
+@pytest.fixture
+def marker() -> Iterator[Path]:
+    """A file that any user can make."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder) / "child"
+
+
+def is_daemon(process: psutil.Process, marker: Path) -> bool:
+    """Whether a process wrote its number, which may be that of a namespace, to the file."""
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+    except OSError:
+        return False
+    (numbers,) = [line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")]
+    return numbers[-1] == marker.read_text()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_an_episode_is_nobody(pool: EpisodePool) -> None:
+    with closing(begin(pool, "Bad")) as episode:
+        episode.reset()
+        assert episode.call("user", {}).text == str(pwd.getpwnam("nobody").pw_uid)
+
+
+WRONG = {
+    "no_name": ("", "g", "", "no function or class g; it has"),
+    "no_function": ("f = 5", "f", "", "no function or class f"),
+    "no_class": ("def f() -> int: ...", "", "f", "the environment f is no class"),
+    "no_reset": ("class F: ...", "", "F", "no method reset"),
+    "no_method": ("class F:\n    reset = 5", "", "F", "no method reset"),
+    "twice": (
+        "def f() -> int: ...\nclass F:\n    def reset(self): ...\n    def f(self) -> int: ...",
+        "f",
+        "F",
+        "F.f has the name of a tool",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_code_that_cannot_be_used_is_named(case: str, tmp_path: Path) -> None:
+    text, tools, environments, expected = WRONG[case]
+    path = tmp_path / "wrong.py"
+    path.write_text(text)
+    asked = spec(tools, environments, path)
+    for one in (*asked.tools, *asked.environments):
+        process.load(one.source, one.digest)
+    with pytest.raises(ConfigError, match=expected):
+        process.describe(asdict(asked), f"{__name__}:schema_of")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("raise LookupError('no such module')", "no such module"), ("import os\nos._exit(3)", "wrong.py")],
+)
+def test_code_that_cannot_be_imported_is_a_wrong_setting(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.py"
+    path.write_text(text)
+    with closing(make_pool(spec("f", "", path))) as pool:
+        with pytest.raises(ConfigError, match=words):
+            described(pool)
+        with pytest.raises(EpisodeFailed, match=words):
+            pool.begin({})
+
+
+def test_public_methods_and_functions_are_described(pool: EpisodePool) -> None:
+    found = described(pool)
+    assert found["Counter"] == ["add", "later", "column", "increase", "remember"]
+    assert found["Loops"] == ["add", "later", "begin", "finish"]
+
+
+def test_code_of_another_hash_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "changed.py"
+    path.write_text("def f() -> int:\n    '''Do.'''\n    return 5")
+    asked = spec("f", source=path)
+    path.write_text(path.read_text() + "\n")
+    with closing(make_pool(asked)) as pool, pytest.raises((ConfigError, EpisodeFailed), match="hash"):
+        pool.begin({})
+
+
+FORKS: Mapping[str, str] = {
+    "threads": "from threading import *\nThread(target=Event().wait, daemon=True).start()\n",
+    "late imports": "",
+}
+
+
+@pytest.mark.parametrize("kind", FORKS)
+def test_code_that_cannot_be_forked_gets_a_process_per_episode(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "threaded.py"
+    path.write_text(
+        f"{FORKS[kind]}SEEN = []\n"
+        "class F:\n"
+        "    def reset(self, **row): SEEN.append(1)\n"
+        "    def seen(self) -> int:\n"
+        "        '''Say how often.'''\n"
+        "        import colorsys\n"
+        "        return len(SEEN)\n"
+    )
+    with closing(make_pool(spec("", "F", path))) as pool:
+        for _ in range(3):
+            with closing(pool.begin({})) as episode:
+                episode.reset()
+                assert episode.call("seen", {}).text == "1"

@@ -1,0 +1,167 @@
+"""The examples of docs/environments.md do what they say."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers.utils import get_json_schema
+
+from penstock.common.config.settings import ActorSettings
+from penstock.common.episodes.pool import EpisodeFailed, EpisodePool
+from penstock.common.wire.episode_spec import EpisodeSpec, OwnCode
+from penstock.deploy.environments.calculator import calculate
+from penstock.deploy.environments.interpreter import Interpreter
+from penstock.deploy.environments.retry import Guess
+from penstock.deploy.environments.text_game import House
+from tests.packaging.openenv_server import Guessing, openenv_server
+from tests.size import ROOT
+
+DOCS = ROOT / "docs"
+PAGE = (DOCS / "environments.md").read_text()
+EXAMPLES = ROOT / "deploy" / "environments"
+
+
+@pytest.mark.parametrize(
+    ("kind", "tools"), [(Guess, {"guess"}), (House, {"look", "go", "take"}), (Interpreter, {"run"})]
+)
+def test_every_public_method_has_a_schema(kind: type, tools: set[str]) -> None:
+    methods = dict(inspect.getmembers(kind, inspect.isfunction))
+    found = {name for name in methods if not name.startswith("_")} - {"reset", "get_reward"}
+    assert found == tools
+    for name in tools:
+        assert get_json_schema(methods[name])["function"]["description"]
+
+
+def test_the_calculator_computes_and_refuses_the_rest() -> None:
+    assert get_json_schema(calculate)["function"]["description"] == (
+        "Compute an expression such as 12*(3+4)."
+    )
+    assert (calculate("12*(3+4)"), calculate("7 / 2")) == ("84", "3.5")
+    for expression in ("9**9**9", "exit()", "a"):
+        with pytest.raises(ValueError, match="only numbers"):
+            calculate(expression)
+
+
+@pytest.mark.parametrize("answer", [42, "42", "It is 6 times 7.\n#### 42"])
+def test_a_guess_gets_a_hint_and_the_last_one_counts(answer: Any) -> None:
+    game = Guess()
+    game.reset(answer=answer, question="6*7=")
+    assert game.get_reward() == 0.0
+    assert [game.guess(number) for number in (7, 100, 42)] == ["too low", "too high", "right"]
+    assert game.get_reward() == 1.0
+    game.guess(5)
+    assert game.get_reward() == 0.0
+
+
+def test_the_game_is_won_with_the_key() -> None:
+    game = House()
+    assert game.reset(question="") == "Find the treasure. You are in the hall. Ways: north, east."
+    game.go("east")
+    assert game.go("down") == "The door is locked."
+    for way in ("west", "north"):
+        game.go(way)
+    assert "There is a key here" in game.look()
+    assert (game.take("key"), game.get_reward()) == ("You have the key.", 0.2)
+    for way in ("south", "east", "down"):
+        game.go(way)
+    game.take("treasure")
+    assert game.get_reward() == 1.0
+    with pytest.raises(ValueError, match="There is no way north"):
+        game.go("north")
+    with pytest.raises(ValueError, match="There is no key here"):
+        game.take("key")
+    with pytest.raises(ValueError, match="attic"):
+        game.reset(start="attic")
+
+
+def test_the_interpreter_keeps_names_and_shows_errors() -> None:
+    python = Interpreter()
+    python.reset()
+    assert python.run("x = 6 * 7") == "Nothing was printed."
+    assert python.run("print(x)") == "42\n"
+    assert python.run("print(x)\n1 / 0") == "42\nZeroDivisionError: division by zero"
+    assert len(python.run("print('a' * 10000)")) == 2000
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EpisodePool]:
+    """Episodes with all examples of the page: a tool of one file, and the classes of four others."""
+    with openenv_server(Guessing) as address:
+        words = tmp_path_factory.mktemp("page") / "words.py"
+        (page,) = [block for block in blocks() if "openenv" in block]
+        words.write_text(page.replace("ws://127.0.0.1:8000", address))
+        files = {"Guess": "retry.py", "House": "text_game.py", "Interpreter": "interpreter.py"}
+        environments = [code(name, EXAMPLES / file) for name, file in files.items()]
+        spec = EpisodeSpec(
+            tools=(code("calculate", EXAMPLES / "calculator.py"),),
+            environments=(*environments, code("Words", words)),
+            step_timeout_s=60.0,
+        )
+        with closing(EpisodePool(ActorSettings(), spec)) as pool:
+            yield pool
+
+
+def code(name: str, file: Path) -> OwnCode:
+    return OwnCode(name, str(file), hashlib.sha256(file.read_bytes()).hexdigest())
+
+
+def blocks() -> list[str]:
+    """The Python code of the page."""
+    return re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("environment", "row", "calls", "reward"),
+    [
+        ("Guess", {"answer": "#### 7"}, [("guess", {"number": 3}, "too low"),
+                                         ("guess", {"number": 7}, "right")], 1.0),
+        ("House", {}, [("go", {"direction": "north"}, "There is a key"),
+                       ("take", {"thing": "key"}, "You have the key.")], 0.2),
+        ("Interpreter", {}, [("run", {"code": "x = 6"}, "Nothing was printed."),
+                             ("run", {"code": "print(x * 7)"}, "42")], None),
+        ("Words", {"answer": 7, "question": "a word"}, [("step", {"number": 7}, "right")], 1.0),
+    ],
+)  # fmt: skip
+def test_an_example_runs_in_an_episode(
+    pool: EpisodePool, environment: str, row: dict[str, Any], calls: list[Any], reward: float | None
+) -> None:
+    with closing(pool.begin({"environment": environment, "prompt": "?", **row})) as episode:
+        episode.reset()
+        for name, arguments, expected in calls:
+            answer = episode.call(name, arguments)
+            assert not answer.failed, answer.text
+            assert expected in answer.text
+        assert episode.call("calculate", {"expression": "2*3"}).text == "6"
+        assert episode.call("calculate", {"expression": "import os"}).failed
+        assert episode.reward() == reward
+
+
+def test_a_lost_openenv_server_sets_the_rollout_aside(tmp_path: Path) -> None:
+    file = tmp_path / "words.py"
+    with openenv_server(Guessing) as address:
+        file.write_text(f"from penstock.openenv import OpenEnv\nWords = OpenEnv({address!r})\n")
+        spec = EpisodeSpec(environments=(code("Words", file),), step_timeout_s=60.0)
+        pool = EpisodePool(ActorSettings(), spec)
+        episode = pool.begin({"answer": 7, "question": "?"})
+        assert episode.reset() == "Guess: ?"
+    with closing(pool), pytest.raises(EpisodeFailed, match="tool step: SystemExit: the OpenEnv server"):
+        episode.call("step", {"number": 7})
+
+
+@pytest.mark.parametrize(("name", "file"), [("calculate", "calculator.py"), ("Guess", "retry.py")])
+def test_the_page_shows_an_example_as_it_is(name: str, file: str) -> None:
+    (block,) = [one for one in blocks() if one.startswith((f"def {name}(", f"class {name}:"))]
+    assert block in (EXAMPLES / file).read_text()
+
+
+def test_the_page_names_variables_that_exist() -> None:
+    known = (DOCS / "configuration.md").read_text()
+    for name in re.findall(r"(?:LEARNER|ACTOR)_[A-Z_]+", PAGE):
+        assert f"| {name} |" in known, name
