@@ -14,8 +14,11 @@ Settings of vLLM that make its numbers the ones that the learner expects:
 """
 
 import asyncio
+import dataclasses
+import difflib
 import operator
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,7 @@ import numpy as np
 
 from penstock.actors.engine import Aborted, PromptRefused, verify_weights
 from penstock.common.config.settings import ActorSettings
-from penstock.common.errors import EngineFailed
+from penstock.common.errors import ConfigError, EngineFailed
 from penstock.common.files.reading import parse_json, reading
 from penstock.common.heavy_imports import heavy_imports
 from penstock.common.wire.contract import Contract
@@ -175,32 +178,54 @@ class VllmEngine:
 
 
 def engine_arguments(settings: ActorSettings, contract: Contract, model: Path) -> dict[str, Any]:
-    """Return the arguments of vLLM's AsyncEngineArgs."""
+    """Return the arguments of vLLM's AsyncEngineArgs. Raise ConfigError for one that vLLM lacks."""
     from vllm.platforms import current_platform
 
     max_model_len = settings.max_model_len or contract.tokens_per_sequence
+    _check_names(settings.engine_args)
     if current_platform.is_cpu():
         device: dict[str, Any] = {
             "kv_cache_memory_bytes": int(settings.kv_cache_gib * 2**30),
             "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(_CPU_BATCH_TOKENS, max_model_len),
+            "max_num_batched_tokens": settings.max_num_batched_tokens
+            or max(_CPU_BATCH_TOKENS, max_model_len),
         }
     else:
         device = {"gpu_memory_utilization": settings.gpu_memory_utilization}
-    return device | {
-        "model": str(model),
-        "trust_remote_code": False,
-        "dtype": settings.dtype or contract.dtype,
-        "max_model_len": max_model_len,
-        "max_num_seqs": settings.max_num_seqs,
-        "enforce_eager": settings.enforce_eager,
-        "tensor_parallel_size": settings.tensor_parallel_size,
-        "enable_prefix_caching": settings.enable_prefix_caching,
-        "logprobs_mode": "processed_logprobs",
-        "generation_config": "vllm",
-        "worker_extension_cls": "penstock.actors.worker_extension.WorkerExtension",
-        "use_tqdm_on_load": False,
-    }
+        if settings.max_num_batched_tokens:
+            device["max_num_batched_tokens"] = settings.max_num_batched_tokens
+    return (
+        settings.engine_args
+        | device
+        | {
+            "model": str(model),
+            "trust_remote_code": False,
+            "dtype": settings.dtype or contract.dtype,
+            "max_model_len": max_model_len,
+            "max_num_seqs": settings.max_num_seqs,
+            "enforce_eager": settings.enforce_eager,
+            "tensor_parallel_size": settings.tensor_parallel_size,
+            "pipeline_parallel_size": settings.pipeline_parallel_size,
+            "enable_expert_parallel": settings.enable_expert_parallel,
+            "enable_prefix_caching": settings.enable_prefix_caching,
+            "logprobs_mode": "processed_logprobs",
+            "generation_config": "vllm",
+            "worker_extension_cls": "penstock.actors.worker_extension.WorkerExtension",
+            "use_tqdm_on_load": False,
+        }
+    )
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """Raise ConfigError for a name in ACTOR_ENGINE_ARGS that is no argument of the installed vLLM."""
+    from vllm import AsyncEngineArgs
+
+    known = [spec.name for spec in dataclasses.fields(AsyncEngineArgs)]
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "leave it out"
+            raise ConfigError(f"ACTOR_ENGINE_ARGS: vLLM has no argument {name!r}: {hint}")
 
 
 def read_stop_ids(model: Path) -> list[int]:

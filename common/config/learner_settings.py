@@ -281,6 +281,10 @@ class ModelSettings(Section):
     """Model, precision, LoRA, and memory."""
 
     model: str = setting("", "model to start from: a Hugging Face folder or a hub id")
+    model_revision: str = setting("", "branch, tag or commit of a hub id; empty: main")
+    attn_implementation: str = setting(
+        "", "attention of transformers, such as sdpa or flash_attention_2; needs packing=false"
+    )
     dtype: Literal["float32", "bfloat16"] = setting("float32", "precision of the model")
     cast_lm_head_to_fp32: bool = setting(False, "compute logits in float32 in any dtype")
     packing: bool = setting(True, "put several sequences into a row; false: one per row")
@@ -592,6 +596,16 @@ class LearnerSettings(
             raise ValueError(
                 f"LEARNER_NUM_MINI_BATCHES={self.num_mini_batches}: expected at most {completions}, "
                 "the completions of a batch"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _attention_is_used(self) -> "LearnerSettings":
+        """Raise ValueError for an implementation of attention that packed rows do not use."""
+        if self.attn_implementation and self.packing:
+            raise ValueError(
+                f"LEARNER_ATTN_IMPLEMENTATION={self.attn_implementation}: packed rows have an attention "
+                "of their own. Set LEARNER_PACKING=false, or leave it out"
             )
         return self
 

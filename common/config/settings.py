@@ -9,9 +9,10 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, field_validator
 from pydantic_settings import NoDecode
 
+from penstock.common.config.engine_args import check_engine_args
 from penstock.common.files.reading import parse_json
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.wire.plain import brief
@@ -112,7 +113,11 @@ class ActorSettings(Section):
     kv_cache_gib: float = setting(1.0, "size of the key-value cache on a CPU, in GiB", gt=0)
     enforce_eager: bool = setting(True, "no compilation or CUDA graphs: quick start")
     tensor_parallel_size: int = setting(1, "GPUs that one engine uses", ge=1)
+    pipeline_parallel_size: int = setting(1, "stages, on GPUs of their own, of one engine", ge=1)
+    enable_expert_parallel: bool = setting(False, "spread a model's experts over the engine's GPUs")
     enable_prefix_caching: bool = setting(True, "reuse keys and values of equal prompts")
+    max_num_batched_tokens: int = setting(0, "tokens of one step of the engine; 0: vLLM's choice", ge=0)
+    engine_args: JsonMap = setting({}, "further arguments of vLLM's engine, as a JSON map")
     start_timeout_s: float = setting(600.0, "seconds that the engine may take to start", gt=0)
     stall_timeout_s: float = setting(120.0, "seconds without a new token until work is given back", gt=0)
     episode_workers: int = setting(64, "rollouts with tools or an environment at a time", ge=1)
@@ -125,6 +130,13 @@ class ActorSettings(Section):
     episode_environment: Names = setting(
         [], "variables that tools and environments see beside PATH and a few"
     )
+
+    @field_validator("engine_args")
+    @classmethod
+    def _left_to_the_user(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Return further arguments. Raise ValueError for one that Penstock sets."""
+        check_engine_args(value)
+        return value
 
 
 class RewarderSettings(Section):

@@ -47,7 +47,7 @@ def make_plan(settings: LearnerSettings) -> Plan:
         log.warning(text)
     if settings.loss:
         load_loss(settings.loss)
-    model_folder = resolve_model(settings.model)
+    model_folder = resolve_model(settings.model, settings.model_revision)
     if not (settings.dataset or settings.evaluate_only):
         raise ConfigError("LEARNER_DATASET is not set: name a file, a folder or a hub id")
     tokenizer, config = read_model(model_folder)
@@ -154,21 +154,28 @@ def count_steps(settings: LearnerSettings, questions: int) -> int:
     return 0 if settings.evaluate_only else settings.max_steps or by_epochs
 
 
-def resolve_model(name: str) -> Path:
+def resolve_model(name: str, revision: str = "") -> Path:
     """Return the absolute path of a local model folder, or of a hub id's downloaded copy.
 
-    Raise ConfigError if the name is empty or neither, or if the download fails.
+    `revision` is a branch, tag or commit of the id, "" for its main branch. Raise ConfigError if the
+    name is empty or neither, if a folder has a revision, or if the download fails.
     """
     if not name:
         raise ConfigError("LEARNER_MODEL is not set: name a Hugging Face model folder or a hub id")
     folder = Path(name)
     if folder.is_dir():
+        if revision:
+            raise ConfigError(
+                f"LEARNER_MODEL_REVISION={revision}: {name} is a folder here, which has no revisions; "
+                "leave it out"
+            )
         return folder.absolute()
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+        wanted = ["*.json", "*.safetensors", "*.jinja"]
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=wanted))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ConfigError(
             f"LEARNER_MODEL={name}: neither a folder here nor a model that can be downloaded: {error}"

@@ -46,8 +46,11 @@ def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
     dtype = _DTYPES[settings.dtype]
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, trust_remote_code=False, use_safetensors=True
-        )
+            folder, dtype=dtype, trust_remote_code=False, use_safetensors=True,
+            attn_implementation=settings.attn_implementation or None,
+        )  # fmt: skip
+    except ImportError as error:
+        raise ConfigError(f"LEARNER_ATTN_IMPLEMENTATION cannot be used here: {error}") from error
     except (OSError, ValueError, SafetensorError) as error:
         if isinstance(error, OSError) and error.errno not in (None, ENOENT):
             raise  # of the disk or the network: a restart may help

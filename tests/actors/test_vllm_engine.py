@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import replace
@@ -17,7 +18,9 @@ import torch
 
 from penstock.actors.engine import Aborted, PromptRefused, WeightsRejected, hash_weights
 from penstock.actors.vllm_engine import VllmEngine, engine_arguments
+from penstock.common.config import engine_args
 from penstock.common.config.settings import ActorSettings
+from penstock.common.errors import ConfigError
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import Int32s, Rollout, Sampling, Version, Weights
 from penstock.common.wire.reward_spec import RewardSpec
@@ -55,7 +58,13 @@ class Live:
         self.engine = self.call(self._start(contract))
 
     async def _start(self, contract: Contract) -> VllmEngine:
-        return VllmEngine(ActorSettings(max_num_seqs=128, kv_cache_gib=0.5), contract, self.a)
+        settings = ActorSettings(
+            max_num_seqs=128,
+            kv_cache_gib=0.5,
+            max_num_batched_tokens=2048,
+            engine_args={"block_size": 32},
+        )
+        return VllmEngine(settings, contract, self.a)
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=600)
@@ -263,13 +272,39 @@ def test_a_prompt_that_is_too_long_is_refused_alone(live: Live) -> None:
 def test_the_engine_is_started_with_the_settings() -> None:
     asked: dict[str, Any] = {
         "max_model_len": 96, "max_num_seqs": 7, "enforce_eager": True, "enable_prefix_caching": False,
-        "tensor_parallel_size": 2, "dtype": "bfloat16",
+        "tensor_parallel_size": 2, "dtype": "bfloat16", "pipeline_parallel_size": 3,
+        "enable_expert_parallel": True, "max_num_batched_tokens": 5000,
     }  # fmt: skip
     contract = Contract("model", "", "float32", 384, (RewardSpec("accuracy"),), True, 4, 8)
     given = engine_arguments(ActorSettings(**asked), contract, Path("model"))
     assert given.items() >= asked.items()
     by_contract = engine_arguments(ActorSettings(), contract, Path("model"))
     assert (by_contract["max_model_len"], by_contract["dtype"]) == (384, "float32")
+
+
+def test_further_arguments_reach_the_engine(live: Live) -> None:
+    config = live.engine._llm.vllm_config
+    assert config.cache_config.block_size == 32
+    assert config.scheduler_config.max_num_batched_tokens == 2048
+
+
+def test_an_argument_that_vllm_lacks_is_named() -> None:
+    contract = Contract("model", "", "float32", 384, (RewardSpec("accuracy"),), True, 4, 8)
+    with pytest.raises(ConfigError, match="no argument 'block_sise': did you mean block_size"):
+        engine_arguments(ActorSettings(engine_args={"block_sise": 32}), contract, Path("model"))
+
+
+def test_every_argument_that_penstock_sets_is_refused_by_name() -> None:
+    from vllm import AsyncEngineArgs
+
+    contract = Contract("model", "", "float32", 384, (RewardSpec("accuracy"),), True, 4, 8)
+    known = {spec.name for spec in dataclasses.fields(AsyncEngineArgs)}
+    for name in engine_arguments(ActorSettings(), contract, Path("model")):
+        if name == "enable_chunked_prefill":  # set on a CPU alone
+            continue
+        with pytest.raises(ValueError, match=f"{name} cannot be set"):
+            ActorSettings(engine_args={name: 1})
+    assert {*engine_args._VARIABLES, *engine_args._REFUSED} <= known
 
 
 def text_of(token_ids: Int32s) -> str:

@@ -33,7 +33,9 @@ from transformers import (
 from penstock.common.errors import ConfigError
 from penstock.learner.algorithm.batch import TrainSequence
 from penstock.learner.policy.attention import NAME, packed_attention, use_packed_attention
+from penstock.learner.policy.model import load_model
 from penstock.learner.policy.packing import Row, build_row
+from tests.learner.builders import make_settings
 
 TINY = {
     "vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -242,3 +244,23 @@ def test_attention_to_later_tokens_is_refused():
     tensors = [torch.zeros(1, 4, 3, 8)] * 3
     with pytest.raises(ConfigError, match="attends to later tokens"):
         packed_attention(torch.nn.Identity(), *tensors, None, is_causal=False)
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa"])
+def test_an_implementation_of_transformers_computes_the_same(model_folder, name) -> None:
+    settings = make_settings(packing=False, attn_implementation=name)
+    model = load_model(model_folder, settings)
+    assert model.config._attn_implementation == name
+    packed = load_model(model_folder, make_settings())
+    ids = torch.arange(3, 20)[None]
+    with torch.no_grad():
+        assert torch.allclose(model(ids).logits, packed(ids).logits, atol=1e-5)
+
+
+def test_an_implementation_is_refused_for_packed_rows_or_if_it_is_unknown(model_folder) -> None:
+    with pytest.raises(ValueError, match="Set LEARNER_PACKING=false"):
+        make_settings(attn_implementation="sdpa")
+    with pytest.raises(ConfigError):
+        load_model(model_folder, make_settings(packing=False, attn_implementation="flash_attention_2"))
+    with pytest.raises(ConfigError):
+        load_model(model_folder, make_settings(packing=False, attn_implementation="no_such"))

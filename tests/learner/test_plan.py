@@ -7,7 +7,7 @@ import pytest
 from penstock.common.errors import ConfigError
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Sampling, Version
-from penstock.learner.data.plan import make_plan
+from penstock.learner.data.plan import make_plan, resolve_model
 from penstock.learner.data.preview import preview
 from tests.e2e.site import make_model, write_questions
 from tests.learner.builders import make_plan as plan_without_files
@@ -65,3 +65,19 @@ def test_the_contract_says_how_rewards_are_summed(tmp_path, aggregation):
         multi_objective_aggregation=aggregation,
     )
     assert make_plan(settings).contract.multi_objective_aggregation == aggregation
+
+
+def test_a_revision_is_of_a_hub_id_alone(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="is a folder here, which has no revisions"):
+        resolve_model(str(tmp_path), "main")
+    asked = {}
+
+    def download(name, **options):
+        asked.update(options, name=name)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert resolve_model("org/model", "v2") == tmp_path
+    assert (asked["name"], asked["revision"]) == ("org/model", "v2")
+    resolve_model("org/model")
+    assert asked["revision"] is None
