@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.common.episodes.pool import EpisodeFailed, EpisodePool
+from penstock.common.episodes.pool import Episode, EpisodeFailed, EpisodePool
 from tests.common.test_episodes import begin, make_pool, spec
 
 HANGING = ("spin", "spin_in_c", "never_ends", "never_awakes", "fork_bomb")
@@ -22,10 +22,20 @@ def pool() -> Iterator[EpisodePool]:
         yield pool
 
 
+def begun(pool: EpisodePool) -> Episode:
+    episode = begin(pool, "Bad")
+    assert episode.reset() is None
+    return episode
+
+
 def outcome(pool: EpisodePool, tool: str) -> Any:
-    """The answer of a tool of Bad, or the text of the failure. A failed episode has no reward."""
-    with closing(begin(pool, "Bad")) as episode:
-        assert episode.reset() is None
+    """The answer of a tool of Bad, or the text of the failure."""
+    return outcome_of(begun(pool), tool)
+
+
+def outcome_of(episode: Episode, tool: str) -> Any:
+    """The same of an episode, which is closed. A failed episode has no reward."""
+    with closing(episode):
         try:
             return episode.call(tool, {})
         except EpisodeFailed as error:
@@ -38,10 +48,9 @@ def outcome(pool: EpisodePool, tool: str) -> Any:
 def hung() -> Iterator[dict[str, Any]]:
     """What came of the tools that never return, side by side."""
     with closing(make_pool(spec("", "Bad", step_timeout_s=LIMIT_S))) as pool:
+        episodes = [begun(pool) for _ in HANGING]  # before the machine is busy
         with ThreadPoolExecutor(len(HANGING)) as threads:
-            found = dict(
-                zip(HANGING, threads.map(lambda tool: outcome(pool, tool), HANGING), strict=True)
-            )
+            found = dict(zip(HANGING, threads.map(outcome_of, episodes, HANGING), strict=True))
         found["afterwards"] = outcome(pool, "nothing")
         yield found
 
