@@ -179,11 +179,7 @@ class _SequencesByLength(NamedTuple):
 
 @lru_cache(maxsize=2)  # every layer of a forward pass calls with the same row
 def _group_by_length(bounds: tuple[int, ...], device: torch.device) -> _SequencesByLength:
-    """Return the grouping of the row whose sequences start and end at `bounds`, its tensors on `device`.
-
-    `bounds` [0, 3, 8] are sequences of 3 and 5 tokens. Sequences of up to 128 tokens share a part if
-    their lengths round up to the same multiple of 16. A longer sequence is a part of its own.
-    """
+    """Return the grouping, on `device`, of a row: `bounds` [0, 3, 8] are sequences of 3 and 5 tokens."""
     starts = torch.tensor(bounds[:-1])
     lengths = torch.tensor(bounds[1:]) - starts
     classes = torch.where(

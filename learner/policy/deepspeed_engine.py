@@ -79,7 +79,7 @@ class DeepSpeedEngine:
         return OptimizerStep(float(self._engine.get_global_grad_norm()), skipped=False)
 
     def set_optimizer_options(self, options: Mapping[str, Any]) -> None:
-        """Set `options`, as `adamw_options` returns them, for all weights in the next optimizer steps."""
+        """Set `options`, as `adamw_options` returns them, in the next optimizer steps."""
         for group in self._optimizer.param_groups:
             group.update(options)
 
