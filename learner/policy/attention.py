@@ -104,7 +104,11 @@ def packed_attention(
 
 
 def _refuse_unsupported_call(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
-    """Raise ConfigError if the call asks for attention that packed rows do not compute."""
+    """Raise ConfigError if the call asks for attention that packed rows do not compute.
+
+    These are an argument in `kwargs` of _UNSUPPORTED_ARGUMENTS that is not None, and attention to later
+    tokens: is_causal of `kwargs`, or if missing or None of `module`, is false.
+    """
     found = [what for name, what in _UNSUPPORTED_ARGUMENTS.items() if kwargs.get(name) is not None]
     causal = kwargs.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
@@ -175,7 +179,7 @@ class _SequencesByLength(NamedTuple):
 
 @lru_cache(maxsize=2)  # every layer of a forward pass calls with the same row
 def _group_by_length(bounds: tuple[int, ...], device: torch.device) -> _SequencesByLength:
-    """Return the grouping of the row whose sequences start and end at `bounds`."""
+    """Return the grouping, on `device`, of a row: `bounds` [0, 3, 8] are sequences of 3 and 5 tokens."""
     starts = torch.tensor(bounds[:-1])
     lengths = torch.tensor(bounds[1:]) - starts
     classes = torch.where(

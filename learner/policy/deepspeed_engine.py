@@ -79,7 +79,7 @@ class DeepSpeedEngine:
         return OptimizerStep(float(self._engine.get_global_grad_norm()), skipped=False)
 
     def set_optimizer_options(self, options: Mapping[str, Any]) -> None:
-        """Set learning rate, betas, epsilon and weight decay of the next optimizer steps."""
+        """Set `options`, as `adamw_options` returns them, in the next optimizer steps."""
         for group in self._optimizer.param_groups:
             group.update(options)
 
@@ -125,7 +125,7 @@ def leave_process_group() -> None:
 
 
 def _config(settings: LearnerSettings, stage: int) -> dict[str, Any]:
-    """Return DeepSpeed's configuration."""
+    """Return DeepSpeed's configuration for the settings, with ZeRO stage `stage` (0 to 3)."""
     offloaded = [name for name in ("offload_optimizer", "offload_param") if getattr(settings, name)]
     zero = {"stage": stage} | {name: {"device": "cpu"} for name in offloaded}
     return {

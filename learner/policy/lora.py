@@ -60,6 +60,9 @@ def merge_adapter(state: Mapping[str, torch.Tensor], scale: float) -> dict[str, 
 
 
 def save_adapter(peft: PeftModel, state: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Write the adapter alone into the folder, in the form that peft loads."""
+    """Write the adapter alone into the folder, in the form that peft loads.
+
+    `state` holds the weights by name, as `whole_state` returns them; the adapter's values are from it.
+    """
     named = {f"base_model.model.{name}": value for name, value in state.items()}
     peft.save_pretrained(str(folder), state_dict=named)

@@ -72,7 +72,10 @@ def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
 
 
 def load_policy(folder: Path, settings: LearnerSettings) -> tuple[PolicyModel, PeftModel | None]:
-    """Return the model to train, its LoRA adapter or None. Raise ConfigError if unusable."""
+    """Return the model to train from the folder, and its new LoRA adapter, None if lora_rank is 0.
+
+    With gradient_checkpointing the model is in training mode. Raise ConfigError if unusable.
+    """
     model = load_model(folder, settings)
     adapter = add_adapter(model, settings) if settings.lora_rank else None
     if settings.gradient_checkpointing:

@@ -123,11 +123,11 @@ def build_row(sequences: Sequence[TrainSequence], device: torch.device) -> Row:
     ends = np.cumsum(lengths)
 
     def joined(arrays: Sequence[np.ndarray], dtype: type) -> Tensor:
-        """Return the concatenated arrays on the device."""
+        """Return the arrays, concatenated and converted to `dtype`, as a tensor on the device."""
         return torch.from_numpy(np.concatenate(arrays).astype(dtype)).to(device)
 
     def repeated(values: Sequence[float], dtype: type) -> Tensor:
-        """Return one value per completion token, (N,), from one per sequence."""
+        """Return `values`, one per sequence, repeated for each completion token, (N,), as `dtype`."""
         return torch.from_numpy(np.repeat(np.array(values, dtype=dtype), completions)).to(device)
 
     tokens = [part for item in sequences for part in (item.prompt_ids, item.token_ids)]

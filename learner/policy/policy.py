@@ -283,13 +283,19 @@ def _token_counts(sequence: TrainSequence) -> tuple[int, int]:
 
 
 def _values_of_row(per_sequence: list[np.ndarray], indices: np.ndarray, row: Row) -> Tensor:
-    """Return the values of the row's tokens, (N,); `indices` are the row's sequences in the batch."""
+    """Return the values of the row's tokens, (N,), as fp32 on the row's device.
+
+    `per_sequence` has an array (T,) per sequence of the batch; `indices` are the row's sequences in it.
+    """
     values = np.concatenate([per_sequence[index] for index in indices])
     return torch.as_tensor(values, dtype=torch.float32, device=row.input_ids.device)
 
 
 def _token_record(row: Row, tokens: LossTokens, terms: LossTerms, first: bool) -> TokenRecord:
-    """Return the values of the row's trained tokens that the metrics need."""
+    """Return the values of the row's trained tokens that the metrics need, as arrays on the CPU.
+
+    `first` says whether this is the first optimizer step of its Update, and is stored for each token.
+    """
     oldest_S = row.staleness_N.new_zeros(row.sequences)
     oldest_S = oldest_S.scatter_reduce(0, row.sequence_N, row.staleness_N, "amax")
     values = (

@@ -93,7 +93,11 @@ def _row_on(row: Row, device: torch.device) -> Row:
 def make_reference(
     folder: Path, settings: LearnerSettings, engine: DeepSpeedEngine, adapter: PeftModel | None
 ) -> BaseModelReference | FrozenCopyReference | None:
-    """Return the KL term's reference, None if LEARNER_BETA is 0. Raise ConfigError if unusable."""
+    """Return the KL term's reference, None if LEARNER_BETA is 0.
+
+    With an `adapter` this is the model of `engine` with the adapter off. Without one (None) a frozen
+    copy is loaded from `folder`, which raises as FrozenCopyReference does.
+    """
     if not settings.beta:
         return None
     if adapter is not None:
