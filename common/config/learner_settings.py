@@ -281,6 +281,9 @@ class ModelSettings(Section):
     """Model, precision, LoRA, and memory."""
 
     model: str = setting("", "model to start from: a Hugging Face folder or a hub id")
+    trust_remote_code: bool = setting(
+        False, "run Python code of the model's folder in the learner; see docs/security.md"
+    )
     dtype: Literal["float32", "bfloat16"] = setting("float32", "precision of the model")
     cast_lm_head_to_fp32: bool = setting(False, "compute logits in float32 in any dtype")
     packing: bool = setting(True, "put several sequences into a row; false: one per row")

@@ -112,6 +112,9 @@ class ActorSettings(Section):
     kv_cache_gib: float = setting(1.0, "size of the key-value cache on a CPU, in GiB", gt=0)
     enforce_eager: bool = setting(True, "no compilation or CUDA graphs: quick start")
     tensor_parallel_size: int = setting(1, "GPUs that one engine uses", ge=1)
+    trust_remote_code: bool = setting(
+        False, "run Python code of the model's folder in the actor; see docs/security.md"
+    )
     enable_prefix_caching: bool = setting(True, "reuse keys and values of equal prompts")
     start_timeout_s: float = setting(600.0, "seconds that the engine may take to start", gt=0)
     stall_timeout_s: float = setting(120.0, "seconds without a new token until work is given back", gt=0)

@@ -46,7 +46,7 @@ def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
     dtype = _DTYPES[settings.dtype]
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, trust_remote_code=False, use_safetensors=True
+            folder, dtype=dtype, use_safetensors=True, trust_remote_code=settings.trust_remote_code
         )
     except (OSError, ValueError, SafetensorError) as error:
         if isinstance(error, OSError) and error.errno not in (None, ENOENT):
