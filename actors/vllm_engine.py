@@ -199,7 +199,7 @@ def engine_arguments(settings: ActorSettings, contract: Contract, model: Path) -
         | device
         | {
             "model": str(model),
-            "trust_remote_code": False,
+            "trust_remote_code": settings.trust_remote_code,
             "dtype": settings.dtype or contract.dtype,
             "max_model_len": max_model_len,
             "max_num_seqs": settings.max_num_seqs,

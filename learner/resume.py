@@ -145,9 +145,12 @@ def _retrain(batch: _RecordedBatch, policy: TrainablePolicy, recorder: Recorder)
 
 
 def settings_of(recorded: Mapping[str, Any], changes: Mapping[str, str]) -> LearnerSettings:
-    """Return a run's settings with `changes`, by field name. Raise ConfigError if not valid."""
+    """Return a run's settings with `changes`, by field name. Raise ConfigError if not valid.
+
+    A model's code is trusted only by `changes`, not because a file says so.
+    """
     try:
-        return LearnerSettings(**{**recorded, **changes})
+        return LearnerSettings(**{**recorded, "trust_remote_code": False, **changes})
     except ValidationError as error:
         mistakes = "\n".join(mistake(detail, ("LEARNER", *detail["loc"])) for detail in error.errors())
         raise ConfigError(f"wrong settings, in the journal or given now: {mistakes[:800]}") from error

@@ -15,13 +15,13 @@ _VARIABLES = {
     "pipeline_parallel_size": "ACTOR_PIPELINE_PARALLEL_SIZE",
     "seed": "LEARNER_SEED",
     "tensor_parallel_size": "ACTOR_TENSOR_PARALLEL_SIZE",
+    "trust_remote_code": "ACTOR_TRUST_REMOTE_CODE",
 }
 """Arguments with a variable of their own."""
 
 _MODEL = "the learner chooses the model and its tokenizer, by LEARNER_MODEL"
 _EXACT = "the learner counts on the log-probabilities of the sampled distribution"
 _WEIGHTS = "the actor loads each version of the weights itself, as the learner published it"
-_CODE = "an actor runs no code that comes with a model"
 _ALONE = "one actor is one engine: start more actors"
 _REFUSED = {
     **dict.fromkeys(
@@ -37,7 +37,7 @@ _REFUSED = {
         ("load_format", "enable_lora", "enable_sleep_mode", "weight_transfer_config",
          "worker_extension_cls", "worker_cls", "use_tqdm_on_load"), _WEIGHTS,
     ),
-    **dict.fromkeys(("trust_remote_code", "code_revision"), _CODE),
+    "code_revision": _MODEL,
     **dict.fromkeys(
         ("data_parallel_size", "data_parallel_rank", "data_parallel_size_local",
          "data_parallel_start_rank"), _ALONE,

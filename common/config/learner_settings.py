@@ -285,6 +285,9 @@ class ModelSettings(Section):
     attn_implementation: str = setting(
         "", "attention of transformers, such as sdpa or flash_attention_2; needs packing=false"
     )
+    trust_remote_code: bool = setting(
+        False, "run Python code of the model's folder in the learner; see docs/security.md"
+    )
     dtype: Literal["float32", "bfloat16"] = setting("float32", "precision of the model")
     cast_lm_head_to_fp32: bool = setting(False, "compute logits in float32 in any dtype")
     packing: bool = setting(True, "put several sequences into a row; false: one per row")

@@ -115,6 +115,9 @@ class ActorSettings(Section):
     tensor_parallel_size: int = setting(1, "GPUs that one engine uses", ge=1)
     pipeline_parallel_size: int = setting(1, "stages, on GPUs of their own, of one engine", ge=1)
     enable_expert_parallel: bool = setting(False, "spread a model's experts over the engine's GPUs")
+    trust_remote_code: bool = setting(
+        False, "run Python code of the model's folder in the actor; see docs/security.md"
+    )
     enable_prefix_caching: bool = setting(True, "reuse keys and values of equal prompts")
     max_num_batched_tokens: int = setting(0, "tokens of one step of the engine; 0: vLLM's choice", ge=0)
     engine_args: JsonMap = setting({}, "further arguments of vLLM's engine, as a JSON map")

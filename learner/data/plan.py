@@ -47,10 +47,11 @@ def make_plan(settings: LearnerSettings) -> Plan:
         log.warning(text)
     if settings.loss:
         load_loss(settings.loss)
-    model_folder = resolve_model(settings.model, settings.model_revision)
+    trusted = settings.trust_remote_code
+    model_folder = resolve_model(settings.model, trusted, settings.model_revision)
     if not (settings.dataset or settings.evaluate_only):
         raise ConfigError("LEARNER_DATASET is not set: name a file, a folder or a hub id")
-    tokenizer, config = read_model(model_folder)
+    tokenizer, config = read_model(model_folder, trusted)
     check_length(settings, config)
     template = Template(settings, tokenizer)
     episodes = resolve_episodes(settings, template)
@@ -154,11 +155,12 @@ def count_steps(settings: LearnerSettings, questions: int) -> int:
     return 0 if settings.evaluate_only else settings.max_steps or by_epochs
 
 
-def resolve_model(name: str, revision: str = "") -> Path:
+def resolve_model(name: str, trust_remote_code: bool = False, revision: str = "") -> Path:
     """Return the absolute path of a local model folder, or of a hub id's downloaded copy.
 
-    `revision` is a branch, tag or commit of the id, "" for its main branch. Raise ConfigError if the
-    name is empty or neither, if a folder has a revision, or if the download fails.
+    Python files are downloaded only with `trust_remote_code`. `revision` is a branch, tag or commit of
+    the id, "" for its main branch. Raise ConfigError if the name is empty or neither, if a folder has a
+    revision, or if the download fails.
     """
     if not name:
         raise ConfigError("LEARNER_MODEL is not set: name a Hugging Face model folder or a hub id")
@@ -173,17 +175,22 @@ def resolve_model(name: str, revision: str = "") -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    patterns = ["*.json", "*.safetensors", "*.jinja", *(["*.py"] if trust_remote_code else [])]
     try:
-        wanted = ["*.json", "*.safetensors", "*.jinja"]
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=wanted))
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ConfigError(
             f"LEARNER_MODEL={name}: neither a folder here nor a model that can be downloaded: {error}"
         ) from error
 
 
-def read_model(folder: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedConfig]:
-    """Return a model folder's tokenizer and text configuration. Raise ConfigError if unreadable."""
+def read_model(
+    folder: Path, trust_remote_code: bool = False
+) -> tuple[PreTrainedTokenizerBase, PreTrainedConfig]:
+    """Return a model folder's tokenizer and text configuration. Raise ConfigError if unreadable.
+
+    Code of the folder is run only with `trust_remote_code`; a folder that needs it is else unreadable.
+    """
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             raise ConfigError(
@@ -191,15 +198,16 @@ def read_model(folder: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedConfig]
             )
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=False
+            folder, trust_remote_code=trust_remote_code
         )
         config: PreTrainedConfig = AutoConfig.from_pretrained(
-            folder, trust_remote_code=False
+            folder, trust_remote_code=trust_remote_code
         ).get_text_config()
     except Exception as error:  # of files that others wrote: transformers and tokenizers raise any
         raise ConfigError(
-            f"LEARNER_MODEL={folder}: cannot be read: {short(error, 500)}. Repair the folder, or "
-            "name another model"
+            f"LEARNER_MODEL={folder}: cannot be read: {short(error, 500)}. Repair the folder, name "
+            "another model, or, where it needs code of its own that you trust, set "
+            "LEARNER_TRUST_REMOTE_CODE=true and ACTOR_TRUST_REMOTE_CODE=true"
         ) from error
     return tokenizer, config
 

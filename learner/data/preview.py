@@ -26,7 +26,7 @@ def preview(settings: LearnerSettings, rows: int) -> Iterator[dict[str, Any]]:
     plan = make_plan(settings)
     rewards = [asdict(spec) for spec in plan.contract.rewards]
     yield {"contract": {"rewards": rewards, "figures": describe(settings, plan)}}
-    tokenizer, _ = read_model(plan.model_folder)
+    tokenizer, _ = read_model(plan.model_folder, settings.trust_remote_code)
     for question in islice(_questions(plan, settings), rows):
         prompt = tokenizer.decode(question.prompt_ids)
         shown = {"where": question.where, "prompt": prompt, "tokens": len(question.prompt_ids)}

@@ -46,7 +46,8 @@ def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
     dtype = _DTYPES[settings.dtype]
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, trust_remote_code=False, use_safetensors=True,
+            folder, dtype=dtype, use_safetensors=True,
+            trust_remote_code=settings.trust_remote_code,
             attn_implementation=settings.attn_implementation or None,
         )  # fmt: skip
     except ImportError as error:

@@ -69,7 +69,7 @@ class Policy:
     ) -> None:
         self._settings, self._steps = settings, steps
         self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            model_folder, trust_remote_code=False
+            model_folder, trust_remote_code=settings.trust_remote_code
         )
         module, self._adapter = load_policy(start or model_folder, settings)
         self._flops = FlopCounter(module.model)

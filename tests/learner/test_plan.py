@@ -69,7 +69,7 @@ def test_the_contract_says_how_rewards_are_summed(tmp_path, aggregation):
 
 def test_a_revision_is_of_a_hub_id_alone(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="is a folder here, which has no revisions"):
-        resolve_model(str(tmp_path), "main")
+        resolve_model(str(tmp_path), revision="main")
     asked = {}
 
     def download(name, **options):
@@ -77,7 +77,7 @@ def test_a_revision_is_of_a_hub_id_alone(tmp_path, monkeypatch):
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    assert resolve_model("org/model", "v2") == tmp_path
+    assert resolve_model("org/model", revision="v2") == tmp_path
     assert (asked["name"], asked["revision"]) == ("org/model", "v2")
     resolve_model("org/model")
     assert asked["revision"] is None
