@@ -6,6 +6,7 @@ Produces: a Rollout whose tokens are those that the engine sampled and those bet
 Ends when: a completion calls no tool, or a limit is reached, or the environment broke.
 """
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -89,7 +90,7 @@ class Conversation:
         """
         episode: Episode | None = None
         try:
-            episode = await in_thread(pool.begin, self._ticket.columns)
+            episode = await _begun(in_thread(pool.begin, self._ticket.columns))
             self._tools = episode.tools
             await self._begin(episode, in_thread)
             finish: FinishReason | None = None
@@ -200,6 +201,22 @@ class Conversation:
             prompt_ids=self._own_prompt,
             transcript=Transcript(said, *counts, reward, failure[:SHOWN]),
         )
+
+
+async def _begun(starting: Awaitable[Episode]) -> Episode:
+    """Return an episode once it has begun; one that begins after a cancellation is abandoned."""
+    future = asyncio.ensure_future(starting)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        future.add_done_callback(_abandon)
+        raise
+
+
+def _abandon(begun: asyncio.Future[Episode]) -> None:
+    """Abandon the episode of a future that is done, if it has one."""
+    if not begun.cancelled() and begun.exception() is None:
+        begun.result().abandon()
 
 
 def _shown(message: Message) -> Message:

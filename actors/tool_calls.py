@@ -7,7 +7,6 @@ Two forms are read, which cover most chat templates that know tools:
     text
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,11 +14,14 @@ from typing import Any
 
 from penstock.common.files.reading import parse_json
 from penstock.common.text import short
+from penstock.common.wire.plain import find_fault
 
 _BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _PREFIX = "<|python_tag|>"
 _MOST_CALLS = 64
 """Calls of one turn. Those beyond are answered with an error."""
+_DEEPEST = 16
+"""Most levels of a call's arguments: a transcript, which holds them, may have 32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def read_calls(text: str) -> tuple[str, list[ToolCall]]:
     whole = text.strip().removeprefix(_PREFIX).strip()
     if whole.startswith("{") and whole.endswith("}"):
         call = _read_call(whole)
-        if not call.error:
+        if not call.error and re.search(r'"(arguments|parameters)"\s*:', whole):
             return "", [call]
     return text, []
 
@@ -62,7 +64,7 @@ def _read_call(text: str) -> ToolCall:
     """Return the call in a JSON text; one with an error if the text is no call."""
     try:
         found = parse_json(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return ToolCall("", error=f"the tool call is no JSON: {short(error)}")
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
         return ToolCall(
@@ -71,9 +73,10 @@ def _read_call(text: str) -> ToolCall:
     arguments = found.get("arguments", found.get("parameters", {}))
     if isinstance(arguments, str):  # some models write the arguments as a text with JSON
         try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
+            arguments = parse_json(arguments)
+        except ValueError:
             arguments = None
-    if not isinstance(arguments, dict):
-        return ToolCall(found["name"], error="the arguments of the tool call are no map")
+    if not isinstance(arguments, dict) or find_fault(arguments, _DEEPEST):
+        expected = f"expected a JSON map of at most {_DEEPEST} levels"
+        return ToolCall(found["name"], error=f"the arguments of the tool call: {expected}")
     return ToolCall(found["name"], arguments)

@@ -17,7 +17,8 @@ import numpy as np
 
 from penstock.common.reward_totals import Rewards, first_scored, total_rewards
 from penstock.common.text import as_text
-from penstock.common.wire.messages import ScoredGroup, Verdict
+from penstock.common.wire.messages import Rollout, ScoredGroup, Verdict
+from penstock.common.wire.transcript import FAILED_TOOL
 from penstock.learner.algorithm.batch import Batch, token_staleness
 
 
@@ -54,7 +55,7 @@ def _trained_row(
     extra = {name: row[index] for name, row in scored.extra.items()}
     return _row(step, ticket.id, index, scored.rewards, weights) | {
         "prompt": as_text(ticket.columns.get("prompt", "")),
-        "completion": scored.texts[index],
+        "completion": _conversation(rollout) or scored.texts[index],
         "advantage": advantage,
         "state": "failed" if failure else "trained",
         "failure": failure,
@@ -66,6 +67,23 @@ def _trained_row(
         "solution": as_text(ticket.columns.get("solution", "")),
         "extra": json.dumps(extra, default=str, skipkeys=True),
     }
+
+
+def _conversation(rollout: Rollout) -> str:
+    """Return a conversation's messages, each with its role, and calls as JSON; "" without turns.
+
+    Example: two lines, "[assistant] add {"a": 1}" and "[tool add] 3".
+    """
+    said = []
+    for message in rollout.transcript.messages if rollout.transcript else ():
+        role = f"[{message.get('role', '')} {message.get('name', '')}".rstrip() + "]"
+        parts = [as_text(message.get("content") or "")]
+        for call in message.get("tool_calls") or ():
+            function = call.get("function", {})
+            parts.append(f"{function.get('name')} {as_text(function.get('arguments'))}")
+        failed = " (failed)" if message.get(FAILED_TOOL) else ""
+        said.append(f"{role}{failed} " + "\n  ".join(filter(None, parts)))
+    return "\n".join(said)
 
 
 def _filtered_row(step: int, verdict: Verdict, weights: Mapping[str, float]) -> dict[str, Any]:

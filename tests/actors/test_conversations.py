@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer
 
 from penstock.actors.engine import Aborted
 from penstock.actors.rollout_groups import Conversations
+from penstock.actors.tool_calls import read_calls
 from penstock.actors.turns import TurnTemplate
 from penstock.common.config.settings import ActorSettings
 from penstock.common.episodes.pool import EpisodeFailed, EpisodePool
@@ -295,3 +297,69 @@ def test_an_aborted_group_samples_no_further_turn(folder: Path, pools: dict[str,
 
     asyncio.run(asyncio.wait_for(talk(), 60))
     assert len(engine.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "calls"),
+    [
+        ('{"name": "add", "parameters": {"a": 1}}', "", [("add", {"a": 1}, "")]),
+        ('<|python_tag|>{"name": "add", "arguments": {}}', "", [("add", {}, "")]),
+        ('{"name": "Bob", "age": 7}', '{"name": "Bob", "age": 7}', []),
+        ("12 {", "12 {", []),
+        ('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}', "", [("add", {"a": 1}, "")]),
+        ('<tool_call>{"name": 7}</tool_call>x', "x", [("", {}, "no name")]),
+        ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "", [("add", {}, "JSON map")]),
+    ],
+)
+def test_the_calls_in_a_text(text: str, said: str, calls: list[tuple[str, dict, str]]) -> None:
+    found, made = read_calls(text)
+    assert found == said
+    assert [(one.name, dict(one.arguments)) for one in made] == [(name, a) for name, a, _ in calls]
+    for one, (_, _, error) in zip(made, calls, strict=True):
+        assert error in one.error if error else not one.error
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"a": 1' + "0" * 40 + "}", '{"a": ' + "[" * 20 + "]" * 20 + "}", '{"a": "\\ud800"}', "[" * 9999],
+    ids=["a long number", "nested", "half a character", "brackets"],
+)
+def test_what_a_policy_writes_never_fails_its_ticket(converse: Converse, arguments: str) -> None:
+    text = f'<tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>'
+    (rollout, *_), _ = converse([text, "It is 3."], sampling=Sampling(1.0, 1.0, 0, 0.0, 30_000, 7))
+    assert rollout.transcript is not None
+    assert (rollout.transcript.tool_calls, rollout.transcript.tool_failures) == (1, 1)
+    assert rollout.finish_reason == "stop"
+
+
+def test_an_episode_that_begins_after_a_cancellation_is_ended(
+    folder: Path, pools: dict[str, EpisodePool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as when another rollout of the group was aborted while this one's process started."""
+    began, ended, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    class Late:
+        def abandon(self) -> None:
+            ended.set()
+
+    def begin(row: object) -> Any:
+        began.set()
+        go_on.wait(60)
+        return Late()
+
+    monkeypatch.setattr(pools[""], "begin", begin)
+    engine = TalkingEngine(Tokenizer.from_file(str(folder / "tokenizer.json")), ["."])
+    ticket = make_ticket(folder, CHATML, SPEC, num_generations=1)
+
+    async def talk() -> None:
+        groups = Conversations(engine, make_contract(folder, CHATML, SPEC), folder, pools[""], 16)
+        task = asyncio.create_task(groups.generate("g", ticket))
+        await asyncio.to_thread(began.wait, 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go_on.set()
+        await asyncio.to_thread(ended.wait, 60)
+
+    asyncio.run(talk())
+    assert ended.is_set()

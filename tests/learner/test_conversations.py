@@ -12,6 +12,7 @@ from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Rollout, ScoredGroup, Version
 from penstock.common.wire.transcript import Transcript
 from penstock.learner.algorithm.batch import build_batch, is_over_lag
+from penstock.learner.report.completions import completion_rows
 from penstock.learner.report.metrics import tool_metrics
 from penstock.learner.streams.refusal import why_refused
 from tests.common.builders import make_span
@@ -145,3 +146,25 @@ def test_metrics_of_tools() -> None:
         "completions/sampled_ratio": pytest.approx(5 / 7),
     }
     assert tool_metrics([replace(make_talk(), transcript=None)]) == {}
+
+
+def test_the_table_of_completions_shows_the_turns() -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    messages = (
+        {"role": "user", "content": "It stands at 5."},
+        {"role": "assistant", "content": "First:", "tool_calls": [call]},
+        {"role": "tool", "name": "add", "content": "no b", "failed": True},
+        {"role": "assistant", "content": "12"},
+    )
+    rollout = replace(make_talk(), transcript=Transcript(messages, 2, 1, 1))
+    group = group_of(rollout, replace(make_talk(), transcript=None))
+    batch = build_batch([group], {"accuracy": 1.0}, 0, make_settings())
+    one, other = completion_rows(1, [group], [], batch, {"accuracy": 1.0})
+    assert one["completion"].splitlines() == [
+        "[user] It stands at 5.",
+        "[assistant] First:",
+        '  add {"a": 1}',
+        "[tool add] (failed) no b",
+        "[assistant] 12",
+    ]
+    assert other["completion"] == group.texts[1]
