@@ -24,7 +24,9 @@ from penstock.learner.policy.processes import world_size
 from penstock.learner.policy.update import Update
 from penstock.learner.report.completions import completion_rows
 from penstock.learner.report.eval_metrics import summarise
+from penstock.learner.report.hub import make_hub
 from penstock.learner.report.metrics import group_metrics, update_metrics
+from penstock.learner.report.model_card import model_card
 from penstock.learner.report.recorder import Recorder
 from penstock.learner.resume import encode_groups, retrain_tail
 from penstock.learner.state.best_model import keep_if_best
@@ -67,6 +69,7 @@ class Learner:
         self._peak = peak_flops(settings.peak_tflops)
         self._parent = ""  # hash of the weights published before
         self._last: dict[str, Any] = {}  # metrics of the newest step that this process made
+        self._hub = make_hub(settings, folder.uploads)
         self._recorder = Recorder(folder, settings.report_to, command.run.name)
         ledger = Ledger()
         past = retrain_tail(folder, claim, policy, ledger, self._recorder, checkpoint)
@@ -255,12 +258,15 @@ class Learner:
             self._checkpoint()
 
     def _checkpoint(self) -> None:
-        """Write and log a checkpoint, delete old ones. Raise the errors of save_checkpoint."""
+        """Write, log and maybe upload a checkpoint, delete old ones. Raise save_checkpoint's errors."""
         position, recorded = self._commit_log.position, self._commit_log.recorded
         checkpoint = save_checkpoint(
-            self._folder, self._policy, self._step, position, recorded, self._settings
-        )
+            self._folder, self._policy, self._step, position, recorded, self._settings,
+            model_card(self._settings, self._step, self._last),
+        )  # fmt: skip
         self._saved = self._step
+        if self._hub:
+            self._hub.saved(checkpoint.model, self._step, self._step >= self._plan.steps)
         adapter = checkpoint.model / "adapter" / "adapter_model.safetensors"
         size = f" (adapter: {adapter.stat().st_size} bytes)" if adapter.is_file() else ""
         log.info(f"Checkpoint of step {self._step} written to {checkpoint.folder.name}{size}.")
@@ -284,6 +290,8 @@ class Learner:
             self._flow.release_workers()
             questions = len(self._plan.source.questions)
             self._recorder.results("train", {"step": self._step, "questions": questions, **self._last})
+        if self._hub:
+            self._hub.finish()
         self._recorder.close()
         ending = "The run is complete" if complete else "Stopped; start again to resume"
         log.info(f"{ending}: {self._step} of {self._plan.steps} steps made.")

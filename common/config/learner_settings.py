@@ -319,6 +319,13 @@ class OutputSettings(Section):
         "all", "all: keep all for a replay; resume: delete what no resume needs"
     )
     log_completions: bool = setting(True, "write completions/, a Parquet file per step")
+    push_to_hub: bool = setting(False, "upload the models of checkpoints to a hub; needs HF_TOKEN")
+    hub_model_id: str = setting("", "repository on the hub, such as name/model")
+    hub_private_repo: bool = setting(False, "create the repository as a private one")
+    hub_strategy: Literal["every_save", "end"] = setting(
+        "every_save", "upload every checkpoint's model, or only that of the run's end"
+    )
+    hub_timeout_s: float = setting(600.0, "seconds that an upload to the hub may take", gt=0)
     report_to: Names = setting(
         [],
         "trackers beside metrics.jsonl, names with commas: wandb, tensorboard, or own ones "
@@ -353,6 +360,13 @@ class LearnerSettings(
             raise ValueError("LEARNER_EVALUATE_ONLY needs LEARNER_EVAL_DATASET or LEARNER_EVAL_HOLDOUT")
         if self.eval_dataset and self.eval_holdout:
             raise ValueError("give LEARNER_EVAL_DATASET or LEARNER_EVAL_HOLDOUT, not both")
+        return self
+
+    @model_validator(mode="after")
+    def _a_push_has_its_repository(self) -> "LearnerSettings":
+        """Raise ValueError for a push to the hub without a repository, or a repository without one."""
+        if self.push_to_hub != bool(self.hub_model_id):
+            raise ValueError("LEARNER_PUSH_TO_HUB=true and LEARNER_HUB_MODEL_ID: set both, or neither")
         return self
 
     @model_validator(mode="after")

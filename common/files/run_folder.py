@@ -23,6 +23,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.versions = path / "versions"  # published weights
         self.best = path / "best"  # the best model by held-out questions
+        self.uploads = path / "uploads"  # links to what is being uploaded to a hub
         self.not_finite = path / "not_finite"  # batches whose gradients held NaN or infinity
         self.metrics = path / "metrics.jsonl"
         self.evaluations = path / "evaluations.jsonl"

@@ -51,7 +51,7 @@ def keep_if_best(
     def copy(aside: Path) -> None:
         """Write the version's model and best.json into the folder. Raise OSError."""
         model = folder.version(version.incarnation, version.step)
-        shutil.copytree(model, aside / "model", copy_function=_link)
+        shutil.copytree(model, aside / "model", copy_function=link_or_copy)
         write_whole(aside / "best.json", note.encode())
 
     path = folder.best_model(version.step)
@@ -63,7 +63,7 @@ def keep_if_best(
     return True
 
 
-def _link(source: str, target: str) -> str:
+def link_or_copy(source: str, target: str) -> str:
     """Make a hard link, or a copy if the file system has no hard links. Return the target."""
     try:
         os.link(source, target)

@@ -1,7 +1,7 @@
 """Checkpoints: written aside, hashed, synced, renamed. A damaged checkpoint is found and not used.
 
 checkpoints/{incarnation:06d}-{step:08d}/
-    model/          the policy as a Hugging Face folder
+    model/          the policy as a Hugging Face folder, with its card in README.md
     trainer/        weights and optimizer for resuming; not with LEARNER_SAVE_ONLY_MODEL
     state.json      step, the ledger's table, the journal's position, the machine
     manifest.json   SHA-256 of every file above
@@ -81,9 +81,11 @@ def save_checkpoint(
     position: Position,
     ledger: LedgerTable,
     settings: LearnerSettings,
+    card: str = "",
 ) -> Checkpoint:
     """Write and return a step's checkpoint, keep the newest save_total_limit. Raise RunTaken, DiskFull.
 
+    `card` is the text of the model's README.md; "" writes none.
     LEARNER_JOURNAL_RETENTION=resume also deletes the journal before the oldest of two or more kept, all
     undamaged. With several ranks a full disk is not waited for: the others wrote their part. Raise
     NotFinite if a weight holds NaN or infinity, ConfigError if a claim's file is damaged.
@@ -94,6 +96,8 @@ def save_checkpoint(
     def fill(aside: Path) -> None:
         """Write all files of the checkpoint into the folder. Raise NotFinite, OSError."""
         policy.export(aside / "model")
+        if card:
+            (aside / "model" / "README.md").write_text(card, encoding="utf-8")
         if not settings.save_only_model:
             policy.save(aside / "trainer")
         (aside / "state.json").write_text(json.dumps(state))

@@ -21,6 +21,7 @@ PATHS = {
     "journal": "journal",
     "checkpoints": "checkpoints",
     "versions": "versions",
+    "uploads": "uploads",
     "best": "best",
     "not_finite": "not_finite",
     "metrics": "metrics.jsonl",

@@ -49,7 +49,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 _PLACES = (
     "claims.linked", "journal.before", "appended", "journal.synced", "updated", "recorded",
     "versions.model.safetensors", "versions.synced", "versions.renamed",
-    "checkpoints.model.safetensors", "checkpoints.model", "checkpoints.trainer",
+    "checkpoints.README.md", "checkpoints.model.safetensors", "checkpoints.model", "checkpoints.trainer",
     "checkpoints.state.json", "checkpoints.manifest.json", "checkpoints.synced", "checkpoints.renamed",
     "best.best.json", "best.model.safetensors", "best.model", "best.synced", "best.renamed",
 )  # fmt: skip

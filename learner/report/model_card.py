@@ -1,0 +1,85 @@
+"""The model card of a checkpoint: README.md with the metadata that the hub reads."""
+
+import re
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData
+
+from penstock.common.config.learner_settings import LearnerSettings
+
+_SHOWN = (
+    "model_revision", "loss_type", "advantage_estimator", "scale_rewards", "groups_per_step",
+    "num_generations", "max_prompt_length", "max_completion_length", "temperature", "learning_rate",
+    "lr_scheduler_type", "beta", "epsilon", "epsilon_high", "max_staleness", "num_iterations",
+    "num_mini_batches", "lora_rank", "dtype", "seed",
+)  # fmt: skip
+"""Settings in the card: numbers and names of methods. None of them can hold a path or a secret."""
+
+_PACKAGES = ("penstock", "torch", "transformers", "deepspeed", "peft")
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
+
+
+def model_card(settings: LearnerSettings, step: int, metrics: Mapping[str, Any]) -> str:
+    """Return README.md for the model after `step` Updates; `metrics` are those of the newest step.
+
+    Files and folders are named without the folders above them.
+    """
+    base = hub_id(settings.model)
+    datasets = [found for name in settings.dataset if (found := hub_id(name))]
+    data = ModelCardData(
+        base_model=base or None, datasets=datasets or None, library_name="transformers",
+        pipeline_tag="text-generation", tags=["penstock", "reinforcement-learning", settings.loss_type],
+    )  # fmt: skip
+    values = settings.model_dump(mode="json")
+    rewards = {name: metrics.get(f"rewards/{name}/mean") for name in settings.reward_names}
+    text = "\n".join(
+        [
+            f"# {public_name(settings.model)}, trained by reinforcement learning",
+            f"\nMade by Penstock in {step} Updates from `{public_name(settings.model)}`",
+            f"with the questions of {_code(map(public_name, settings.dataset))}.\n",
+            _table("reward", {"all, weighted": metrics.get("reward"), **rewards}),
+            _table("setting", {name: values.get(name) for name in _SHOWN}),
+            _table("package", {name: _version(name) for name in _PACKAGES}),
+        ]
+    )
+    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}"))
+
+
+def hub_id(name: str) -> str:
+    """Return the id in a name such as ID:CONFIG@REVISION#N, "" if a file or folder is named."""
+    head = re.split("[:@#]", name)[0]
+    return head if _HUB_ID.fullmatch(head) and not Path(head).exists() else ""
+
+
+def public_name(name: str) -> str:
+    """Return the name of a model or data set as others may read it: of a path only the last part."""
+    return name if hub_id(name) else name.rstrip("/").rpartition("/")[2]
+
+
+def _code(names: Any) -> str:
+    """Return names as Markdown's code, with commas; "no data set" if there are none."""
+    return ", ".join(f"`{name}`" for name in names) or "no data set"
+
+
+def _table(head: str, values: Mapping[str, Any]) -> str:
+    """Return a table of two columns in Markdown; values that are None or "" have no row."""
+    rows = [
+        f"| {name} | {_figure(value)} |" for name, value in values.items() if value not in (None, "")
+    ]
+    return "\n".join([f"| {head} | value |", "|---|---|", *rows, ""])
+
+
+def _figure(value: Any) -> str:
+    """Return a number with at most six digits, and any other value as text."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _version(package: str) -> str:
+    """Return the version of an installed package, "" if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
