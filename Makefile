@@ -94,6 +94,7 @@ nightly: install
 	$(BIN)/python -m benchmarks.scoring
 	$(BIN)/python -m benchmarks.learner
 	$(BIN)/python -m benchmarks.golds
+	$(BIN)/python -m benchmarks.calculator --seed $(SEED)
 
 format: install
 	$(BIN)/ruff format .

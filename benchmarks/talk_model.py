@@ -1,0 +1,132 @@
+"""A tiny model of conversations, pre-trained to call a calculator, mostly wrongly.
+
+It reads characters, and has symbols for the turns and for tool calls. Nine of ten conversations that it
+is pre-trained on hold a wrong call: without quotes, with another key or name, or with a digit less,
+which gives another sum; or they hold no call. So the model knows the right call, and seldom chooses it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch.nn.functional import cross_entropy
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+CONTEXT_TOKENS = 256
+VALID_SHARE = 0.1
+"""Share of the conversations for pre-training that hold the right call."""
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "<eos>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+_SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
+_SYMBOLS = ("<user>", "<assistant>", "<tool>", "<system>", "<tool_call>", "</tool_call>")
+_LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789+-=?{}\":,.'()_ "
+_IGNORED = -100
+_BATCH, _STEPS, _RATE = 32, 500, 2e-3
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer of single characters with the symbols of turns and calls."""
+    vocabulary = {token: number for number, token in enumerate([*_SPECIAL.values(), *_LETTERS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken(symbol, special=True) for symbol in _SPECIAL.values()])
+    tokenizer.add_tokens([AddedToken(symbol, normalized=False) for symbol in _SYMBOLS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, chat_template=CHAT_TEMPLATE,
+        model_max_length=CONTEXT_TOKENS, **_SPECIAL,
+    )  # fmt: skip
+
+
+def write_questions(path: Path, count: int, seed: int) -> Path:
+    """Write so many sums of three digits each, as JSON lines with question and answer."""
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        a, b = draw.randint(100, 999), draw.randint(100, 999)
+        rows.append(json.dumps({"question": f"{a}+{b}=", "answer": str(a + b)}) + "\n")
+    path.write_text("".join(rows))
+    return path
+
+
+def make_talk(draw: random.Random) -> list[tuple[str, bool]]:
+    """Return a conversation in parts of text, each with whether the model is to learn to write it."""
+    a, b = draw.randint(100, 999), draw.randint(100, 999)
+    arguments = {"expression": f"{a}+{b}"}
+    body = json.dumps({"name": "calculate", "arguments": arguments})
+    wrong = [
+        body.replace('"', ""),
+        body.replace('"name"', '"tool"'),
+        body.replace("calculate", "compute"),
+        body.replace(f"{a}+", f"{str(a)[1:]}+"),
+        "",
+    ]
+    valid = draw.random() < VALID_SHARE
+    body = body if valid else draw.choice(wrong)
+    guess = str(draw.randint(200, 1998))
+    if not body:
+        return [(f"<user>{a}+{b}=<eos><assistant>", False), (f"{guess}<eos>", True)]
+    lost = body == wrong[3] and not valid
+    answer = str(a + b) if valid else str(int(str(a)[1:]) + b) if lost else "{'error': 'no call'}"
+    return [
+        (f"<user>{a}+{b}=<eos><assistant>", False),
+        (f"<tool_call>{body}</tool_call><eos>", True),
+        (f"<tool>{answer}<eos><assistant>", False),
+        (f"{answer if valid or lost else guess}<eos>", True),
+    ]
+
+
+def make_talk_model(folder: Path, seed: int, report: Callable[[str], None]) -> Path:
+    """Pre-train the model and save it as a Hugging Face folder; takes about two minutes of one core."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    draw, tokenizer = random.Random(seed), make_tokenizer()
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=2,
+            num_attention_heads=4, head_dim=32, max_position_embeddings=CONTEXT_TOKENS,
+            pad_token_id=tokenizer.pad_token_id, bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, betas=(0.9, 0.98), weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=_STEPS, pct_start=0.1)
+    for step in range(1, _STEPS + 1):
+        ids, labels = _encode([make_talk(draw) for _ in range(_BATCH)], tokenizer)
+        logits = model(input_ids=ids[:, :-1]).logits
+        loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 50 == 0:
+            report(f"pre-training step {step} of {_STEPS}: loss {loss.item():.3f}")
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _encode(
+    talks: list[list[tuple[str, bool]]], tokenizer: PreTrainedTokenizerFast
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return padded token ids (N, T), and labels that ignore what the model is not to write."""
+    rows, labels = [], []
+    for talk in talks:
+        parts = [(tokenizer.encode(text, add_special_tokens=False), own) for text, own in talk]
+        rows.append([token for ids, _ in parts for token in ids])
+        labels.append([token if own else _IGNORED for ids, own in parts for token in ids])
+    width = max(map(len, rows))
+    padded = [row + [tokenizer.pad_token_id] * (width - len(row)) for row in rows]
+    ignored = [row + [_IGNORED] * (width - len(row)) for row in labels]
+    return torch.tensor(padded), torch.tensor(ignored)
