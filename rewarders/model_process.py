@@ -22,6 +22,10 @@ from penstock.common.sandbox import frames
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
+class TooLong(ValueError):
+    """A conversation is longer than the model's context."""
+
+
 class RewardModel:
     """A model that reads a conversation and gives a number. `folder` holds model and tokenizer.
 
@@ -53,12 +57,12 @@ class RewardModel:
     def score(self, talks: Sequence[Sequence[Mapping[str, Any]]]) -> list[float]:
         """Return the model's number for each conversation, a list of messages with role and content.
 
-        Raise ValueError for a conversation that is longer than the model's context.
+        Raise TooLong for a conversation that is longer than the model's context.
         """
         rows = [self._tokens(talk) for talk in talks]
         for number, row in enumerate(rows):
             if len(row) > self._longest:
-                raise ValueError(
+                raise TooLong(
                     f"conversation {number} has {len(row)} tokens, and the reward model takes "
                     f"{self._longest}: lower LEARNER_MAX_COMPLETION_LENGTH"
                 )
@@ -105,7 +109,10 @@ def load(asked: Mapping[str, Any]) -> RewardModel:
 
 
 def serve(channel: socket.socket) -> None:
-    """Answer each request of the socket until it closes, with `value` or `mistake`."""
+    """Answer each request of the socket until it closes, with `value` or `mistake`.
+
+    After any mistake but a conversation that is too long the process ends: a device may be lost.
+    """
     model: RewardModel | None = None
     while True:
         try:
@@ -115,12 +122,14 @@ def serve(channel: socket.socket) -> None:
         try:
             if model is None:
                 model = load(asked)
-                answer: dict[str, Any] = {"value": []}
+                frames.send(channel, {"value": []})
             else:
-                answer = {"value": model.score(asked["talks"])}
+                frames.send(channel, {"value": model.score(asked["talks"])})
+        except TooLong as error:
+            frames.send(channel, {"mistake": str(error)})
         except Exception as error:  # transformers raises whatever its parts raise
-            answer = {"mistake": frames.short(f"{type(error).__name__}: {error}")}
-        frames.send(channel, answer)
+            frames.send(channel, {"mistake": frames.short(f"{type(error).__name__}: {error}")})
+            return
 
 
 if __name__ == "__main__":

@@ -17,11 +17,12 @@ from typing import Any
 from penstock.common.config.settings import RewarderSettings
 from penstock.common.sandbox import frames
 from penstock.common.sandbox.frames import BrokenFrame, FrameReader
+from penstock.common.sandbox.user import environment
 from penstock.common.wire.limits import HIGHEST_REWARD
 from penstock.common.wire.reward_spec import RewardSpec
 
-_SECRETS = ("TOKEN", "KEY", "PASSWORD", "SECRET", "REDIS_URL")
-_FOR_DOWNLOADS = "HF_TOKEN"
+_PREFIXES = ("CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HF_", "HUGGINGFACE_", "TORCH_", "PYTORCH_", "OMP_")
+"""Beginnings of variables of devices and downloads. HF_TOKEN is one: a model may be private."""
 _PIECE = 2**16
 
 
@@ -133,9 +134,5 @@ class ModelProcess:
 
 
 def _environment() -> dict[str, str]:
-    """Return the variables of this process without secrets, but with the token for downloads."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name == _FOR_DOWNLOADS or not any(secret in name.upper() for secret in _SECRETS)
-    }
+    """Return the variables of a sandbox process, and those of devices and downloads."""
+    return environment(tuple(name for name in os.environ if name.startswith(_PREFIXES)))

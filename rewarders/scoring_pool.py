@@ -1,6 +1,5 @@
 """The sandbox processes that compute rewards."""
 
-import threading
 from dataclasses import asdict
 
 from penstock.common.config.settings import RewarderSettings
@@ -32,7 +31,6 @@ class ScoringPool(SandboxPool):
     def __init__(self, settings: RewarderSettings) -> None:
         self._rewarder_settings = settings
         self._models: dict[tuple[str, str], ModelProcess] = {}
-        self._starting = threading.Lock()
         super().__init__(
             SandboxSettings(
                 settings.workers, settings.timeout_s, settings.memory_gib, settings.user,
@@ -83,13 +81,13 @@ class ScoringPool(SandboxPool):
         except ModelFailed as error:
             raise ScoringFailed(f"reward {spec.name}: {error}") from error
         finally:
-            with self._starting:
+            with self._lock:
                 self.finished += 1
 
     def _model_of(self, spec: RewardSpec) -> ModelProcess:
         """Return the process of a reward model, the same for each call."""
         key = (str(spec.options), spec.digest)
-        with self._starting:
+        with self._lock:
             return self._models.setdefault(key, ModelProcess(spec, self._rewarder_settings))
 
 

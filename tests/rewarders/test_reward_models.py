@@ -135,6 +135,9 @@ def test_a_model_that_hangs_is_no_reward(folder, models) -> None:
         )
         with pytest.raises(ScoringFailed, match=r"took more than 0\.2 s \(REWARDER_REWARD_MODEL"):
             scorer.score_group(make_group(contract, "train:0", "4", "5"))
+        pool._rewarder_settings = model._settings = slow
+        outcome = scorer.score_group(make_group(contract, "train:1", "4", "5"))
+        assert isinstance(outcome, ScoredGroup), "the next call starts the model again"
 
 
 def test_what_cannot_be_used_is_named_at_the_start(pool, folder, models, tmp_path) -> None:
@@ -163,7 +166,7 @@ def test_settings_name_the_mistakes() -> None:
 
 
 def test_the_model_sees_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("REDIS_URL", "WANDB_API_KEY", "MY_PASSWORD", "HF_TOKEN"):
+    for name in ("REDIS_URL", "WANDB_API_KEY", "MY_PASSWD", "CREDENTIALS", "HF_TOKEN"):
         monkeypatch.setenv(name, "secret")
     found = reward_models._environment()
     assert [name for name, value in found.items() if value == "secret"] == ["HF_TOKEN"]
