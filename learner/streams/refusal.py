@@ -13,7 +13,7 @@ from penstock.common.log import get_logger
 from penstock.common.text import printable
 from penstock.common.wire.codec import encode, pack, unpack
 from penstock.common.wire.ids import TicketId, Version
-from penstock.common.wire.messages import Outcome, ScoredGroup, Ticket, Verdict
+from penstock.common.wire.messages import Outcome, Rollout, ScoredGroup, Ticket, Verdict
 from penstock.learner.data.tickets import TicketSource
 from penstock.learner.state.ledger import Ledger
 
@@ -55,13 +55,14 @@ def why_refused(
     vocab_size: int,
     rewards: Collection[str],
     longest_prompt: int = 0,
+    episodes: bool = False,
 ) -> Reason | None:
     """Return why a group is no answer to the ticket that was asked, None if the group is one.
 
     `published` maps versions to the hash of their weights, and `rewards` are the contract's names. Each
     field of the ticket is compared as bytes: 1, 1.0 and True differ. `longest_prompt` is the most tokens
-    of a rollout's own prompt in a run with tools or environments, 0 in other runs: there a rollout has
-    no own prompt, and all its tokens are sampled.
+    of a rollout's own prompt, 0 in a run without an environment. Without `episodes`, tools or an
+    environment, all tokens of a rollout are sampled, and it ends as a completion does.
     """
     found = scored.group.ticket
     if encode(found) != encode(asked):
@@ -81,9 +82,15 @@ def why_refused(
             return "tokens"
         if len(rollout.prompt_ids) > longest_prompt:
             return "prompt"
-        if not longest_prompt and (rollout.transcript or not rollout.mask.all()):
+        if not episodes and not _is_completion(rollout):
             return "episode"
     return None
+
+
+def _is_completion(rollout: Rollout) -> bool:
+    """Return whether a rollout is a single completion, without answers of tools."""
+    single = rollout.transcript is None and rollout.finish_reason in ("stop", "length")
+    return single and bool(rollout.mask.all())
 
 
 def _first_difference(found: Ticket, asked: Ticket) -> Reason:
@@ -114,10 +121,10 @@ class OutcomeCheck:
             reason: Reason | None = None if outcome.ticket_id == ticket else "ticket"
         else:
             settings, published = self._source.settings, self._ledger.versions
-            longest = settings.max_prompt_length if settings.has_episodes else 0
             reason = why_refused(
-                outcome, self._asked(ticket), published, self._vocab_size, settings.reward_names, longest
-            )
+                outcome, self._asked(ticket), published, self._vocab_size, settings.reward_names,
+                settings.max_prompt_length if settings.environment else 0, settings.has_episodes,
+            )  # fmt: skip
         if reason:
             self.refused[reason] += 1
             self._log(ticket, outcome, reason)

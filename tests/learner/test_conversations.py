@@ -114,26 +114,31 @@ def test_the_age_of_answers_does_not_count() -> None:
     assert sequence.mask.tolist() == [False] * 4 + [True] * 3
 
 
-def refused(rollout: Rollout, longest_prompt: int) -> str | None:
+def refused(rollout: Rollout, longest_prompt: int, episodes: bool = True) -> str | None:
     scored = group_of(rollout, rollout)
     hashes = {Version(1, 0): WEIGHTS_HASH}
     spans = tuple(replace(span, hash=WEIGHTS_HASH) for span in rollout.spans)
     scored = group_of(*[replace(rollout, spans=spans)] * 2)
-    return why_refused(scored, scored.group.ticket, hashes, 32, scored.rewards, longest_prompt)
+    return why_refused(scored, scored.group.ticket, hashes, 32, scored.rewards, longest_prompt, episodes)
 
 
 def test_a_conversation_is_refused_in_a_run_without_tools() -> None:
     assert refused(make_talk(), 8) is None
-    assert refused(make_talk(), 0) == "episode"
+    assert refused(make_talk(), 0) is None
+    assert refused(make_talk(), 0, episodes=False) == "episode"
     whole = replace(make_talk(), mask=np.ones(7, bool), spans=(make_span(Version(1, 0), 0, 7),))
-    assert refused(whole, 0) == "episode"
-    assert refused(replace(whole, transcript=None), 0) is None
+    assert refused(whole, 0, episodes=False) == "episode"
+    bare = replace(whole, transcript=None)
+    assert refused(bare, 0, episodes=False) is None
+    assert refused(replace(bare, finish_reason="turns"), 0, episodes=False) == "episode"
 
 
 def test_an_own_prompt_is_refused_if_it_is_too_long_or_unknown() -> None:
     assert refused(replace(make_talk(), prompt_ids=np.full(9, 3, "<i4")), 8) == "prompt"
     assert refused(replace(make_talk(), prompt_ids=np.full(8, 3, "<i4")), 8) is None
     assert refused(replace(make_talk(), prompt_ids=np.array([32], "<i4")), 8) == "tokens"
+    own = replace(make_talk(), prompt_ids=np.array([3], "<i4"))
+    assert refused(own, 0) == "prompt", "a run with tools alone has the prompts of its tickets"
 
 
 def test_metrics_of_tools() -> None:
