@@ -2,10 +2,10 @@
 
     python -m benchmarks.calculator [--seed 1] [--steps 40] [--folder F]
 
-A tiny model of conversations is pre-trained (benchmarks/talk_model.py), which seldom
-writes the right call. Then it is trained with deploy/environments/calculator.py as its tool.
-The reward is 1.0 for correct use: the tool was called, and the last answer is the sum and was the tool's
-answer. The goal is over 80% correct use within ten minutes after training began.
+A tiny model of conversations is pre-trained (benchmarks/talk_model.py), which seldom writes the right
+call. Then it is trained with deploy/environments/calculator.py as its tool. The reward is 1.0 for correct
+use: the tool was called, and the last answer is the sum and was the tool's answer. The goal is over 80%
+correct use within ten minutes after training began.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SETTINGS = {
 
 
 def train(folder: Path, model: Path, steps: int, seed: int) -> float:
-    """Train the model in a run below `folder`; return the seconds from the first Update's start."""
+    """Train the model in a run below `folder`; return the seconds that the run took."""
     (folder / "reward.py").write_text(_REWARD)
     folder.chmod(0o755)
     settings = _SETTINGS | {

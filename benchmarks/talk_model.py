@@ -86,7 +86,7 @@ def make_talk(draw: random.Random) -> list[tuple[str, bool]]:
 
 
 def make_talk_model(folder: Path, seed: int, report: Callable[[str], None]) -> Path:
-    """Pre-train the model and save it as a Hugging Face folder; takes about two minutes of one core."""
+    """Pre-train the model and save it as a Hugging Face folder. Takes minutes of one core."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     draw, tokenizer = random.Random(seed), make_tokenizer()
