@@ -116,7 +116,7 @@ class Conversation:
             return
         self._said.append({"role": "user", "content": observation})
         try:
-            ids = self._template.prompt_ids(self._messages, self._tools)
+            ids = await in_thread(self._template.prompt_ids, self._messages, self._tools)
         except ValueError as error:
             raise EpisodeFailed(f"the chat template refuses what reset returned: {error}") from error
         if len(ids) > self._most_prompt:
@@ -153,8 +153,8 @@ class Conversation:
         self._turns += 1
         text, calls = read_calls(self._template.text_of(sampled.token_ids.tolist()))
         message: Message = {"role": "assistant", "content": text}
-        if calls:
-            message["tool_calls"] = [call.as_message for call in calls if call.name]
+        if named := [call.as_message for call in calls if call.name]:
+            message["tool_calls"] = named
         self._said.append(message)
         if sampled.finish_reason == "length" or not calls:
             return sampled.finish_reason
@@ -162,7 +162,9 @@ class Conversation:
             return "turns"
         answers = [await self._answer(call, episode, in_thread) for call in calls]
         last = int(sampled.token_ids[-1])
-        suffix = self._template.extend(self._messages, message, answers, self._tools, last)
+        suffix: Int32s | None = await in_thread(
+            self._template.extend, self._messages, message, answers, self._tools, last
+        )
         if suffix is None:
             return "template"
         if self._tokens.count + len(suffix) >= self._ticket.sampling.max_tokens:
@@ -179,7 +181,7 @@ class Conversation:
             answer = await in_thread(episode.call, call.name, call.arguments)
             text, failed = answer.text, answer.failed
         self._failures += failed
-        message = dict(answer_message(call.name, text))
+        message = answer_message(call.name, text)
         self._said.append(message | {FAILED_TOOL: True} if failed else message)
         return message
 

@@ -17,6 +17,7 @@ from penstock.common.text import short
 from penstock.common.wire.plain import find_fault
 
 _BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_THOUGHT = "</think>"
 _PREFIX = "<|python_tag|>"
 _MOST_CALLS = 64
 """Calls of one turn. Those beyond are answered with an error."""
@@ -41,22 +42,24 @@ class ToolCall:
 def read_calls(text: str) -> tuple[str, list[ToolCall]]:
     """Return the text without its tool calls, and the calls in their order.
 
-    A call that cannot be read has an `error`. A text without calls is returned unchanged.
+    A call that cannot be read has an `error`. A text without calls is returned unchanged. Calls in a
+    model's reasoning, before the last </think>, are not read.
     Example:
         >>> read_calls('Sum: <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
         ('Sum:', [ToolCall(name='add', arguments={'a': 1}, error='')])
     """
-    if blocks := _BLOCK.findall(text):
+    thought, mark, said = text.rpartition(_THOUGHT)
+    if blocks := _BLOCK.findall(said):
         calls = [_read_call(block) for block in blocks[:_MOST_CALLS]]
         if len(blocks) > _MOST_CALLS:
             most = f"{len(blocks)} tool calls in one turn, expected at most {_MOST_CALLS}"
             calls.append(ToolCall("", error=most))
-        return _BLOCK.sub("", text).strip(), calls
-    whole = text.strip().removeprefix(_PREFIX).strip()
+        return (thought + mark + _BLOCK.sub("", said)).strip(), calls
+    whole = said.strip().removeprefix(_PREFIX).strip()
     if whole.startswith("{") and whole.endswith("}"):
         call = _read_call(whole)
         if not call.error and re.search(r'"(arguments|parameters)"\s*:', whole):
-            return "", [call]
+            return thought + mark, [call]
     return text, []
 
 

@@ -12,14 +12,16 @@ those that the engine sampled. This is exact if four things hold, each of which 
 Where one of them fails, `extend` returns None, and the conversation ends there.
 """
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from penstock.common.chat.renderer import ChatRenderer
+from penstock.common.chat.renderer import ChatRenderer, RendererFailed
+from penstock.common.episodes.pool import EpisodeFailed
 from penstock.common.log import get_logger
 from penstock.common.text import short
 from penstock.common.wire.contract import ChatSpec
@@ -33,7 +35,10 @@ log = get_logger(__name__)
 
 
 class TurnTemplate:
-    """The chat template of a run, for prompts and for further turns. `folder` holds the tokenizer."""
+    """The chat template of a run, for prompts and for further turns. `folder` holds the tokenizer.
+
+    The methods may be called from several threads. They wait for one process, which renders.
+    """
 
     def __init__(self, chat: ChatSpec, folder: Path) -> None:
         self._system = chat.system_prompt
@@ -41,6 +46,7 @@ class TurnTemplate:
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._added = self._tokenizer.get_added_tokens_decoder()
         self._logged = False
+        self._lock = threading.Lock()
 
     def messages_of(self, prompt: object, observation: str | None = None) -> list[Message]:
         """Return the messages of a question, a text or a list of messages, after the system prompt.
@@ -62,7 +68,9 @@ class TurnTemplate:
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Any]) -> Int32s:
         """Return the tokens of a prompt (P,). Raise ValueError if the template refuses the messages."""
-        return self._encode(self._renderer.render(messages, tools))
+        with self._lock:
+            text = self._renderer.render(messages, tools)
+        return self._encode(text)
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """Return the text of a completion without its end token; other special tokens stay."""
@@ -82,10 +90,13 @@ class TurnTemplate:
         """Return the tokens behind `last_token` up to the assistant's next turn, None if unproven.
 
         `messages` are those before the assistant's message, `answers` those after it. The first reason
-        for a None is logged.
+        for a None is logged. Raise EpisodeFailed if the template's process ended or took too long.
         """
         try:
-            suffix, reason = self._suffix(messages, assistant, answers, tools, last_token)
+            with self._lock:
+                suffix, reason = self._suffix(messages, assistant, answers, tools, last_token)
+        except RendererFailed as error:
+            raise EpisodeFailed(f"the chat template failed: {short(error, 300)}") from error
         except ValueError as error:
             suffix, reason = "", f"it fails: {short(error, 300)}"
         if not reason:
@@ -137,6 +148,6 @@ class TurnTemplate:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype="<i4")
 
 
-def answer_message(name: str, text: str) -> Mapping[str, Any]:
+def answer_message(name: str, text: str) -> Message:
     """Return the message of a tool's answer, in the form of TRL."""
     return {"role": "tool", "name": name, "content": text}

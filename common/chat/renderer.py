@@ -26,6 +26,10 @@ _VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "LD_LIBRARY_
 """Variables that the process sees. Passwords are in others."""
 
 
+class RendererFailed(ValueError):
+    """The process of a template ended, or took too long: the next attempt may succeed."""
+
+
 class ChatRenderer:
     """Renders messages by one template, in a process from the first prompt to the renderer's end."""
 
@@ -77,7 +81,7 @@ class ChatRenderer:
         self._ask(self._head, _START_S)
 
     def _ask(self, question: Any, limit_s: float) -> str:
-        """Return the answer to a line. Raise ValueError for none (the process ends) or an error."""
+        """Return the answer to a line. Raise RendererFailed for none, ValueError for an error."""
         assert self._channel is not None
         deadline = time.monotonic() + limit_s
         try:
@@ -86,12 +90,12 @@ class ChatRenderer:
             answer = parse_json(self._read_line(deadline))
         except TimeoutError as error:
             self._close()
-            raise ValueError(
+            raise RendererFailed(
                 f"it, or slow prompts together, took longer than {_LIMIT_S:g} s: simplify the template"
             ) from error
         except (OSError, ValueError) as error:
             self._close()
-            raise ValueError(
+            raise RendererFailed(
                 f"its process ended or failed ({error}), expected it to use at most 1 GiB of memory"
             ) from error
         if not isinstance(answer, dict) or not isinstance(answer.get("text"), str):

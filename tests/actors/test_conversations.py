@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -306,6 +309,12 @@ def test_an_aborted_group_samples_no_further_turn(folder: Path, pools: dict[str,
         ('<|python_tag|>{"name": "add", "arguments": {}}', "", [("add", {}, "")]),
         ('{"name": "Bob", "age": 7}', '{"name": "Bob", "age": 7}', []),
         ("12 {", "12 {", []),
+        ("<think><tool_call>{}</tool_call></think>no", "<think><tool_call>{}</tool_call></think>no", []),
+        (
+            '<think>a</think>\n<tool_call>{"name": "add"}</tool_call>',
+            "<think>a</think>",
+            [("add", {}, "")],
+        ),
         ('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}', "", [("add", {"a": 1}, "")]),
         ('<tool_call>{"name": 7}</tool_call>x', "x", [("", {}, "no name")]),
         ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "", [("add", {}, "JSON map")]),
@@ -363,3 +372,32 @@ def test_an_episode_that_begins_after_a_cancellation_is_ended(
 
     asyncio.run(talk())
     assert ended.is_set()
+
+
+def test_a_template_whose_process_is_killed_is_a_failure_and_no_reward(
+    folder: Path, pools: dict[str, EpisodePool]
+) -> None:
+    """The environment would give 0 for the number that it has not reached yet."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ticket = make_ticket(folder, CHATML, WITH_COUNTER)
+    contract = make_contract(folder, CHATML, WITH_COUNTER)
+
+    class Kills(TalkingEngine):
+        """Kills the template's process while the engine samples the second turn."""
+
+        async def generate(self, name: str, *request: Any) -> tuple[Rollout, ...]:
+            if name.endswith(".1"):
+                with suppress(ProcessLookupError):
+                    os.kill(groups._template._renderer.pid, signal.SIGKILL)
+            return await super().generate(name, *request)
+
+    engine = Kills(tokenizer, [call_of("up", by=1)])
+    groups: Any = None
+
+    async def talk() -> tuple[Rollout, ...]:
+        nonlocal groups
+        groups = Conversations(engine, contract, folder, pools["Counter"], 16)
+        return await groups.generate("g", ticket)
+
+    with pytest.raises(EpisodeFailed, match="the chat template failed: its process ended"):
+        asyncio.run(talk())
