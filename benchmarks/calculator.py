@@ -3,9 +3,9 @@
     python -m benchmarks.calculator [--seed 1] [--steps 40] [--folder F]
 
 A tiny model of conversations is pre-trained (benchmarks/talk_model.py), which seldom writes the right
-call. Then it is trained with deploy/environments/calculator.py as its tool. The reward is 1.0 for correct
-use: the tool was called, and the last answer is the sum and was the tool's answer. The goal is over 80%
-correct use within ten minutes after training began.
+call. Then it is trained with deploy/environments/calculator.py as its tool. The reward is 1.0 for
+correct use: the tool was called, and the last answer is the sum and was the tool's answer. The goal is
+over 80% correct use within ten minutes after training began.
 """
 
 from __future__ import annotations
