@@ -231,8 +231,8 @@ def _read_compound(text: str) -> Value | None:
 def _read_relation(text: str) -> Value | None:
     """Return the value of an equation or inequality, None for another text or one that cannot be read.
 
-    x = 5 and x in [0,1] are named values. x > 3 is a named interval, 3 < 5 one without a name. 2+3 = 5
-    is the number 5. A false equation of numbers, 6 = 5, is plain text. Raise as `_read` does.
+    x = 5 and x in [0,1] are named values. x > 3 is a named interval, 3 < 5 is None. 2+3 = 5 is the
+    number 5. A false equation of numbers, 6 = 5, is plain text. Raise as `_read` does.
     """
     parts = [part.strip() for part in _RELATION.split(text)]
     signs, ends = parts[1::2], parts[::2]
@@ -248,7 +248,7 @@ def _read_relation(text: str) -> Value | None:
 
 
 def _as_words(text: str) -> Value | None:
-    """Return a sentence as a value that is compared as text; None without a letter or digit."""
+    """Return the words of a text, in lower case, as a value compared as text; None without a word."""
     words = " ".join(re.findall(r"\w+", text.casefold()))
     return Value(words, False) if words else None
 
@@ -269,10 +269,10 @@ def _read_equation(text: str, sign: str, left: str, right: str) -> Value | None:
 
 
 def _read_inequality(text: str, signs: list[str], ends: list[str]) -> Value | None:
-    """Return the interval of an inequality such as 1<x or 0<x<=2; None if it cannot be read.
+    """Return the named interval of an inequality such as 1<x or 1<x<2; None if it cannot be read.
 
-    It is a Named interval if a letter such as x stands in it. `ends` are the two or three texts around
-    the one or two `signs`. Raise as `_read` does.
+    An inequality without a letter, such as 3<5, is None. `ends` are the two or three texts around the
+    one or two `signs`. With one sign, x>3 is the interval from 3 to infinity. Raise as `_read` does.
     """
     if signs[0][0] == ">" or signs[0][:2] == r"\g":
         signs, ends = [_MIRRORED.get(sign, "") for sign in reversed(signs)], ends[::-1]
