@@ -101,7 +101,7 @@ def load(asked: Mapping[str, Any]) -> RewardModel:
 
         wanted = ["*.json", "*.safetensors", "*.jinja"]
         place = snapshot_download(place, revision=asked["revision"], allow_patterns=wanted)
-    elif not Path(place).is_dir():
+    elif not os.path.isdir(place):
         raise ConfigError(f"there is no folder {place} on this host: share or copy the learner's")
     elif hash_model(Path(place)) != asked["digest"]:
         raise ConfigError(f"the files in {place} are not the learner's: copy the learner's folder")

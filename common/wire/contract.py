@@ -1,6 +1,7 @@
 """The run's contract: the settings that all its processes must share, published by the learner."""
 
 import hashlib
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ def check_tokenizer(contract: Contract) -> Path:
     ConfigError if it holds no tokenizer.
     """
     folder = Path(contract.model)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # False, where Path.is_dir raises, of a name that is too long
         found = f"the contract names the model folder {folder}, which does not exist on this host"
         raise ContractMismatch(f"{found}: share or copy the folder")
     found = hash_tokenizer(folder)
