@@ -106,7 +106,11 @@ def _prepare(limits: Limits, asked: dict[str, Any], isolated: bool) -> None:
 
 
 def _import_code(control: socket.socket, asked: dict[str, Any]) -> None:
-    """Import the user's code, or send why that failed and end this process."""
+    """Import each code in `asked["code"]` with the function `asked["load"]`.
+
+    If that raises an exception or an import was refused, send the frame `failed` on `control` with the
+    reason, and exit with 1. Without memory exit with OUT_OF_MEMORY.
+    """
     try:
         for source, digest in asked["code"]:
             find_function(asked["load"])(source, digest)
@@ -128,12 +132,12 @@ def find_function(name: str) -> Callable[..., Any]:
 
 
 def _open_files() -> set[int]:
-    """Return the open descriptors of this process."""
+    """Return the open descriptors of this process below 256."""
     return {number for number in range(_MOST_FILES) if _is_open(number)}
 
 
 def _is_open(number: int) -> bool:
-    """Return whether a descriptor is open."""
+    """Return whether the descriptor `number` is open."""
     try:
         os.fstat(number)
     except OSError:
@@ -142,7 +146,11 @@ def _is_open(number: int) -> bool:
 
 
 def _why_not_forked(files_before: set[int]) -> str:
-    """Return what the imported code has started that a fork would break or share; "" if nothing."""
+    """Return what the imported code has started that a fork would break or share.
+
+    Examples: "2 threads", "1 open files" (open now, but not in `files_before`), "processes". The result
+    is "" if there is nothing.
+    """
     threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
     if threads > 1:
         return f"{threads - 1} threads"
@@ -155,9 +163,10 @@ def _why_not_forked(files_before: set[int]) -> str:
 
 
 def _serve(control: socket.socket, output: int, limits: Limits, forks_for: str) -> NoReturn:
-    """Serve one call after the other, until `control` closes.
+    """Serve one call after the other, until `control` closes; then exit with 0.
 
-    Each call is forked unless `forks_for`, the setting of the user that an error names, is empty.
+    Each call is forked unless `forks_for` is empty. An error names `forks_for`, the setting of the
+    sandbox's user. After a call that is not forked, stdout and stderr lead to `output` again.
     """
     if forks_for:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else a call's exit status would be lost
@@ -191,7 +200,11 @@ def _collect() -> bool:
 
 
 def _fork_call(control: socket.socket, numbers: list[int], limits: Limits, setting: str) -> int:
-    """Serve a call in a new process, and return its exit status; send a `mistake` if fork is refused."""
+    """Serve a call in a new process, send `begun` on `control`, and return the process's exit status.
+
+    `numbers` are the descriptors of the call's connection and output, which are closed here. If the fork
+    is refused, the call gets a `mistake` that names `setting`, and the result is 0.
+    """
     try:
         pid = _fork()
     except OSError as error:
@@ -222,7 +235,7 @@ def _fork_call(control: socket.socket, numbers: list[int], limits: Limits, setti
 
 
 def _fork() -> int:
-    """Fork as os.fork does; if the kernel refuses, try for some time. Raise OSError after that."""
+    """Return the result of os.fork. If the kernel refuses, try again for 2 s; then raise OSError."""
     end = time.monotonic() + _FORK_S
     while True:
         try:
@@ -237,8 +250,9 @@ def _fork() -> int:
 def _call(numbers: list[int], limits: Limits) -> None:
     """Read a request, call its function, and send `value` or `mistake`; after `more` read another one.
 
-    A session ends when the pool closes the connection. If the process met its memory limit, or a quarter
-    of it, the process ends with OUT_OF_MEMORY.
+    `numbers` are the descriptors of the call's connection and output. A session ends when the pool
+    closes the connection. If the process met its memory limit, or a quarter of it, the process exits
+    with OUT_OF_MEMORY. A process that the called code has forked exits without sending.
     """
     connection = socket.socket(fileno=numbers[0])
     for number in (1, 2):
@@ -265,7 +279,11 @@ def _call(numbers: list[int], limits: Limits) -> None:
 
 
 def _outcome(request: dict[str, Any]) -> bytes:
-    """Return the frame with the result of a call. End the process if there is no memory left."""
+    """Call the function `request["work"]`; return a packed frame with its `value`, or with a `mistake`.
+
+    A mistake is the text of an exception, or the first import that was refused, also if there is a
+    value. A frame over LONGEST_ANSWER gives a mistake too. On MemoryError exit with OUT_OF_MEMORY.
+    """
     try:
         value = find_function(request["work"])(*request["arguments"])
         frame = frames.pack({"value": value})
@@ -282,7 +300,11 @@ def _outcome(request: dict[str, Any]) -> bytes:
 
 
 def _text_of(error: BaseException) -> str:
-    """Return an exception's type and text, cut and encodable. Its text may raise an exception too."""
+    """Return the type and text of `error`, cut and without commands for terminals.
+
+    A PermissionError about a file also tells the user id and the remedy. The exception's own methods may
+    fail; then the text is "an exception without a text".
+    """
     try:
         text = str(error)
         if type(error) is PermissionError and error.filename is not None:

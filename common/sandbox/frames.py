@@ -70,7 +70,10 @@ class FrameReader:
         return len(self._bytes) >= _HEAD + self._length()
 
     def feed(self, data: bytes) -> None:
-        """Add bytes. Raise BrokenFrame as soon as they announce a frame over LONGEST_ANSWER."""
+        """Add `data` to what has come. Raise BrokenFrame if the next frame is over LONGEST_ANSWER.
+
+        The bytes are kept also then.
+        """
         self._bytes += data
         if len(self._bytes) >= _HEAD and self._length() > LONGEST_ANSWER:
             raise BrokenFrame(
@@ -101,12 +104,12 @@ class FrameReader:
 
 
 def short(text: object) -> str:
-    """Return a text of foreign code, cut and without commands for terminals."""
+    """Return a text of foreign code, cut to 500 characters and without commands for terminals."""
     return printable(str(text)[:_LONGEST_MISTAKE])
 
 
 def _refuse(constant: str) -> NoReturn:
-    """Raise ValueError for NaN and the infinities."""
+    """Raise ValueError, which names `constant`: NaN, Infinity or -Infinity."""
     raise ValueError(f"it has {constant}, expected finite numbers")
 
 

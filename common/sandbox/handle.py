@@ -45,7 +45,12 @@ class Mistake:
 
 @dataclass(slots=True)
 class Session:
-    """The requests of one call or episode: connection, output, what is to be sent, what has come."""
+    """The requests of one call or episode, on a connection and an output pipe of their own.
+
+    `output` is the descriptor that the output is read from, `unsent` the rest of a request. `begun` says
+    that the process has reported the begin, `closed` that the connection has ended. `status` is the exit
+    status that the process has reported for the end, None before.
+    """
 
     connection: socket.socket
     output: int
@@ -56,7 +61,7 @@ class Session:
     status: int | None = None
 
     def hang_up(self) -> None:
-        """End the connection, from any thread: a running request ends without an answer."""
+        """Shut the connection down, from any thread: a running request ends without an answer."""
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
@@ -64,8 +69,10 @@ class Session:
 class Handle:
     """One sandbox process and its keeper. A handle that is not `usable` any more is to be ended.
 
-    `calls_left` is the number of calls until the process is to be replaced. `forks` says whether each
-    call has a process of its own.
+    `keeper` and `control` are connections to the keeper and to the process, `output` the pipe of what
+    the process prints, which goes to `log`. `calls_left`, at first `calls`, is the number of calls until
+    the process is to be replaced. `forks`, at first False, says whether each call has a process of its
+    own. `sweeps` says whether the keeper kills what each call left.
     """
 
     def __init__(
@@ -90,9 +97,10 @@ class Handle:
         os.set_blocking(output, False)
 
     def next_frame(self, end: float) -> dict[str, Any] | None:
-        """Return the process's next frame, None if it ends first.
+        """Return the next frame on the control connection; None if the process ends first.
 
-        Raise BrokenFrame, or TimeoutError at the time `end`.
+        What the process prints meanwhile is logged. Raise BrokenFrame for bytes that are no frame,
+        TimeoutError at `end`, a time of time.monotonic.
         """
         while True:
             if (frame := self._control_reader.take()) is not None:
@@ -102,15 +110,16 @@ class Handle:
                 return None
 
     def settled(self) -> None:
-        """Tell the keeper to let live what the process has started until now."""
+        """Tell the keeper that later sweeps must not kill what the process has started until now."""
         self._command("settled")
 
     def call(self, request: bytes, timeout_s: float) -> Outcome:
-        """Send a request to the process, and return its answer, or why there is none.
+        """Send a request to the process within a session of its own, and return the outcome.
 
         A dict is the answer's frame, a text a mistake, a number the exit status of an ended process.
-        None is a call over its time limit. What the call left is killed, unless `usable` is False
-        afterwards: the caller has to `end` the process. Raise ProcessGone if it had ended before.
+        None is a call over `timeout_s` seconds. `calls_left` is one lower then. What the call left is
+        killed, unless `usable` is False afterwards: the caller has to `end` the process. Raise
+        ProcessGone if the process had ended before the call began.
         """
         session = self.open()
         try:
@@ -120,7 +129,10 @@ class Handle:
             os.close(session.output)
 
     def open(self) -> Session:
-        """Begin a session, the only one of the process. Raise ProcessGone if that has ended."""
+        """Begin the process's only session: send the process a connection and an output pipe.
+
+        Raise ProcessGone if the process has ended.
+        """
         connection, theirs = socket.socketpair()
         output, their_output = os.pipe()
         connection.setblocking(False)
@@ -137,7 +149,11 @@ class Handle:
         return Session(connection, output)
 
     def ask(self, session: Session, request: bytes, timeout_s: float) -> Outcome:
-        """Send a request of a session; return its outcome as `call` does, and raise ProcessGone."""
+        """Send a request of a session; return its outcome as `call` does, within `timeout_s` seconds.
+
+        If bytes beyond the last answer have come, nothing is sent, `usable` becomes False and the
+        outcome is a text. Raise ProcessGone if the process ended before the session began.
+        """
         if _has_more(session):
             self.usable = False
             return "sent more than its answer"
@@ -145,7 +161,11 @@ class Handle:
         return self._exchange(session, time.monotonic() + timeout_s)
 
     def close_session(self, session: Session) -> None:
-        """End a session, and kill what it left. If that fails, `usable` is False afterwards."""
+        """End a session, kill what it left, log its last output, and close its descriptors.
+
+        If killing fails, `usable` is False afterwards. Without `usable` nothing is killed here: `end`
+        does that.
+        """
         session.hang_up()
         if self.usable:
             self._sweep(session)
@@ -154,7 +174,11 @@ class Handle:
         os.close(session.output)
 
     def end(self) -> int | None:
-        """Kill the process and all below it; return its exit status, None if unknown or after 30 s."""
+        """Kill the process and all below it, and close the connections; `usable` is False afterwards.
+
+        Return the exit status of the process; None if the keeper is gone, does not know it, or takes 30
+        s.
+        """
         self.usable = False
         try:
             self._command("end")
@@ -169,7 +193,11 @@ class Handle:
         return answer.get("status")
 
     def _exchange(self, call: Session, end: float) -> Outcome:
-        """Send and receive until an answer is there or there will be none; return as `call`."""
+        """Send and receive until an answer is there or there will be none; return as `call` does.
+
+        At `end`, a time of time.monotonic, the outcome is None, for a broken frame a text. Both make
+        `usable` False. Raise ProcessGone if the process ended before the call began.
+        """
         try:
             while not (call.closed or call.status is not None):
                 self._step(call, end)
@@ -184,7 +212,11 @@ class Handle:
         return self._without_answer(call)
 
     def _step(self, call: Session, end: float) -> None:
-        """Wait for something to happen, and take it in. Raise TimeoutError, BrokenFrame."""
+        """Wait until a connection is ready, then send and receive once what is possible.
+
+        If the process has ended, `usable` becomes False and `call.closed` True. Raise TimeoutError at
+        `end`, a time of time.monotonic, and BrokenFrame for bytes that are no frame.
+        """
         control, connection = self._control.fileno(), call.connection.fileno()
         wish = select.POLLIN | (select.POLLOUT if call.unsent else 0)
         ready = self._wait({control: select.POLLIN, connection: wish}, end, [call.output, self._output])
@@ -195,7 +227,10 @@ class Handle:
         self._move(call)
 
     def _take_control(self, call: Session) -> None:
-        """Take the frames that have come on the control connection. Raise BrokenFrame."""
+        """Take the frames that have come on the control connection, up to the one that ends the call.
+
+        `begun` sets `call.begun`, `ended` sets `call.status`. Raise BrokenFrame for any other frame.
+        """
         while call.status is None and (frame := self._control_reader.take()) is not None:
             if frame == {"begun": True} and not call.begun:
                 call.begun = True
@@ -222,9 +257,11 @@ class Handle:
             call.closed = True
 
     def _without_answer(self, call: Session) -> Outcome:
-        """Return what became of a call whose process ended or closed its connection without an answer.
+        """Return why a call has no answer, after its process ended or closed the connection.
 
-        Raise ProcessGone if the call has not begun.
+        What the call left is killed; without a reported exit status the process is ended. The result is
+        a text for a part of an answer or an unknown status, else the exit status. Raise ProcessGone if
+        the call has not begun.
         """
         if call.status is None and self.usable:
             self._sweep(call)
@@ -237,7 +274,10 @@ class Handle:
         return "closed the connection for its answer" if call.status is None else call.status
 
     def _finish(self, call: Session, outcome: Outcome) -> Outcome:
-        """Kill what the call left, log its last output, and return the outcome of the call."""
+        """Lower `calls_left`, kill what the call left, log its last output, and return `outcome`.
+
+        If bytes have come after the answer, `usable` becomes False, and a text is returned instead.
+        """
         self.calls_left -= 1
         if self.usable:
             self._sweep(call)
@@ -251,9 +291,10 @@ class Handle:
         return outcome
 
     def _sweep(self, call: Session) -> None:
-        """Let the keeper kill what the call left, the process report its end; else clear `usable`.
+        """Wait for the process to report the call's end, while the keeper kills what the call left.
 
-        Built-in code starts no processes, so that nothing is left to kill.
+        `usable` becomes False if something is left, the process has ended, or no report comes within 2 s
+        after the killing. Built-in code starts no processes, so the keeper is asked only with `sweeps`.
         """
         try:
             with contextlib.suppress(TimeoutError):  # nearly always there is nothing left to kill
@@ -266,9 +307,9 @@ class Handle:
             self.usable = False
 
     def _await_end(self, call: Session, timeout_s: float) -> None:
-        """Wait until the process has reported the end of a call, or has ended itself.
+        """Wait until the process has reported the end of a call, or has ended (`usable` becomes False).
 
-        Raise TimeoutError or BrokenFrame.
+        Raise TimeoutError after `timeout_s` seconds, BrokenFrame for a wrong frame.
         """
         end = time.monotonic() + timeout_s
         self._take_control(call)
@@ -278,11 +319,14 @@ class Handle:
             self._take_control(call)
 
     def _command(self, command: str) -> None:
-        """Send a command to the keeper. Raise OSError if that has ended."""
+        """Send the keeper settled, sweep or end. Raise OSError if the keeper has ended."""
         self._keeper.send(frames.pack(command))
 
     def _keeper_answer(self) -> dict[str, Any]:
-        """Return the keeper's next answer; an empty one if the keeper ended. Raise TimeoutError."""
+        """Return the keeper's next frame; {} if its connection closes. Raise TimeoutError after 30 s.
+
+        What the process prints meanwhile is logged.
+        """
         reader, end = FrameReader(), time.monotonic() + _KEEPER_S
         while (answer := reader.take()) is None:
             self._wait({self._keeper.fileno(): select.POLLIN}, end, [self._output])
@@ -294,7 +338,10 @@ class Handle:
         return answer
 
     def _read_control(self) -> bool:
-        """Read what the process has sent; return False if it has ended. Raise BrokenFrame."""
+        """Store the bytes that have come on `control`; return False if the process has closed it.
+
+        Without new bytes the result is True. Raise BrokenFrame for a frame that is too long.
+        """
         try:
             piece = self._control.recv(_PIECE)
         except BlockingIOError:
@@ -305,9 +352,9 @@ class Handle:
         return bool(piece)
 
     def _wait(self, events: dict[int, int], end: float, outputs: list[int]) -> set[int]:
-        """Wait for one of the events; return the descriptors that are ready. Log output meanwhile.
+        """Wait until a descriptor in `events`, with its poll(2) events, is ready; return all that are.
 
-        Raise TimeoutError at the time `end`.
+        Log what comes from `outputs` meanwhile. Raise TimeoutError at `end`, a time of time.monotonic.
         """
         poll = select.poll()
         for number, wish in (events | dict.fromkeys(outputs, select.POLLIN)).items():
@@ -325,7 +372,10 @@ class Handle:
         return ready
 
     def _drain(self, output: int) -> bool:
-        """Log the output that has come; return False if there will be no more."""
+        """Log up to 64 KiB of what has come from the descriptor `output`.
+
+        Return False if the output has ended or cannot be read, else True, also without new bytes.
+        """
         try:
             data = os.read(output, _PIECE)
         except BlockingIOError:
@@ -337,7 +387,10 @@ class Handle:
 
 
 def _has_more(session: Session) -> bool:
-    """Return whether bytes have come that belong to no request: the next answer would be of the last."""
+    """Return whether bytes have come that belong to no request: a whole or a partial frame.
+
+    The next request would otherwise take them for its answer.
+    """
     try:
         waiting = session.connection.recv(1, socket.MSG_PEEK)
     except OSError:
@@ -346,7 +399,7 @@ def _has_more(session: Session) -> bool:
 
 
 def _status_of(frame: dict[str, Any]) -> int:
-    """Return the exit status in the frame `ended` of a process. Raise BrokenFrame for another frame."""
+    """Return the exit status in a process's frame {"ended": status}. Raise BrokenFrame without one."""
     status = frame.get("ended")
     if not isinstance(status, int):
         found = ", ".join(map(str, frame))[:80]
@@ -355,14 +408,22 @@ def _status_of(frame: dict[str, Any]) -> int:
 
 
 def describe_status(status: int, section: str, memory_gib: float) -> str:
-    """Return the text of a mistake for the exit status of a process that ended in a call."""
+    """Return the text of a mistake for the exit status of a process that ended in a call.
+
+    OUT_OF_MEMORY names the setting (`section` "REWARDER": REWARDER_MEMORY_GIB) and its value
+    `memory_gib`.
+    """
     if status == OUT_OF_MEMORY:
         return f"needs more memory than {section}_MEMORY_GIB={memory_gib:g} allows"
     return f"killed its process (exit code {status})"
 
 
 def outcome_of(outcome: Outcome, settings: SandboxSettings, timeout_s: float) -> Any | Mistake:
-    """Return the result in an outcome, or a Mistake. `timeout_s` was the call's limit in seconds."""
+    """Return the value in an outcome; else a Mistake for a time limit, a text, or an exit status.
+
+    A frame with `mistake`, or without exactly a `value`, gives a Mistake too. `timeout_s` was the call's
+    limit in seconds. `settings` give the memory setting that is named.
+    """
     if outcome is None:
         return Mistake(f"took more than {timeout_s:g} s")
     if isinstance(outcome, str):

@@ -105,7 +105,7 @@ class Keeper:
         return False
 
     def _reap(self) -> None:
-        """Collect ended children, and remember the status of the process itself."""
+        """Collect ended children; store the exit status of process `pid` in `_status` if it ended."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -116,7 +116,7 @@ class Keeper:
 
 
 def _is_zombie(pid: int) -> bool:
-    """Return whether a process has ended with all its threads, unnoticed by its parent until now."""
+    """Return whether process `pid` is gone, or has ended with all threads but is not collected yet."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             state = file.read().rpartition(")")[2].split()[0]

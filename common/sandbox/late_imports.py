@@ -28,8 +28,9 @@ def refusal() -> str:
 def read_beforehand(sources: Sequence[str], user: str) -> None:
     """Read the user's code of each source, and note what can be imported now but not later.
 
-    `user` is the name of the user that this process becomes, for errors. Later imports of this process
-    are served by a LateImports.
+    Each of `sources` is a .py file or a dotted module name. `user`, the user that this process becomes,
+    is for errors. Installed packages that the code names are imported. A LateImports serves later
+    imports.
     """
     spaces: set[str] = set()
     folders = [*sys.path]
@@ -76,7 +77,7 @@ class LateImports(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return where a module is, None if it is not installed. Raise ImportError if refused."""
+        """Return where module `name` is, None if not installed. Raise ImportError if it is refused."""
         for folder in sys.path if path is None else path:
             place = os.path.join(folder or os.getcwd(), name.rpartition(".")[2])
             if (kept := _kept_spec(name, place)) is not None:
@@ -93,7 +94,11 @@ class LateImports(MetaPathFinder):
         return PathFinder.find_spec(name, path, target)  # a package in several folders
 
     def _refuse_unless_missing(self, name: str, folder: str, place: str) -> None:
-        """Raise ImportError if an unreadable folder has a module, or if that cannot be known."""
+        """Raise ImportError if the unreadable `folder` has module `name`, or if that cannot be known.
+
+        `place` is the module's path without a suffix. Nothing is raised if the folder was listed
+        beforehand without that module, or does not exist.
+        """
         if folder in self._names:
             if os.path.basename(place) in self._names[folder]:
                 self._refuse(name, place, folder)
@@ -107,9 +112,10 @@ class LateImports(MetaPathFinder):
         self._refuse(name, place, folder)
 
     def _refuse(self, name: str, file: str, folder: str) -> None:
-        """Remember a refused import, and raise ImportError.
+        """Remember the refused import of module `name` for `refusal`, and raise ImportError.
 
-        A `folder` that the user's code has put on sys.path itself was not searched beforehand.
+        The error names the `file` that cannot be read. If `folder` was not searched beforehand, because
+        the user's code has put it on sys.path, the error says so by its remedy: PYTHONPATH.
         """
         place = "" if folder in self._names else f"put {folder} on PYTHONPATH and "
         text = (
@@ -133,7 +139,7 @@ def _kept_spec(name: str, place: str) -> ModuleSpec | None:
 
 
 def _space_spec(name: str, place: str) -> ModuleSpec:
-    """Return the spec of a package without an __init__.py."""
+    """Return the spec of the package `name` without an __init__.py, in the folder `place`."""
     spec = ModuleSpec(name, None, is_package=True)
     spec.submodule_search_locations = [place]
     return spec

@@ -30,7 +30,11 @@ class Limits:
 
 
 def set_limits(limits: Limits) -> None:
-    """Limit memory, processes (not for 0), files, core dumps and queues. Raise OSError if that fails."""
+    """Set `limits` for this process and all that it starts. Raise OSError if that fails.
+
+    Limited are address space, processes (not for 0) and files (1 GiB each). Core dumps and, on Linux,
+    message queues are forbidden. SIGXFSZ is ignored: a write over the limit fails with an error.
+    """
     _limit(resource.RLIMIT_AS, limits.memory_bytes)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, LONGEST_FILE)
@@ -42,7 +46,7 @@ def set_limits(limits: Limits) -> None:
 
 
 def _limit(resource_number: int, value: int) -> None:
-    """Set a resource limit, soft and hard, to `value` or to the present hard limit if that is lower."""
+    """Set soft and hard limit of `resource_number` to `value`, at most its present hard limit."""
     hard = resource.getrlimit(resource_number)[1]
     bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(resource_number, (bound, bound))
@@ -72,15 +76,15 @@ def let_children_obey() -> None:
     """
 
     def block() -> None:
-        """Block the signals."""
+        """Block SIGTERM, SIGINT and SIGHUP."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _POLITE)
 
     def unblock() -> None:
-        """Undo `block`."""
+        """Unblock the three signals."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _POLITE)
 
     def obey() -> None:
-        """Undo `ignore_polite_signals` and `block`. A handler that other code has set is kept."""
+        """Give the three signals their default effect if `_ignore` handles them; unblock them."""
         for number in _POLITE:
             if signal.getsignal(number) is _ignore:
                 signal.signal(number, signal.SIG_DFL)
@@ -90,11 +94,14 @@ def let_children_obey() -> None:
 
 
 def _ignore(*_: object) -> None:
-    """Do nothing."""
+    """Do nothing: the handler of an ignored signal."""
 
 
 def clear_timers() -> None:
-    """Stop all interval timers and drop their handlers. A timer left would signal in the next call."""
+    """Stop this process's three interval timers, and give their signals the default effect.
+
+    A timer left would signal in the next call.
+    """
     for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
         signal.setitimer(timer, 0)
     for number in (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF):
@@ -102,7 +109,7 @@ def clear_timers() -> None:
 
 
 def came_near(memory_bytes: int) -> bool:
-    """Return whether this process ever used more than a quarter of its memory limit.
+    """Return whether this process's peak memory is over a quarter of its limit, `memory_bytes`.
 
     math_verify catches MemoryError and returns "wrong", so the error itself is not enough. A number or
     list that grows until MemoryError used about a third of the limit just before, an ordinary call far

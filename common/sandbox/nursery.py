@@ -31,7 +31,11 @@ _LONGEST_REQUEST = 2**16
 
 
 class Nursery:
-    """The pool's end of a nursery: imports `modules`, calls `warm`, forks keepers until `close`."""
+    """The pool's end of a nursery: imports `modules`, calls `warm`, forks keepers until `close`.
+
+    `environment` holds all environment variables of the process. `warm` is "package.module:function", or
+    "" to call nothing.
+    """
 
     def __init__(self, environment: dict[str, str], modules: tuple[str, ...], warm: str) -> None:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -51,18 +55,26 @@ class Nursery:
         return self._process.poll() is None
 
     def start(self, asked: dict[str, Any], descriptors: list[int]) -> None:
-        """Ask for a keeper with these three descriptors. Raise OSError if the process has ended."""
+        """Ask the nursery to fork a keeper. Raise OSError if the nursery has ended.
+
+        `asked` is what `run_body` is given, as JSON. The `descriptors` are the keeper's connection, and
+        the control connection and output pipe of its process.
+        """
         socket.send_fds(self._connection, [json.dumps(asked).encode()], descriptors)
 
     def close(self) -> None:
-        """End the process. The keepers end when their own connections close."""
+        """Kill the nursery and wait for its end. The keepers end when their own connections close."""
         self._connection.close()
         self._process.kill()
         self._process.wait()
 
 
 def main(number: int, modules: list[str], warm: str) -> None:
-    """Import modules, call the function `warm` unless empty, and fork keepers until the pool closes."""
+    """Import modules, call the function `warm` unless empty, and fork keepers until the pool closes.
+
+    `number` is the descriptor of the connection to the pool. Sources that not everybody can read are
+    stored in own_code.KEPT. Return when the pool has closed the connection.
+    """
     connection = socket.socket(fileno=number)
     connection.set_inheritable(False)
     ignore_polite_signals()
@@ -87,12 +99,15 @@ def main(number: int, modules: list[str], warm: str) -> None:
 
 
 def _begin_keeper(asked: dict[str, Any], numbers: list[int]) -> NoReturn:
-    """Be a keeper, without return. `numbers`: its connection, and its process's control and output."""
+    """Be a keeper, without return. `asked` is the pool's request, as `run_body` takes it.
+
+    `numbers` are the descriptors of the keeper's connection, and of its process's control and output.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     commands, control, output = numbers
 
     def start(isolated: bool) -> None:
-        """Be the process below the keeper."""
+        """Be the process below the keeper, without return. `isolated`: it has namespaces of its own."""
         run_body(socket.socket(fileno=control), output, asked, isolated)
 
     keep(socket.socket(fileno=commands), asked["limits"]["memory_bytes"], start, [control, output])

@@ -13,7 +13,10 @@ log = get_logger(__name__)
 
 
 class OutputLog:
-    """Logs what the processes of one pool print. Lines over the limit of a minute are dropped."""
+    """Logs what the processes of one pool print, at most 60 lines a minute. Further lines are dropped.
+
+    A warning tells of this once per minute. Lines are cut to 300 characters and escaped.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -21,7 +24,11 @@ class OutputLog:
         self._lines = 0
 
     def add(self, data: bytes) -> None:
-        """Log the lines of a piece of output, or drop them. One warning per minute tells of this."""
+        """Log the non-empty lines of `data`, UTF-8 text of which at most 18,000 bytes are read.
+
+        Once the limit of the minute is met, the rest and later output are dropped until the minute is
+        over.
+        """
         if self._lines > _LINES_PER_MINUTE and time.monotonic() - self._since < 60.0:
             return
         lines = data[: _LONGEST_LINE * _LINES_PER_MINUTE].decode("utf-8", "replace").splitlines()
@@ -31,7 +38,7 @@ class OutputLog:
                     return
 
     def _log(self, line: str) -> bool:
-        """Log one line; return whether the limit allows that."""
+        """Log one line and return True. Over the minute's limit, log a warning and return False."""
         now = time.monotonic()
         if now - self._since >= 60.0:
             self._since, self._lines = now, 0

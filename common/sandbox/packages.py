@@ -33,7 +33,11 @@ def keep_standard_library() -> None:
 
 
 def keep_packages(names: Iterable[str], with_extensions: bool = False) -> None:
-    """Read the sources of imported packages that not everybody can read, each once in this process."""
+    """Read the sources of imported packages that not everybody can read, each once in this process.
+
+    Of `names`, those that are not imported are ignored. With `with_extensions` import compiled modules
+    too.
+    """
     for name in names:
         for folder in folders_of(sys.modules.get(name)):
             if folder not in _done and _is_closed(folder):
@@ -76,7 +80,10 @@ def _keep_folder(folder: str) -> None:
 
 
 def _import_extensions(folder: str, prefix: str) -> None:
-    """Import compiled modules below a folder, unless there are too many; ignore what fails."""
+    """Import the compiled modules below `folder`, ignoring what fails; none if there are more than 80.
+
+    `prefix` comes before a module's name: "numpy." for a package, "" for the standard library.
+    """
     files = [os.path.relpath(file, folder) for file in _files(folder, ".so")]
     if len(files) > _MOST_EXTENSIONS:
         return

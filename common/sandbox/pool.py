@@ -35,7 +35,7 @@ class SandboxPool:
         self._start_processes()
 
     def __enter__(self) -> Self:
-        """Return this pool."""
+        """Return this pool, whose processes already run."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,7 +91,13 @@ class SandboxPool:
     def _run_in(
         self, slot: dict[Code | None, Handle], request: bytes, code: Code | None
     ) -> Outcome | Mistake:
-        """Make a call in the slot's process for this code, which is started first if there is none."""
+        """Make a call in the process that `slot` has for this `code`, started first if there is none.
+
+        `request` is the packed call. Return its outcome, or a Mistake if the process cannot be started
+        or ended before the call five times. The process stays in `slot`, as the last entry, if it can
+        serve more calls; otherwise the process is ended. Raise SandboxFailed or ConfigError as `run`
+        does.
+        """
         for _ in range(STARTS):
             handle: Handle | Mistake | None = slot.pop(code, None)
             if handle is None:
@@ -111,7 +117,7 @@ class SandboxPool:
         return self._starter.never_ready(code)
 
     def _forget_oldest(self, slot: dict[Code | None, Handle]) -> None:
-        """End the process of the code that was used longest ago, if there are too many."""
+        """End the process in `slot` whose user's code was used longest ago, if over MOST_CODES."""
         own = [code for code in slot if code is not None]
         if len(own) > MOST_CODES:
             slot.pop(own[0]).end()

@@ -29,8 +29,9 @@ _MOST_BYTES = 2**24
 class SourceReader:
     """Follows import statements from a file on. `installed` names the trusted modules that were found.
 
-    `modules` are the specs of the user's modules by name, whose sources are then in own_code.KEPT. The
-    package `own` is the user's, also if it is installed.
+    `search` are the folders where top modules are looked for. `modules` are the specs of the user's
+    modules by name, whose sources are then in own_code.KEPT. The package `own` ("" for none) is the
+    user's, also if it is installed.
     """
 
     def __init__(self, search: Sequence[str], own: str) -> None:
@@ -41,19 +42,29 @@ class SourceReader:
         self._waiting: list[tuple[str, Path, bool]] = []
 
     def read(self, name: str, path: Path) -> None:
-        """Read a file, the module `name`, and all that it imports. Raise OSError if it is unreadable."""
+        """Store the source of the file `path`, the module `name`, in KEPT, and read all that it imports.
+
+        Raise OSError if the file is unreadable.
+        """
         KEPT[str(path)] = path.read_bytes()
         self._waiting.append((name, path, path.name == "__init__.py"))
         self.follow_all()
 
     def follow_all(self) -> None:
-        """Read all that the sources found until now import, and what that imports in turn."""
+        """Read all that the sources found until now import, and what that imports in turn.
+
+        Stop when KEPT has 2000 sources.
+        """
         while self._waiting and len(KEPT) < _MOST_FILES:
             for found in imports_of(*self._waiting.pop()):
                 self.follow(found)
 
     def follow(self, name: str) -> None:
-        """Find a module without running anything, and read its source and that of packages around it."""
+        """Find the module `name` ("a.b") and the packages around it ("a") without running anything.
+
+        An installed one is added to `installed`. A user's one is read. A part that is not found ends the
+        search.
+        """
         locations = [*self._search]
         parts = name.split(".")
         for count in range(1, len(parts) + 1):
@@ -70,7 +81,10 @@ class SourceReader:
             locations = list(spec.submodule_search_locations)
 
     def _add(self, name: str, spec: ModuleSpec) -> None:
-        """Keep a module of the user; ignore one that cannot be read."""
+        """Add the user's module `name` to `modules`, and store its .py source in KEPT.
+
+        What the source imports is read later. A compiled module and an unreadable source are ignored.
+        """
         if spec.origin is not None and spec.origin.endswith(".py"):
             try:
                 KEPT[spec.origin] = self._read_own(spec.origin)
@@ -118,7 +132,10 @@ class SourceReader:
 
 
 def is_installed(spec: ModuleSpec) -> bool:
-    """Return whether a module belongs to Python, to Penstock, or to a folder of installed packages."""
+    """Return whether a module belongs to Python, to Penstock, or to a folder of installed packages.
+
+    A module without a file or folder belongs to none of them.
+    """
     if spec.name.partition(".")[0] == "penstock":
         return True
     origin = spec.origin or next(iter(spec.submodule_search_locations or ()), "")
@@ -135,10 +152,10 @@ def _is_installed_path(path: str) -> bool:
 
 
 def imports_of(name: str, path: Path, is_package: bool) -> Iterator[str]:
-    """Yield the full names that a kept file imports, in functions too; none if it cannot be parsed.
+    """Yield the full names that a file in KEPT imports, in functions too; none if it cannot be parsed.
 
-    `from a import b` yields a and a.b, since b may be a module. What is only imported for type checkers
-    is left out.
+    `name` is the file's module. `from a import b` yields a and a.b, since b may be a module. What is
+    only imported for type checkers is left out.
     """
     try:
         tree = ast.parse(KEPT[str(path)])
@@ -156,7 +173,10 @@ def imports_of(name: str, path: Path, is_package: bool) -> Iterator[str]:
 
 
 def _base_of(node: ast.ImportFrom, package: str) -> str | None:
-    """Return the module that a `from` statement names; None above the top package."""
+    """Return the full name of the module that a `from` statement in `package` names.
+
+    In the package a.b, `from ..c import d` gives "a.c". More dots than the package has parts give None.
+    """
     if node.level == 0:
         return node.module
     parts = package.split(".")
@@ -166,7 +186,7 @@ def _base_of(node: ast.ImportFrom, package: str) -> str | None:
 
 
 def _running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield all nodes but those below `if TYPE_CHECKING:`."""
+    """Yield all nodes of `tree` but the tests and bodies of `if TYPE_CHECKING:`; an `else` counts."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
@@ -179,7 +199,10 @@ def _running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def read_source(source: str) -> SourceReader:
-    """Read the code `source` and return what was found; code that is not found is left out."""
+    """Read the code `source`, a .py file or a dotted module name, and all that it imports.
+
+    Return the reader with what was found; code that is not found or unreadable is left out.
+    """
     if not source.endswith(".py"):
         reader = SourceReader(sys.path, source.partition(".")[0])
         reader.follow(source)

@@ -127,7 +127,10 @@ class Starter:
         return Handle(keeper, control, output, self._output, calls, sweeps=is_own)
 
     def _nursery(self, is_built_in: bool) -> Nursery:
-        """Return the nursery of built-in or of users' code, started first if it does not run."""
+        """Return the nursery of built-in code, or of users' code unless `is_built_in`.
+
+        If it does not run, a new one is started first. The caller holds the lock.
+        """
         nursery = self._nurseries.get(is_built_in)
         if nursery is None or not nursery.runs:
             if nursery is not None:
@@ -174,9 +177,10 @@ class Starter:
         return began
 
     def _refused(self, reason: str, code: Code | None) -> Mistake:
-        """Return why a process could not take its limits or read its code.
+        """Return a Mistake with the `reason` why a process with this `code` could not prepare.
 
-        Raise ConfigError for a process of built-in code.
+        The reason is a lack of memory, or that limits, source or rights failed. Raise ConfigError
+        without a code.
         """
         if reason.startswith("MemoryError"):
             return self._too_little_memory(code)
@@ -185,7 +189,7 @@ class Starter:
         raise ConfigError(f"a sandbox process cannot give up its rights on this machine: {reason}")
 
     def _tell_isolation(self, isolated: bool) -> None:
-        """Log once if processes are not separated by namespaces."""
+        """Log, once per pool, if processes are not separated by namespaces (`isolated` is False)."""
         if not isolated:
             self._tell(
                 "namespaces",
@@ -194,7 +198,11 @@ class Starter:
             )
 
     def _tell_mode(self, reason: str, handle: Handle, code: Code | None) -> None:
-        """Log once per code if its process is not forked for each call, and why."""
+        """Set up `handle` by `reason`, which says why its process cannot be forked for each call.
+
+        For built-in code (None) nothing happens. With "" the handle forks and is never replaced. Else
+        the reason is logged, once per code.
+        """
         if code is None:
             return
         if not reason:

@@ -53,7 +53,7 @@ def user_of(name: str, variable: str) -> tuple[int, int]:
 
 
 def unused_id(number: int) -> int:
-    """Return the number of a user and group without a name that differs from this one."""
+    """Return a number that no user or group has a name for: 65533, or 65532 if `number` is that."""
     return next(unused for unused in _UNUSED if unused != number)
 
 
@@ -115,6 +115,6 @@ def hide_memory() -> None:
 
 
 def _check(result: int, what: str) -> None:
-    """Raise OSError if a system call failed."""
+    """Raise OSError, which names `what`, if the `result` of a system call is not 0."""
     if result != 0:
         raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
