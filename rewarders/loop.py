@@ -25,6 +25,7 @@ from penstock.common.role import connect, consumer_name
 from penstock.common.sandbox.starter import START_TIMEOUT_S
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.messages import Group, Outcome, ScoredGroup
+from penstock.rewarders.judges import longest_call_s
 from penstock.rewarders.scoring import CurrentScorer
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 
@@ -71,7 +72,9 @@ class Rewarder:
         self._pool = pool
         self._scorer = CurrentScorer(self._view, pool, name, contract)
         longest_s = START_TIMEOUT_S + max(  # of one reward: the pool ends it then
-            settings.rewarder.timeout_s, settings.rewarder.reward_model_timeout_s
+            settings.rewarder.timeout_s,
+            settings.rewarder.reward_model_timeout_s,
+            longest_call_s(settings.rewarder),
         )
         self._keeper = LeaseKeeper(settings.run.lease_s, lambda: pool.finished, 2 * longest_s)
         self._learner_watch = LearnerWatch(connection, self._keys, settings.run)

@@ -16,7 +16,7 @@ from penstock.common.text import SHOWN, as_text
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract, check_tokenizer, describe_difference
 from penstock.common.wire.messages import ANSWER, Group, Outcome, ScoredGroup, Verdict
-from penstock.common.wire.reward_spec import RewardSpec
+from penstock.common.wire.reward_spec import JUDGE, RewardSpec
 from penstock.common.wire.transcript import FAILED_TOOL
 from penstock.rewarders.adapt import columns_of
 from penstock.rewarders.filtering import why_filtered
@@ -42,6 +42,15 @@ class GroupScores:
     def healthy(self) -> list[int]:
         """Indices of the rollouts without a failure."""
         return [index for index, failure in enumerate(self.failures) if not failure]
+
+    def set_aside(self, name: str) -> None:
+        """Set the failure of each healthy rollout whose reward `name` is None.
+
+        Otherwise the rollout's total would have a judge's unread answer as a 0.
+        """
+        for index in self.healthy:
+            if self.rewards[name][index] is None:
+                self.failures[index] = f"reward {name}: the judge's answer has no score"
 
     def spread(self, values: Sequence[Any]) -> list[Any]:
         """Return a value per rollout: `values` has one per healthy rollout, the others get None."""
@@ -123,6 +132,8 @@ class Scorer:
                 return
             found = self.pool.score(spec, _only(arguments, scores.healthy))
         scores.rewards[spec.name] = scores.spread(found.values)
+        if spec.kind == JUDGE:
+            scores.set_aside(spec.name)
         scores.extra |= {name: tuple(scores.spread(row)) for name, row in found.extra.items()}
         scores.metrics |= found.metrics
         try:

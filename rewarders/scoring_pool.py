@@ -8,7 +8,8 @@ from penstock.common.sandbox.frames import short
 from penstock.common.sandbox.handle import Mistake
 from penstock.common.sandbox.pool import SandboxPool
 from penstock.common.sandbox.settings import Code, SandboxSettings
-from penstock.common.wire.reward_spec import MODEL, RewardSpec
+from penstock.common.wire.reward_spec import JUDGE, MODEL, RewardSpec
+from penstock.rewarders.judges import JudgeFailed, Judges
 from penstock.rewarders.reward_models import ModelFailed, ModelProcess, conversations_of
 from penstock.rewarders.reward_process import Arguments, Scores, scores_of
 
@@ -23,7 +24,7 @@ class ScoringFailed(PenstockError):
 
 
 class ScoringPool(SandboxPool):
-    """A SandboxPool of REWARDER_WORKERS processes, and a process per reward model of the contract.
+    """A SandboxPool of REWARDER_WORKERS processes, a process per reward model, and the judges.
 
     The pool fails to start as SandboxPool does.
     """
@@ -31,6 +32,7 @@ class ScoringPool(SandboxPool):
     def __init__(self, settings: RewarderSettings) -> None:
         self._rewarder_settings = settings
         self._models: dict[tuple[str, str], ModelProcess] = {}
+        self._judges = Judges(settings, self._count_call)
         super().__init__(
             SandboxSettings(
                 settings.workers, settings.timeout_s, settings.memory_gib, settings.user,
@@ -50,6 +52,8 @@ class ScoringPool(SandboxPool):
             except ModelFailed as error:
                 return str(error)
             return ""
+        if spec.kind == JUDGE:
+            return self._judges.check(spec)
         outcome = self.run(f"{_CALLS}:check_reward", asdict(spec), code=_code_of(spec))
         if isinstance(outcome, Mistake):
             return outcome.reason
@@ -59,6 +63,8 @@ class ScoringPool(SandboxPool):
         """Call a reward on one group. Raise ScoringFailed if the call fails, or as SandboxPool.run."""
         if spec.kind == MODEL:
             return self._score_by_model(spec, arguments)
+        if spec.kind == JUDGE:
+            return self._score_by_judge(spec, arguments)
         work = f"{_CALLS}:call_reward"
         outcome = self.run(work, asdict(spec), dict(arguments), code=_code_of(spec))
         if isinstance(outcome, Mistake):
@@ -81,8 +87,19 @@ class ScoringPool(SandboxPool):
         except ModelFailed as error:
             raise ScoringFailed(f"reward {spec.name}: {error}") from error
         finally:
-            with self._lock:
-                self.finished += 1
+            self._count_call()
+
+    def _score_by_judge(self, spec: RewardSpec, arguments: Arguments) -> Scores:
+        """Return a judge's scores of one group. Raise ScoringFailed if a call fails."""
+        try:
+            return self._judges.score(spec, arguments)
+        except JudgeFailed as error:
+            raise ScoringFailed(f"reward {spec.name}: {error}") from error
+
+    def _count_call(self) -> None:
+        """Add 1 to `finished`, so that a long scoring is seen to go on."""
+        with self._lock:
+            self.finished += 1
 
     def _model_of(self, spec: RewardSpec) -> ModelProcess:
         """Return the process of a reward model, the same for each call."""

@@ -19,7 +19,7 @@ from penstock.common.wire.limits import (
     MOST_COMPLETIONS,
     MOST_NAMES,
 )
-from penstock.common.wire.reward_spec import BUILT_IN, COLUMNS, LANGUAGES, Aggregation, split_model
+from penstock.common.wire.reward_spec import BUILT_IN, COLUMNS, LANGUAGES, Aggregation, split_kind
 
 TRACKERS = ("wandb", "tensorboard")
 """The trackers that come with Penstock."""
@@ -146,7 +146,7 @@ class RewardsSettings(Section):
     rewards: Names = setting(
         ["accuracy"],
         "reward names with commas; own functions as file.py:function or package.module.function; "
-        "model:NAME=FOLDER-or-id for a reward model",
+        "model:NAME=FOLDER-or-id for a reward model; judge:NAME=FILE.toml for a judge",
         min_length=1,
     )
     reward_weights: Numbers = setting([], "weight of each reward, with commas; empty: all 1.0")
@@ -383,7 +383,7 @@ class LearnerSettings(
         found, expected = len(self.reward_weights), len(names)
         if self.reward_weights and found != expected:
             raise ValueError(f"LEARNER_REWARD_WEIGHTS has {found} weights for {expected} rewards")
-        functions = [one for one in self.rewards if not split_model(one)]
+        functions = [one for one in self.rewards if not split_kind(one)]
         _check_functions("LEARNER_REWARDS", "reward", functions, BUILT_IN)
         _check_functions("LEARNER_REPORT_TO", "tracker", self.report_to, TRACKERS)
         if self.metric_for_best_model not in ("", *names):
@@ -508,16 +508,20 @@ class LearnerSettings(
     @property
     def reward_names(self) -> list[str]:
         """Return the rewards' names in metrics and logs, in order: "short" for "my/rewards.py:short"."""
-        return [(split_model(one) or split_source(one)[::-1])[0] for one in self.rewards]
+        kinds = [split_kind(one) for one in self.rewards]
+        return [
+            kind[1] if kind else split_source(one)[1]
+            for kind, one in zip(kinds, self.rewards, strict=True)
+        ]
 
     @model_validator(mode="after")
     def _reward_models_have_names(self) -> "LearnerSettings":
-        """Raise ValueError for a reward model without a usable name or place."""
-        for name, place in filter(None, map(split_model, self.rewards)):
+        """Return self. Raise ValueError for a reward model or judge without a usable name or place."""
+        for kind, name, place in filter(None, map(split_kind, self.rewards)):
             if not name.isidentifier() or name in BUILT_IN or not place:
                 raise ValueError(
-                    f"LEARNER_REWARDS=model:{name}={place}: expected model:NAME=FOLDER or "
-                    "model:NAME=ID, with a name of letters that no built-in reward has"
+                    f"LEARNER_REWARDS={kind}:{name}={place}: expected model:NAME=FOLDER, model:NAME=ID "
+                    "or judge:NAME=FILE.toml, with a name of letters that no built-in reward has"
                 )
         return self
 

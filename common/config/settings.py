@@ -154,6 +154,9 @@ class RewarderSettings(Section):
     reward_model_timeout_s: float = setting(
         300.0, "seconds that a reward model may take for a group, or to start", gt=0
     )
+    judge_timeout_s: float = setting(60.0, "seconds that one call of a judge may take", gt=0)
+    judge_max_retries: int = setting(5, "retries of a judge's call that failed", ge=0)
+    judge_max_concurrency: int = setting(16, "calls of judges at a time", ge=1)
     memory_gib: float = setting(
         4.0, "address space of a scoring process in GiB; a quarter in use ends scoring", gt=0
     )

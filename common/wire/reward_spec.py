@@ -54,18 +54,22 @@ MODEL: Final = "model"
 """The kind of a reward that a model computes: `model:NAME=FOLDER-or-id` in LEARNER_REWARDS."""
 
 
-def split_model(asked: str) -> tuple[str, str] | None:
-    """Return name and place of a reward model, None if the text of LEARNER_REWARDS names none.
+JUDGE: Final = "judge"
+"""The kind of a reward that a judge gives: `judge:NAME=FILE.toml` in LEARNER_REWARDS."""
+
+
+def split_kind(asked: str) -> tuple[str, str, str] | None:
+    """Return kind, name and place of a reward model or judge in LEARNER_REWARDS; None for other rewards.
 
     Example:
-        >>> split_model("model:helpful=models/rm"), split_model("accuracy")
-        (('helpful', 'models/rm'), None)
+        >>> split_kind("model:helpful=models/rm"), split_kind("accuracy")
+        (('model', 'helpful', 'models/rm'), None)
     """
-    kind, mark, rest = asked.partition(":")
-    if kind != MODEL or not mark or "=" not in rest:
+    kind, _, rest = asked.partition(":")
+    if kind not in (MODEL, JUDGE) or "=" not in rest:
         return None
     name, _, place = rest.partition("=")
-    return name.strip(), place.strip()
+    return kind, name.strip(), place.strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class RewardSpec:
 
     With the kind MODEL, a sequence classification model computes the reward. Its options are `model`, a
     folder or a hub id, and `revision`, the commit of an id. The digest is that of a folder's files.
+    With the kind JUDGE, the options are the fields of a JudgeFile.
     """
 
     name: str
@@ -87,4 +92,4 @@ class RewardSpec:
     source: str = ""
     digest: str = ""
     options: dict[str, Any] = field(default_factory=dict)
-    kind: Literal["", "model"] = ""
+    kind: Literal["", "model", "judge"] = ""

@@ -1,6 +1,7 @@
 """The plan of a run: model, data, contract and number of steps, made before anything starts."""
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from penstock.common.log import get_logger
 from penstock.common.own_code import split_source
 from penstock.common.text import short
 from penstock.common.wire.contract import Contract, hash_tokenizer
-from penstock.common.wire.reward_spec import split_model
+from penstock.common.wire.reward_spec import split_kind
 from penstock.learner.algorithm.own_loss import load_loss
 from penstock.learner.data.episode_specs import resolve_episodes
 from penstock.learner.data.questions import load_questions
@@ -89,7 +90,7 @@ def completions_form(settings: LearnerSettings, tokenizer: PreTrainedTokenizerBa
     form = settings.reward_completions
     if form != "auto" or not is_chat(settings, tokenizer):
         return form
-    if any(split_source(asked)[0] for asked in settings.rewards if not split_model(asked)):
+    if any(split_source(asked)[0] for asked in settings.rewards if not split_kind(asked)):
         log.info(
             "Own reward functions get messages as completions, as in TRL, because a chat template makes "
             "the prompts. LEARNER_REWARD_COMPLETIONS=text gives texts."
@@ -165,7 +166,7 @@ def resolve_model(name: str, trust_remote_code: bool = False, revision: str = ""
     if not name:
         raise ConfigError("LEARNER_MODEL is not set: name a Hugging Face model folder or a hub id")
     folder = Path(name)
-    if folder.is_dir():
+    if os.path.isdir(folder):
         if revision:
             raise ConfigError(
                 f"LEARNER_MODEL_REVISION={revision}: {name} is a folder here, which has no revisions; "

@@ -1,14 +1,16 @@
 """From LEARNER_REWARDS to the contract's reward specs: code by its hash, and options."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.common.config.judge_file import read_judge
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
 from penstock.common.files.reading import hash_model
 from penstock.common.own_code import digest_of, find_code, path_of, split_source
-from penstock.common.wire.reward_spec import BUILT_IN, MODEL, RewardSpec, split_model
+from penstock.common.wire.reward_spec import BUILT_IN, JUDGE, MODEL, RewardSpec, split_kind
 
 
 def resolve_rewards(
@@ -29,9 +31,16 @@ def resolve_rewards(
 def resolve_reward(
     asked: str, weight: float, settings: LearnerSettings, own_options: Mapping[str, Any] | None = None
 ) -> RewardSpec:
-    """Return the spec of a reward of LEARNER_REWARDS. Raise ConfigError if its code is not found."""
-    if model := split_model(asked):
-        return resolve_reward_model(*model, weight)
+    """Return the spec of a reward of LEARNER_REWARDS.
+
+    Raise ConfigError if its code or model is not found, or its judge's file is wrong.
+    """
+    if found := split_kind(asked):
+        kind, name, place = found
+        if kind == MODEL:
+            return resolve_reward_model(name, place, weight)
+        judge = read_judge(Path(place), f"LEARNER_REWARDS={asked}")
+        return RewardSpec(name, weight, options=judge.model_dump(), kind=JUDGE)
     source, name = split_source(asked)
     if not source:
         return RewardSpec(name, weight, options=_options(name, settings))
@@ -48,7 +57,7 @@ def resolve_reward_model(name: str, place: str, weight: float) -> RewardSpec:
     neither a folder nor a model of that id.
     """
     folder, asked = Path(place), f"LEARNER_REWARDS=model:{name}={place}"
-    if folder.is_dir():
+    if os.path.isdir(folder):
         try:
             digest = hash_model(folder)
         except OSError as error:

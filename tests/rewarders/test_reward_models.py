@@ -159,7 +159,7 @@ def test_what_cannot_be_used_is_named_at_the_start(pool, folder, models, tmp_pat
 
 def test_settings_name_the_mistakes() -> None:
     for wrong in ("model:accuracy=x", "model:=x", "model:a b=x", "model:a="):
-        with pytest.raises(ValueError, match="expected model:NAME=FOLDER or"):
+        with pytest.raises(ValueError, match="expected model:NAME=FOLDER, model:NAME=ID or"):
             LearnerSettings(rewards=[wrong])
     made = LearnerSettings(rewards=["model:one=a/b:c", "accuracy", "model:two=x"])
     assert made.reward_names == ["one", "accuracy", "two"]

@@ -1,0 +1,192 @@
+"""Judges: language models behind an OpenAI-compatible address that score completions.
+
+They run in the rewarder itself and never in the sandbox, because they need a key. Address and key are
+those of OpenAI's own client, OPENAI_BASE_URL and OPENAI_API_KEY. No contract, journal or log has them.
+A call that fails is retried by that client with growing waits. Then the scoring has failed and is
+retried as every failed scoring is. It never becomes a reward.
+"""
+
+import asyncio
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from pydantic import ValidationError
+
+from penstock.common.config.judge_file import JudgeFile, explain_judge
+from penstock.common.config.settings import RewarderSettings
+from penstock.common.text import as_text, short
+from penstock.common.wire.reward_spec import RewardSpec
+from penstock.rewarders.reward_process import Scores
+
+_LONGEST_WAIT_S = 60.0
+"""The longest wait before a retry that OpenAI's client makes if a server asks for one."""
+_MOST_CACHED = 10_000
+_PLACE = re.compile(r"\{(\w+)\}")
+_NUMBER = re.compile(r"[\s*\"'\[({=:]*(-?\d+(?:\.\d+)?)")
+
+
+class JudgeFailed(Exception):
+    """A judge cannot be asked, or gave no answer; the text says why, without the key."""
+
+
+def longest_call_s(settings: RewarderSettings) -> float:
+    """Return the seconds after which a call of a judge with all its retries is given up."""
+    retries = settings.judge_max_retries
+    return settings.judge_timeout_s * (retries + 1) + _LONGEST_WAIT_S * retries
+
+
+class Judges:
+    """The judges of one rewarder, which share a client, a limit of calls in flight, and a cache.
+
+    `on_answer` is called after each call, whether or not it failed.
+    """
+
+    def __init__(self, settings: RewarderSettings, on_answer: Callable[[], None]) -> None:
+        self._settings = settings
+        self._on_answer = on_answer
+        self._free = asyncio.Semaphore(settings.judge_max_concurrency)
+        self._cache: dict[tuple[str, str], float] = {}
+
+    def check(self, spec: RewardSpec) -> str:
+        """Return the reason why a judge cannot be used here; "" if it can. The judge is not asked."""
+        try:
+            _judge_of(spec)
+        except JudgeFailed as error:
+            return str(error)
+        if not os.environ.get("OPENAI_API_KEY"):
+            return "OPENAI_API_KEY is not set: set it for this rewarder (to any text if none is needed)"
+        return ""
+
+    def score(self, spec: RewardSpec, arguments: Mapping[str, Sequence[Any]]) -> Scores:
+        """Return a number per completion, None for an answer without a score, and their share.
+
+        The share is the metric NAME/unparsed. Numbers are cached by judge and question, and equal
+        questions are asked once. Raise JudgeFailed if a call fails; the others' numbers stay cached.
+        """
+        judge = _judge_of(spec)
+        count = len(arguments["completions"])
+        questions = [_question(judge.prompt, arguments, index) for index in range(count)]
+        name = judge.model_dump_json()
+        new = [text for text in dict.fromkeys(questions) if (name, text) not in self._cache]
+        answers = asyncio.run_coroutine_threadsafe(self._ask_all(judge, new), self._loop).result()
+        found = {text: score_in(answer, judge) for text, answer in zip(new, answers, strict=True)}
+        values = tuple(found.get(text, self._cache.get((name, text))) for text in questions)
+        for text, value in found.items():
+            if value is not None:
+                self._cache[name, text] = value
+        while len(self._cache) > _MOST_CACHED:
+            self._cache.pop(next(iter(self._cache)), None)
+        return Scores(values, {}, {f"{spec.name}/unparsed": values.count(None) / count})
+
+    async def _ask_all(self, judge: JudgeFile, questions: Sequence[str]) -> list[str]:
+        """Return the judge's answers. Raise JudgeFailed, once all calls have ended, if one failed."""
+        calls = (self._ask(judge, text) for text in questions)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return [answer for answer in answers if isinstance(answer, str)]
+
+    async def _ask(self, judge: JudgeFile, question: str) -> str:
+        """Return the judge's answer to one question. Raise JudgeFailed if none comes in time."""
+        from openai import OpenAIError
+
+        messages = [{"role": "user", "content": question}]
+        limit = longest_call_s(self._settings)
+        async with self._free:
+            try:
+                async with asyncio.timeout(limit):
+                    answer = await self._client.chat.completions.create(
+                        model=judge.model, messages=messages, extra_body=judge.request
+                    )
+                return answer.choices[0].message.content or ""
+            except TimeoutError:
+                raise JudgeFailed(f"the judge did not answer in {limit:g} s with all retries") from None
+            except OpenAIError as error:
+                raise JudgeFailed(f"the judge failed: {_without_key(error)}") from None
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                raise JudgeFailed(
+                    f"the judge's answer has another form: {_without_key(error)}"
+                ) from None
+            finally:
+                self._on_answer()
+
+    @cached_property
+    def _client(self) -> Any:
+        """OpenAI's client. It is made at the first call, because its import takes a second."""
+        from openai import AsyncOpenAI
+
+        for name in ("openai", "httpx", "httpcore"):  # they log each request, at debug its headers too
+            logging.getLogger(name).setLevel(logging.WARNING)
+        return AsyncOpenAI(
+            max_retries=self._settings.judge_max_retries, timeout=self._settings.judge_timeout_s
+        )
+
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of all calls, in a thread of its own that ends with the process."""
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, name="judges", daemon=True).start()
+        return loop
+
+
+def score_in(answer: str, judge: JudgeFile) -> float | None:
+    """Return the number behind the last `score_after`; None without one, or out of its bounds.
+
+    Example:
+        >>> judge = JudgeFile(model="m", prompt="{completion}")
+        >>> score_in("Score: 3? No. **Score:** 8/10", judge), score_in("Score: 11", judge)
+        (8.0, None)
+    """
+    _, mark, rest = answer.lower().rpartition(judge.score_after.lower())
+    number = _NUMBER.match(rest) if mark else None
+    value = float(number[1]) if number else None
+    return value if value is not None and judge.lowest <= value <= judge.highest else None
+
+
+def _judge_of(spec: RewardSpec) -> JudgeFile:
+    """Return the judge in a contract. Raise JudgeFailed if its options are wrong."""
+    try:
+        return JudgeFile(**spec.options)
+    except ValidationError as error:
+        raise JudgeFailed(f"the contract's judge is wrong: {explain_judge(error)}") from None
+
+
+def _question(template: str, arguments: Mapping[str, Sequence[Any]], index: int) -> str:
+    """Return the template with the values of completion `index`. What is put in is not replaced again.
+
+    Raise JudgeFailed if the template names neither an argument nor a column.
+    """
+    talks = arguments.get("transcripts")
+    values = {name: rows[index] for name, rows in arguments.items()}
+    values["prompt"] = _spoken(arguments["prompts"][index])
+    values["completion"] = _spoken(talks[index] if talks else arguments["completions"][index])
+    names = set(_PLACE.findall(template)) - values.keys()
+    if names:
+        raise JudgeFailed(
+            f"its prompt has {{{min(names)}}}, but the data has no such column: "
+            f"there are {', '.join(sorted(values))}"
+        )
+    return _PLACE.sub(lambda place: as_text(values[place[1]]), template)
+
+
+def _spoken(value: Any) -> str:
+    """Return a text, or messages as "role: content" lines; of a single user message its content."""
+    if not isinstance(value, list):
+        return as_text(value)
+    lines = [as_text(one.get("content") or one.get("tool_calls") or "") for one in value]
+    if len(value) == 1 and value[0].get("role") == "user":
+        return lines[0]
+    return "\n".join(f"{one.get('role')}: {line}" for one, line in zip(value, lines, strict=True))
+
+
+def _without_key(error: Exception) -> str:
+    """Return an error's class and text, in which the key is `***`: a server may repeat the key."""
+    key = os.environ.get("OPENAI_API_KEY", "")
+    text = str(error)
+    return short(f"{type(error).__name__}: {text.replace(key, '***') if key else text}")

@@ -1,0 +1,33 @@
+"""Names that are longer than any file's: a message may hold them, and no OSError may leave its check."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.errors import ConfigError, ContractMismatch
+from penstock.common.wire.contract import check_tokenizer
+from penstock.learner.data.plan import resolve_model
+from penstock.learner.data.reward_specs import resolve_rewards
+from penstock.rewarders.model_process import load
+from tests.rewarders.stand_ins import make_contract, make_model_folder
+
+LONG = "m" * 3000
+
+
+def test_a_name_that_is_too_long_is_a_folder_that_does_not_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    contract = make_contract(make_model_folder(tmp_path / "model"), {})
+    with pytest.raises(ContractMismatch, match="which does not exist on this host"):
+        check_tokenizer(replace(contract, model=LONG))
+    with pytest.raises(ConfigError, match="there is no folder m"):
+        load({"model": LONG})
+    with pytest.raises(ConfigError, match="neither a folder here nor a model of the hub"):
+        resolve_rewards(LearnerSettings(rewards=[f"model:long={LONG}"]))
+    with pytest.raises(ConfigError, match="m"):
+        resolve_model(LONG)
