@@ -110,8 +110,14 @@ class Handle:
                 return None
 
     def settled(self) -> None:
-        """Tell the keeper that later sweeps must not kill what the process has started until now."""
+        """Tell the keeper that later sweeps must not kill what the process has started until now.
+
+        Wait for its answer: on a busy machine the keeper would otherwise also keep what the first call
+        starts. Raise ConnectionResetError if the keeper has ended.
+        """
         self._command("settled")
+        if "settled" not in self._keeper_answer():
+            raise ConnectionResetError("the keeper of a sandbox process has ended")
 
     def call(self, request: bytes, timeout_s: float) -> Outcome:
         """Send a request to the process within a session of its own, and return the outcome.

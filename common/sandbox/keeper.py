@@ -30,9 +30,9 @@ def keep(
 ) -> NoReturn:
     """Fork a process that calls `start(isolated)`, and serve the pool's commands until it closes.
 
-    `settled` keeps what the process has started until now. `sweep` kills all processes below but those
-    kept, and answers whether nothing is left. `end` kills all, and answers the process's exit status.
-    The descriptors `given` are closed here: the process below has them.
+    `settled` keeps what the process has started until its answer. `sweep` kills all processes below but
+    those kept, and answers whether nothing is left. `end` kills all, and answers the process's exit
+    status. The descriptors `given` are closed here: the process below has them.
     """
     ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1)
     isolated, shared_memory = isolate(memory_bytes)
@@ -73,8 +73,9 @@ class Keeper:
                     break
                 if command == "settled":
                     self._kept |= set(below(os.getpid()))
-                    continue
-                frames.send(self._connection, {"clean": self._sweep(self._kept)})
+                    frames.send(self._connection, {"settled": True})
+                else:
+                    frames.send(self._connection, {"clean": self._sweep(self._kept)})
         with contextlib.suppress(ProcessLookupError):
             if self._status is None:
                 os.kill(self._pid, signal.SIGKILL)

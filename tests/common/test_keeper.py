@@ -1,4 +1,4 @@
-"""A keeper's sweep finds a process that a list of processes has missed."""
+"""What a keeper spares and what it kills."""
 
 import os
 import socket
@@ -7,6 +7,8 @@ import threading
 import pytest
 
 from penstock.common.sandbox import frames, keeper
+from penstock.common.sandbox.handle import Handle
+from penstock.common.sandbox.output import OutputLog
 
 OWN, PARENT, ORPHAN = 10, 11, 12
 
@@ -40,5 +42,39 @@ def test_an_orphan_that_two_lists_have_missed_is_killed(monkeypatch: pytest.Monk
         assert frames.receive(ours) == {"clean": True}
         assert processes.living == {OWN}
         frames.send(ours, "end")
+        serving.join(60)
+    assert not serving.is_alive()
+
+
+def test_no_call_begins_before_a_slow_keeper_knows_what_to_spare(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_list, events = threading.Event(), list[str]()
+
+    def below(pid: int) -> list[int]:
+        assert may_list.wait(60)
+        events.append("listed")
+        return [OWN]
+
+    monkeypatch.setattr(keeper, "below", below)
+    ours, theirs = socket.socketpair()
+    control, body = socket.socketpair()
+    output, printed = os.pipe()
+    with ours, theirs, control, body, open(output), open(printed, "w"):
+        handle = Handle(ours, control, output, OutputLog(), calls=1, sweeps=True)
+
+        def settle() -> None:
+            handle.settled()
+            events.append("may call")
+
+        serving = threading.Thread(target=keeper.Keeper(theirs, OWN, -1).serve)
+        settling = threading.Thread(target=settle)
+        serving.start()
+        settling.start()
+        settling.join(0.3)
+        may_list.set()
+        settling.join(60)
+        assert events == ["listed", "may call"]
+        theirs.shutdown(socket.SHUT_RDWR)
         serving.join(60)
     assert not serving.is_alive()
