@@ -7,12 +7,12 @@ REPORT_EVERY_S = 30.0
 
 
 class Deadline:
-    """A limit `limit_s` on the seconds waited since the last restart, counted from poll to poll.
+    """A limit of `limit_s` seconds on a wait, counted from the creation or the last `restart`.
 
-    Creating a deadline starts it. A gap between two polls counts as at most `longest_gap_s`: the process
-    was stopped, or the queue server did not answer, and the awaited thing may have arrived meanwhile. A
-    wait with a limit of 60 s whose process is stopped for an hour has waited 5 s when the process
-    continues.
+    No error is raised at the limit: the caller asks `expired`. Time is counted at each poll, which is a
+    reading of `waited_s` or `remaining_s` or a call of `expired` or `report_due`. A poll adds the
+    seconds since the poll before, at most `longest_gap_s`: after a longer gap the process was stopped,
+    or the queue server did not answer. Example: a process stopped for an hour has waited 5 s of it.
     """
 
     def __init__(self, limit_s: float, longest_gap_s: float = 5.0) -> None:
@@ -22,13 +22,16 @@ class Deadline:
         self.restart()
 
     def restart(self) -> None:
-        """Count from 0 s again, also for `report_due`: the awaited thing arrived."""
+        """Set the seconds waited, and those of `report_due`, to 0, and count from now on."""
         self._waited_s = self._reported_s = 0.0
         self._polled_at = time.monotonic()
 
     @property
     def waited_s(self) -> float:
-        """Seconds waited since the last restart, as the class counts them. Reading this is a poll."""
+        """Seconds waited since the creation or the last restart. Reading this property is a poll.
+
+        The seconds between two polls count as at most `longest_gap_s`.
+        """
         now = time.monotonic()
         self._waited_s += min(now - self._polled_at, self._longest_gap_s)
         self._polled_at = now
@@ -36,15 +39,14 @@ class Deadline:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds left until the limit, 0 after it. Reading this property is a poll."""
+        """Seconds left until the limit, 0 after it. Reading this is a poll, as of `waited_s`."""
         return max(0.0, self.limit_s - self.waited_s)
 
     def expired(self, progress: object = None) -> bool:
-        """Return whether more than `limit_s` was waited since the last restart. The call is a poll.
+        """Return whether over `limit_s` seconds were waited since the last restart. The call is a poll.
 
-        A `progress` that differs from the one passed before restarts the deadline and gives False, such
-        as a counter of sampled tokens that grew from 7 to 8. The first one passed does so too; None is
-        ignored.
+        A `progress` other than None that differs from the last one passed restarts the deadline and
+        gives False, as does the first one. Example: a counter of sampled tokens that grew from 7 to 8.
         """
         if progress is not None and progress != self._progress:
             self._progress = progress
@@ -56,7 +58,7 @@ class Deadline:
         """Return True once per `every_s` seconds waited, None: per 30 s; else False. The call is a poll.
 
         The seconds count from the last restart or the last True. A wait of 70 s that polls often gets
-        True at 30 s and at 60 s; one that polls at 70 s alone gets True once.
+        True at 30 s and at 60 s. A wait whose only poll is at 70 s gets True once.
         """
         if self.waited_s - self._reported_s < (every_s or REPORT_EVERY_S):
             return False

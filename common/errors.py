@@ -14,7 +14,7 @@ class PenstockError(Exception):
     exit_code = 1
 
     def __init_subclass__(cls, exit_code: int | None = None) -> None:
-        """Set the exit code of a subclass to `exit_code`; None: that of its base."""
+        """Set `exit_code` of a class that is derived from this one; None: keep the code of its base."""
         cls.exit_code = exit_code or cls.exit_code
 
 
@@ -58,9 +58,9 @@ class DeadlineExceeded(PenstockError, exit_code=81):
 
 
 class NoSignal(PenstockError, exit_code=79):
-    """Too many groups in a row had no signal. `text` is the error's message.
+    """Too many groups of rollouts in a row had nothing to learn from. `text` is the error's message.
 
-    The attribute `filtered` has the verdicts of the groups with equal rewards, by default none.
+    The attribute `filtered` has the verdicts of those groups whose rewards were equal, by default none.
     """
 
     def __init__(self, text: str, filtered: Sequence[Any] = ()) -> None:

@@ -33,10 +33,10 @@ class Armed:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def pass_by(self, name: str) -> None:
-        """Count a passage of the place `name`; another place has no effect.
+        """Count a passage of the place `name` in `passed` if it is this object's place, else do nothing.
 
-        At the armed passage, send this process the signal and create the file `fired`, if one is given.
-        If that file exists already, send nothing.
+        At the passage with the number `passage` send this process `signal`, after creating the file
+        `fired` if one is given. If that file exists already, send nothing.
         """
         if name != self.name:
             return
@@ -53,26 +53,30 @@ _armed: Armed | None = None
 
 
 def failpoint(name: str) -> None:
-    """Mark the place `name`. At the passage that a test armed, the process gets the armed signal here.
+    """Mark the place `name` in the code. If a test armed this place, count the passage.
 
-    Without an armed place, or with another one armed, nothing happens.
+    At the passage with the armed number the process gets the armed signal, SIGKILL by default. Without
+    an armed place, or with another one armed, nothing happens.
     """
     if _armed is not None:
         _armed.pass_by(name)
 
 
 def arm(armed: Armed | None) -> None:
-    """Arm one place of this process instead of the place armed before. None disarms."""
+    """Arm one place of this process instead of the place armed before. None disarms.
+
+    `armed` has the place's name, the passage and the signal that the process gets there.
+    """
     global _armed  # noqa: PLW0603 - a place is anywhere in the process
     _armed = armed
 
 
 def _from_environment() -> Armed | None:
-    """Return the place that PENSTOCK_FAILPOINT names, None if it is unset or empty.
+    """Return the place that PENSTOCK_FAILPOINT=NAME or NAME:PASSAGE names, None if it is unset or empty.
 
-    PENSTOCK_FAILPOINT_FIRED, if set, is the place's file `fired`. For a malformed value print the
-    mistake on standard error and exit with code 78: this runs at import, where no caller can catch an
-    error.
+    The passage is 1 by default, the signal SIGKILL. PENSTOCK_FAILPOINT_FIRED, if set, is the place's
+    file `fired`. For a malformed value print the mistake on standard error and exit with code 78: this
+    runs at import, where no caller can catch an error.
     """
     text = os.environ.get("PENSTOCK_FAILPOINT", "")
     name, colon, passage = text.partition(":")

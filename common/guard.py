@@ -29,7 +29,7 @@ _LAST_CHECKS = (0.0, 0.2)
 
 
 def guard_children() -> None:
-    """Start a guard, which kills every later descendant of this process once this process has ended.
+    """Start a guard process, which kills all later descendants of this process once this one has ended.
 
     The environment of this process gets PENSTOCK_GUARD, a random mark for all its descendants. The guard
     runs from its file with -P: a folder in the working directory or on PYTHONPATH that has the guard's
@@ -41,10 +41,10 @@ def guard_children() -> None:
 
 
 def _watch(pid: int) -> None:
-    """Wait until the parent `pid` has ended, then kill the processes that it left, guards excepted.
+    """Wait without limit until the parent `pid` has ended, then kill what it left, guards excepted.
 
-    These are its descendants that were seen, once per second, and those with its mark, which are
-    searched for at once and 0.2 s later. Exit at once, with a message, if MARK is not set.
+    Killed are descendants that were seen, once per second, and processes with this guard's
+    PENSTOCK_GUARD (MARK), searched for at once and 0.2 s later. Exit with a message if MARK is not set.
     """
     if MARK not in os.environ:
         sys.exit(f"guard: the variable {MARK} is not set; a guard is started by guard_children() alone")
@@ -65,8 +65,8 @@ def _watch(pid: int) -> None:
 def below(pid: int) -> list[int]:
     """Return the ids of all descendants of the process `pid`: children, their children, and so on.
 
-    A process without descendants, or that has ended, gives []. Where the system has no lists of
-    children, a process that has ended raises psutil.NoSuchProcess.
+    The order is not fixed. A process without descendants, or that has ended, gives []. Where
+    /proc/thread-self/children is missing, a process that has ended raises psutil.NoSuchProcess.
     """
     if not os.path.exists("/proc/thread-self/children"):  # these lists spare reading all of /proc
         return [child.pid for child in psutil.Process(pid).children(recursive=True)]
@@ -83,7 +83,10 @@ def below(pid: int) -> list[int]:
 
 
 def _is_marked(process: psutil.Process) -> bool:
-    """Return whether a process has this guard's mark in its environment; False if that is unreadable."""
+    """Return whether `process` has this process's value of PENSTOCK_GUARD (MARK) in its environment.
+
+    The result is False if the process has ended or its environment cannot be read.
+    """
     try:
         return bool(process.environ().get(MARK) == os.environ[MARK])
     except psutil.Error:  # the process has ended, or belongs to another user
@@ -91,7 +94,7 @@ def _is_marked(process: psutil.Process) -> bool:
 
 
 def _kill(processes: Iterable[psutil.Process]) -> None:
-    """Send SIGKILL to these processes, except guards: each has to kill its own role's children.
+    """Send SIGKILL to `processes`, except guards: each guard has to kill its own role's children.
 
     A process that has ended or belongs to another user is left out without an error.
     """

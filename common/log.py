@@ -17,8 +17,8 @@ _LINE = 135
 def configure_logs(role: str, form: Literal["text", "json"]) -> None:
     """Send this process's log lines to standard error, from level info on, as "text" or "json" (`form`).
 
-    Passwords are hidden in both. Lines of JSON have the field `role`; lines of text do not name the
-    role.
+    In both, passwords are ***. Lines of JSON have the field `role` with the name `role`. Lines of text
+    do not name the role; their unprintable letters are escaped, and they are coloured on a terminal.
     """
     renderer: Processor = (
         structlog.processors.JSONRenderer()
@@ -43,10 +43,10 @@ def configure_logs(role: str, form: Literal["text", "json"]) -> None:
 
 
 def _escape(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Return the event with the unprintable letters of its names and values escaped, line ends too.
+    """Return the fields of a log line, `event`, with unprintable letters, line ends too, escaped.
 
-    Only a traceback keeps its line ends, and its lines are indented. A printable value keeps its type.
-    This is for lines of text: others wrote some of these texts. JSON needs no escapes.
+    This concerns names and values. Only a traceback keeps its line ends: its lines are indented. A
+    printable value keeps its type; another becomes text. Logger and method are unused.
     """
     found: EventDict = {}
     for name, value in event.items():
@@ -59,9 +59,10 @@ def _escape(_logger: object, _method: str, event: EventDict) -> EventDict:
 
 
 def _hide(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Return the event with the passwords in its values as ***, as `hide_passwords` does.
+    """Return the fields of a log line, `event`, with the passwords in their values as ***.
 
-    A value that is no text becomes its repr() if a password is in it, else stays as it is.
+    Passwords are found by `hide_passwords`. A value that is no text becomes its repr() if a password is
+    in it, else it stays as it is. Logger and method are unused.
     """
     found: EventDict = {}
     for name, value in event.items():
@@ -72,9 +73,9 @@ def _hide(_logger: object, _method: str, event: EventDict) -> EventDict:
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
-    """Return a logger. Its methods (info, warning, ...) take an event and the event's fields.
+    """Return a logger. Its methods (info, warning, ...) take an event, a text, and the event's fields.
 
-    The lines do not have `name`.
+    `name` is not shown in the lines and has no effect on them.
     """
     return cast(FilteringBoundLogger, structlog.get_logger(name))
 
@@ -82,6 +83,7 @@ def get_logger(name: str) -> FilteringBoundLogger:
 def shorten(sentence: str) -> str:
     """Return a sentence cut at a word to at most 135 letters; a cut sentence ends in " ...".
 
-    Its log line then has at most 160 letters. Line ends and runs of spaces become one space.
+    Its log line then has at most 160 letters. Spaces and line ends in a row become one space. A first
+    word of over 135 letters gives "..." alone.
     """
     return textwrap.shorten(sentence, _LINE, placeholder=" ...")

@@ -21,22 +21,27 @@ class KeptLoader(SourceFileLoader):
     """Loads a module from KEPT, or from its file if the source is not there."""
 
     def get_data(self, path: str) -> bytes:
-        """Return the bytes of the file `path`, from KEPT or the disk. Raise OSError if in neither."""
+        """Return the bytes of the file `path`: from KEPT (sources read beforehand), else from the disk.
+
+        Raise OSError if the path is not in KEPT and the file cannot be read.
+        """
         return KEPT[path] if path in KEPT else super().get_data(path)
 
     def path_stats(self, path: str) -> dict[str, float]:
-        """Return time and size of the file `path`. Raise OSError if its source is in KEPT.
+        """Return {"mtime": seconds, "size": bytes} of the file `path`, for Python's import.
 
+        Raise OSError if the file cannot be found, or its source is in KEPT, the sources read beforehand:
         Python then looks for no compiled file.
         """
         if path in KEPT:
-            raise OSError(f"{path} was read beforehand: it has no times of a file")
+            raise OSError(f"{path} was read beforehand and has no time, expected a file: use its source")
         return dict(super().path_stats(path))
 
 
 def split_source(asked: str) -> tuple[str, str]:
-    """Return the source ("" for what comes with Penstock) and the name of a function in it.
+    """Return the source and the name of the function that a setting names by the text `asked`.
 
+    The source is a file or a module, or "" for a name that comes with Penstock.
     Example:
         >>> split_source("accuracy"), split_source("my/rewards.py:short"), split_source("pkg.mod.short")
         (('', 'accuracy'), ('my/rewards.py', 'short'), ('pkg.mod', 'short'))
@@ -46,11 +51,11 @@ def split_source(asked: str) -> tuple[str, str]:
 
 
 def find_code(source: str, setting: str) -> ModuleSpec:
-    """Return where the code of a source is: a file *.py, or a module that can be imported here.
+    """Return where the code of `source` is: of a file *.py, or of a module that can be imported here.
 
-    No code is run, not even that of the packages around a module. `setting`, such as
-    "LEARNER_REWARDS=short.py:short", begins the text of errors. Raise ConfigError if the file or module
-    is not there, or is a package without code of its own.
+    No code is run, not even that of the packages around a module. A source in KEPT needs no file.
+    `setting`, such as "LEARNER_REWARDS=short.py:short", begins errors. Raise ConfigError if the file or
+    module is not there, or is a package without code of its own.
     """
     found: ModuleSpec | None = None
     if source.endswith(".py"):
@@ -74,8 +79,8 @@ def find_module(name: str, folders: list[str] | None, finders: Sequence[Any]) ->
     """Return where the module `name`, such as "pkg.mod", is, without importing anything.
 
     The search is in `folders`, None: where imports search. Each of `finders`, for example sys.meta_path,
-    is asked in turn. For a name with a dot, a folder `mod` in `folders` that no finder knows counts too,
-    as a package without loader. Return None if the module is not found, or cannot be searched for.
+    is asked in turn. For a name with a dot that no finder knows, the folders called "mod" in `folders`
+    are returned, as a package without loader. Return None if it is not found or a finder fails.
     """
     try:
         found = next(filter(None, (finder.find_spec(name, folders) for finder in finders)), None)
@@ -90,7 +95,7 @@ def find_module(name: str, folders: list[str] | None, finders: Sequence[Any]) ->
 
 
 def name_of_file(path: Path) -> str:
-    """Return the name of the module that a file becomes: penstock_own_ and 12 hexadecimal digits.
+    """Return the name of the module made of the file `path`: penstock_own_ and 12 hexadecimal digits.
 
     The digits are those of the path's SHA-256, so the same path gives the same name.
     """
@@ -98,17 +103,20 @@ def name_of_file(path: Path) -> str:
 
 
 def _is_there(path: Path) -> bool:
-    """Return whether a source is in KEPT, or a file that this process can find."""
+    """Return whether `path` is in KEPT, the sources read beforehand, or is a file for this process."""
     return str(path) in KEPT or os.path.isfile(path)
 
 
 def path_of(code: ModuleSpec) -> Path:
-    """Return the path of the file that holds the code, as `find_code` found it."""
+    """Return the path of the file that holds `code`, which `find_code` or `find_module` returned.
+
+    A module without a file, such as one built into Python, gives a path that does not exist.
+    """
     return Path(str(code.origin))
 
 
 def digest_of(code: ModuleSpec) -> str:
-    """Return the SHA-256, in hexadecimal, of the code's source: of KEPT or else of its file.
+    """Return the SHA-256, in hexadecimal, of the source of `code`: of its bytes in KEPT, else its file.
 
     Raise OSError if the file cannot be read.
     """
@@ -117,11 +125,12 @@ def digest_of(code: ModuleSpec) -> str:
 
 
 def import_code(code: ModuleSpec) -> ModuleType:
-    """Run the code, after the packages around it, and return its module. Raise what they raise.
+    """Run `code`, after the packages around it, and return its module. Raise what they raise.
 
-    The module is stored in sys.modules. For code in a file, the file's folder is put first in sys.path
-    and stays there, as when Python runs the file itself: `common` in `from common import helper` is the
-    folder beside the file, whatever else has that name.
+    The code runs at each call. Its module is put into sys.modules before. For code in a file, the folder
+    is put first in sys.path and stays there, as when Python runs the file itself: `common` in `from
+    common import helper` is the folder beside the file. If the code has put another module into
+    sys.modules under its name, that module is returned.
     """
     folder = str(path_of(code).parent)
     if code.name.startswith("penstock_own_") and folder not in sys.path:

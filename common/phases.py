@@ -26,10 +26,11 @@ class Phases:
 
     @contextmanager
     def enter(self, name: str) -> Iterator[None]:
-        """Be in the phase `name` during the block, then in the previous phase again; count the seconds.
+        """Be in the phase `name` during the block, then in the previous one again, also after an error.
 
-        `progress` grows at the beginning and the end. The seconds of a phase within another phase count
-        for both. A phase within itself counts once: the inner block changes only `progress`, by 1.
+        The seconds of the block are counted, in a profiler's range of this name. `progress` grows by 1
+        at the beginning and at the end. The seconds of a phase within another phase count for both. A
+        phase within itself counts once: the inner block only adds 1 to `progress`.
         """
         self.poll()
         if name == self.name:
@@ -50,7 +51,7 @@ class Phases:
         self.progress += 1
 
     def begin_step(self) -> None:
-        """Count the seconds of the step and of its phases from 0 again."""
+        """Count the seconds of the step (`step_s`) and of all its phases (`seconds`) from 0 again."""
         self._seconds.clear()
         self._step_began = time.monotonic()
 

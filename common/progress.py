@@ -14,11 +14,11 @@ log = get_logger(__name__)
 def with_progress(
     items: Iterable[_Item], done: str, total: int = 0, every_s: float = 10.0
 ) -> Iterator[_Item]:
-    """Yield the items. Every `every_s` seconds, log `done` and how many items were taken.
+    """Yield `items` in order. Every `every_s` seconds, log `done` and how many items were yielded.
 
     Example: with `done` "gsm8k.jsonl: rows read" and a `total` of 7473 a line is "gsm8k.jsonl: rows
-    read: 900 of 7,473." A total of 0 is unknown: "... rows read: 900." An item that takes over 5 s
-    counts as 5 s.
+    read: 900 of 7,473." A total of 0 is unknown: "... rows read: 900." A line is logged when the next
+    item arrives, and cut to 135 letters. An item that takes over 5 s counts as 5 s.
     """
     waited = Deadline(math.inf)
     for count, item in enumerate(items):

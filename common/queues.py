@@ -29,7 +29,7 @@ class QueueCommand(RunCommand, ResultCommand):
     role = "queues"
 
     def work(self) -> int:
-        """Connect to REDIS_URL or the server that `penstock up` started, and return as `ask` does.
+        """Connect to REDIS_URL, or to the server of `penstock up`, call `ask`, return its exit code.
 
         Raise ConfigError for no server or one that cannot be used, ServerUnavailable if the server does
         not answer within RUN_CONNECT_TIMEOUT_S, or what `ask` raises.
@@ -51,9 +51,9 @@ class Status(QueueCommand):
     """Print the run's state, its streams with their consumers, its credit and its totals."""
 
     def read(self, connection: Connection) -> Result:
-        """Return the status of the run as text and as one object. Raise RunNotReady without the run.
+        """Return the status of the run as text and as one object, exit code 0.
 
-        Raise MalformedMessage if the run's contract cannot be read.
+        Raise RunNotReady without the run, MalformedMessage if the run's contract cannot be read.
         """
         found = read_status(connection, self.run.name)
         return Result(format_status(found), [asdict(found)])
@@ -63,7 +63,7 @@ class Watch(Status):
     """Print the status again every second until Ctrl-C."""
 
     def ask(self, connection: Connection) -> int:
-        """Print the status each second; return 0 on Ctrl-C. Raise what `read` raises.
+        """Print what `read` returns, each second anew; return 0 on Ctrl-C. Raise what `read` raises.
 
         On a terminal the screen is cleared before each status, unless --json is given.
         """
@@ -81,7 +81,10 @@ class Audit(QueueCommand):
     """Check that every ticket issued has ended or is in flight. The exit code is 1 if not."""
 
     def read(self, connection: Connection) -> Result:
-        """Return the audit, with exit code 1 for faults, else 0. Raise RunNotReady without the run."""
+        """Return the audit of the run as text and as one object; the exit code is 1 for faults, else 0.
+
+        A fault is a lost entry or a wrong number of tickets. Raise RunNotReady without run.
+        """
         found = read_audit(connection, self.run.name)
         row = asdict(found) | {"faults": found.faults}
         return Result(format_audit(found), [row], 1 if found.faults else 0)
@@ -91,9 +94,10 @@ class Dead(QueueCommand):
     """Print the newest tickets that failed too often, each with the reason."""
 
     def read(self, connection: Connection) -> Result:
-        """Return the newest dead tickets, newest first and at most 50, each with its reason.
+        """Return the dead tickets, newest first and at most 50, each with its reason. Exit code 0.
 
-        The text is "none" if there is no dead ticket. Raise RunNotReady without the run.
+        The text has a line per ticket, or is "none". The objects have "ticket" and "reason". Raise
+        RunNotReady if the run is not on the server.
         """
         found = read_dead(connection, self.run.name, _DEAD_SHOWN)
         text = "\n".join(one_line(f"{ticket:<24}{reason}") for ticket, reason in found) or "none"
@@ -108,7 +112,8 @@ class Discard(QueueCommand):
     def read(self, connection: Connection) -> Result:
         """Delete all keys of the run on the server and return how many there were, 0 without such a run.
 
-        Nothing else is deleted. Raise ConfigError, with nothing deleted, if --yes is not given.
+        The object has "run", "server" and "keys_deleted"; the exit code is 0. Other runs and the run's
+        folder stay. Raise ConfigError, with nothing deleted, if --yes is not given.
         """
         run, server = self.run.name, connection.address
         if not self.yes:
@@ -130,10 +135,11 @@ class Acl(QueueCommand):
     out: Path | None = Field(None, description="folder for the files; by default queue/users of the run")
 
     def ask(self, connection: Connection) -> int:
-        """Write a user and a file for each role with `write_users`, print the paths, and return 0.
+        """Write a user to the server and a file with its URL for each role, print the paths, return 0.
 
         The files are in `out`, by default queue/users of the run's folder. A line warns if the server
-        has not stored its users and forgets them when it ends. Raise as `write_users` does.
+        has not stored its users and forgets them when it ends. Raise ConfigError without the rights of
+        an operator, or if an old file there is malformed.
         """
         url = self.redis_url or started_server(self.run.folder)
         folder = self.out or default_folder(self.run.folder)

@@ -13,7 +13,7 @@ Rewards = Mapping[str, Sequence[float | None]]
 
 
 def first_scored(rewards: Rewards) -> int:
-    """Return the index of the first rollout that has at least one reward, 0 if none has.
+    """Return the index of the first rollout of a group that has at least one reward, 0 if none has.
 
     `rewards` has by reward name one value per rollout; None: the rollout has no such reward.
     """
@@ -24,7 +24,8 @@ def first_scored(rewards: Rewards) -> int:
 def total_rewards(rewards: Rewards, weights: Mapping[str, float]) -> np.ndarray:
     """Return each rollout's sum of its rewards times `weights`, which are by reward name; (G,) float64.
 
-    A reward that is None counts as 0. A rollout of which all rewards are None has NaN.
+    `rewards` has by reward name one value for each of a group's G rollouts. None counts as 0. A rollout
+    of which all rewards are None has NaN.
     Example:
         >>> rewards = {"accuracy": [1.0, None], "format": [1.0, None]}
         >>> total_rewards(rewards, {"accuracy": 1.0, "format": 0.5})
@@ -38,10 +39,11 @@ def total_rewards(rewards: Rewards, weights: Mapping[str, float]) -> np.ndarray:
 
 
 def group_totals(rewards: Rewards, weights: Mapping[str, float], aggregation: Aggregation) -> np.ndarray:
-    """Return the totals (G,) from which advantages are computed; NaN is a rollout without any reward.
+    """Return the totals (G,) from which advantages are computed; NaN for a rollout without any reward.
 
-    With `aggregation` "sum_then_normalize" these are the `total_rewards`, with "normalize_then_sum"
-    those of the normalized rewards.
+    `rewards` has by name one value per rollout, `weights` by name the factor. With `aggregation`
+    "sum_then_normalize" these are the `total_rewards`, with "normalize_then_sum" the rewards first go
+    through `normalize_rewards`.
     """
     if aggregation == "normalize_then_sum":
         rewards = normalize_rewards(rewards)
@@ -51,9 +53,9 @@ def group_totals(rewards: Rewards, weights: Mapping[str, float], aggregation: Ag
 def normalize_rewards(rewards: Rewards) -> dict[str, list[float | None]]:
     """Return each reward's values in its group as (value - mean) / (standard deviation + 1e-4).
 
-    This is the first step of GDPO (arXiv:2601.05242): rewards of different size or spread then
-    count alike. The standard deviation is unbiased. None stays None and counts in no mean. A reward that
-    only one rollout has becomes 0.
+    `rewards` has by name one value per rollout, and so has the new map. This is the first step of GDPO
+    (arXiv:2601.05242): rewards of different size or spread then count alike. The standard deviation is
+    unbiased. None stays None and counts in no mean. A reward that only one rollout has becomes 0.
     Example: values 0, 2 and None become -0.707, 0.707 and None, and so do 0, 200 and None.
     """
     return {name: _normalize(values) for name, values in rewards.items()}

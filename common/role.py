@@ -14,10 +14,10 @@ from penstock.common.guard import guard_children
 
 
 def begin_role() -> threading.Event:
-    """Start a guard that kills child processes once this process has ended, and return an event.
+    """Start a guard process, which kills this process's children once it has ended; return an event.
 
-    The event is that of `stop_on_signals`: the first SIGINT or SIGTERM sets it, the second ends the
-    process.
+    The first SIGINT or SIGTERM sets the event; the second ends the process at once with exit code 128 +
+    the signal's number. Raise ValueError outside of the main thread.
     """
     guard_children()
     return stop_on_signals()
@@ -32,7 +32,7 @@ def stop_on_signals() -> threading.Event:
     stopping = threading.Event()
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        """Set the event; at the second signal end the process with exit code 128 + `number`."""
+        """Set the event; if it is set already, end the process at once with exit code 128 + `number`."""
         if stopping.is_set():
             os._exit(128 + number)
         stopping.set()
@@ -43,15 +43,19 @@ def stop_on_signals() -> threading.Event:
 
 
 def connect(redis_url: str, run: RunSettings, stopping: threading.Event) -> Connection:
-    """Return a connection to `redis_url` or, if that is "", to the run's server by `penstock up`.
+    """Return a connection to `redis_url` or, if that is "", to the server that `penstock up` started.
 
-    When the server is lost, the connection retries until RUN_SERVER_TIMEOUT_S is over or `stopping` is
-    set. Raise ConfigError for no server or one that cannot be used, ServerUnavailable for no answer.
+    A lost server is waited for, for RUN_SERVER_TIMEOUT_S or until `stopping` is set. `run` has this and
+    the other limits. Raise ConfigError if no server is known or it cannot be used, ServerUnavailable if
+    it does not answer within RUN_CONNECT_TIMEOUT_S.
     """
     url = redis_url or started_server(run.folder)
     return Connection(url, run.connect_timeout_s, run.server_timeout_s, stopping, run.allow_open_server)
 
 
 def consumer_name(role: str) -> str:
-    """Return a name that no other process has, such as "actor-host12-4711-a3f09c" (4711: process id)."""
+    """Return a name that no other process has, such as "actor-host12-4711-a3f09c" for `role` "actor".
+
+    The parts are the role, the host's name, the process id and a random number; each call's is another.
+    """
     return f"{role}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"

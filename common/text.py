@@ -13,14 +13,14 @@ _PASSWORD = re.compile(r"((?:password|passwd|secret|token|api_?key)=)[^\s&]+", r
 
 
 def as_text(value: Any) -> str:
-    """Return a text unchanged, and any other value as JSON, by str() where JSON has no form for it."""
+    """Return a text unchanged, any other value as JSON; parts that JSON has no form for become str()."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def short(value: object, letters: int = 200) -> str:
-    """Return the text of an error or value of unknown origin, cut to at most `letters` letters.
+    """Return str(value), of an error or value of unknown origin, cut to at most `letters` letters.
 
-    A cut text ends in "..."; lone surrogates are escaped.
+    A cut text ends in "..."; lone surrogates, which UTF-8 cannot encode, are escaped.
     Example:
         >>> short("a" * 10, letters=6)
         'aaa...'
@@ -40,9 +40,10 @@ def encodable(text: str) -> str:
 
 
 def hide_passwords(text: str) -> str:
-    """Return the text with the logins of URLs as `***`, and the values of `password=` and the like too.
+    """Return the text with `***` for the login of each URL and for values such as that of `password=`.
 
-    The like are passwd, secret, token, api_key and apikey, in any case.
+    The other names are passwd=, secret=, token=, api_key= and apikey=, in upper or lower case. A value
+    ends before a space or `&`. The login USER:PASSWORD of "USER:PASSWORD@HOST" is no secret and stays.
     Example:
         >>> hide_passwords("redis://me:secret@host/0 and http://host?password=secret")
         'redis://***@host/0 and http://host?password=***'
@@ -53,10 +54,10 @@ def hide_passwords(text: str) -> str:
 
 
 def _hide_login(word: re.Match[str]) -> str:
-    """Return a word with the login of a URL in it, up to the last `@`, as `***`; another word unchanged.
+    """Return a word with `***` for the login of a URL in it, up to the last `@`; another word unchanged.
 
-    A URL that was taken for a path has one slash. USER:PASSWORD@HOST in a text about the form of URLs
-    stays. Takes time in proportion to the word's length.
+    `word` is a match of letters without spaces. The URL may have one slash, as if it were a path. The
+    form USER:PASSWORD@HOST stays. The time is in proportion to the word's length.
     """
     scheme, mark, rest = word[0].partition(":/")
     _, at, place = rest.rpartition("@")
@@ -70,7 +71,6 @@ def printable(text: str) -> str:
 
     Unprintable are control letters, line separators, and letters that have no width or change the
     direction of writing. Every command and every log line of text is printed through this function.
-
     Example:
         >>> printable("a\\x1b[2J")
         'a\\\\x1b[2J'
@@ -82,7 +82,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the text as `printable` does, its line ends escaped too.
+    """Return the text with unprintable letters escaped, its line ends too.
 
     Example:
         >>> one_line("a\\nb")
@@ -92,10 +92,9 @@ def one_line(text: str) -> str:
 
 
 def as_block(text: str) -> str:
-    """Return the text as `printable` does, with all lines but the first indented.
+    """Return the text as `printable` does, with all lines but the first indented by two spaces.
 
     A value with line ends inside it cannot look like another line of the log then.
-
     Example:
         >>> as_block("a\\nb")
         'a\\n  b'
