@@ -83,7 +83,7 @@ class Audit(QueueCommand):
     def read(self, connection: Connection) -> Result:
         """Return the audit of the run as text and as one object; the exit code is 1 for faults, else 0.
 
-        A fault is a lost entry or a wrong number of tickets. Raise RunNotReady without run.
+        A fault is a lost entry or a wrong number of tickets. Raise RunNotReady without the run.
         """
         found = read_audit(connection, self.run.name)
         row = asdict(found) | {"faults": found.faults}

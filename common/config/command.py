@@ -56,20 +56,19 @@ class Command(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources of a command's values, the stronger first: flags, then variables.
 
-        `init_settings` has the flags. Variables are those of the process, then of the file of
-        --env-file. They are no source for a command without the flag --env-file, nor for `learner help
-        SECTION`. Raise ConfigError for an unknown variable.
+        `init_settings` has the flags; pydantic's other sources are not used. Variables are those of the
+        process, then of the file of --env-file. A command without that flag has no variables, nor has
+        `learner help SECTION`. Raise ConfigError for an unknown or unreadable variable.
         """
         given = init_settings()
         if "env_file" not in cls.model_fields or given.get("words"):
             return (init_settings,)
-        return init_settings, InitSettingsSource(
-            cls, values_of(cls, read_environment(given.get("env_file")))
-        )
+        found = values_of(cls, read_environment(given.get("env_file")))
+        return init_settings, InitSettingsSource(cls, found)
 
     @classmethod
     def overview(cls, prog: str) -> str:
-        """Return the screen of --help for the command called `prog`; "" here: the list of all flags."""
+        """Return what --help prints for the command called `prog`; "", as here: the list of flags."""
         return ""
 
     def execute(self) -> int:
@@ -81,7 +80,10 @@ class CommandGroup(Command):
     """Commands under one name, such as `queues status`. Every field is one of them."""
 
     def execute(self) -> int:
-        """Execute the sub-command that was named; return its exit code and raise what it raises."""
+        """Execute the sub-command that was named on the command line; return its exit code.
+
+        Raise what the sub-command raises, or SettingsError if none was named.
+        """
         chosen = get_subcommand(self, cli_exit_on_error=False)
         assert isinstance(chosen, Command)
         return chosen.execute()
@@ -122,13 +124,13 @@ CommandType = TypeVar("CommandType", bound=Command)
 
 
 def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | None = None) -> int:
-    """Execute a command line of the command `kind`, called `prog`, and return the exit code.
+    """Execute a command line of the command class `kind`, called `prog`, and return the exit code.
 
     `arguments` are the words after the name; None: those of the process. A PenstockError is printed on
-    standard error and gives its exit code. A PermissionError about a file is treated as a ConfigError.
-    Other errors are raised; if `arguments` is None, `_print_traceback` becomes the hook of the process
-    and its threads that prints them. SystemExit, as after --help, gives 0 with any code. A group without
-    arguments prints its help. The flag --redis-url gives a warning: other users see its password.
+    standard error and gives its exit code. A PermissionError about a file is treated as a ConfigError,
+    code 78. Other errors are raised. If `arguments` is None, `_print_traceback` prints uncaught errors
+    of this process and its threads from now on. SystemExit, as after --help, gives 0 with any code. A
+    group without arguments prints its help. The flag --redis-url gives a warning: it shows a password.
     """
     if arguments is None:
         sys.excepthook = _print_traceback
@@ -175,7 +177,7 @@ def load(kind: type[CommandType], prog: str, arguments: Sequence[str]) -> Comman
     """Return the command `kind` with the values of a command line, then of variables, then the defaults.
 
     `arguments` are the words after the command's name `prog`. --help and --version print and raise
-    SystemExit. Raise ConfigError for mistakes, a line for each value that is wrong.
+    SystemExit. Raise ConfigError for mistakes, with a line for each value that is wrong.
     """
     parser, source = parser_of(kind, prog)
     parser.overview = kind.overview(prog)
@@ -198,7 +200,7 @@ def parser_of(kind: type[Command], prog: str, **texts: str) -> tuple[Parser, Cli
 
 
 def build(kind: type[CommandType], values: Mapping[str, object]) -> CommandType:
-    """Return a command `kind` with `values` by field name, else of variables, else the defaults.
+    """Return the command `kind` with `values` by field name, else of variables, else the defaults.
 
     Raise ConfigError for mistakes, with one line for each wrong value.
     """
@@ -211,12 +213,12 @@ def build(kind: type[CommandType], values: Mapping[str, object]) -> CommandType:
 
 
 def mistake(detail: ErrorDetails, place: Sequence[int | str]) -> str:
-    """Return a sentence for an error of pydantic: the value's name, what is wrong, what was found.
+    """Return a sentence for `detail`, an error of pydantic: the value's name, the fault, what was found.
 
     `place` is the path to the value: ("out",) gives "--out: ..., found 'x'", and ("learner",
     "max_steps") "LEARNER_MAX_STEPS: Input should be ..., found 'many'". What was found is left out if it
-    is a map. A ValueError of a whole command or section gives its text alone, as the text names the
-    settings.
+    is a map. A ValueError of a validator of a whole command or section, or of a flag, gives its text
+    alone, as the text names the setting.
     """
     own_text = detail["type"] == "value_error"  # of a validator: that of a section names its settings
     if own_text and len(place) < 2:

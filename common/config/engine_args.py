@@ -47,9 +47,12 @@ _REFUSED = {
 
 
 def check_engine_args(names: Iterable[str]) -> None:
-    """Raise ValueError for an argument of vLLM that Penstock sets, with its variable or the reason."""
+    """Raise ValueError if one of `names`, arguments of vLLM in ACTOR_ENGINE_ARGS, is set by Penstock.
+
+    The text has the first such name, and the variable to set instead or the reason.
+    """
     for name in names:
         if variable := _VARIABLES.get(name):
-            raise ValueError(f"{name} cannot be set here: use {variable}")
+            raise ValueError(f"{name} cannot be set in ACTOR_ENGINE_ARGS: leave it out, use {variable}")
         if reason := _REFUSED.get(name):
-            raise ValueError(f"{name} cannot be set: {reason}")
+            raise ValueError(f"{name} cannot be set in ACTOR_ENGINE_ARGS: leave it out, as {reason}")

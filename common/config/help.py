@@ -18,9 +18,9 @@ class HelpFormatter(RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=38, width=100)
 
     def _get_help_string(self, action: Action) -> str:
-        """Return a flag's help without an ending such as "(default: None)"; "" if it has no help.
+        """Return the help text of the flag `action` without an empty default; "" if it has no help.
 
-        Endings that name a default are removed if the default is None, [], {} or nothing.
+        Removed are the endings "(default: X)" where X is None, [], {} or nothing.
         """
         return _EMPTY_DEFAULT.sub("", action.help or "")
 

@@ -37,38 +37,44 @@ class JudgeFile(BaseModel):
 
     @model_validator(mode="after")
     def _is_usable(self) -> Self:
-        """Return self. Raise ValueError for fields that contradict each other or are Penstock's own."""
+        """Return self. Raise ValueError for fields that cannot be used.
+
+        These are a prompt without {completion}, a `lowest` not below `highest`, and a `request` with
+        model, messages, n or stream, or with a value that is no plain data.
+        """
         if "{completion}" not in self.prompt:
-            raise ValueError("prompt: expected {completion} in it, where the completion is to stand")
+            raise ValueError("prompt has no {completion}; write it where the completion is to stand")
         if not self.lowest < self.highest:
-            raise ValueError(f"lowest is {self.lowest:g}, expected a number below highest")
+            raise ValueError(f"lowest is {self.lowest:g}, expected a number below highest; lower it")
         if taken := _OURS & self.request.keys():
             raise ValueError(f"request: {', '.join(sorted(taken))} is set by Penstock: leave it out")
         if fault := find_fault(self.request):
-            raise ValueError(f"request: {fault}")
+            raise ValueError(f"request cannot be stored: {fault}; correct it")
         return self
 
 
 def read_judge(path: Path, asked: str) -> JudgeFile:
     """Return the judge that the TOML file `path` describes.
 
-    Raise ConfigError, which begins with `asked`, if the file cannot be read, is longer than 64 KiB, or
-    has a key that is unknown, missing or of another type.
+    Raise ConfigError if the file cannot be read, is longer than 64 KiB, or has a key that is unknown,
+    missing or of another type, or a value that cannot be used. The text begins with `asked`, the reward
+    as the setting names it.
     """
     try:
         with path.open("rb") as file:
             text = file.read(_LONGEST + 1)
         if len(text) > _LONGEST:
-            raise ConfigError(f"{asked}: {path} is longer than {_LONGEST} bytes")
+            raise ConfigError(f"{asked}: {path} is longer than {_LONGEST} bytes: shorten it")
         return JudgeFile(**tomllib.loads(text.decode()))
     except ValidationError as error:
-        raise ConfigError(f"{asked}: {path}: {explain_judge(error)}") from None
+        raise ConfigError(f"{asked}: {path}: {explain_judge(error)}; correct the file") from None
     except (OSError, ValueError, RecursionError, TypeError) as error:
-        raise ConfigError(f"{asked}: {path} cannot be read as TOML: {explain(error)}") from error
+        fault = f"{asked}: {path} cannot be read as TOML: {explain(error)}; correct the file"
+        raise ConfigError(fault) from error
 
 
 def explain_judge(error: ValidationError) -> str:
-    """Return the first mistake of a judge's file in one line, such as "model: Field required"."""
+    """Return the first mistake of a judge's file, cut to 200 letters, as "model: Field required"."""
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
     return short(f"{place}: {first['msg']}" if place else first["msg"].removeprefix("Value error, "))

@@ -36,12 +36,12 @@ KLEstimator = Literal["k1", "k2", "k3"]
 
 
 def _refuse_truth_value(value: object) -> object:
-    """Return the value. Raise ValueError for True, False and the texts "true", "false" in any case.
+    """Return `value`. Raise ValueError for True, False and the texts "true", "false" in any case.
 
     TRL's scale_rewards may be a truth value; here it is "group", "batch" or "none".
     """
     if str(value).lower() in ("true", "false"):
-        raise ValueError("expected group, batch or none: TRL's true is group, and its false is none")
+        raise ValueError(f"found {value}, expected group (TRL's true), batch or none (TRL's false)")
     return value
 
 
@@ -348,25 +348,22 @@ class LearnerSettings(
         eval_holdout."""
         found, expected = len(self.dataset_weights), len(self.dataset)
         if self.dataset_weights and found != expected:
-            raise ValueError(f"LEARNER_DATASET_WEIGHTS has {found} weights for {expected} data sets")
+            raise ValueError(f"LEARNER_DATASET_WEIGHTS: set {expected}, one per data set, found {found}")
         if self.eval_num_generations > 1 and not self.eval_temperature:
-            raise ValueError(
-                "LEARNER_EVAL_NUM_GENERATIONS above 1 needs LEARNER_EVAL_TEMPERATURE above 0: greedy "
-                "answers are all the same"
-            )
+            raise ValueError("LEARNER_EVAL_NUM_GENERATIONS over 1 needs LEARNER_EVAL_TEMPERATURE over 0")
         if 0 < self.eval_temperature < LOWEST_TEMPERATURE:
             raise ValueError(f"LEARNER_EVAL_TEMPERATURE: expected 0 or at least {LOWEST_TEMPERATURE}")
         if self.evaluate_only and not (self.eval_dataset or self.eval_holdout):
             raise ValueError("LEARNER_EVALUATE_ONLY needs LEARNER_EVAL_DATASET or LEARNER_EVAL_HOLDOUT")
         if self.eval_dataset and self.eval_holdout:
-            raise ValueError("give LEARNER_EVAL_DATASET or LEARNER_EVAL_HOLDOUT, not both")
+            raise ValueError("LEARNER_EVAL_DATASET and LEARNER_EVAL_HOLDOUT are both set: unset one")
         return self
 
     @model_validator(mode="after")
     def _a_push_has_its_repository(self) -> "LearnerSettings":
-        """Raise ValueError for a push to the hub without a repository, or a repository without one."""
+        """Return self. Raise ValueError if only one of push_to_hub and hub_model_id is set."""
         if self.push_to_hub != bool(self.hub_model_id):
-            raise ValueError("LEARNER_PUSH_TO_HUB=true and LEARNER_HUB_MODEL_ID: set both, or neither")
+            raise ValueError("only one of LEARNER_PUSH_TO_HUB, LEARNER_HUB_MODEL_ID is set: set both")
         return self
 
     @model_validator(mode="after")
@@ -382,7 +379,7 @@ class LearnerSettings(
         names = self.reward_names
         found, expected = len(self.reward_weights), len(names)
         if self.reward_weights and found != expected:
-            raise ValueError(f"LEARNER_REWARD_WEIGHTS has {found} weights for {expected} rewards")
+            raise ValueError(f"LEARNER_REWARD_WEIGHTS: set {expected}, one per reward, found {found}")
         functions = [one for one in self.rewards if not split_kind(one)]
         _check_functions("LEARNER_REWARDS", "reward", functions, BUILT_IN)
         _check_functions("LEARNER_REPORT_TO", "tracker", self.report_to, TRACKERS)
@@ -419,7 +416,12 @@ class LearnerSettings(
 
     @model_validator(mode="after")
     def _episodes_fit(self) -> "LearnerSettings":
-        """Raise ValueError if a tool, an environment or a setting of theirs does not fit."""
+        """Return self. Raise ValueError if a tool, an environment or a setting of theirs does not fit.
+
+        These are: tools or environment with a text that names no function, or two of one name; without
+        both, the reward "environment", max_tool_calling_iterations or tool_timeout_s; and prompts cut
+        with one.
+        """
         _check_functions("LEARNER_TOOLS", "tool", self.tools, ())
         _check_functions("LEARNER_ENVIRONMENT", "environment", self.environment, ())
         if "environment" in self.rewards and not self.environment:
@@ -445,11 +447,11 @@ class LearnerSettings(
 
     @model_validator(mode="after")
     def _generation_is_known(self) -> "LearnerSettings":
-        """Return self. Raise ValueError if generation_kwargs has an unknown option or a bad value."""
+        """Return self. Raise ValueError if generation_kwargs has an unknown option or unusable value."""
         try:
             check_generation(**self.sampling_options)
         except (ValueError, MalformedMessage) as error:
-            raise ValueError(f"LEARNER_GENERATION_KWARGS: {error}") from error
+            raise ValueError(f"LEARNER_GENERATION_KWARGS: {error}; correct this option") from error
         return self
 
     @model_validator(mode="after")
@@ -507,7 +509,10 @@ class LearnerSettings(
 
     @property
     def reward_names(self) -> list[str]:
-        """Return the rewards' names in metrics and logs, in order: "short" for "my/rewards.py:short"."""
+        """Return the rewards' names in metrics and logs, in the order of `rewards`.
+
+        Example: "short" for "my/rewards.py:short", "helpful" for "model:helpful=models/rm".
+        """
         kinds = [split_kind(one) for one in self.rewards]
         return [
             kind[1] if kind else split_source(one)[1]
@@ -516,7 +521,10 @@ class LearnerSettings(
 
     @model_validator(mode="after")
     def _reward_models_have_names(self) -> "LearnerSettings":
-        """Return self. Raise ValueError for a reward model or judge without a usable name or place."""
+        """Return self. Raise ValueError for a model:NAME=PLACE or judge:NAME=PLACE that cannot be used.
+
+        The name must be an identifier and not that of a built-in reward. The place must not be empty.
+        """
         for kind, name, place in filter(None, map(split_kind, self.rewards)):
             if not name.isidentifier() or name in BUILT_IN or not place:
                 raise ValueError(
@@ -527,7 +535,12 @@ class LearnerSettings(
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> "LearnerSettings":
-        """Return self. Raise ValueError if bounds, warm-up or correction contradict each other."""
+        """Return self. Raise ValueError if bounds, warm-up or correction contradict each other.
+
+        These are: importance_sampling_min above the cap; mode "clip" at level "sequence" or "geometric"
+        without decoupled_loss; epsilon of 1 or more with a loss that clips at 1 - epsilon; delta (not 0)
+        not above 1 + epsilon_high; min_lr above learning_rate; both warmup_steps and warmup_ratio.
+        """
         if self.importance_sampling_min > self.importance_sampling_cap:
             raise ValueError("LEARNER_IMPORTANCE_SAMPLING_MIN is above LEARNER_IMPORTANCE_SAMPLING_CAP")
         whole = self.importance_sampling_correction in ("sequence", "geometric")
@@ -544,7 +557,7 @@ class LearnerSettings(
         if self.min_lr > self.learning_rate:
             raise ValueError(f"LEARNER_MIN_LR={self.min_lr:g} is above LEARNER_LEARNING_RATE: lower it")
         if self.warmup_steps and self.warmup_ratio:
-            raise ValueError("give LEARNER_WARMUP_STEPS or LEARNER_WARMUP_RATIO, not both")
+            raise ValueError("LEARNER_WARMUP_STEPS and LEARNER_WARMUP_RATIO are both set: unset one")
         return self
 
     @model_validator(mode="after")
@@ -580,8 +593,8 @@ class LearnerSettings(
     def _entropy_is_adapted(self) -> "LearnerSettings":
         """Return self. Raise ValueError if an entropy setting has no effect or is out of bounds.
 
-        Without use_adaptive_entropy all settings of adaptive entropy must have their defaults. With it,
-        entropy_coef must be from entropy_coef_min to entropy_coef_max.
+        Without use_adaptive_entropy all other settings of adaptive entropy must have their defaults.
+        With it, entropy_coef must be from entropy_coef_min to entropy_coef_max.
         """
         fields = EntropySettings.model_fields
         changed = [name for name, field in fields.items() if getattr(self, name) != field.default]
@@ -609,9 +622,9 @@ class LearnerSettings(
                 "weights, and small steps would be lost to rounding: use stage 1 (or auto), or float32"
             )
         if self.offload_optimizer and stage == 0:
-            raise ValueError("LEARNER_OFFLOAD_OPTIMIZER needs LEARNER_ZERO_STAGE 1, 2 or 3")
+            raise ValueError("LEARNER_OFFLOAD_OPTIMIZER needs LEARNER_ZERO_STAGE 1, 2 or 3, found 0")
         if self.offload_param and stage < 3:
-            raise ValueError("LEARNER_OFFLOAD_PARAM needs LEARNER_ZERO_STAGE=3")
+            raise ValueError(f"LEARNER_OFFLOAD_PARAM needs LEARNER_ZERO_STAGE=3, found {stage}")
         completions = self.groups_per_step * self.num_generations
         if self.num_mini_batches > completions:
             raise ValueError(
@@ -622,7 +635,7 @@ class LearnerSettings(
 
     @model_validator(mode="after")
     def _attention_is_used(self) -> "LearnerSettings":
-        """Raise ValueError for an implementation of attention that packed rows do not use."""
+        """Return self. Raise ValueError if attn_implementation is set with packing, which ignores it."""
         if self.attn_implementation and self.packing:
             raise ValueError(
                 f"LEARNER_ATTN_IMPLEMENTATION={self.attn_implementation}: packed rows have an attention "
@@ -662,7 +675,7 @@ class LearnerSettings(
 
     @property
     def credit(self) -> int:
-        """Return how many train tickets may be open: (max_staleness + 1) * groups_per_step."""
+        """Return how many training tickets may be open: (max_staleness + 1) * groups_per_step."""
         return (self.max_staleness + 1) * self.groups_per_step
 
 
@@ -685,7 +698,7 @@ def _check_functions(variable: str, kind: str, asked: Iterable[str], known: Coll
             )
         if not source and name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known) or 'none'}"
             raise ValueError(
                 f"{variable}: there is no {kind} {name!r}: {hint} (own functions: file.py:function or "
                 "package.module.function)"

@@ -16,9 +16,9 @@ _TRL_CISPO = 5.0  # epsilon_high that TRL recommends with cispo
 def misplaced_values(settings: LearnerSettings) -> list[str]:
     """Return a warning for each value that looks meant for TRL, where it means something else.
 
-    The list is empty if there is none. A default that does not fit what was set counts too: epsilon 0.1
-    alone leaves epsilon_high at 0.28. Example: loss_type cispo with epsilon_high 5 bounds the ratio at
-    6, in TRL at 5.
+    The list is empty if there is none; clip ranges come first, then corrections, then weights. A default
+    that does not fit what was set counts too: epsilon 0.1 alone leaves epsilon_high at 0.28. Example:
+    loss_type cispo with epsilon_high 5 bounds the ratio at 6, in TRL at 5.
     """
     rules = [*_clip_ranges(settings), *_corrections(settings), *_weights(settings)]
     return [text for applies, text in rules if applies]
@@ -27,9 +27,10 @@ def misplaced_values(settings: LearnerSettings) -> list[str]:
 def _clip_ranges(settings: LearnerSettings) -> list[_Rule]:
     """Return all rules on the clip ranges, each as whether the rule applies and its warning.
 
-    The rules: a range that cispo or sapo ignores was set; level "token" was set with gspo; cispo has an
-    epsilon_high below 1 or of 5; a range for the ratio of sequences is 0.01 or more; epsilon for the
-    ratio of tokens is below 0.01; or it was set, and epsilon_high was not.
+    The rules: epsilon was set with cispo or sapo, or epsilon_high with sapo, which ignore them; level
+    "token" was set with gspo; cispo has an epsilon_high below 1 or of 5; a range for the ratio of
+    sequences is 0.01 or more. The last two are for ratios of tokens, but not for cispo, dppo and sapo:
+    epsilon is below 0.01; or epsilon was set, and epsilon_high was not.
     """
     loss, low, high = settings.loss_type, settings.epsilon, settings.epsilon_high
     level = settings.importance_sampling_level
@@ -101,7 +102,7 @@ def _corrections(settings: LearnerSettings) -> list[_Rule]:
 def _weights(settings: LearnerSettings) -> list[_Rule]:
     """Return all rules on weights of the loss's terms, each as whether the rule applies and its warning.
 
-    The rules: beta of 0.5 or more; an entropy bonus with grpo, gspo or dr_grpo.
+    The rules: beta of 0.5 or more; an entropy bonus, constant or adaptive, with grpo, gspo or dr_grpo.
     """
     loss, beta = settings.loss_type, settings.beta
     bonus = bool(settings.entropy_coef) or settings.use_adaptive_entropy

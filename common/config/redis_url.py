@@ -54,9 +54,8 @@ class ServerAddress:
     def __str__(self) -> str:
         """Return the address for people, without user, password and options: `redis://***@host:6379/2`.
 
-        `***@` stands for a login and the last number for a database other than 0. Without a login, and
-        for database 0, the text is `redis://host:6379`. A socket's address has no database:
-        `unix:///run/q.sock`.
+        `***@` stands for a login, and is left out without a password. `/2` is the database, and is left
+        out if it is 0. The address of a socket never has a database: `unix:///run/q.sock`.
         """
         login = "***@" if self.password is not None else ""
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -68,9 +67,9 @@ class ServerAddress:
 def parse_url(url: str) -> ServerAddress:
     """Return the parts of `url`, which has a form of REDIS_URL: redis://, rediss:// or unix://.
 
-    Without them, the port is 6379, the database 0, and user, password and owner are None. Parts that are
-    percent-encoded are decoded. `tls` has the options of rediss:// as texts. Raise ConfigError, without
-    any part of the URL, if malformed.
+    Without them, the port is 6379, the database 0, and user, password and owner are None. A unix socket
+    has a path, host "" and port 0; the others have the path "". Percent-encoded parts are decoded. `tls`
+    has the options of rediss:// as texts. Raise ConfigError, with no part of the URL, if malformed.
     """
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in _OPTIONS:
@@ -99,8 +98,8 @@ def parse_url(url: str) -> ServerAddress:
 def parse_host(place: str, source: str = "REDIS_URL") -> tuple[str, int]:
     """Return host and port of `place`, by default 6379: "::1" and 7000 of "[::1]:7000".
 
-    Raise ConfigError, which begins with `source`, for another form, a part of the host between dots that
-    is empty or over 63 letters long, a port out of 1 to 65535, or no IPv6 address in the brackets.
+    Raise ConfigError, which begins with the setting `source`, for another form, a part of a host's name
+    that is empty or over 63 letters, a port out of 1 to 65535, or no IPv6 address in brackets.
     """
     found = _HOST.fullmatch(place)
     if not found:
@@ -127,7 +126,7 @@ def unix_url(path: str, password: str, owner: int) -> str:
 
 
 def with_login(url: str, username: str, password: str) -> str:
-    """Return a well-formed URL with another user and password, which are percent-encoded here.
+    """Return `url`, which is well-formed, with this user and password, which are percent-encoded here.
 
     Any login that `url` has is replaced. Example: redis://host:6379/2 gives
     redis://me:secret@host:6379/2.
@@ -140,7 +139,8 @@ def with_login(url: str, username: str, password: str) -> str:
 def _login(login: str) -> tuple[str | None, str]:
     """Return user and password of `login`, the text before the `@` of a URL, percent-decoded.
 
-    The user is None in ":PASSWORD". Raise ConfigError unless there is one `:` and a password after it.
+    The user is None in ":PASSWORD". Raise ConfigError unless there is one `:`, a password after it, no
+    other `@` and right percent-encoding.
     """
     if "@" in login or login.count(":") != 1:
         _refuse(_LETTERS)
@@ -151,9 +151,10 @@ def _login(login: str) -> tuple[str | None, str]:
 
 
 def _options(query: str, scheme: str) -> dict[str, str]:
-    """Return the options in `query`, the text after `?`, by name; {} for "". A `+` stays a `+`.
+    """Return the options in `query`, the text after `?` of a URL, by name, percent-decoded; {} for "".
 
-    Raise ConfigError for an option that is empty, there twice, or not one of `scheme`, such as "rediss".
+    A `+` stays a `+`. Raise ConfigError for an option that has no `=`, is empty, is there twice, or is
+    not one of `scheme`, such as "rediss".
     """
     try:
         plain = query.replace("+", "%2B")  # parse_qsl would read a space
@@ -190,9 +191,9 @@ def _unix_address(
 
 
 def _check_tls(options: Mapping[str, str]) -> None:
-    """Raise ConfigError for ssl_keyfile without ssl_certfile, or a wrong ssl_check_hostname.
+    """Raise ConfigError if `options` of a URL have ssl_keyfile without ssl_certfile, or a wrong value.
 
-    It may be "true" or "false". The files are not looked for.
+    ssl_check_hostname may be "true", "false" or left out. The files are not looked for.
     """
     if "ssl_keyfile" in options and "ssl_certfile" not in options:
         _refuse("found ssl_keyfile without ssl_certfile, expected both")
@@ -223,7 +224,7 @@ def _number(text: str, name: str) -> int:
     return int(text)
 
 
-def _refuse(text: str, source: str = "REDIS_URL") -> NoReturn:
-    """Raise ConfigError with "SOURCE: TEXT" and, if the source is REDIS_URL, with the form of a URL."""
-    form = "; the form is redis://USER:PASSWORD@HOST:PORT/DATABASE" if source == "REDIS_URL" else ""
-    raise ConfigError(f"{source}: {text}{form}") from None
+def _refuse(fault: str, source: str = "REDIS_URL") -> NoReturn:
+    """Raise ConfigError with "SOURCE: FAULT" and what to do, for REDIS_URL also with the URL's form."""
+    form = ": redis://USER:PASSWORD@HOST:PORT/DATABASE or unix:///SOCKET" * (source == "REDIS_URL")
+    raise ConfigError(f"{source}: {fault}; correct the address{form}") from None

@@ -32,7 +32,7 @@ class SettingsCommand(Command):
     @field_validator("redis_url")
     @classmethod
     def _well_formed(cls, url: str) -> str:
-        """Return the URL, also "". Raise ValueError, without any part of the URL, if malformed."""
+        """Return `url`. Raise ValueError, with no part of it, unless it is "" or a form of REDIS_URL."""
         try:
             if url:
                 parse_url(url)
@@ -50,11 +50,11 @@ class RunCommand(SettingsCommand):
     run: RunSettings = Field(RunSettings(), description="Shared by all processes of a run (RUN_*).")
 
     def execute(self) -> int:
-        """Do the work of the command and return its exit code. Raise as `work` and `describe` do.
+        """Do the work of the command by `work` and return its exit code.
 
-        The log lines and the umask are set up before, by RUN_LOG_FORMAT and RUN_UMASK. With --dry-run
-        print the settings as variables and what `describe` returns as "# TITLE: VALUE", do nothing, and
-        return 0.
+        Log lines are set up before by RUN_LOG_FORMAT; the umask is RUN_UMASK during the work. With
+        --dry-run only print the settings as variables, then what `describe` returns as "# TITLE: VALUE";
+        return 0. Raise what these methods raise.
         """
         if self.dry_run:
             for name, value in environment_of(self).items():
@@ -67,7 +67,7 @@ class RunCommand(SettingsCommand):
             return self.work()
 
     def describe(self) -> Mapping[str, object]:
-        """Return what --dry-run prints beside the settings, derived values by title: here none, {}."""
+        """Return what --dry-run prints beside the settings: derived values by title; here none, {}."""
         return {}
 
     def work(self) -> int:
@@ -86,16 +86,19 @@ class RoleCommand(RunCommand):
     @field_validator("words")
     @classmethod
     def _only_help(cls, words: list[str]) -> list[str]:
-        """Return the words. Raise ValueError unless they are none, `help`, or `help SECTION`."""
+        """Return `words`, the arguments that are no flags, unchanged.
+
+        Raise ValueError unless they are none, `help`, or `help SECTION`.
+        """
         if words[:1] not in ([], ["help"]) or len(words) > 2:
             raise ValueError(f"unexpected argument: {' '.join(words)}; see `{cls.role} --help`")
         return words
 
     def execute(self) -> int:
-        """Run the role as RunCommand.execute does; return its exit code, raise as it does.
+        """Run the role, or print its settings with --dry-run; return the exit code.
 
-        With the word `help` print the overview instead, or the flags of the section named after it,
-        return 0.
+        With the word `help` print the overview instead, or the flags of the section named after it, and
+        return 0. Raise ConfigError for an unknown section, or what the role raises.
         """
         if not self.words:
             return super().execute()
@@ -107,7 +110,8 @@ class RoleCommand(RunCommand):
     def sections(cls) -> dict[str, tuple[str, type[Section]]]:
         """Return the sections of the role's settings by name: the prefix of the flags, and the class.
 
-        The first is "run". Example: {"run": ("run", RunSettings), "data": ("learner", DataSettings)}.
+        The first is "run". Example: a learner has {"run": ("run", RunSettings), "data": ("learner",
+        DataSettings), ...}, an actor "run" and "actor" alone.
         """
         whole = SECTIONS[cls.role.upper()]
         bases = [part for part in reversed(whole.__bases__) if issubclass(part, Section)]
@@ -166,7 +170,7 @@ class LearnerFlags(SettingsCommand):
 
     @model_validator(mode="after")
     def _shown_alone(self) -> Self:
-        """Return self. Raise ValueError for --json without --dry-run, or --rows without --json."""
+        """Return self. Raise ValueError for --json without --dry-run, --rows (not 0) without --json."""
         if (self.as_json and not self.dry_run) or (self.rows and not self.as_json):
             raise ValueError("--rows belongs to --dry-run --json, and --json to --dry-run: add them")
         return self

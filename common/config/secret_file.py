@@ -12,9 +12,10 @@ _LONGEST = 4096
 def read_secret(path: Path, setting: str) -> str:
     """Return the one line of the file `path`, without spaces around the text.
 
-    `setting` begins warning and errors. Warn on standard error if other users may read or write the
-    file, or its group may write. Raise ConfigError, without the file's content, if the file cannot be
-    read, is empty or no UTF-8, or has several lines, an unprintable letter or over 4096 letters.
+    `setting`, the variable that names the file, begins warning and errors. Warn on standard error if
+    other users may read or write the file, or its group may write. Raise ConfigError, without the file's
+    content, if the file cannot be read, is empty or no UTF-8, or has several lines, an unprintable
+    letter or over 4096 letters.
     """
     try:
         with path.open("rb") as file:
@@ -22,15 +23,12 @@ def read_secret(path: Path, setting: str) -> str:
             mode = path.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
         cause = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ConfigError(f"{setting}: {path} cannot be read ({cause}), expected one line") from None
+        text = f"{setting}: {path} cannot be read ({cause}), expected one line; name another file"
+        raise ConfigError(text) from None
     if not text or len(text) > _LONGEST or not text.isprintable():
-        raise ConfigError(
-            f"{setting}: expected one line of printable text in {path}, found another form"
-        )
+        form = f"expected one line of printable text in {path}, found another form"
+        raise ConfigError(f"{setting}: {form}; write the secret alone into it")
     if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
-        print(
-            f"warning: {setting}: other users may read or change {path}: `chmod 600 {path}`",
-            file=sys.stderr,
-            flush=True,
-        )
+        seen = f"other users may read or change {path}: `chmod 600 {path}`"
+        print(f"warning: {setting}: {seen}", file=sys.stderr, flush=True)
     return text

@@ -19,15 +19,13 @@ from penstock.common.wire.plain import brief
 
 
 def split_commas(value: object) -> object:
-    """Return a text's parts between commas, without spaces around them and without empty parts.
+    """Return the parts of the text `value` between commas, without spaces around and empty parts.
 
-    Example: ["a", "b"] for "a, b,", and [] for "". Values that are no text are returned unchanged.
+    Example: ["a", "b"] for "a, b,", and [] for "". A value that is no text is returned unchanged.
     """
-    return (
-        [item for part in value.split(",") if (item := part.strip())]
-        if isinstance(value, str)
-        else value
-    )
+    if not isinstance(value, str):
+        return value
+    return [item for part in value.split(",") if (item := part.strip())]
 
 
 def read_json_map(value: object) -> object:
@@ -41,7 +39,7 @@ def read_json_map(value: object) -> object:
     try:
         found = parse_json(value or "{}") if isinstance(value, str) else value
         if not isinstance(found, dict):
-            raise ValueError(f"found {brief(found)}")
+            raise ValueError(f"found {brief(found)}; write a map in braces")
         json.dumps(found, allow_nan=False)
     except (ValueError, TypeError) as error:
         raise ValueError(f'expected a JSON map, such as {{"name": true}}: {error}') from error
@@ -55,7 +53,7 @@ PositiveNumbers = Annotated[list[PositiveFloat], NoDecode, BeforeValidator(split
 
 
 def setting(default: Any, description: str, **limits: Any) -> Any:
-    """Return a field of a section with this default and, for its help, description.
+    """Return a field of a section with this default and, for its help, this description.
 
     `limits` are those of pydantic's Field, such as ge=1 for a value of at least 1.
     """
@@ -99,7 +97,7 @@ class RunSettings(Section):
 
     @property
     def folder(self) -> RunFolder:
-        """Return the paths of the run's own folder, `name` in `dir`: by default runs/run."""
+        """Return the paths in the run's own folder, `name` in `dir`: by default runs/run."""
         return RunFolder(self.dir / self.name)
 
 
@@ -137,7 +135,7 @@ class ActorSettings(Section):
     @field_validator("engine_args")
     @classmethod
     def _left_to_the_user(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Return further arguments. Raise ValueError for one that Penstock sets."""
+        """Return `value` unchanged. Raise ValueError if it has an argument that Penstock sets itself."""
         check_engine_args(value)
         return value
 

@@ -28,7 +28,7 @@ _KUBERNETES = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?)$")
 
 
 def variables() -> list[str]:
-    """Return the variables of all settings, set or not, such as LEARNER_MAX_STEPS."""
+    """Return the names of the variables of all settings, set or not, such as LEARNER_MAX_STEPS."""
     return [
         f"{prefix}_{name.upper()}" for prefix, kind in SECTIONS.items() for name in kind.model_fields
     ]
@@ -61,9 +61,9 @@ def read_environment(env_file: Path | str | None) -> dict[str, str]:
 def values_of(kind: type[BaseModel], environment: Mapping[str, str]) -> dict[str, object]:
     """Return the values that variables give to the sections and the `redis_url` of the command `kind`.
 
-    A map of texts by section holds what is set: LEARNER_MAX_STEPS=100 alone gives {"learner":
-    {"max_steps": "100"}, "run": {}, "redis_url": ""} for a command with these three fields. Raise
-    ConfigError for an unknown variable, or if the file of REDIS_URL_FILE cannot be read.
+    `environment` has the variables by name. A map of texts by section holds what is set: with
+    LEARNER_MAX_STEPS=100 alone {"learner": {"max_steps": "100"}, "run": {}, "redis_url": ""} for a
+    command with these fields. Raise ConfigError for an unknown variable or an unreadable REDIS_URL_FILE.
     """
     check_names(environment)
     found: dict[str, object] = {"redis_url": _redis_url(environment)}
@@ -80,7 +80,8 @@ def values_of(kind: type[BaseModel], environment: Mapping[str, str]) -> dict[str
 def _redis_url(environment: Mapping[str, str]) -> str:
     """Return REDIS_URL, or the line of the file that REDIS_URL_FILE names, or "" if neither is set.
 
-    Raise ConfigError if both are set, or as read_secret does.
+    `environment` has the variables by name. Raise ConfigError if both are set, or if the file cannot be
+    read or is not one line of text.
     """
     url, file = environment.get("REDIS_URL", ""), environment.get("REDIS_URL_FILE", "")
     if url and file:
@@ -91,8 +92,8 @@ def _redis_url(environment: Mapping[str, str]) -> str:
 def environment_of(settings: BaseModel) -> dict[str, str]:
     """Return the variables of all settings of a command, defaults too, as --dry-run prints them.
 
-    REDIS_URL is there only if it is set. It has *** for user and password, and no options: a command
-    needs the real one.
+    `settings` is the command. REDIS_URL is there only if it is set. It has *** for user and password,
+    and no options: a command needs the real one.
     """
     url = getattr(settings, "redis_url", "")
     found = {"REDIS_URL": str(parse_url(url))} if url else {}

@@ -113,7 +113,7 @@ def test_every_variable_is_also_a_flag(prefix: str, capsys: pytest.CaptureFixtur
     ("kind", "arguments", "words"),
     [
         (LearnerCommand, ["--learner.max-steps", "many"], "LEARNER_MAX_STEPS: .*found 'many'"),
-        (LearnerCommand, ["--learner.reward-weights", "1,2"], "2 weights for 1 rewards"),
+        (LearnerCommand, ["--learner.reward-weights", "1,2"], "set 1, one per reward, found 2"),
         (LearnerCommand, ["--learner.reward-weights", "nan"], "LEARNER_REWARD_WEIGHTS.*finite"),
         (LearnerCommand, ["--learner.learning-rate", "inf"], "LEARNER_LEARNING_RATE.*finite"),
         (LearnerCommand, ["--learner.loss-type", "ppo"], "LEARNER_LOSS_TYPE"),

@@ -244,7 +244,7 @@ def test_what_cannot_be_used_is_named_at_the_start(judge, contract, pool, monkey
     ("text", "expected"),
     [
         ("model = 'm'", "prompt: Field required"),
-        ("model = 'm'\nprompt = 'p'", r"expected \{completion\} in it"),
+        ("model = 'm'\nprompt = 'p'", r"prompt has no \{completion\}"),
         (FILE.replace("0.5 }", "0.5, messages = [] }"), "messages is set by Penstock"),
         ("lowest = 5.0\nhighest = 5.0" + FILE, "lowest is 5, expected a number below highest"),
         ("highest = nan" + FILE, "highest: "),
