@@ -43,9 +43,9 @@ class Check(ResultCommand):
     def execute(self) -> int:
         """Start `learner --dry-run` and `rewarder --check`, print what they find; return an exit code.
 
-        A role that fails prints its error, and its code is returned; else 78 if a reward cannot be used,
-        65 if too many gold answers cannot be read, or 0. Raise ConfigError for wrong variables of any
-        role, DeadlineExceeded if one takes over an hour, PenstockError if killed.
+        If a role fails, it prints its error, and its code is returned. Else the code is 78 if a reward
+        cannot be used, 65 if too many gold answers cannot be read, or 0. Raise ConfigError for wrong
+        variables of any role, DeadlineExceeded if one takes over an hour, PenstockError if killed.
         """
         self._check_settings()
         guard_children()
@@ -75,8 +75,9 @@ class Check(ResultCommand):
     def _run(self, command: Sequence[str], source: IO[bytes] | None, target: IO[bytes]) -> int:
         """Run `command`, a role's name and its flags, with --env-file if set; return its exit code.
 
-        The output is written to `target`, the input is `source`, empty for None. Raise DeadlineExceeded
-        if the command takes over an hour, PenstockError if a signal killed it.
+        Its standard output is written to `target`. Its input is `source`, empty for None. Its errors
+        appear on this process's standard error. Raise DeadlineExceeded if the command takes over an
+        hour, PenstockError if a signal killed it.
         """
         role, *flags = command
         given = ["--env-file", str(self.env_file)] if self.env_file else []
@@ -92,7 +93,8 @@ class Check(ResultCommand):
                 "LEARNER_DATASET=NAME#ROWS"
             ) from error
         if code < 0:
-            raise PenstockError(f"`{' '.join(command)}`: {describe_end(code)}")
+            end = f"{describe_end(code)}, expected an exit code; see its output above, and try again"
+            raise PenstockError(f"`{' '.join(command)}`: {end}")
         return code
 
     def joined(self, plan: Sequence[dict[str, Any]], verdict: dict[str, Any]) -> Result:
@@ -125,7 +127,7 @@ class Check(ResultCommand):
 
 
 def _objects(lines: IO[bytes]) -> list[dict[str, Any]]:
-    """Return the JSON objects among the lines of a role's output, in order; a library may print others.
+    """Return the JSON objects among `lines`, a role's output, in order; a library may print other lines.
 
     An object's line begins with `{"`; other lines are left out.
     """
@@ -136,7 +138,8 @@ def _row_lines(row: dict[str, Any], seen: dict[str, Any]) -> list[str]:
     """Return the lines that show a row: its prompt, the gold answer, and the columns that rewards get.
 
     `row` is the learner's object about the row, `seen` the rewarder's. The gold answer, and how it is
-    read or why it cannot be, is left out if the row has none or no reward reads it. Long texts are cut.
+    read or why it cannot be, is left out if the row has none or no reward reads it. Of the prompt the
+    first, of the gold answer the last 2000 letters are shown, of a column 200.
     """
     lines = [f"{row['where']}: prompt of {row['tokens']} tokens", f"  {row['prompt'][:SHOWN]}"]
     if "solution" in row["columns"] and (seen["read"] or seen["why"]):
@@ -149,8 +152,9 @@ def _row_lines(row: dict[str, Any], seen: dict[str, Any]) -> list[str]:
 def _judgement(data: dict[str, Any], limit: float) -> dict[str, Any]:
     """Return which share of a data set's gold answers cannot be read, and how bad that is.
 
-    `data` has the number "golds" and the list "unreadable". The result is {"share": ..., "level": ...}:
-    the level is "error" above the share `limit`, "warning" above 1%, else "".
+    `data` has "golds", their number, and "unreadable", a list of those that cannot be read. The result
+    is {"share": ..., "level": ...}: the share from 0 to 1, and the level "error" above the share
+    `limit`, "warning" above 1%, else "".
     """
     share = len(data["unreadable"]) / data["golds"]
     level = "error" if share > limit else "warning" if share > _WARN_SHARE else ""
@@ -162,7 +166,7 @@ def _gold_lines(name: str, data: dict[str, Any]) -> list[str]:
 
     The first line has their number and share of all, after the level if there is one. The first ten have
     a line each, with the place, why the answer cannot be read, and its text. A last line has the number
-    of those beyond ten. `data` is the rewarder's object about the data set, and that of `_judgement`.
+    of those beyond ten. `data` is the rewarder's object about the data set, and what `_judgement` added.
     """
     bad = data["unreadable"]
     level = f"{data['level']}: " if data["level"] else ""

@@ -43,8 +43,9 @@ class Child:
     """One process of a service, which may be started many times. `wanted`: start it again when it ends.
 
     The name is that of `service` and `number`, such as "actor.2". `report` is called with each start and
-    line of output. The supervisor sets `failures` (in a row) and `due_at` (the time of the next start);
-    `lived_s` has the seconds from start to end of the last process. Creating a child starts nothing.
+    line of output. The supervisor sets `wanted`, `failures` (in a row) and `due_at` (the time of the
+    next start); `lived_s` has the last process's seconds from start to end. Creating a child starts
+    nothing.
     """
 
     def __init__(self, service: Service, number: int, report: Callable[[Report], None]) -> None:
@@ -73,8 +74,8 @@ class Child:
     def start(self, environment: Mapping[str, str]) -> None:
         """Start the process in a session of its own with the variables `environment`; report its start.
 
-        Each line of standard output and error is reported from a thread. Raise OSError if the start
-        fails.
+        It has no standard input. Each line of standard output and error is reported from a thread. Raise
+        OSError if the start fails.
         """
         self._process = subprocess.Popen(
             self.service.command, env=dict(environment), start_new_session=True,
@@ -88,8 +89,9 @@ class Child:
     def reap(self) -> int | None:
         """Return the exit code (-9: killed by signal 9) once the process has ended, else None.
 
-        The code is returned one time, later calls return None, as without a process. The rest of the
-        process's group is killed when the code is returned, and `lived_s` set.
+        The code is returned one time, later calls return None, as without a process. When it is
+        returned, the rest of the process's group is killed, `lived_s` is set, and up to 0.5 s are waited
+        for the output's end.
         """
         if self._process is None or (code := self._process.poll()) is None:
             return None
@@ -116,7 +118,7 @@ class Child:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _report_output(self, process: subprocess.Popen[bytes]) -> None:
-        """Report each line of the process's output until the output ends; runs in a thread."""
+        """Report each line of the output of `process` until the output ends; runs in a thread."""
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
@@ -124,7 +126,10 @@ class Child:
 
 
 def _shown(line: bytes) -> str:
-    """Return a line of output for a terminal: without colours, other commands to a terminal escaped."""
+    """Return a line of output for a terminal: without line end and colours, unprintable letters escaped.
+
+    Bytes that are no UTF-8 are replaced by U+FFFD.
+    """
     text = line.decode(errors="replace").rstrip("\r\n")
     return one_line(_COLOUR.sub("", text))
 

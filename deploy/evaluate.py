@@ -44,7 +44,8 @@ class Evaluate(ResultCommand):
         """Evaluate and print the figures. Return the run's exit code, 1 if it was stopped early, else 0.
 
         Sets the flags as variables of this process. With --json the processes' lines go to standard
-        error. Raise ConfigError if the run exists already, or as Up.run does.
+        error. Raise ConfigError if the run exists already or a setting is wrong, RunTaken if a `penstock
+        up` of the run goes on.
         """
         given = {variable: getattr(self, flag) for flag, variable in _VARIABLES.items()}
         os.environ.update({name: str(value) for name, value in given.items() if value is not None})

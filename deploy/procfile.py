@@ -14,12 +14,12 @@ _LINE = re.compile(r"(?P<name>[A-Za-z0-9_-]+)\s*:\s*(?P<command>\S.*)")
 def read_procfile(path: Path | None) -> dict[str, str]:
     """Return the commands of the Procfile `path` by name, in order.
 
-    None is ./Procfile or, if there is no such file, the shipped one. Raise ConfigError if the file is
-    missing or malformed.
+    For None the file is ./Procfile or, if there is none, the one that comes with Penstock. Raise
+    ConfigError if the file is missing or malformed.
     """
     path = path or (Path("Procfile") if Path("Procfile").is_file() else SHIPPED)
     if not path.is_file():
-        raise ConfigError(f"--procfile {path}: no such file: expected lines `name: command`")
+        raise ConfigError(f"--procfile {path}: no such file; name one with lines `name: command`")
     return parse(path.read_text(), str(path))
 
 
@@ -35,10 +35,10 @@ def parse(text: str, source: str) -> dict[str, str]:
             continue
         found = _LINE.fullmatch(line.strip())
         if found is None:
-            raise ConfigError(f"{source}, line {number}: expected `name: command`, found {line!r}")
+            raise ConfigError(f"{source}, line {number}: found {line!r}, write `name: command`")
         if found["name"] in commands:
             raise ConfigError(f"{source}, line {number}: {found['name']} is there twice; rename one")
         commands[found["name"]] = found["command"]
     if not commands:
-        raise ConfigError(f"{source} names no process: expected lines `name: command`")
+        raise ConfigError(f"{source} names no process: write lines `name: command`")
     return commands

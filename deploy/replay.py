@@ -16,10 +16,10 @@ from penstock.common.text import one_line
 
 
 def _split(text: object) -> object:
-    """Return {"loss_type": "gspo"} for "LEARNER_LOSS_TYPE=gspo"; a map unchanged, {} for None.
+    """Return {"loss_type": "gspo"} for "LEARNER_LOSS_TYPE=gspo"; a map unchanged, {} for None or "".
 
-    A comma before LEARNER_NAME= separates two settings; any other is part of the value. Raise
-    ValueError unless a text is LEARNER_NAME=VALUE.
+    A comma before LEARNER_NAME= separates two settings; any other is part of the value. Raise ValueError
+    unless each setting in a text is LEARNER_NAME=VALUE.
     """
     if not isinstance(text, str):
         return text or {}
@@ -45,10 +45,11 @@ class Replay(ResultCommand):
     out: Path | None = Field(None, description="folder for model and metrics; by default FOLDER/replay")
 
     def execute(self) -> int:
-        """Replay in a child process, print the comparison, return 0. Return the exit code if that fails.
+        """Replay in a child process, print the comparison, return 0.
 
-        Model and metrics are written to --out, by default the folder `replay` in the run's folder. What
-        the child prints beside the comparison goes to standard error.
+        If the child fails, return its exit code and print nothing. Model and metrics are written to
+        --out, by default the folder `replay` in the run's folder. What the child prints beside the
+        comparison goes to standard error. The wait for the child has no limit.
         """
         out = self.out or RunFolder(self.folder).replay
         changes = json.dumps(self.settings)
@@ -64,9 +65,9 @@ class Replay(ResultCommand):
 def compared(found: dict[str, Any], out: Path) -> Result:
     """Return the comparison that `penstock.learner.replay` printed, as text and as one object.
 
-    `found` has "steps", the number of Updates, "weights_difference", the largest one of a weight or None
-    if no checkpoint of the last step is there, and "steps_with_other_metrics". `out` is named in the
-    text.
+    `found`, the object, has "steps", the number of Updates, "weights_difference", the largest difference
+    of a weight or None if no checkpoint of the last step is there, and "steps_with_other_metrics", a
+    list. The text names `out`, the folder that the replay has written.
     """
     difference, steps = found["weights_difference"], found["steps_with_other_metrics"]
     weights = "not compared: no checkpoint of the last step" if difference is None else f"{difference:g}"

@@ -80,7 +80,7 @@ class Samples(ResultCommand):
         return self
 
     def execute(self) -> int:
-        """Print the rows asked for, return 0. Raise ConfigError if there are none, or as read_rows.
+        """Print the rows asked for, return 0. Raise ConfigError if there are none or a file is damaged.
 
         The rows are those of --evaluations, --compare, --difficulty, or one of the other choices.
         """
@@ -93,7 +93,7 @@ class Samples(ResultCommand):
         return self.show(self.by_difficulty(rows) if self.difficulty else self.chosen(rows))
 
     def chosen(self, rows: list[Row]) -> Result:
-        """Return the first `count` rows that the flag chooses, in its order; without a flag, of all.
+        """Return the first `count` of `rows` that the flag chooses, in its order; without a flag of all.
 
         Raise ConfigError if the flag, such as --truncated, chooses no row.
         """
@@ -111,10 +111,10 @@ class Samples(ResultCommand):
         return Result("\n".join([title] * bool(title) + texts), rows)
 
     def compared(self, steps: Sequence[int]) -> Result:
-        """Return the first `count` questions asked at both of two steps, with a row of each step.
+        """Return the first `count` questions asked at both of two `steps`, each with a row of each step.
 
         The row is the question's first one of the step. If no question was asked at both, return each
-        step's first row, and a title that says so. Raise as read_rows.
+        step's first row, and a title that says so. Raise ConfigError if a step has no completions.
         """
         tables = [read_rows(self.run, step) for step in steps]
         asked = [{row["prompt"]: row for row in reversed(rows)} for rows in tables]
@@ -125,10 +125,10 @@ class Samples(ResultCommand):
         return self.listed([rows[prompt] for prompt in both for rows in asked])
 
     def by_difficulty(self, rows: Iterable[Row]) -> Result:
-        """Return `count` questions, lowest mean reward first, with times asked and times filtered.
+        """Return up to `count` questions, lowest mean reward first, with times asked and times filtered.
 
-        Questions without any reward are left out. Questions with the same first SHOWN letters count as
-        one: filtered groups' rows hold no more.
+        `rows` are completions. Questions without any reward are left out. Questions with the same first
+        2000 letters count as one: filtered groups' rows hold no more.
         """
         groups: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
         for row in rows:
@@ -209,13 +209,14 @@ def _read_file(path: Path) -> list[Row]:
 def _check_row(row: Row) -> None:
     """Raise TypeError or ValueError for a value that the learner writes to no table of completions.
 
-    This is a value of another type than its column has, or an `extra` that is no object of JSON.
+    `row` has the values by column. Refused are a value of another type than its column has, and an
+    `extra` that is no object of JSON.
     """
     for name, value in row.items():
         if not isinstance(value, _KINDS.get(name, float | None)):
-            raise TypeError(f"column {name} holds {brief(value)}, which no learner writes")
+            raise TypeError(f"column {name} holds {brief(value)}, which no learner writes; remove it")
     if not isinstance(parse_json(row["extra"]), dict):
-        raise TypeError(f"column extra holds {brief(row['extra'])}, expected an object of JSON")
+        raise TypeError(f"column extra holds {brief(row['extra'])}, expected a JSON object; remove it")
 
 
 def select(rows: list[Row], choice: str) -> list[Row]:
@@ -280,7 +281,7 @@ def shown(text: str, width: int) -> str:
 
 
 def _difficulty(prompt: str, tickets: Mapping[str, Sequence[Row]]) -> Row | None:
-    """Return a question's row: mean reward, times asked, times without spread, and the prompt.
+    """Return a question's row: mean reward, times asked, times without spread, and its text `prompt`.
 
     `tickets` has by ticket the rows of one time that the question was asked. Each ticket counts once in
     the mean reward, by the mean of its rewards. Return None if no completion has a reward.

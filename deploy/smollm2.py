@@ -26,7 +26,7 @@ class ConvertSmolLM2(Command):
     def execute(self) -> int:
         """Convert the package's file into `folder`, print path and number of parameters, return 0.
 
-        Raise ConfigError if the package's file is missing, or as `convert`.
+        Raise ConfigError if the package's file is missing. Errors of transformers pass through.
         """
         source = find_gguf()
         print(f"converting {source}")
@@ -51,7 +51,7 @@ def find_gguf() -> Path:
 def convert(source: Path, folder: Path) -> int:
     """Write the GGUF model `source` into `folder`, dequantised to bf16; return its number of parameters.
 
-    Its files are weights, configuration, tokenizer, with the folder's rights. Raise as transformers.
+    The files (weights, configuration, tokenizer) get the folder's rights. Errors of transformers pass.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig

@@ -84,8 +84,8 @@ class Supervisor:
     def run(self) -> int:
         """Run to the end; return the exit code of the process that failed the run, else the learner's.
 
-        The code is 0 without a learner, and 137 if signal 9 killed it. All processes are killed when
-        this returns or raises. Raise OSError if a process cannot be started.
+        The code is 0 without a learner or before it has ended, and 137 for signal 9. All processes are
+        killed when this returns or raises. Raise OSError if a process cannot be started.
         """
         try:
             while self._phase == "running" and not self._stops:
@@ -106,10 +106,10 @@ class Supervisor:
         time.sleep(_POLL_S)
 
     def _react(self, child: Child, code: int) -> None:
-        """Report a process that ended with `code`, and set what follows, unless it is not `wanted`.
+        """Report `child`, whose process ended with `code`; set what follows unless it is not `wanted`.
 
-        0 of the learner, or without one of the last role, ends the run. A code that no restart can help
-        fails the run. After any other end, also 0 of an actor, plan a restart.
+        0 of the learner ends the run. Without a learner, 0 ends the process for good, and the last role
+        so ended ends the run. A code that no restart can help fails the run. Else plan a restart.
         """
         how, learner = describe_end(code), child.service.name == LEARNER
         if learner:
@@ -129,9 +129,9 @@ class Supervisor:
     def _plan_restart(self, child: Child, code: int, how: str) -> None:
         """Set when a failed process starts again, and report that with `how`, a text on its end.
 
-        The wait doubles with each failure in a row; one that ran for `settled_s` begins a new row. An
-        essential one that failed too often fails the run, with `code` as the run's exit code, and is not
-        started again.
+        The wait doubles with each failure in a row. A process that ran for `settled_s` begins a new row.
+        An essential `child` that failed more than `failures` times in a row fails the run, with `code`
+        as the run's exit code, and is not started again.
         """
         settled = child.lived_s >= self._limits.settled_s
         child.failures = 1 if settled else child.failures + 1
@@ -144,9 +144,9 @@ class Supervisor:
         self._say(child, f"{how} after {child.lived_s:.1f} s. It starts again in {wait_s:g} s.")
 
     def _fail(self, child: Child, code: int, text: str) -> None:
-        """Report `text`, why the run cannot go on, and do not start the child again.
+        """Report `text`, why the run cannot go on, and do not start `child` again.
 
-        If the run is not ending yet, stop it with the exit code `code`, -9 as 137.
+        If the run is not ending yet, make it stop with the exit code `code`, -9 as 137.
         """
         child.wanted = False
         self._say(child, f"{text}. The run stops.")
@@ -157,8 +157,8 @@ class Supervisor:
     def _start_due(self) -> None:
         """Start all wanted processes that do not run and are due. Raise OSError if a start fails.
 
-        Those after the first service that is not ready wait, which is reported and fails the run after
-        `ready_s`. If none has to wait, that time counts from 0 again.
+        Processes after the first service that is not ready wait, which is reported and fails the run
+        after `ready_s`. If none has to wait, that time counts from 0 again.
         """
         now = time.monotonic()
         for position, child in enumerate(self.children):
@@ -183,7 +183,7 @@ class Supervisor:
         """End the processes stage by stage, the lowest first: SIGTERM, and SIGKILL after `terminate_s`.
 
         After the learner has finished, the other roles first have `leave_s` to exit by themselves; a
-        call of `stop` ends that wait. Two calls end all waits after SIGTERM.
+        call of `stop` ends that wait. After two calls of `stop`, SIGKILL follows SIGTERM at once.
         """
         for child in self._roles():
             child.wanted = False
@@ -201,9 +201,9 @@ class Supervisor:
                 self._wait_for(members, self._limits.terminate_s, lambda: False)
 
     def _wait_for(self, children: Sequence[Child], timeout_s: float, hurry: Callable[[], bool]) -> bool:
-        """Return True when no child of these runs, False after `timeout_s` or once `hurry` gives True.
+        """Return True when none of `children` runs, False after `timeout_s` or once `hurry()` is True.
 
-        While waiting, ends of all processes are handled, as in `_tick`.
+        While waiting, ends of all processes are handled and due ones started, as in `_tick`.
         """
         deadline = Deadline(timeout_s)
         while any(child.running for child in children):
@@ -217,10 +217,10 @@ class Supervisor:
         return [child for child in self.children if child.service.stage != SERVER_STAGE]
 
     def _say(self, child: Child, text: str, kind: Literal["started", "ended", "run"] = "ended") -> None:
-        """Report an event of `child`, with its name, this kind and this text, by `self._report`."""
+        """Report an event of `child`, with its name, the kind `kind` and the text `text`."""
         self._report(Report(child.name, kind, text))
 
 
 def _exit_status(code: int) -> int:
-    """Return an exit code as a shell reports it: signal 9 (code -9) is 137."""
+    """Return an exit code as a shell reports it: a code of 0 or more unchanged, -9 (signal 9) as 137."""
     return code if code >= 0 else 128 - code

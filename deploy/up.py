@@ -52,15 +52,16 @@ class Up(Command):
     )
 
     def execute(self) -> int:
-        """Run until the run's end, print all lines, return the exit code. Raise as `run` does."""
+        """Run until the run's end, print all lines, return the exit code. Raise what `run` raises."""
         return self.run()
 
     def run(self, report: Callable[[Report], None] | None = None) -> int:
         """Run to the run's end, in any thread; return the exit code of learner or failed process.
 
         `report` takes every line and event; None: they are printed. In the main thread the first SIGINT
-        or SIGTERM ends the run in order, the second one at once. Raise ConfigError if a setting or the
-        Procfile is wrong, RunTaken if another `penstock up` of the run goes on.
+        or SIGTERM ends the run in order, the second one at once. At the end the socket of the run's own
+        queue server is deleted. Raise ConfigError if a setting or the Procfile is wrong, RunTaken if
+        another `penstock up` of the run goes on.
         """
         commands = read_procfile(self.procfile)
         counts = self._counts(commands)
@@ -86,7 +87,8 @@ class Up(Command):
     def _counts(self, commands: Mapping[str, str]) -> dict[str, int]:
         """Return how many processes --actors and --rewarders ask for, by name; no entry without a flag.
 
-        Raise ConfigError if a name, "actor" or "rewarder", is not in `commands`, the Procfile's.
+        `commands` are the Procfile's, by name. Raise ConfigError if "actor" or "rewarder" is asked for
+        and not among them.
         """
         asked = {"actor": self.actors, "rewarder": self.rewarders}
         counts = {name: wanted for name, wanted in asked.items() if wanted is not None}
@@ -97,8 +99,9 @@ class Up(Command):
     def _listening(self, settings: RunCommand) -> Listening | None:
         """Return where the server listens beside its socket, None without --listen.
 
-        Raise ConfigError for a malformed --listen, without a readable RUN_QUEUE_PASSWORD_FILE, or with
-        REDIS_URL, as no server would be started."""
+        `settings` are the run's. Raise ConfigError for a malformed --listen, without a readable
+        RUN_QUEUE_PASSWORD_FILE, or with REDIS_URL, as no server would be started.
+        """
         if not self.listen:
             return None
         host, port = parse_host(self.listen, "--listen")
@@ -135,8 +138,9 @@ def role_services(commands: Mapping[str, str]) -> list[Service]:
 def queue_service(run_folder: RunFolder, listening: Listening | None = None) -> Service:
     """Return the service "queue" of the run's own queue server, which is ready once the server answers.
 
-    Configuration, users and address are written to the run's folder. `listening` is a TCP address beside
-    the socket, if not None. Raise ConfigError if no server can start.
+    The server is not started, but its configuration, users and address are written to the run's folder,
+    and its socket's folder is made. `listening` is a TCP address beside the socket, if not None. Raise
+    ConfigError if no server can start.
     """
     plan = prepare(run_folder, listening)
     return Service("queue", plan.command, SERVER_STAGE, True, partial(answers, plan.url))
@@ -145,8 +149,8 @@ def queue_service(run_folder: RunFolder, listening: Listening | None = None) -> 
 def child_environment(env_file: Path | None) -> dict[str, str]:
     """Return the children's variables: those of `env_file`, if given, and this process's, which win.
 
-    PATH begins with this installation's commands; PYTHONUNBUFFERED is 1. Raise OSError if the file
-    cannot be read; a missing one gives no variable.
+    PATH begins with the folder of this installation's commands; PYTHONUNBUFFERED is 1. Raise OSError if
+    the file cannot be read; a missing one gives no variable.
     """
     found = read_environment(env_file)
     found["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), found.get("PATH", "")])
@@ -164,7 +168,7 @@ class Printer:
         self._broken = False
 
     def __call__(self, report: Report) -> None:
-        """Print one report, with `-- ` before the text of all but output. Safe in several threads.
+        """Print `report` as `actor.1 | line`, with `-- ` before the text of all but output. Thread-safe.
 
         When the reader of the output is gone, the run goes on without printing.
         """

@@ -74,8 +74,8 @@ def make_base_model(folder: Path, task: TaskFiles, seed: int, report: Callable[[
 def _split_by_pair(problems: Sequence[Problem], seed: int) -> tuple[list[Problem], list[Problem]]:
     """Return the problems to train on and those to validate with, no pair of operands in both.
 
-    `seed` draws the VALIDATION_PAIRS pairs of which all problems validate. The order stays. Raise as
-    operand_pair for an unreadable question, ValueError for fewer pairs.
+    `seed` draws the 250 pairs of which all problems validate. The order of `problems` stays. Raise
+    TaskError for an unreadable question, ValueError for fewer pairs.
     """
     pairs = [operand_pair(problem.question) for problem in problems]
     aside = set(random.Random(seed).sample(sorted(set(pairs)), VALIDATION_PAIRS))
@@ -86,7 +86,8 @@ def _split_by_pair(problems: Sequence[Problem], seed: int) -> tuple[list[Problem
 def _encode(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerFast) -> Examples:
     """Return questions with answers and eos as padded ids (N, T), and labels of the same shape.
 
-    The labels are the ids, with _IGNORED for the tokens of questions and padding.
+    `problems` are the N pairs of question and answer. The labels are the ids, with -100 (_IGNORED) for
+    the tokens of questions and padding, which is on the right.
     """
     prompts = [tokenizer.encode(problem.question) for problem in problems]
     answers = [[*tokenizer.encode(p.answer), tokenizer.eos_token_id] for p in problems]
@@ -96,7 +97,7 @@ def _encode(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerFast) -> 
 
 
 def _pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
-    """Return rows of different lengths as one tensor (N, T), filled up with `value` on the right."""
+    """Return N rows of at most T numbers as one tensor (N, T), filled up with `value` on the right."""
     width = max(map(len, rows))
     return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])
 
@@ -107,8 +108,8 @@ def _pretrain(
     """Train the model on random batches until its accuracy is in the band; return the number of steps.
 
     The accuracy on `validation` is measured each 6 steps, to be from LOWEST_ACCURACY to
-    HIGHEST_ACCURACY. `report` receives a line each 30 steps and at the end. Raise BaseModelError after
-    MAX_STEPS.
+    HIGHEST_ACCURACY. `report` receives a line each 30 steps and at the end. The weights of `model`
+    change; batches are drawn by torch's global generator. Raise BaseModelError after MAX_STEPS.
     """
     optimizer = AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.1)
     warmup = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS))
@@ -138,9 +139,10 @@ def _pretrain(
 
 @torch.no_grad()
 def _measure_accuracy(model: LlamaForCausalLM, examples: Examples) -> float:
-    """Return the share, 0 to 1, of `examples` that greedy decoding answers exactly, by teacher forcing.
+    """Return the share, 0 to 1, of `examples` that the model answers exactly by greedy decoding.
 
-    Both are equal: an answer is right if and only if each right token is the likeliest after the others.
+    Nothing is generated (teacher forcing): greedy decoding gives the right answer if and only if each of
+    its tokens is the likeliest after the right ones before it.
     """
     ids, labels = examples
     predicted = model(input_ids=ids[:, :-1]).logits.argmax(dim=-1)

@@ -33,8 +33,8 @@ _FIGURES = (
 def print_report(run_folder: RunFolder) -> None:
     """Print table, answers, audit, files and verdict of the demo's run; write the curve as a PNG.
 
-    The run's own queue server is started for the audit and stopped again. Raise as LocalServer and
-    read_audit do.
+    The run's own queue server is started for the audit and stopped again. Raise ConfigError for a
+    damaged file or without completions, ServerUnavailable if the server does not answer within 30 s.
     """
     metrics, answers = read_json_lines(run_folder.metrics), read_json_lines(run_folder.evaluations)
     right = right_by_step(answers)
@@ -61,16 +61,19 @@ def right_by_step(answers: Sequence[Row]) -> dict[int, list[bool]]:
 
 
 def _is_right(row: Row) -> bool:
-    """Return whether a held-out question has an answer with an accuracy above 0; False for none."""
+    """Return whether a held-out question has an answer with an accuracy above 0; False for none.
+
+    `row` is a row of evaluations.jsonl, with the rewards of each answer.
+    """
     return any((rewards.get("accuracy") or 0.0) > 0 for rewards in row["rewards"])
 
 
 def print_table(metrics: Sequence[Row], right: dict[int, list[bool]]) -> None:
     """Print a table: the share of held-out sums solved, and means of metrics, at start and end.
 
-    The shares are those of the first and last evaluation in `right`. The means are over the first and
-    last ten rows of `metrics`, a row per step, or over half of fewer than twenty, at least one. Raise
-    ValueError with one evaluation.
+    The shares are those of the first and last step in `right`, which has by evaluated step whether each
+    sum was solved. The means are over the first and last ten rows of `metrics`, a row per step, or over
+    half of fewer than twenty, at least one. Raise ValueError with one evaluation.
     """
     first, *_, last = right
     solved = f"{fmean(right[first]):>8.1%}{fmean(right[last]):>8.1%}"
@@ -84,7 +87,7 @@ def print_table(metrics: Sequence[Row], right: dict[int, list[bool]]) -> None:
 
 
 def _mean(name: str, rows: Sequence[Row]) -> float:
-    """Return the mean of the metric `name` over the rows that have it, 0 if none has."""
+    """Return the mean of the metric `name` over the rows of metrics that have it, 0 if none has."""
     return fmean([row[name] for row in rows if row.get(name) is not None] or [0.0])
 
 
@@ -108,7 +111,7 @@ def print_answers(answers: Sequence[Row]) -> None:
 
 
 def draw_curve(metrics: Sequence[Row], right: dict[int, list[bool]], path: Path) -> None:
-    """Write a PNG to `path`: each step's reward, and the share of held-out sums solved by step.
+    """Write a PNG to `path`, replacing it: each step's reward, and the share of held-out sums solved.
 
     `metrics` has a row per step, `right` by evaluated step whether each sum was solved.
     """
@@ -128,7 +131,7 @@ def draw_curve(metrics: Sequence[Row], right: dict[int, list[bool]], path: Path)
 def trained_twice(folder: Path) -> int:
     """Return how often a group of the run in `folder` was trained again in a later step, 0 if never.
 
-    Raise ConfigError as read_rows does.
+    This is counted in the files of completions. Raise ConfigError if there are none or one is damaged.
     """
     trained = {(row["ticket"], row["step"]) for row in read_rows(folder) if row["state"] == "trained"}
     return len(trained) - len({ticket for ticket, _ in trained})
@@ -137,8 +140,8 @@ def trained_twice(folder: Path) -> int:
 def print_audit(audit: Audit, twice: int) -> None:
     """Print what became of all groups, how many were lost or trained twice, and all faults.
 
-    `audit` has the queue server's counts, `twice` the groups trained again by the completions' files.
-    Groups that ended beyond those asked for are counted as trained twice too.
+    `audit` has the queue server's counts. `twice` is the number of groups that were trained again, by
+    the files of completions; groups that ended beyond those asked for are added to it.
     """
     ends = ", ".join(f"{count} {state}" for state, count in audit.ended.items() if count)
     flying = len(audit.in_flight)
@@ -157,7 +160,8 @@ Audit of the queue server: {audit.issued} groups were asked for, each with the a
 def verdict(right: dict[int, list[bool]]) -> str:
     """Return a sentence: how many held-out sums were solved before and after, and the difference.
 
-    These are the first and last step in `right`. Raise ValueError with one evaluation.
+    `right` has by evaluated step, in ascending order, whether each sum was solved. Before is its first
+    step, after its last. Raise ValueError with one evaluation.
     """
     first, *_, last = right.values()
     return (

@@ -49,8 +49,8 @@ class Demo(Command):
     def execute(self) -> int:
         """Run the demo in a new folder demo-SEED-TIME below `dir`, print its report, return 0.
 
-        This process shows no warnings from now on. Raise DemoFailed, TaskError, BaseModelError,
-        ConfigError for a wrong RUN_ setting, or as print_report.
+        This process shows no warnings from now on. Raise DemoFailed if the run fails, BaseModelError if
+        pre-training does, TaskError for a wrong data set, ConfigError for a wrong RUN_ setting.
         """
         warnings.simplefilter("ignore")  # a first run shows the demo's own lines, and errors
         logging.disable(logging.WARNING)
@@ -63,10 +63,11 @@ class Demo(Command):
         return 0
 
     def _make(self, folder: Path) -> None:
-        """Make data set, base model and run; print the report. Raise as `execute` does.
+        """Make data set, base model and run; print the report.
 
         `folder` is the run's. Data set and model are beside it, in demo-task-SEED and demo-base-SEED,
-        where a complete model of an earlier demo is used again.
+        where a complete model of an earlier demo is used again. Raise TaskError for a wrong data set,
+        BaseModelError if pre-training fails, DemoFailed if the run fails.
         """
         print("== 1 of 4: data set", flush=True)
         task = write_task(self.dir / f"demo-task-{self.seed}", self.seed)
@@ -83,7 +84,7 @@ class Demo(Command):
 
 
 def _describe(task: TaskFiles) -> None:
-    """Print how many questions each of the task's three files has, and what each is for."""
+    """Print how many questions each of the three files of `task` has, and what each is for."""
     sizes = [len(read_problems(path)) for path in (task.pretrain, task.train, task.heldout)]
     print(
         """\
@@ -99,8 +100,8 @@ def _train(folder: Path, model: Path, task: TaskFiles, options: Demo) -> None:
     """Run `penstock up` in this process with the demo's recipe, and print progress.
 
     The run in `folder` trains `model` on `task`, with the seed and the steps of `options`. Its log is
-    written to the folder. The settings stay in the environment. Raise DemoFailed if the run fails or is
-    stopped, or as Up.run.
+    written to the folder. The settings stay in the environment of this process. Raise DemoFailed, with
+    the log's last 30 lines, if the run fails or is stopped, ConfigError if the folder cannot be made.
     """
     os.environ |= {
         "RUN_NAME": folder.name,
@@ -150,7 +151,7 @@ class Progress:
     """Writes every line of the run's processes to `log`, and prints the run's progress.
 
     The progress is read from the files in `run_folder`, not from the lines. `steps` is the number of the
-    run's steps. Safe in several threads.
+    run's steps. Printed seconds count from the creation. Safe in several threads.
     """
 
     def __init__(self, run_folder: RunFolder, steps: int, log: TextIO) -> None:
@@ -163,10 +164,10 @@ class Progress:
         self._evaluated = -1
 
     def __call__(self, report: Report) -> None:
-        """Write a report to the log; print it if it is an error or the failure of a process.
+        """Write `report` to the log; print it if it is an error or the failure of a process.
 
         At each report of the learner print new evaluations and steps. After 60 s without a printed line
-        print what the run waits for.
+        print what the run waits for, at the next report.
         """
         with self._lock:
             print(f"{report.child} | {report.text}", file=self._log, flush=True)
@@ -181,7 +182,10 @@ class Progress:
                 self._print(f"Still waiting for {awaited}. The log says more.")
 
     def _show_evaluation(self) -> None:
-        """Print the newest evaluation, its step and share solved, if it is not printed yet."""
+        """Print the newest evaluation, its step and share solved, if it is newer than the last printed.
+
+        The evaluation is read from the run's results. Without results nothing is printed.
+        """
         results = self._run_folder.results("eval")
         found = json.loads(results.read_text()) if results.is_file() else {"step": -1}
         if found["step"] > self._evaluated:
@@ -190,7 +194,10 @@ class Progress:
             self._print(f"{when}: {found['eval/rewards/accuracy/mean']:.1%} of the held-out sums solved")
 
     def _show_steps(self) -> None:
-        """Print a line for the first step, every fifth and the last, of those since the last call."""
+        """Print a line for the first step, each fifth and the last, of those since the last call.
+
+        A line has step, reward, staleness and entropy, as metrics.jsonl has them (0 if it has not).
+        """
         for row in read_json_lines(self._run_folder.metrics)[self._step :]:
             self._step = row["step"]
             if self._step in (1, self._steps) or self._step % _STEPS_PER_LINE == 0:
@@ -201,6 +208,6 @@ class Progress:
                 )
 
     def _print(self, text: str) -> None:
-        """Print a text after the seconds since the start, cut to WIDTH columns, and store the time."""
+        """Print a text after the seconds since the start, cut to 100 columns, and store the time."""
         self._printed_at = time.monotonic()
         print(f"{self._printed_at - self._started:5.0f} s  {text}"[:WIDTH], flush=True)

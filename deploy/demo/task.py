@@ -50,8 +50,8 @@ def write_task(folder: Path, seed: int) -> TaskFiles:
 
     The same seed writes the same bytes. 600 pairs of operands are held out, 1500 are for training, all
     others for pre-training. Pre-training and training hold every question of their pairs. The held-out
-    split holds one question per pair, so that its questions are independent. Raise TaskError as
-    check_task does, ConfigError if the folder cannot be made.
+    split holds one question per pair, so that its questions are independent. Files there are replaced.
+    Raise TaskError if the check fails, ConfigError if the folder cannot be made.
     """
     rng = random.Random(seed)
     pairs = list(combinations_with_replacement(OPERANDS, 2))
@@ -68,7 +68,10 @@ def write_task(folder: Path, seed: int) -> TaskFiles:
 
 
 def check_task(files: TaskFiles) -> None:
-    """Raise TaskError if an answer is wrong, a question unreadable, or a pair in two of the files."""
+    """Raise TaskError if an answer is wrong, a question unreadable, or a pair in two of the files.
+
+    A pair is the two operands of a sum in any order. The files are only read.
+    """
     owner: dict[Pair, Path] = {}
     for path in (files.pretrain, files.train, files.heldout):
         pairs = {_checked_pair(problem, path) for problem in read_problems(path)}
@@ -96,13 +99,16 @@ def operand_pair(question: str) -> Pair:
     """
     match = _QUESTION.fullmatch(question)
     if match is None:
-        raise TaskError(f"cannot read the question {question!r}: expected the form 37+45=")
+        raise TaskError(f"cannot read {question!r}: expected 37+45=; start `penstock demo` again")
     low, high = sorted(map(int, match.groups()))
     return low, high
 
 
 def problems_of(pair: Pair) -> list[Problem]:
-    """Return every question about one pair with its answer: both orders, or one if both are the same."""
+    """Return every question about `pair` with its answer: both orders, or one if its numbers are equal.
+
+    Example: (37, 45) gives `37+45=` and `45+37=`, each with the answer `82`.
+    """
     return [
         Problem(f"{one}+{other}=", str(sum(pair))) for one, other in dict.fromkeys((pair, pair[::-1]))
     ]
@@ -117,7 +123,7 @@ def _write_problems(path: Path, problems: Sequence[Problem]) -> None:
 def _checked_pair(problem: Problem, path: Path) -> Pair:
     """Return a problem's operands, the smaller first. Raise TaskError for a wrong answer or question.
 
-    `path` is the problem's file, named in the error of a wrong answer.
+    `path` is the problem's file, which the error of a wrong answer names.
     """
     pair = operand_pair(problem.question)
     expected = str(sum(pair))

@@ -7,9 +7,12 @@ def calculate(expression: str) -> str:
     Args:
         expression: Numbers, brackets and the signs + - * /
 
+    Returns:
+        The result as a text, such as 84.
+
     Raises:
-        ValueError: There is something else in it.
+        ValueError: There is something else in it, or a power (**).
     """
     if set(expression) - set("0123456789.+-*/() ") or "**" in expression:
-        raise ValueError("only numbers, brackets and + - * / can be computed")
+        raise ValueError("write only numbers, brackets and + - * /, found something else")
     return str(eval(expression))

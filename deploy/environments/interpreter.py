@@ -11,14 +11,18 @@ class Interpreter:
     """Runs Python. Names stay defined until the end of the conversation."""
 
     def reset(self, **row: Any) -> None:
-        """Begin without names."""
+        """Forget all names that code has defined. The columns of the data, `row`, are not used."""
         self._names: dict[str, Any] = {}
 
     def run(self, code: str) -> str:
-        """Run Python code and return what it prints.
+        """Run Python code and return what it prints. Names stay defined.
 
         Args:
             code: The code. Print what you want to see.
+
+        Returns:
+            The printed text, then any error as "Class: text", cut to 2000 letters; or
+            "Nothing was printed."
         """
         printed = io.StringIO()
         try:

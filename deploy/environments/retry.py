@@ -7,7 +7,10 @@ class Guess:
     """A number is to be found; each attempt is answered with a hint."""
 
     def reset(self, answer: Any, **row: Any) -> None:
-        """Take the row's answer, which GSM8K has behind ####."""
+        """Begin without attempts. The number is the row's `answer`, or what is in it behind ####.
+
+        GSM8K has such answers. The other columns, `row`, are not used.
+        """
         self._answer = int(str(answer).rpartition("####")[2].replace(",", ""))
         self._attempts: list[int] = []
 
@@ -16,6 +19,9 @@ class Guess:
 
         Args:
             number: The number.
+
+        Returns:
+            "right", "too low" or "too high".
         """
         self._attempts.append(int(number))
         if number == self._answer:
@@ -23,5 +29,5 @@ class Guess:
         return "too low" if number < self._answer else "too high"
 
     def get_reward(self) -> float:
-        """Return 1.0 if the last attempt is right, else 0.0."""
+        """Return 1.0 if the last attempt is right, else 0.0, also without any attempt."""
         return float(self._attempts[-1:] == [self._answer])

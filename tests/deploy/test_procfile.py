@@ -19,7 +19,7 @@ def test_commands_come_by_name_in_their_order() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("learner: learner\nactor\n", "P, line 2: expected `name: command`, found 'actor'"),
+        ("learner: learner\nactor\n", "P, line 2: found 'actor', write `name: command`"),
         ("learner:\n", "line 1"),
         ("a b: c\n", "line 1"),
         ("a: 1\na: 2\n", "line 2: a is there twice"),
