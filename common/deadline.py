@@ -12,7 +12,7 @@ class Deadline:
     No error is raised at the limit: the caller asks `expired`. Time is counted at each poll, which is a
     reading of `waited_s` or `remaining_s` or a call of `expired` or `report_due`. A poll adds the
     seconds since the poll before, at most `longest_gap_s`: after a longer gap the process was stopped,
-    or the queue server did not answer. Example: a process stopped for an hour has waited 5 s of it.
+    or the queue server did not answer. Example: with 5 s, a process stopped for an hour waited 5 s.
     """
 
     def __init__(self, limit_s: float, longest_gap_s: float = 5.0) -> None:

@@ -79,8 +79,8 @@ def find_module(name: str, folders: list[str] | None, finders: Sequence[Any]) ->
     """Return where the module `name`, such as "pkg.mod", is, without importing anything.
 
     The search is in `folders`, None: where imports search. Each of `finders`, for example sys.meta_path,
-    is asked in turn. For a name with a dot that no finder knows, the folders called "mod" in `folders`
-    are returned, as a package without loader. Return None if it is not found or a finder fails.
+    is asked in turn. If none knows the module, or one fails, the folders called "mod" in `folders` are
+    returned for a name with a dot, as a package without loader. Return None if nothing is found.
     """
     try:
         found = next(filter(None, (finder.find_spec(name, folders) for finder in finders)), None)
@@ -127,10 +127,10 @@ def digest_of(code: ModuleSpec) -> str:
 def import_code(code: ModuleSpec) -> ModuleType:
     """Run `code`, after the packages around it, and return its module. Raise what they raise.
 
-    The code runs at each call. Its module is put into sys.modules before. For code in a file, the folder
-    is put first in sys.path and stays there, as when Python runs the file itself: `common` in `from
-    common import helper` is the folder beside the file. If the code has put another module into
-    sys.modules under its name, that module is returned.
+    The code runs at each call. Its module is put into sys.modules before, and stays after an error. For
+    code in a file, the folder is put first in sys.path and stays there, as when Python runs the file
+    itself: `common` in `from common import helper` is the folder beside the file. If the code has put
+    another module into sys.modules under its name, that module is returned.
     """
     folder = str(path_of(code).parent)
     if code.name.startswith("penstock_own_") and folder not in sys.path:

@@ -137,9 +137,9 @@ class Acl(QueueCommand):
     def ask(self, connection: Connection) -> int:
         """Write a user to the server and a file with its URL for each role, print the paths, return 0.
 
-        The files are in `out`, by default queue/users of the run's folder. A line warns if the server
-        has not stored its users and forgets them when it ends. Raise ConfigError without the rights of
-        an operator, or if an old file there is malformed.
+        The server's functions are loaded before. The files are in `out`, by default queue/users of the
+        run's folder. A line warns if the server has not stored its users and forgets them when it ends.
+        Raise ConfigError without the rights of an operator, or if an old file there is malformed.
         """
         url = self.redis_url or started_server(self.run.folder)
         folder = self.out or default_folder(self.run.folder)

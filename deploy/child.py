@@ -90,8 +90,8 @@ class Child:
         """Return the exit code (-9: killed by signal 9) once the process has ended, else None.
 
         The code is returned one time, later calls return None, as without a process. When it is
-        returned, the rest of the process's group is killed, `lived_s` is set, and up to 0.5 s are waited
-        for the output's end.
+        returned, the rest of the process's group is killed, `lived_s` is set, and the output's end is
+        waited for, up to 0.5 s.
         """
         if self._process is None or (code := self._process.poll()) is None:
             return None

@@ -66,10 +66,10 @@ class Samples(ResultCommand):
 
     @model_validator(mode="after")
     def _one_choice(self) -> "Samples":
-        """Return self. Raise ValueError if two flags choose different rows, such as --best, --worst.
+        """Return self. Raise ValueError if two flags choose different rows, such as --best and --worst.
 
-        --compare, --difficulty and --evaluations exclude each other and such a flag too, --compare also
-        --step.
+        The others are --no-spread, --truncated, --failed, --compare, --difficulty and --evaluations.
+        --compare excludes --step too.
         """
         exclusive = (*_CHOICES, "compare", "difficulty", "evaluations")
         given = [name for name in exclusive if getattr(self, name)]
@@ -93,9 +93,10 @@ class Samples(ResultCommand):
         return self.show(self.by_difficulty(rows) if self.difficulty else self.chosen(rows))
 
     def chosen(self, rows: list[Row]) -> Result:
-        """Return the first `count` of `rows` that the flag chooses, in its order; without a flag of all.
+        """Return up to `count` of the completions `rows`: the first that a flag such as --best chooses.
 
-        Raise ConfigError if the flag, such as --truncated, chooses no row.
+        Without a flag these are the first. --best and --worst order them by reward. Raise ConfigError if
+        the flag chooses no row.
         """
         name = next((name for name in _CHOICES if getattr(self, name)), "")
         if not (found := select(rows, name)) and name:
@@ -315,9 +316,10 @@ def answers_as_lines(row: Row, width: int) -> str:
 
 
 def _worth(row: Row, index: int) -> str:
-    """Return the rewards and length of the answer `index` of a held-out question, separated by commas.
+    """Return the rewards and length in tokens of an answer to a held-out question, separated by commas.
 
-    "truncated" and, for an answer that could not be scored, the reason follow if they apply.
+    `row` is the question's row of evaluations.jsonl, `index` the number of the answer. "truncated" and,
+    for an answer that could not be scored, the reason follow if they apply.
     """
     parts = [f"{name} {value}" for name, value in row["rewards"][index].items()]
     parts.append(f"{row['lengths'][index]} tokens")

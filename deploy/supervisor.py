@@ -84,7 +84,8 @@ class Supervisor:
     def run(self) -> int:
         """Run to the end; return the exit code of the process that failed the run, else the learner's.
 
-        The code is 0 without a learner or before it has ended, and 137 for signal 9. All processes are
+        The end is a call of `stop`, the learner's end with 0, or a failure that no restart can help. The
+        code is 0 without a learner or before it has ended, and 137 for signal 9. All processes are
         killed when this returns or raises. Raise OSError if a process cannot be started.
         """
         try:

@@ -41,7 +41,8 @@ def _refuse_truth_value(value: object) -> object:
     TRL's scale_rewards may be a truth value; here it is "group", "batch" or "none".
     """
     if str(value).lower() in ("true", "false"):
-        raise ValueError(f"found {value}, expected group (TRL's true), batch or none (TRL's false)")
+        expected = "expected group (TRL's true), batch or none (TRL's false)"
+        raise ValueError(f"scale_rewards is {value}, {expected}")
     return value
 
 
@@ -418,9 +419,8 @@ class LearnerSettings(
     def _episodes_fit(self) -> "LearnerSettings":
         """Return self. Raise ValueError if a tool, an environment or a setting of theirs does not fit.
 
-        These are: tools or environment with a text that names no function, or two of one name; without
-        both, the reward "environment", max_tool_calling_iterations or tool_timeout_s; and prompts cut
-        with one.
+        Refused are: a text that names no function; two of one name; the reward "environment" without
+        one; max_tool_calling_iterations or tool_timeout_s with neither; truncated prompts with either.
         """
         _check_functions("LEARNER_TOOLS", "tool", self.tools, ())
         _check_functions("LEARNER_ENVIRONMENT", "environment", self.environment, ())
@@ -434,10 +434,7 @@ class LearnerSettings(
             if getattr(self, name) != _default(name) and not self.has_episodes:
                 raise ValueError(f"LEARNER_{name.upper()} needs LEARNER_TOOLS or LEARNER_ENVIRONMENT")
         if self.has_episodes and self.overlong_prompts == "truncate":
-            raise ValueError(
-                "LEARNER_OVERLONG_PROMPTS=truncate cuts a conversation, so no turn can be added: "
-                "use drop with LEARNER_TOOLS and LEARNER_ENVIRONMENT"
-            )
+            raise ValueError("LEARNER_OVERLONG_PROMPTS=truncate cuts conversations: use drop with tools")
         return self
 
     @property
@@ -535,20 +532,15 @@ class LearnerSettings(
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> "LearnerSettings":
-        """Return self. Raise ValueError if bounds, warm-up or correction contradict each other.
-
-        These are: importance_sampling_min above the cap; mode "clip" at level "sequence" or "geometric"
-        without decoupled_loss; epsilon of 1 or more with a loss that clips at 1 - epsilon; delta (not 0)
-        not above 1 + epsilon_high; min_lr above learning_rate; both warmup_steps and warmup_ratio.
-        """
+        """Return self. Raise ValueError for importance_sampling_min above the cap; mode "clip" for whole
+        sequences without decoupled_loss; epsilon of 1 or more, unless with cispo, dppo or sapo; delta
+        not 0 and not above 1 + epsilon_high; min_lr above learning_rate; or both warm-ups."""
         if self.importance_sampling_min > self.importance_sampling_cap:
             raise ValueError("LEARNER_IMPORTANCE_SAMPLING_MIN is above LEARNER_IMPORTANCE_SAMPLING_CAP")
         whole = self.importance_sampling_correction in ("sequence", "geometric")
         if whole and self.importance_sampling_mode == "clip" and not self.decoupled_loss:
             raise ValueError(
-                "LEARNER_IMPORTANCE_SAMPLING_MODE=clip for whole sequences needs "
-                "LEARNER_DECOUPLED_LOSS=true: raising the ratio of an unlikely sequence to the lower "
-                "bound would multiply the gradients of its tokens without limit"
+                "LEARNER_IMPORTANCE_SAMPLING_MODE=clip for sequences needs LEARNER_DECOUPLED_LOSS=true"
             )
         if self.epsilon >= 1 and self.loss_type not in ("cispo", "dppo", "sapo"):
             raise ValueError("LEARNER_EPSILON must be below 1: the ratio's lower bound is 1 - epsilon")
@@ -581,7 +573,7 @@ class LearnerSettings(
         for name in filter(ignored.get, ignored):
             raise ValueError(
                 f"LEARNER_{name.upper()} has no effect with LEARNER_LOSS_TYPE={self.loss_type}"
-                f"{' and LEARNER_LOSS' if self.loss else ''}"
+                f"{' and LEARNER_LOSS' if self.loss else ''}: leave it out"
             )
         if self.use_bias_correction_kl and not self.beta:
             raise ValueError("LEARNER_USE_BIAS_CORRECTION_KL has no effect with LEARNER_BETA=0: no KL")

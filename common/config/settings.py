@@ -19,7 +19,7 @@ from penstock.common.wire.plain import brief
 
 
 def split_commas(value: object) -> object:
-    """Return the parts of the text `value` between commas, without spaces around and empty parts.
+    """Return the parts between commas of the text `value`, without spaces around and empty parts.
 
     Example: ["a", "b"] for "a, b,", and [] for "". A value that is no text is returned unchanged.
     """

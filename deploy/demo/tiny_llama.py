@@ -59,9 +59,8 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 def save_checkpoint(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write weights, configurations and tokenizer into `folder`, for `from_pretrained` and for vLLM.
 
-    The files get the folder's rights; a missing folder is made. The generation configuration of `model`
-    is replaced by one with the special tokens alone, and progress bars of transformers are off from now
-    on.
+    The files get the folder's rights. A missing folder is made. The generation configuration of `model`
+    is replaced by one with the special tokens alone; progress bars of transformers are off from now on.
     """
     disable_progress_bar()
     model.generation_config = GenerationConfig(

@@ -12,6 +12,8 @@ def calculate(expression: str) -> str:
 
     Raises:
         ValueError: There is something else in it, or a power (**).
+        SyntaxError: It is malformed.
+        ZeroDivisionError: It divides by 0.
     """
     if set(expression) - set("0123456789.+-*/() ") or "**" in expression:
         raise ValueError("write only numbers, brackets and + - * /, found something else")
