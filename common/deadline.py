@@ -39,7 +39,7 @@ class Deadline:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds left until the limit, 0 after it. Reading this is a poll, as of `waited_s`."""
+        """Seconds left until the limit, 0 after it. Reading this property is a poll, like `waited_s`."""
         return max(0.0, self.limit_s - self.waited_s)
 
     def expired(self, progress: object = None) -> bool:

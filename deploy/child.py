@@ -43,9 +43,8 @@ class Child:
     """One process of a service, which may be started many times. `wanted`: start it again when it ends.
 
     The name is that of `service` and `number`, such as "actor.2". `report` is called with each start and
-    line of output. The supervisor sets `wanted`, `failures` (in a row) and `due_at` (the time of the
-    next start); `lived_s` has the last process's seconds from start to end. Creating a child starts
-    nothing.
+    line of output. The supervisor sets `wanted`, `failures` (in a row) and `due_at` (time of the next
+    start); `lived_s` has the last process's seconds from start to end. Creating one starts nothing.
     """
 
     def __init__(self, service: Service, number: int, report: Callable[[Report], None]) -> None:

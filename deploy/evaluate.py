@@ -45,7 +45,7 @@ class Evaluate(ResultCommand):
 
         Sets the flags as variables of this process. With --json the processes' lines go to standard
         error. Raise ConfigError if the run exists already or a setting is wrong, RunTaken if a `penstock
-        up` of the run goes on.
+        up` has the run.
         """
         given = {variable: getattr(self, flag) for flag, variable in _VARIABLES.items()}
         os.environ.update({name: str(value) for name, value in given.items() if value is not None})

@@ -40,7 +40,7 @@ class JudgeFile(BaseModel):
         """Return self. Raise ValueError for fields that cannot be used.
 
         These are a prompt without {completion}, a `lowest` not below `highest`, and a `request` with
-        model, messages, n or stream, or with a value that is no plain data.
+        model, messages, n or stream, or with a value that no message can carry, such as a date of TOML.
         """
         if "{completion}" not in self.prompt:
             raise ValueError("prompt has no {completion}; write it where the completion is to stand")

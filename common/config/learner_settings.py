@@ -444,7 +444,10 @@ class LearnerSettings(
 
     @model_validator(mode="after")
     def _generation_is_known(self) -> "LearnerSettings":
-        """Return self. Raise ValueError if generation_kwargs has an unknown option or unusable value."""
+        """Return self. Raise ValueError for a fault of generation_kwargs.
+
+        A fault is an unknown option, a value of a wrong type or over its limit, or a regex with choices.
+        """
         try:
             check_generation(**self.sampling_options)
         except (ValueError, MalformedMessage) as error:
@@ -637,9 +640,9 @@ class LearnerSettings(
 
     @model_validator(mode="after")
     def _the_reference_is_used(self) -> "LearnerSettings":
-        """Return self. Raise ValueError for save_only_model or LoRA with a reference that changes (beta,
-        and sync_ref_model or outer_iteration_steps), save_only_model with LoRA, ref_device with LoRA
-        or beta 0, or sync_ref_model with beta 0."""
+        """Return self. Raise ValueError for save_only_model or LoRA with a reference that changes (beta
+        above 0, and sync_ref_model or outer_iteration_steps), save_only_model with LoRA, ref_device
+        with LoRA or beta 0, or sync_ref_model with beta 0."""
         reference_changes = self.beta and (self.sync_ref_model or self.outer_iteration_steps)
         if self.save_only_model and (self.lora_rank or reference_changes):
             raise ValueError(

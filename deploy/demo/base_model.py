@@ -49,8 +49,8 @@ def make_base_model(folder: Path, task: TaskFiles, seed: int, report: Callable[[
     Takes about 35 seconds of one core, and limits torch to one thread in this process: on a busy machine
     the threads of so small a model wait for each other. The same seed makes the same model on the same
     machine. `report` receives lines of progress and of the result. A folder that an earlier call
-    completed stays as it is. Raise BaseModelError when no measured accuracy within MAX_STEPS is between
-    LOWEST_ACCURACY and HIGHEST_ACCURACY, TaskError for an unreadable question.
+    completed stays as it is. Raise BaseModelError when no accuracy measured within 1200 steps is from
+    36% to 44%, TaskError for an unreadable question.
     """
     done = folder / "done"
     if done.is_file():
