@@ -56,7 +56,7 @@ class Contract:
     chat: ChatSpec | None = None
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage for a value that no setting can have.
+        """Raise MalformedMessage unless all of the following holds.
 
         Reward names differ. Names and hashes have at most 200 letters, paths 4096. A weight is within
         1e9 of 0, `groups_per_step` and `credit` are 1 to 10^15 - 1, `tokens_per_sequence` 0 to 2^32 - 2.

@@ -62,7 +62,7 @@ def check_generation(
 
 
 def sampling_options(asked: Mapping[str, PlainData]) -> dict[str, Any]:
-    """Return the fields of Sampling that options of generation give; of those not asked, none.
+    """Return, by name, the fields of Sampling that the options in `asked` set; {} for no option.
 
     `asked` maps `stop`, `repetition_penalty` and `structured_outputs` to values as vLLM takes them.
     Raise ValueError, with what is accepted, for another name or a value of another type.

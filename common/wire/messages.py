@@ -80,11 +80,12 @@ class Sampling:
     choice: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage for a value out of range.
+        """Raise MalformedMessage unless all of the following holds.
 
         `temperature` is 0 or 0.01 to 100, `top_p` above 0 and at most 1, `min_p` 0 to 1. `top_k` and
-        `seed` are 0 to 2^31 - 1, `max_tokens` 1 to 2^31 - 1. The other fields are as `check_generation`
-        asks.
+        `seed` are 0 to 2^31 - 1, `max_tokens` 1 to 2^31 - 1, `repetition_penalty` 0.1 to 10. `stop` has
+        at most 16 texts, `choice` 256, none empty or over 200 letters. `regex` has at most 1000 letters,
+        no NUL, no `choice` beside it, and its letters times its counts in braces are at most 100,000.
         """
         if self.temperature != 0.0:  # 0: greedy
             check_range("temperature", self.temperature, LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE)
@@ -116,7 +117,7 @@ class Ticket:
     columns: dict[str, Any]
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage for a field that no ticket has.
+        """Raise MalformedMessage unless all of the following holds.
 
         `purpose` is that of `id`. `prompt_ids` (int32, one dimension) has a token id, none negative.
         `num_generations` is 1 to 65,536, `min_step` 0 to the step of `version`. `columns` are at most
@@ -183,11 +184,11 @@ class Rollout:
         return self.transcript.failure if self.transcript else ""
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage for a field that no rollout has.
+        """Raise MalformedMessage unless all of the following holds.
 
-        `token_ids` (int32), `logprobs` (float32) and `mask` (bool) have one dimension and one length, at
-        least 1. No token id is negative. Each log-probability is in [-104, 0]. `finish_reason` is one of
-        FinishReason. `spans` cover the tokens where `mask` is True, in order, and no others.
+        `token_ids` and `prompt_ids` (int32), `logprobs` (float32) and `mask` (bool) have one dimension,
+        all but `prompt_ids` one length over 0. No token id is negative. Log-probabilities are in
+        [-104, 0]. `spans` cover the tokens where `mask` is True, in order. `finish_reason` is known.
         """
         length = len(self.token_ids)
         for name, dtype in _ARRAYS:
@@ -261,7 +262,7 @@ class ScoredGroup:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage for a field that no scored group has.
+        """Raise MalformedMessage unless all of the following holds.
 
         `rewards` has at least one reward. Each reward, `texts`, each column of `extra`, and `failures`
         unless empty, have a value per rollout. A reward is None or within 1e9 of 0, and None for a
@@ -307,7 +308,7 @@ class Verdict:
     completion: str = ""
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage for a field that no verdict has.
+        """Raise MalformedMessage unless all of the following holds.
 
         `state` is "filtered" or "dead". `reason` has 1 to 2000 letters, `prompt` and `completion` up to
         2000. Rewards have equally many values, 1 to 65,536, each None or within 1e9 of 0. `lengths` is

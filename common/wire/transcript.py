@@ -36,7 +36,7 @@ class Transcript:
     failure: str = ""
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage for a field that no transcript has.
+        """Raise MalformedMessage unless all of the following holds.
 
         `messages` are plain data. `turns` and `tool_calls` are 0 to 2^31 - 1, `tool_failures` 0 to
         `tool_calls`. `reward` is None or within 1e9 of 0. `failure` has at most 2000 letters.
