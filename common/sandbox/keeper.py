@@ -71,8 +71,8 @@ class Keeper:
         """Serve commands until `end`, or until the pool is gone; then kill all and send the exit status.
 
         `settled` spares all processes below from later sweeps, and answers {"settled": True}. `sweep`
-        kills the others, and answers {"clean": True} if nothing of them is left, else False. The last
-        frame is {"status": exit status of process `pid`}, None if unknown.
+        kills the others, and answers {"clean": True} if nothing of them is left, else {"clean": False}.
+        The last frame is {"status": exit status of process `pid`}, None if unknown.
         """
         with contextlib.suppress(EOFError, OSError):
             while (command := frames.receive(self._connection)) != "end":
@@ -91,7 +91,7 @@ class Keeper:
     def _sweep(self, kept: Set[int]) -> bool:
         """Kill all processes below this one except the ids `kept`, and then empty their /dev/shm.
 
-        Return True if no process and no System V object is left, False if processes live after 5 s. A
+        Return True if no process is left, and no System V object with a /dev/shm; False after 5 s. A
         process whose parent ends while the list is made is missing from the list. None is left only if
         two lists in a row are the same, and each has none but ended processes.
         """

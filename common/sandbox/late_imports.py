@@ -52,8 +52,8 @@ def read_beforehand(sources: Sequence[str], user: str) -> None:
 def _names_in(folders: Iterable[str]) -> dict[str, frozenset[str]]:
     """Return, by folder, the names of its files up to the first dot: "numpy" for numpy.py and numpy/.
 
-    Folders that may not be listed are left out. One that does not exist has no names. "" is the working
-    directory.
+    Folders that may not be listed are left out. One that does not exist gives an empty set. "" is the
+    working directory.
     """
     found = {}
     for folder in set(folders):

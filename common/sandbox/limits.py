@@ -91,7 +91,7 @@ def let_children_obey() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _POLITE)
 
     def obey() -> None:
-        """Give SIGTERM, SIGINT and SIGHUP their default effect unless the code set a handler; unblock."""
+        """Give SIGTERM, SIGINT and SIGHUP the default effect unless code set a handler; unblock all."""
         for number in _POLITE:
             if signal.getsignal(number) is _ignore:
                 signal.signal(number, signal.SIG_DFL)
@@ -105,9 +105,9 @@ def _ignore(*_: object) -> None:
 
 
 def clear_timers() -> None:
-    """Stop this process's three interval timers, and give their signals the default effect.
+    """Stop this process's interval timers of real, virtual and profiling time (setitimer).
 
-    A timer left would signal in the next call.
+    SIGALRM, SIGVTALRM and SIGPROF get their default effect. A timer left would signal in the next call.
     """
     for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
         signal.setitimer(timer, 0)

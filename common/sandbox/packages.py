@@ -87,7 +87,7 @@ def _files(folder: str, suffix: str) -> Iterator[str]:
 
 
 def _keep_folder(folder: str) -> None:
-    """Store in KEPT, by path, the bytes of the .py files below a folder; skip tests and unreadable ones."""
+    """Store in KEPT, by path, the .py files below a folder, but not tests and unreadable files."""
     for file in _files(folder, ".py"):
         with contextlib.suppress(OSError):
             KEPT[file] = Path(file).read_bytes()
