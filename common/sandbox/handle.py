@@ -61,7 +61,7 @@ class Session:
     status: int | None = None
 
     def hang_up(self) -> None:
-        """Shut the connection down, from any thread; a request that waits elsewhere ends without an answer."""
+        """Shut the connection down, from any thread; a request in another one ends without an answer."""
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 

@@ -49,8 +49,8 @@ def decode(data: bytes, *expected: type[Message]) -> Message:
     """
     envelope = unpack(data)
     if not isinstance(envelope, list) or len(envelope) != 3:
-        found = f"a message is {brief(envelope)}, expected [schema, type, fields]"
-        raise MalformedMessage(f"{found}. {_OTHER_RELEASE}")
+        form = f"a message is {brief(envelope)}, expected [schema, type, fields]"
+        raise MalformedMessage(f"{form}. {_OTHER_RELEASE}")
     schema, name, body = envelope
     if schema != SCHEMA:
         found = f"a message has wire schema {brief(schema)}, expected {SCHEMA}"
@@ -80,7 +80,7 @@ def pack(value: PlainData) -> bytes:
         return pack_raw(value, "backslashreplace")
     except (ValueError, TypeError, OverflowError) as error:
         fault = find_fault(value, _DEEPEST) or str(error)
-        raise MalformedMessage(f"a message cannot hold this: {fault}. Take it out") from error
+        raise MalformedMessage(f"a message cannot hold a value: {fault}. Leave it out") from error
 
 
 def unpack(data: bytes, most: int = _MOST_VALUES) -> PlainData:
@@ -100,7 +100,7 @@ def unpack(data: bytes, most: int = _MOST_VALUES) -> PlainData:
         nonlocal left
         left -= items
         if left < 0:
-            raise ValueError(f"lists and maps have more than {most} values, expected fewer: send less")
+            raise ValueError(f"a message has more than {most} values in lists and maps: send fewer")
 
     def read_list(items: list[Any]) -> list[Any]:
         """Return the same list. Raise ValueError if the bytes have too many items with its own."""
@@ -115,7 +115,7 @@ def unpack(data: bytes, most: int = _MOST_VALUES) -> PlainData:
         count(len(pairs))
         made = dict(pairs)
         if len(made) < len(pairs):
-            raise ValueError("a map has a key twice, expected once: correct the program that wrote it")
+            raise ValueError("a map of a message has a key twice, expected once: correct its sender")
         return made
 
     longest = min(len(data), most)
@@ -135,7 +135,7 @@ def unpack(data: bytes, most: int = _MOST_VALUES) -> PlainData:
 
 def _refuse(code: int, _: bytes) -> None:
     """Raise ValueError, always: `code` is the number of an extension type of msgpack, for the error."""
-    raise ValueError(f"found extension type {code}, expected numbers, texts, lists and maps: use these")
+    raise ValueError(f"a message has extension type {code}, expected plain data: use texts or numbers")
 
 
 def fields_as(kind: type, value: PlainData, where: str) -> dict[str, Any]:

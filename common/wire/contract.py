@@ -126,8 +126,8 @@ def check_tokenizer(contract: Contract) -> Path:
     """
     folder = Path(contract.model)
     if not os.path.isdir(folder):  # False, where Path.is_dir raises, of a name that is too long
-        found = f"the contract names the model folder {folder}, which does not exist on this host"
-        raise ContractMismatch(f"{found}: share the learner's model folder, or copy it to this path")
+        missing = f"the contract names the model folder {folder}, which does not exist on this host"
+        raise ContractMismatch(f"{missing}: share the learner's model folder, or copy it to this path")
     found = hash_tokenizer(folder)
     if found != contract.tokenizer_hash:
         raise ContractMismatch(

@@ -58,7 +58,8 @@ def check_generation(
     states = len(regex)
     for low, high in re.findall(r"\{(\d*),?(\d*)\}", regex):
         states *= max(1, int(high or low or 1))
-    require(states <= _LARGEST_REGEX, f"the regex has about {brief(states)} states; lower its counts")
+    most_states = f"expected at most {_LARGEST_REGEX} states; lower its counts"
+    require(states <= _LARGEST_REGEX, f"the regex has about {brief(states)}, {most_states}")
 
 
 def sampling_options(asked: Mapping[str, PlainData]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class Version:
         """Raise MalformedMessage if `incarnation` or `step` is negative or has more than 15 digits."""
         if not (0 <= self.incarnation <= LARGEST and 0 <= self.step <= LARGEST):
             parts = f"{brief(self.incarnation)}.{brief(self.step)}"
-            raise MalformedMessage(f"version {parts}: expected numbers from 0 to {LARGEST}, use these")
+            raise MalformedMessage(f"version {parts}: expected numbers from 0 to {LARGEST}: correct it")
 
     def __str__(self) -> str:
         """Return INCARNATION.STEP, such as 2.7."""

@@ -281,8 +281,8 @@ class ScoredGroup:
             require(not scored, wrong, failure)
         check_names("extra column", self.extra)
         for name, column in self.extra.items():
-            found = f"extra column {name} has {len(column)} values for {size} completions"
-            require(len(column) == size, f"{found}: let the reward log one for each")
+            uneven = f"extra column {name} has {len(column)} values for {size} completions"
+            require(len(column) == size, f"{uneven}: let the reward log one for each")
         check_plain("extra column", self.extra)
         check_metrics(self.metrics)
         check_names("rewarder", [self.rewarder])
@@ -320,7 +320,7 @@ class Verdict:
         sizes = {len(values) for values in self.rewards.values()} or {len(self.lengths)}
         size = max(sizes)
         fits = len(sizes) == 1 and len(self.lengths) in (0, size) and (size > 0 or not self.rewards)
-        require(fits, f"{place}: expected equally many values of rewards and lengths; {_RELEASE}")
+        require(fits, f"{place} has rewards and lengths of different sizes; {_RELEASE}")
         require(size <= MOST_COMPLETIONS, f"{place} has over {MOST_COMPLETIONS} values; {_RELEASE}")
         check_rewards(self.rewards, size)
         for length in self.lengths:
