@@ -139,7 +139,8 @@ def _import_code(control: socket.socket, asked: dict[str, Any]) -> None:
 def find_function(name: str) -> Callable[..., Any]:
     """Import the module in `name`, "package.module:function", and return the function.
 
-    Raise ImportError if there is no such module, AttributeError if the module has no such function.
+    Raise ImportError if there is no such module, AttributeError if the module has no such function, and
+    what the module's own code raises.
     """
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)

@@ -30,7 +30,7 @@ def isolate(memory_bytes: int) -> tuple[bool, int]:
 
 
 def hide_processes() -> None:
-    """Mount a /proc that shows this process only those of its own pid namespace.
+    """Mount, for this process and its children alone, a /proc with the processes of their pid namespace.
 
     The old /proc stays, without an error, if the kernel refuses.
     """

@@ -198,7 +198,7 @@ class Starter:
         """Return a Mistake for a user's `code` whose process sent `refused` before it ran any code.
 
         `reason` is the text of the exception: a MemoryError is told as too little memory, any other as a
-        code that cannot be read. Raise ConfigError with the reason if `code` is None: built-in code.
+        code that cannot be read. Raise ConfigError that tells the same if `code` is None: built-in code.
         """
         if reason.startswith("MemoryError"):
             return self._too_little_memory(code)

@@ -36,7 +36,7 @@ def encode(message: object) -> bytes:
     """Return the msgpack bytes of [number of the wire schema, class name, list of the fields in order].
 
     `message` is a dataclass of messages.py or a Contract. Raise MalformedMessage for a field that
-    msgpack has no form for, such as an integer over 64 bits.
+    msgpack has no form for, such as an integer over 64 bits. A lone surrogate in a text is escaped.
     """
     return pack([SCHEMA, type(message).__name__, _to_wire(message)])
 

@@ -342,9 +342,9 @@ class Weights:
     parent: str
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage for a hash of over 200 letters or a path of over 4096 letters.
+        """Raise MalformedMessage if `hash` or `parent` is over 200 letters, or `path` over 4096 letters.
 
-        A lone surrogate in one of these is refused too.
+        A lone surrogate in one of the three texts is refused too.
         """
         check_names("hash", [self.hash, self.parent])
         check_texts([self.path], LONGEST_PATH)
