@@ -48,12 +48,18 @@ _FORK_S = 2.0
 
 
 def run_body(control: socket.socket, output: int, asked: dict[str, Any], isolated: bool) -> NoReturn:
-    """Give up all rights, import the code that `asked` names, and serve calls until `control` closes.
+    """Be a sandbox process: give up all rights, import the code that `asked` names, and serve calls.
 
-    Frames on `control`: `refused` if this machine does not allow the settings; `prepared` before any
-    foreign code has run; `failed` with the reason if the code cannot be imported; `ready`, with the
-    reason if the code cannot be forked; `begun` and `ended` for each call, `ended` with its
-    exit status.
+    Descriptors except `control`, the connection to the pool, and `output`, which becomes stdout and
+    stderr, are closed. `asked` has `limits` (the fields of Limits), `code` (pairs of source and digest,
+    [] for built-in code), `load` (the function that imports a code), `user` and `setting` (the user's
+    name and its setting, for errors). `isolated` says whether the process has namespaces of its own.
+
+    Frames sent on `control`: `refused` with the reason if this machine does not allow limits or rights;
+    `prepared` before any foreign code has run; `failed` with the reason if the code cannot be imported;
+    `ready`, with the reason if calls cannot be forked; `begun` and `ended` for each call, `ended` with
+    its exit status. Exit with 0 when `control` closes, with 1 after `refused` or `failed`, with
+    OUT_OF_MEMORY if the memory is used up.
     """
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -86,7 +92,13 @@ def run_body(control: socket.socket, output: int, asked: dict[str, Any], isolate
 
 
 def _prepare(limits: Limits, asked: dict[str, Any], isolated: bool) -> None:
-    """Set limits, read the user's source, and give up all rights. Raise OSError or MemoryError."""
+    """Set `limits`, read the sources in `asked["code"]`, become user `limits.uid`, give up all rights.
+
+    The process begins a session, ignores SIGTERM, SIGINT and SIGHUP, has a /proc of its own if
+    `isolated`, and dies with its parent. A working directory that the user cannot enter becomes "/".
+    Raise MemoryError if over a quarter of the memory limit was used already, OSError if the kernel
+    refuses a limit or right.
+    """
     if came_near(limits.memory_bytes):
         raise MemoryError
     os.setsid()  # a signal to the process group reaches no other process
@@ -106,10 +118,10 @@ def _prepare(limits: Limits, asked: dict[str, Any], isolated: bool) -> None:
 
 
 def _import_code(control: socket.socket, asked: dict[str, Any]) -> None:
-    """Import each code in `asked["code"]` with the function `asked["load"]`.
+    """Call the function that `asked["load"]` names with each (source, digest) in `asked["code"]`.
 
-    If that raises an exception or an import was refused, send the frame `failed` on `control` with the
-    reason, and exit with 1. Without memory exit with OUT_OF_MEMORY.
+    If a call raises an exception, or this process has refused an import, send the frame `failed` with
+    the reason on `control`, and exit with 1. On MemoryError exit with OUT_OF_MEMORY.
     """
     try:
         for source, digest in asked["code"]:
@@ -125,7 +137,11 @@ def _import_code(control: socket.socket, asked: dict[str, Any]) -> None:
 
 
 def find_function(name: str) -> Callable[..., Any]:
-    """Return the function that "package.module:function" names. Raise ImportError or AttributeError."""
+    """Import the module in `name`, "package.module:function", and return the function.
+
+    Raise ImportError if there is no such module, AttributeError if the module has no such function, and
+    what the module's own code raises.
+    """
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return found
@@ -146,10 +162,10 @@ def _is_open(number: int) -> bool:
 
 
 def _why_not_forked(files_before: set[int]) -> str:
-    """Return what the imported code has started that a fork would break or share.
+    """Return why this process cannot be forked for each call; "" if it can.
 
-    Examples: "2 threads", "1 open files" (open now, but not in `files_before`), "processes". The result
-    is "" if there is nothing.
+    The first of these reasons counts: other threads ("2 threads"; none are found without /proc), open
+    descriptors that are not in `files_before` ("1 open files"), and child processes ("processes").
     """
     threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
     if threads > 1:
@@ -163,10 +179,13 @@ def _why_not_forked(files_before: set[int]) -> str:
 
 
 def _serve(control: socket.socket, output: int, limits: Limits, forks_for: str) -> NoReturn:
-    """Serve one call after the other, until `control` closes; then exit with 0.
+    """Serve one call after the other, until the pool closes `control`; then exit with 0.
 
-    Each call is forked unless `forks_for` is empty. An error names `forks_for`, the setting of the
-    sandbox's user. After a call that is not forked, stdout and stderr lead to `output` again.
+    A call comes as two descriptors: its connection and its output. Send the frame `begun` when it
+    begins, `ended` with its exit status afterwards. Each call is forked, unless `forks_for` is empty:
+    then it runs in this process, with status 0, and stdout and stderr lead to the descriptor `output`
+    again afterwards. `forks_for`, the setting of the sandbox's user, is for errors. `limits` are those
+    of this process. Between calls, ended orphans of forked calls are collected every 20 ms.
     """
     if forks_for:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else a call's exit status would be lost
@@ -188,9 +207,9 @@ def _serve(control: socket.socket, output: int, limits: Limits, forks_for: str) 
 
 
 def _collect() -> bool:
-    """Collect the ended orphans of this namespace; return whether others live.
+    """Collect all ended children, which orphans are too; return True if any child still runs.
 
-    Until then each of them counts in the limit of the user's processes.
+    An ended process counts in the limit of the user's processes until it is collected.
     """
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -200,10 +219,13 @@ def _collect() -> bool:
 
 
 def _fork_call(control: socket.socket, numbers: list[int], limits: Limits, setting: str) -> int:
-    """Serve a call in a new process, send `begun` on `control`, and return the process's exit status.
+    """Serve a call in a new process, send `begun` on `control`, and wait for the process's end.
 
-    `numbers` are the descriptors of the call's connection and output, which are closed here. If the fork
-    is refused, the call gets a `mistake` that names `setting`, and the result is 0.
+    Return the process's exit status, -9 if signal 9 ended it. `numbers` are the descriptors of the
+    call's connection and output, which this process closes. `limits` are those of the new process. If
+    the kernel refuses a fork for 2 s, the call's connection gets the frame `mistake`, which names
+    `setting`, the setting of the sandbox's user; the result is 0 then. The pool limits the wait: it
+    kills the process.
     """
     try:
         pid = _fork()
@@ -235,7 +257,10 @@ def _fork_call(control: socket.socket, numbers: list[int], limits: Limits, setti
 
 
 def _fork() -> int:
-    """Return the result of os.fork. If the kernel refuses, try again for 2 s; then raise OSError."""
+    """Fork; return 0 in the new process, and the new process's id in this one.
+
+    If the kernel refuses, collect ended children and try again every 20 ms; raise OSError after 2 s.
+    """
     end = time.monotonic() + _FORK_S
     while True:
         try:
@@ -248,11 +273,13 @@ def _fork() -> int:
 
 
 def _call(numbers: list[int], limits: Limits) -> None:
-    """Read a request, call its function, and send `value` or `mistake`; after `more` read another one.
+    """Read a request, call its function, and send a frame with the `value` or `mistake`.
 
-    `numbers` are the descriptors of the call's connection and output. A session ends when the pool
-    closes the connection. If the process met its memory limit, or a quarter of it, the process exits
-    with OUT_OF_MEMORY. A process that the called code has forked exits without sending.
+    `numbers` are the descriptors of the call's connection and output; stdout and stderr lead to the
+    output then. After a request with `more`, the next one is read. Return after another request, or when
+    the pool has closed the connection; this end is closed then. If the process has ever used
+    over a quarter of `limits.memory_bytes`, exit with OUT_OF_MEMORY. A process that the called code has
+    forked exits with 0 without sending. Timers that the code has set are stopped.
     """
     connection = socket.socket(fileno=numbers[0])
     for number in (1, 2):
@@ -279,18 +306,18 @@ def _call(numbers: list[int], limits: Limits) -> None:
 
 
 def _outcome(request: dict[str, Any]) -> bytes:
-    """Call the function `request["work"]`; return a packed frame with its `value`, or with a `mistake`.
+    """Call the function named `request["work"]` with `request["arguments"]`; return a packed frame.
 
-    A mistake is the text of an exception, or the first import that was refused, also if there is a
-    value. A frame over LONGEST_ANSWER gives a mistake too. On MemoryError exit with OUT_OF_MEMORY.
+    The frame has the function's `value`, or a `mistake`: the text of its exception, or that the value is
+    no JSON or over 4 MiB. Once this process has refused an import, each frame has the first refusal as
+    its mistake. On MemoryError exit with OUT_OF_MEMORY.
     """
     try:
         value = find_function(request["work"])(*request["arguments"])
         frame = frames.pack({"value": value})
         if len(frame) > frames.LONGEST_ANSWER:
-            raise ValueError(
-                f"the code returned {len(frame)} bytes, expected at most {frames.LONGEST_ANSWER}"
-            )
+            most = f"expected at most {frames.LONGEST_ANSWER}: return less"
+            raise ValueError(f"the code returned {len(frame)} bytes, {most}")
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
     except BaseException as error:  # the code is not ours and may raise anything, SystemExit too
@@ -300,10 +327,10 @@ def _outcome(request: dict[str, Any]) -> bytes:
 
 
 def _text_of(error: BaseException) -> str:
-    """Return the type and text of `error`, cut and without commands for terminals.
+    """Return "TYPE: TEXT" of `error`, cut to 500 letters and without commands for terminals.
 
-    A PermissionError about a file also tells the user id and the remedy. The exception's own methods may
-    fail; then the text is "an exception without a text".
+    A PermissionError about a file also tells this process's user id and the remedy. If the exception has
+    no text because its own methods fail, TEXT is "an exception without a text".
     """
     try:
         text = str(error)

@@ -27,52 +27,56 @@ class BrokenFrame(ValueError):
 
 
 def pack(value: Any) -> bytes:
-    """Return a value as a frame.
+    """Return a value as a frame: the length in four bytes, then the value as JSON.
 
-    Raise TypeError, ValueError or RecursionError for a value that is no JSON, or over LONGEST_REQUEST.
+    NaN and infinity are packed too. Raise TypeError, ValueError or RecursionError for another value that
+    is no JSON, ValueError also for over 512 MiB.
     """
     return _framed(json.dumps(value).encode())
 
 
 def pack_request(value: Any) -> bytes:
-    """Return the request of a call as a frame, for `receive_request`. Tuples become lists.
+    """Return the request of a call as a frame: the length in four bytes, then `value` as msgpack.
 
-    Raise TypeError, ValueError or OverflowError for a value that msgpack has no form for, or over
-    LONGEST_REQUEST.
+    `receive_request` reads the frame; tuples become lists. Raise TypeError, ValueError or OverflowError
+    for a value that msgpack has no form for, ValueError also for over 512 MiB.
     """
     return _framed(pack_raw(value, "surrogatepass"))
 
 
 def _framed(body: bytes) -> bytes:
-    """Return the body of a frame after its length. Raise ValueError if it is over LONGEST_REQUEST."""
+    """Return the length of `body` in four bytes, big-endian, and then `body`.
+
+    Raise ValueError if `body` is over LONGEST_REQUEST, 512 MiB.
+    """
     if len(body) > LONGEST_REQUEST:
-        raise ValueError(
-            f"what a call is given has {len(body)} bytes, expected at most {LONGEST_REQUEST}: "
-            "use shorter completions, or fewer or shorter columns"
-        )
+        remedy = "use shorter completions, or fewer or shorter columns"
+        found = f"the arguments of a call have {len(body)} bytes, expected at most {LONGEST_REQUEST}"
+        raise ValueError(f"{found}: {remedy}")
     return len(body).to_bytes(_HEAD, "big") + body
 
 
 class FrameReader:
-    """Collects the bytes of one frame after the other."""
+    """Collects bytes that have come from a process, and splits them into frames. It begins empty."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     @property
     def partial(self) -> bool:
-        """Return whether there are bytes that belong to no whole frame."""
+        """Return True if any bytes have come that `take` has not taken, of a part or a whole frame."""
         return bool(self._bytes)
 
     @property
     def whole(self) -> bool:
-        """Return whether there is a whole frame to take."""
+        """Return True if all bytes of a next frame have come, so that `take` does not return None."""
         return len(self._bytes) >= _HEAD + self._length()
 
     def feed(self, data: bytes) -> None:
-        """Add `data` to what has come. Raise BrokenFrame if the next frame is over LONGEST_ANSWER.
+        """Add `data` to the bytes that have come.
 
-        The bytes are kept also then.
+        Raise BrokenFrame if the next frame is over LONGEST_ANSWER, 4 MiB. The bytes are stored also
+        then.
         """
         self._bytes += data
         if len(self._bytes) >= _HEAD and self._length() > LONGEST_ANSWER:
@@ -82,7 +86,10 @@ class FrameReader:
             )
 
     def take(self) -> dict[str, Any] | None:
-        """Return the next whole frame, None without one. Raise BrokenFrame if it is no object."""
+        """Remove the next whole frame and return its JSON object; None if no whole frame has come.
+
+        Raise BrokenFrame if the frame, removed all the same, is no JSON object or has NaN or infinity.
+        """
         if not self.whole:
             return None
         end = _HEAD + self._length()
@@ -99,42 +106,54 @@ class FrameReader:
         return value
 
     def _length(self) -> int:
-        """Return the length of the next frame's JSON; 0 while its head is not complete."""
+        """Return the bytes of the next frame's JSON, by its head; 0 while the head is not complete."""
         return int.from_bytes(self._bytes[:_HEAD], "big") if len(self._bytes) >= _HEAD else 0
 
 
 def short(text: object) -> str:
-    """Return a text of foreign code, cut to 500 characters and without commands for terminals."""
+    """Return a text of foreign code, cut to 500 letters; then unprintable letters are escaped."""
     return printable(str(text)[:_LONGEST_MISTAKE])
 
 
 def _refuse(constant: str) -> NoReturn:
-    """Raise ValueError, which names `constant`: NaN, Infinity or -Infinity."""
-    raise ValueError(f"it has {constant}, expected finite numbers")
+    """Raise ValueError, always: the error names `constant`, which is NaN, Infinity or -Infinity."""
+    raise ValueError(f"the answer has {constant}, expected finite numbers: let the code return these")
 
 
 def send(connection: socket.socket, value: Any) -> None:
-    """Send a value as a frame. Raise OSError, or as `pack` does."""
+    """Send a value as a frame, and wait until all is sent.
+
+    Raise OSError if the connection fails, TypeError, ValueError or RecursionError if `value` is no JSON.
+    """
     connection.sendall(pack(value))
 
 
 def receive(connection: socket.socket) -> Any:
-    """Return the value of a frame of the parent process. Raise EOFError if the connection ends."""
+    """Wait for a frame of JSON from the parent process, and return its value.
+
+    Raise EOFError if the connection ends before the frame does.
+    """
     return json.loads(_body(connection))
 
 
 def receive_request(connection: socket.socket) -> Any:
-    """Return the request of a call. Raise EOFError if the connection ends."""
+    """Wait for a call's request, as `pack_request` has packed it, and return its value.
+
+    Raise EOFError if the connection ends before the frame does.
+    """
     return unpack_raw(_body(connection), strict_map_key=False, unicode_errors="surrogatepass")
 
 
 def _body(connection: socket.socket) -> bytes:
-    """Return the body of the next frame. Raise EOFError if the connection ends before the frame does."""
+    """Wait for the next frame, and return its bytes without the length.
+
+    Raise EOFError if the connection ends before the frame does.
+    """
     return _read(connection, int.from_bytes(_read(connection, _HEAD), "big"))
 
 
 def _read(connection: socket.socket, size: int) -> bytes:
-    """Return exactly `size` bytes. Raise EOFError if the connection ends before."""
+    """Wait for `size` bytes and return them. Raise EOFError if the connection ends before."""
     data = bytearray()
     while len(data) < size:
         piece = connection.recv(min(size - len(data), 2**20))

@@ -61,7 +61,7 @@ class Session:
     status: int | None = None
 
     def hang_up(self) -> None:
-        """Shut the connection down, from any thread: a running request ends without an answer."""
+        """Shut the connection down, from any thread; a request in another one ends without an answer."""
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
@@ -97,10 +97,10 @@ class Handle:
         os.set_blocking(output, False)
 
     def next_frame(self, end: float) -> dict[str, Any] | None:
-        """Return the next frame on the control connection; None if the process ends first.
+        """Wait for the next frame that the process sends on the control connection, and return it.
 
-        What the process prints meanwhile is logged. Raise BrokenFrame for bytes that are no frame,
-        TimeoutError at `end`, a time of time.monotonic.
+        Return None if the process ends first. What the process prints meanwhile is logged. Raise
+        BrokenFrame for bytes that are no frame, TimeoutError at `end`, a time of time.monotonic.
         """
         while True:
             if (frame := self._control_reader.take()) is not None:
@@ -112,20 +112,24 @@ class Handle:
     def settled(self) -> None:
         """Tell the keeper that later sweeps must not kill what the process has started until now.
 
-        Wait for its answer: on a busy machine the keeper would otherwise also keep what the first call
-        starts. Raise ConnectionResetError if the keeper has ended.
+        Wait for the keeper's answer: on a busy machine the keeper would otherwise also spare what the
+        first call starts. Raise ConnectionResetError or another OSError if the keeper has ended,
+        TimeoutError without an answer after 30 s.
         """
         self._command("settled")
         if "settled" not in self._keeper_answer():
-            raise ConnectionResetError("the keeper of a sandbox process has ended")
+            raise ConnectionResetError(
+                "the keeper of a sandbox process has ended; start another process"
+            )
 
     def call(self, request: bytes, timeout_s: float) -> Outcome:
-        """Send a request to the process within a session of its own, and return the outcome.
+        """Send a packed `request` to the process in a new session, and return the outcome.
 
-        A dict is the answer's frame, a text a mistake, a number the exit status of an ended process.
-        None is a call over `timeout_s` seconds. `calls_left` is one lower then. What the call left is
-        killed, unless `usable` is False afterwards: the caller has to `end` the process. Raise
-        ProcessGone if the process had ended before the call began.
+        A dict is the answer's frame, a text says what the process did wrong, a number is the exit status
+        of an ended process (-9: signal 9), and None means no answer within `timeout_s` seconds. What the
+        call prints is logged, and `calls_left` is one lower. What the call left is killed, unless
+        `usable` is False afterwards: the caller has to `end` the process. Raise ProcessGone if the
+        process ended before the call began.
         """
         session = self.open()
         try:
@@ -135,9 +139,9 @@ class Handle:
             os.close(session.output)
 
     def open(self) -> Session:
-        """Begin the process's only session: send the process a connection and an output pipe.
+        """Send the process its ends of a new connection and output pipe; return ours, as a Session.
 
-        Raise ProcessGone if the process has ended.
+        A process has one session at a time. Raise ProcessGone if the process has ended.
         """
         connection, theirs = socket.socketpair()
         output, their_output = os.pipe()
@@ -155,10 +159,13 @@ class Handle:
         return Session(connection, output)
 
     def ask(self, session: Session, request: bytes, timeout_s: float) -> Outcome:
-        """Send a request of a session; return its outcome as `call` does, within `timeout_s` seconds.
+        """Send a packed `request` in a session, and return the outcome.
 
-        If bytes beyond the last answer have come, nothing is sent, `usable` becomes False and the
-        outcome is a text. Raise ProcessGone if the process ended before the session began.
+        A dict is the answer's frame, a text says what the process did wrong, a number is the exit status
+        of an ended process (-9: signal 9), and None means no answer within `timeout_s` seconds. If bytes
+        beyond the last answer have come, nothing is sent, and the outcome is a text. After this text,
+        None or a broken frame `usable` is False. Raise ProcessGone if the process ended before the
+        session began.
         """
         if _has_more(session):
             self.usable = False
@@ -167,10 +174,10 @@ class Handle:
         return self._exchange(session, time.monotonic() + timeout_s)
 
     def close_session(self, session: Session) -> None:
-        """End a session, kill what it left, log its last output, and close its descriptors.
+        """End a session, kill what it left, log up to 64 KiB of its last output, close its descriptors.
 
-        If killing fails, `usable` is False afterwards. Without `usable` nothing is killed here: `end`
-        does that.
+        If killing fails, `usable` is False afterwards. If `usable` was False before, nothing is killed
+        here: the caller has to `end` the process.
         """
         session.hang_up()
         if self.usable:
@@ -182,8 +189,8 @@ class Handle:
     def end(self) -> int | None:
         """Kill the process and all below it, and close the connections; `usable` is False afterwards.
 
-        Return the exit status of the process; None if the keeper is gone, does not know it, or takes 30
-        s.
+        Return the exit status of the process, -9 for signal 9; None if the keeper is gone, does not know
+        the status, or does not answer for 30 s. What the process prints meanwhile is logged.
         """
         self.usable = False
         try:
@@ -199,10 +206,12 @@ class Handle:
         return answer.get("status")
 
     def _exchange(self, call: Session, end: float) -> Outcome:
-        """Send and receive until an answer is there or there will be none; return as `call` does.
+        """Send `call.unsent` and wait for the answer; return the outcome.
 
-        At `end`, a time of time.monotonic, the outcome is None, for a broken frame a text. Both make
-        `usable` False. Raise ProcessGone if the process ended before the call began.
+        A dict is the answer's frame. At `end`, a time of time.monotonic, the outcome is None; for a
+        broken frame it is a text. Both make `usable` False. If the process ended or closed the
+        connection, the outcome is its exit status or a text. Raise ProcessGone if it ended before the
+        call began.
         """
         try:
             while not (call.closed or call.status is not None):
@@ -218,10 +227,11 @@ class Handle:
         return self._without_answer(call)
 
     def _step(self, call: Session, end: float) -> None:
-        """Wait until a connection is ready, then send and receive once what is possible.
+        """Wait until a connection is ready; then send and receive what is possible without waiting.
 
-        If the process has ended, `usable` becomes False and `call.closed` True. Raise TimeoutError at
-        `end`, a time of time.monotonic, and BrokenFrame for bytes that are no frame.
+        Output is logged meanwhile, and the state of `call` follows. If the process has ended, `usable`
+        becomes False and `call.closed` True. Raise TimeoutError at `end`, a time of time.monotonic, and
+        BrokenFrame for bytes that are no frame.
         """
         control, connection = self._control.fileno(), call.connection.fileno()
         wish = select.POLLIN | (select.POLLOUT if call.unsent else 0)
@@ -233,9 +243,10 @@ class Handle:
         self._move(call)
 
     def _take_control(self, call: Session) -> None:
-        """Take the frames that have come on the control connection, up to the one that ends the call.
+        """Take the frames that have come on the control connection, up to the one that ends `call`.
 
-        `begun` sets `call.begun`, `ended` sets `call.status`. Raise BrokenFrame for any other frame.
+        The frame `begun` sets `call.begun` to True, `ended` sets `call.status` to the exit status in it.
+        Raise BrokenFrame for any other frame, and for a second `begun`.
         """
         while call.status is None and (frame := self._control_reader.take()) is not None:
             if frame == {"begun": True} and not call.begun:
@@ -244,30 +255,32 @@ class Handle:
                 call.status = _status_of(frame)
 
     def _move(self, call: Session) -> None:
-        """Send and receive what the call's connection takes and has now. Raise BrokenFrame."""
+        """Send of `call.unsent` what the connection takes, and store in `call.reader` what has come.
+
+        Stop at a whole frame. If nobody reads any more, `unsent` is empty afterwards; if the connection
+        has ended, `closed` is True. Raise BrokenFrame for an answer over 4 MiB.
+        """
         try:
-            while call.unsent:
-                call.unsent = call.unsent[call.connection.send(call.unsent[:_PIECE]) :]
-        except BlockingIOError:
-            pass
+            with contextlib.suppress(BlockingIOError):
+                while call.unsent:
+                    call.unsent = call.unsent[call.connection.send(call.unsent[:_PIECE]) :]
         except OSError:  # nobody reads any more
             call.unsent = memoryview(b"")
         try:
-            while not call.reader.whole and not call.closed:
-                piece = call.connection.recv(_PIECE)
-                call.reader.feed(piece)
-                call.closed = not piece
-        except BlockingIOError:
-            pass
+            with contextlib.suppress(BlockingIOError):
+                while not call.reader.whole and not call.closed:
+                    piece = call.connection.recv(_PIECE)
+                    call.reader.feed(piece)
+                    call.closed = not piece
         except OSError:  # closed before the request was read
             call.closed = True
 
     def _without_answer(self, call: Session) -> Outcome:
-        """Return why a call has no answer, after its process ended or closed the connection.
+        """Return why `call` has no answer, after its process ended or closed the connection.
 
-        What the call left is killed; without a reported exit status the process is ended. The result is
-        a text for a part of an answer or an unknown status, else the exit status. Raise ProcessGone if
-        the call has not begun.
+        Without a reported exit status, what the call left is killed and the report awaited; if none
+        comes, the process is ended. The result is a text for a part of an answer or an unknown status,
+        else the exit status. Raise ProcessGone if the call has not begun.
         """
         if call.status is None and self.usable:
             self._sweep(call)
@@ -280,9 +293,10 @@ class Handle:
         return "closed the connection for its answer" if call.status is None else call.status
 
     def _finish(self, call: Session, outcome: Outcome) -> Outcome:
-        """Lower `calls_left`, kill what the call left, log its last output, and return `outcome`.
+        """Lower `calls_left` by 1, kill what the call left, log its last output, and return `outcome`.
 
-        If bytes have come after the answer, `usable` becomes False, and a text is returned instead.
+        Nothing is killed if `usable` is False. If bytes have come after an answer, `usable` becomes
+        False, and a text is returned instead of `outcome`.
         """
         self.calls_left -= 1
         if self.usable:
@@ -297,10 +311,11 @@ class Handle:
         return outcome
 
     def _sweep(self, call: Session) -> None:
-        """Wait for the process to report the call's end, while the keeper kills what the call left.
+        """Wait 0.05 s for the process to report the call's end, then let the keeper kill what is left.
 
-        `usable` becomes False if something is left, the process has ended, or no report comes within 2 s
-        after the killing. Built-in code starts no processes, so the keeper is asked only with `sweeps`.
+        Then wait for the report again. `usable` becomes False if the keeper cannot kill all or does not
+        answer for 30 s, the process has ended, or no report comes within 2 s after the killing. Without
+        `sweeps`, for built-in code, which starts no processes, the keeper is not asked.
         """
         try:
             with contextlib.suppress(TimeoutError):  # nearly always there is nothing left to kill
@@ -313,9 +328,10 @@ class Handle:
             self.usable = False
 
     def _await_end(self, call: Session, timeout_s: float) -> None:
-        """Wait until the process has reported the end of a call, or has ended (`usable` becomes False).
+        """Wait until the process has reported the end of `call`, and store the exit status there.
 
-        Raise TimeoutError after `timeout_s` seconds, BrokenFrame for a wrong frame.
+        Return also if the process has ended; `usable` is False then. What is printed meanwhile is
+        logged. Raise TimeoutError after `timeout_s` seconds, BrokenFrame for a wrong frame.
         """
         end = time.monotonic() + timeout_s
         self._take_control(call)
@@ -325,13 +341,13 @@ class Handle:
             self._take_control(call)
 
     def _command(self, command: str) -> None:
-        """Send the keeper settled, sweep or end. Raise OSError if the keeper has ended."""
+        """Send the keeper a `command`: settled, sweep or end. Raise OSError if the keeper has ended."""
         self._keeper.send(frames.pack(command))
 
     def _keeper_answer(self) -> dict[str, Any]:
-        """Return the keeper's next frame; {} if its connection closes. Raise TimeoutError after 30 s.
+        """Wait for the keeper's next frame, and return it; {} if the keeper closes the connection.
 
-        What the process prints meanwhile is logged.
+        What the process prints meanwhile is logged. Raise TimeoutError after 30 s.
         """
         reader, end = FrameReader(), time.monotonic() + _KEEPER_S
         while (answer := reader.take()) is None:
@@ -344,9 +360,10 @@ class Handle:
         return answer
 
     def _read_control(self) -> bool:
-        """Store the bytes that have come on `control`; return False if the process has closed it.
+        """Store up to 64 KiB that have come on the control connection, for its frames.
 
-        Without new bytes the result is True. Raise BrokenFrame for a frame that is too long.
+        Return False if the process has closed the connection, else True, also without new bytes. Raise
+        BrokenFrame for a frame over 4 MiB.
         """
         try:
             piece = self._control.recv(_PIECE)
@@ -360,7 +377,8 @@ class Handle:
     def _wait(self, events: dict[int, int], end: float, outputs: list[int]) -> set[int]:
         """Wait until a descriptor in `events`, with its poll(2) events, is ready; return all that are.
 
-        Log what comes from `outputs` meanwhile. Raise TimeoutError at `end`, a time of time.monotonic.
+        What comes from the descriptors `outputs` meanwhile is logged. Raise TimeoutError at `end`, a
+        time of time.monotonic.
         """
         poll = select.poll()
         for number, wish in (events | dict.fromkeys(outputs, select.POLLIN)).items():
@@ -378,7 +396,7 @@ class Handle:
         return ready
 
     def _drain(self, output: int) -> bool:
-        """Log up to 64 KiB of what has come from the descriptor `output`.
+        """Read up to 64 KiB of what has come from the descriptor `output`, and log the lines.
 
         Return False if the output has ended or cannot be read, else True, also without new bytes.
         """
@@ -393,9 +411,9 @@ class Handle:
 
 
 def _has_more(session: Session) -> bool:
-    """Return whether bytes have come that belong to no request: a whole or a partial frame.
+    """Return True if a session has bytes beyond the last answer, which the next one would begin with.
 
-    The next request would otherwise take them for its answer.
+    The bytes stay where they are.
     """
     try:
         waiting = session.connection.recv(1, socket.MSG_PEEK)
@@ -405,19 +423,23 @@ def _has_more(session: Session) -> bool:
 
 
 def _status_of(frame: dict[str, Any]) -> int:
-    """Return the exit status in a process's frame {"ended": status}. Raise BrokenFrame without one."""
+    """Return the exit status in a process's frame {"ended": status}.
+
+    Raise BrokenFrame if the frame has no whole number there.
+    """
     status = frame.get("ended")
     if not isinstance(status, int):
         found = ", ".join(map(str, frame))[:80]
-        raise BrokenFrame(f"an answer with {found}, expected its exit status: {frames.FOREIGN}")
+        raise BrokenFrame(f"an answer with {found}, expected an exit status: {frames.FOREIGN}")
     return status
 
 
 def describe_status(status: int, section: str, memory_gib: float) -> str:
-    """Return the text of a mistake for the exit status of a process that ended in a call.
+    """Return the text of a mistake for the exit `status` of a process that ended in a call.
 
-    OUT_OF_MEMORY names the setting (`section` "REWARDER": REWARDER_MEMORY_GIB) and its value
-    `memory_gib`.
+    For OUT_OF_MEMORY, 77, the text names the memory setting, REWARDER_MEMORY_GIB with the `section`
+    "REWARDER", and its value `memory_gib`. For any other status it is "killed its process (exit code
+    N)".
     """
     if status == OUT_OF_MEMORY:
         return f"needs more memory than {section}_MEMORY_GIB={memory_gib:g} allows"
@@ -425,10 +447,12 @@ def describe_status(status: int, section: str, memory_gib: float) -> str:
 
 
 def outcome_of(outcome: Outcome, settings: SandboxSettings, timeout_s: float) -> Any | Mistake:
-    """Return the value in an outcome; else a Mistake for a time limit, a text, or an exit status.
+    """Return the value in the outcome of a call, a dict with exactly the key `value`; else a Mistake.
 
-    A frame with `mistake`, or without exactly a `value`, gives a Mistake too. `timeout_s` was the call's
-    limit in seconds. `settings` give the memory setting that is named.
+    The Mistake says that the call took over `timeout_s` seconds (None), has the text (str), describes
+    the exit status (int), or has the frame's `mistake`, cut to 500 letters. Any other frame gives one
+    too. `settings` have the memory limit and the setting's prefix, which an exit for lack of memory
+    names.
     """
     if outcome is None:
         return Mistake(f"took more than {timeout_s:g} s")

@@ -12,10 +12,11 @@ _SHARED_MEMORY = "/dev/shm"
 
 
 def isolate(memory_bytes: int) -> tuple[bool, int]:
-    """Separate this process's later children from all others; return whether the kernel allows that.
+    """Separate this process's later children from all others: new namespaces of pids, IPC and mounts.
 
-    The second value is a descriptor of a /dev/shm of their own, which holds at most a quarter of
-    `memory_bytes`; -1 if there is none. Namespaces need CAP_SYS_ADMIN, which root in a container lacks.
+    Return whether the kernel allows that, and a descriptor of a new, empty /dev/shm, which holds at most
+    a quarter of `memory_bytes`; -1 if it could not be mounted. Namespaces need CAP_SYS_ADMIN, which root
+    in a container lacks.
     """
     system = ctypes.CDLL(None, use_errno=True)
     if not hasattr(system, "unshare") or system.unshare(sum(_SEPARATE.values())) != 0:
@@ -29,16 +30,20 @@ def isolate(memory_bytes: int) -> tuple[bool, int]:
 
 
 def hide_processes() -> None:
-    """Mount a /proc that shows only the processes of this namespace; keep the old one if refused."""
+    """Mount, for this process and its children alone, a /proc with the processes of their pid namespace.
+
+    The old /proc stays, without an error, if the kernel refuses.
+    """
     system = ctypes.CDLL(None, use_errno=True)
     if system.unshare(_SEPARATE["mounts"]) == 0:
         system.mount(b"proc", b"/proc", b"proc", _SAFE, None)
 
 
 def empty_shared_memory(folder: int) -> bool:
-    """Remove all in the isolated /dev/shm; return whether no System V object is left.
+    """Remove all in /dev/shm, whose descriptor is `folder`; what cannot be removed stays, with no error.
 
-    `folder` is the descriptor that `isolate` returned. No process that could change the folder runs.
+    Return True if this namespace has no System V shared memory, semaphore or message queue. The caller
+    has ended every process that could change the folder.
     """
     for name in os.listdir(folder):
         with contextlib.suppress(OSError):

@@ -28,11 +28,13 @@ _LONGEST_CHASE_S = 5.0
 def keep(
     connection: socket.socket, memory_bytes: int, start: Callable[[bool], None], given: list[int]
 ) -> NoReturn:
-    """Fork a process that calls `start(isolated)`, and serve the pool's commands until it closes.
+    """Be a keeper: fork a process that calls `start(isolated)`, serve the pool's commands, then exit.
 
-    `settled` keeps what the process has started until its answer. `sweep` kills all processes below but
-    those kept, and answers whether nothing is left. `end` kills all, and answers the process's exit
-    status. The descriptors `given` are closed here: the process below has them.
+    `isolated` says whether the process has namespaces of its own; its /dev/shm holds a quarter of
+    `memory_bytes`. `connection` brings the commands. `settled` spares what the process has started by
+    now. `sweep` kills all other processes below, and answers whether nothing is left. `end`, or a closed
+    connection, kills all; the answer is the process's exit status. The descriptors `given` are closed
+    here: the process below has them. This process adopts orphans, and hides its memory.
     """
     ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1)
     isolated, shared_memory = isolate(memory_bytes)
@@ -51,10 +53,11 @@ def keep(
 
 
 class Keeper:
-    """Serves the pool's commands: kills what is below this process, when the pool asks for it.
+    """Serves the pool's commands, which come on `connection`: kills what is below this process.
 
-    Spared are `pid` and, after `settled`, what that had started until then. `shared_memory` is the
-    descriptor of the process's own /dev/shm, which is emptied; -1 without one.
+    The child `pid` is spared until the end, and after the command `settled` what it had started until
+    then. `shared_memory` is the descriptor of the child's own /dev/shm, which is emptied after each
+    kill; -1 without one.
     """
 
     def __init__(self, connection: socket.socket, pid: int, shared_memory: int) -> None:
@@ -65,12 +68,14 @@ class Keeper:
         self._status: int | None = None
 
     def serve(self) -> None:
-        """Serve commands until `end`, or until the pool is gone; then kill all."""
+        """Serve commands until `end`, or until the pool is gone; then kill all and send the exit status.
+
+        `settled` spares all processes below from later sweeps, and answers {"settled": True}. `sweep`
+        kills the others, and answers {"clean": True} if nothing of them is left, else {"clean": False}.
+        The last frame is {"status": exit status of process `pid`}, None if unknown.
+        """
         with contextlib.suppress(EOFError, OSError):
-            while True:
-                command = frames.receive(self._connection)
-                if command == "end":
-                    break
+            while (command := frames.receive(self._connection)) != "end":
                 if command == "settled":
                     self._kept |= set(below(os.getpid()))
                     frames.send(self._connection, {"settled": True})
@@ -84,10 +89,11 @@ class Keeper:
             frames.send(self._connection, {"status": self._status})
 
     def _sweep(self, kept: Set[int]) -> bool:
-        """Kill all processes below this one but `kept`; return whether nothing of them is left.
+        """Kill all processes below this one except the ids `kept`, and then empty their /dev/shm.
 
-        A process whose parent ends while the list is made is missing from the list. Nothing is left only
-        if two lists in a row are the same, and each has none but ended processes.
+        Return True if no process is left, and no System V object with a /dev/shm; False after 5 s. A
+        process whose parent ends while the list is made is missing from the list. None is left only if
+        two lists in a row are the same, and each has none but ended processes.
         """
         end = time.monotonic() + _LONGEST_CHASE_S
         before: set[int] | None = None
@@ -106,7 +112,10 @@ class Keeper:
         return False
 
     def _reap(self) -> None:
-        """Collect ended children; store the exit status of process `pid` in `_status` if it ended."""
+        """Collect all ended children; if `_pid` is one of them, store its exit status in `_status`.
+
+        The status is -9 for a process that signal 9 ended.
+        """
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -117,7 +126,7 @@ class Keeper:
 
 
 def _is_zombie(pid: int) -> bool:
-    """Return whether process `pid` is gone, or has ended with all threads but is not collected yet."""
+    """Return True if process `pid` is gone, or has ended with all threads and is not collected yet."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             state = file.read().rpartition(")")[2].split()[0]

@@ -21,16 +21,16 @@ _refused: list[str] = []
 
 
 def refusal() -> str:
-    """Return why this process first refused an import; "" if it refused none."""
+    """Return the text of the first ImportError by which this process refused an import; "" if none."""
     return _refused[0] if _refused else ""
 
 
 def read_beforehand(sources: Sequence[str], user: str) -> None:
-    """Read the user's code of each source, and note what can be imported now but not later.
+    """Read the user's code of each source into KEPT, and note what can be imported now but not later.
 
-    Each of `sources` is a .py file or a dotted module name. `user`, the user that this process becomes,
-    is for errors. Installed packages that the code names are imported. A LateImports serves later
-    imports.
+    Each of `sources` is a .py file or a dotted module name. `user` is the name of the user that this
+    process becomes, for errors ("": "this user"). Installed packages that the code names are imported. A
+    LateImports, put into sys.meta_path, serves later imports from KEPT, or refuses them.
     """
     spaces: set[str] = set()
     folders = [*sys.path]
@@ -50,7 +50,11 @@ def read_beforehand(sources: Sequence[str], user: str) -> None:
 
 
 def _names_in(folders: Iterable[str]) -> dict[str, frozenset[str]]:
-    """Return, per folder, the names of the modules in it; leave out folders that may not be listed."""
+    """Return, by folder, the names of its files up to the first dot: "numpy" for numpy.py and numpy/.
+
+    Folders that may not be listed are left out. One that does not exist gives an empty set. "" is the
+    working directory.
+    """
     found = {}
     for folder in set(folders):
         try:
@@ -64,9 +68,11 @@ def _names_in(folders: Iterable[str]) -> dict[str, frozenset[str]]:
 
 
 class LateImports(MetaPathFinder):
-    """Finds kept sources, then as PathFinder does; refuses what only the rights of before could read.
+    """Finds modules by their sources in KEPT, else as PathFinder does; refuses those it cannot read.
 
-    `spaces` are folders of the user's packages without an __init__.py, `names` the modules per folder.
+    `spaces` are the folders of the user's packages without an __init__.py. `names` are the modules in
+    each folder that was listed beforehand. `user` is the name of the present user, for errors; "" for
+    unknown.
     """
 
     def __init__(self, spaces: set[str], names: dict[str, frozenset[str]], user: str) -> None:
@@ -77,7 +83,11 @@ class LateImports(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return where module `name` is, None if not installed. Raise ImportError if it is refused."""
+        """Return the spec of module `name`, from its source in KEPT if it is there; None if not found.
+
+        `path` has the folders to search, None: sys.path; `target` is for PathFinder. Raise ImportError
+        if this user cannot read the module's file, or a folder that may hold it.
+        """
         for folder in sys.path if path is None else path:
             place = os.path.join(folder or os.getcwd(), name.rpartition(".")[2])
             if (kept := _kept_spec(name, place)) is not None:
@@ -96,8 +106,8 @@ class LateImports(MetaPathFinder):
     def _refuse_unless_missing(self, name: str, folder: str, place: str) -> None:
         """Raise ImportError if the unreadable `folder` has module `name`, or if that cannot be known.
 
-        `place` is the module's path without a suffix. Nothing is raised if the folder was listed
-        beforehand without that module, or does not exist.
+        `place` is the module's path without a suffix. Return if the folder was listed beforehand without
+        the module, or does not exist. A refusal is remembered for `refusal`.
         """
         if folder in self._names:
             if os.path.basename(place) in self._names[folder]:
@@ -112,10 +122,10 @@ class LateImports(MetaPathFinder):
         self._refuse(name, place, folder)
 
     def _refuse(self, name: str, file: str, folder: str) -> None:
-        """Remember the refused import of module `name` for `refusal`, and raise ImportError.
+        """Raise ImportError: module `name` is refused because this user cannot read `file`.
 
-        The error names the `file` that cannot be read. If `folder` was not searched beforehand, because
-        the user's code has put it on sys.path, the error says so by its remedy: PYTHONPATH.
+        The text is stored for `refusal`. If `folder`, where the module was searched, was not listed
+        beforehand, because the user's code has put it on sys.path, the text also advises PYTHONPATH.
         """
         place = "" if folder in self._names else f"put {folder} on PYTHONPATH and "
         text = (
@@ -128,7 +138,10 @@ class LateImports(MetaPathFinder):
 
 
 def _kept_spec(name: str, place: str) -> ModuleSpec | None:
-    """Return a spec that loads the kept source of a package or module at `place`; None without one."""
+    """Return a spec that loads module `name` from its source in KEPT; None if no source is there.
+
+    `place` is the module's path without a suffix: the source is PLACE/__init__.py or else PLACE.py.
+    """
     if (file := os.path.join(place, "__init__.py")) in KEPT:
         return spec_from_file_location(
             name, file, loader=KeptLoader(name, file), submodule_search_locations=[place]
@@ -139,7 +152,7 @@ def _kept_spec(name: str, place: str) -> ModuleSpec | None:
 
 
 def _space_spec(name: str, place: str) -> ModuleSpec:
-    """Return the spec of the package `name` without an __init__.py, in the folder `place`."""
+    """Return a new spec of the package `name` that is the folder `place`, without an __init__.py."""
     spec = ModuleSpec(name, None, is_package=True)
     spec.submodule_search_locations = [place]
     return spec

@@ -30,10 +30,11 @@ class Limits:
 
 
 def set_limits(limits: Limits) -> None:
-    """Set `limits` for this process and all that it starts. Raise OSError if that fails.
+    """Set `limits` for this process and all that it starts. Raise OSError if the kernel refuses.
 
-    Limited are address space, processes (not for 0) and files (1 GiB each). Core dumps and, on Linux,
-    message queues are forbidden. SIGXFSZ is ignored: a write over the limit fails with an error.
+    Limited are address space (`memory_bytes`), files (1 GiB each), and, unless `processes` is 0, the
+    processes of the user. Core dumps and, on Linux, message queues are forbidden. SIGXFSZ is ignored: a
+    write over the limit fails with an error. The user stays as it is.
     """
     _limit(resource.RLIMIT_AS, limits.memory_bytes)
     _limit(resource.RLIMIT_CORE, 0)
@@ -46,20 +47,26 @@ def set_limits(limits: Limits) -> None:
 
 
 def _limit(resource_number: int, value: int) -> None:
-    """Set soft and hard limit of `resource_number` to `value`, at most its present hard limit."""
+    """Set the soft and hard limit of `resource_number`, such as RLIMIT_AS, to `value`.
+
+    If the present hard limit is lower than `value`, both become that limit.
+    """
     hard = resource.getrlimit(resource_number)[1]
     bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(resource_number, (bound, bound))
 
 
 def die_with_parent() -> None:
-    """On Linux, have this process killed when its parent ends. A later change of user undoes this."""
+    """Have the kernel kill this process when its parent ends; without effect unless on Linux.
+
+    A later change of user undoes this.
+    """
     if sys.platform == "linux":
         _SYSTEM.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
 
 def ignore_polite_signals() -> None:
-    """Let SIGTERM, SIGINT and SIGHUP do nothing: the role ends its processes after their calls.
+    """Let SIGTERM, SIGINT and SIGHUP do nothing in this process: the role ends it after its call.
 
     A handler does this and not SIG_IGN, which programs that a reward starts would inherit.
     """
@@ -68,11 +75,11 @@ def ignore_polite_signals() -> None:
 
 
 def let_children_obey() -> None:
-    """Let the signals that `ignore_polite_signals` ignores end the processes that this one forks.
+    """From now on let SIGTERM, SIGINT and SIGHUP, ignored here, end the processes that this one forks.
 
     Otherwise a reward would wait until its time limit for a child that it has ended with
-    `multiprocessing.Process.terminate`. The signals are blocked until the child has its handlers: a
-    signal that comes earlier would be lost.
+    `multiprocessing.Process.terminate`. During a fork the signals are blocked, until the child has its
+    handlers: a signal that comes earlier would be lost.
     """
 
     def block() -> None:
@@ -80,11 +87,11 @@ def let_children_obey() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, _POLITE)
 
     def unblock() -> None:
-        """Unblock the three signals."""
+        """Unblock SIGTERM, SIGINT and SIGHUP."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _POLITE)
 
     def obey() -> None:
-        """Give the three signals their default effect if `_ignore` handles them; unblock them."""
+        """Give SIGTERM, SIGINT and SIGHUP the default effect unless code set a handler; unblock all."""
         for number in _POLITE:
             if signal.getsignal(number) is _ignore:
                 signal.signal(number, signal.SIG_DFL)
@@ -98,9 +105,9 @@ def _ignore(*_: object) -> None:
 
 
 def clear_timers() -> None:
-    """Stop this process's three interval timers, and give their signals the default effect.
+    """Stop this process's interval timers of real, virtual and profiling time (setitimer).
 
-    A timer left would signal in the next call.
+    SIGALRM, SIGVTALRM and SIGPROF get their default effect. A timer left would signal in the next call.
     """
     for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
         signal.setitimer(timer, 0)
@@ -109,7 +116,7 @@ def clear_timers() -> None:
 
 
 def came_near(memory_bytes: int) -> bool:
-    """Return whether this process's peak memory is over a quarter of its limit, `memory_bytes`.
+    """Return True if this process's peak resident memory is over a quarter of its limit, `memory_bytes`.
 
     math_verify catches MemoryError and returns "wrong", so the error itself is not enough. A number or
     list that grows until MemoryError used about a third of the limit just before, an ordinary call far

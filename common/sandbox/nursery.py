@@ -31,10 +31,11 @@ _LONGEST_REQUEST = 2**16
 
 
 class Nursery:
-    """The pool's end of a nursery: imports `modules`, calls `warm`, forks keepers until `close`.
+    """The pool's end of a nursery, a new Python process that forks a keeper per sandbox process.
 
-    `environment` holds all environment variables of the process. `warm` is "package.module:function", or
-    "" to call nothing.
+    The process gets the environment variables `environment` and no others. It imports `modules`, then
+    calls the function `warm`, "package.module:function", or none for "". __init__ starts the process and
+    does not wait for it; `close` ends it.
     """
 
     def __init__(self, environment: dict[str, str], modules: tuple[str, ...], warm: str) -> None:
@@ -51,29 +52,32 @@ class Nursery:
 
     @property
     def runs(self) -> bool:
-        """Return whether the process has not ended."""
+        """Return True if the nursery's process has not ended."""
         return self._process.poll() is None
 
     def start(self, asked: dict[str, Any], descriptors: list[int]) -> None:
-        """Ask the nursery to fork a keeper. Raise OSError if the nursery has ended.
+        """Ask the nursery to fork a keeper, and do not wait. Raise OSError if the nursery has ended.
 
-        `asked` is what `run_body` is given, as JSON. The `descriptors` are the keeper's connection, and
-        the control connection and output pipe of its process.
+        `asked` says which code the keeper's process imports, and its limits: what `run_body` is given.
+        The `descriptors` are the keeper's connection, and its process's control connection and output
+        pipe, in this order. The nursery gets copies: the caller closes its own.
         """
         socket.send_fds(self._connection, [json.dumps(asked).encode()], descriptors)
 
     def close(self) -> None:
-        """Kill the nursery and wait for its end. The keepers end when their own connections close."""
+        """Kill the nursery and wait for its end. Keepers live on until their own connections close."""
         self._connection.close()
         self._process.kill()
         self._process.wait()
 
 
 def main(number: int, modules: list[str], warm: str) -> None:
-    """Import modules, call the function `warm` unless empty, and fork keepers until the pool closes.
+    """Be a nursery: import `modules`, call the function `warm` ("" for none), and fork keepers.
 
-    `number` is the descriptor of the connection to the pool. Sources that not everybody can read are
-    stored in own_code.KEPT. Return when the pool has closed the connection.
+    `number` is the descriptor of the connection to the pool. Each request of the pool, with three
+    descriptors, gives a keeper. Sources of the standard library and of imported packages that not
+    everybody can read are stored in own_code.KEPT before. SIGTERM, SIGINT and SIGHUP are ignored. Return
+    when the pool has closed the connection.
     """
     connection = socket.socket(fileno=number)
     connection.set_inheritable(False)
@@ -99,15 +103,20 @@ def main(number: int, modules: list[str], warm: str) -> None:
 
 
 def _begin_keeper(asked: dict[str, Any], numbers: list[int]) -> NoReturn:
-    """Be a keeper, without return. `asked` is the pool's request, as `run_body` takes it.
+    """Be a keeper, without return: fork the process that runs foreign code, and serve the pool.
 
-    `numbers` are the descriptors of the keeper's connection, and of its process's control and output.
+    `asked` is the pool's request: the limits of that process, and the code that it imports. `numbers`
+    are the descriptors of the keeper's connection, and of the process's control connection and output
+    pipe.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     commands, control, output = numbers
 
     def start(isolated: bool) -> None:
-        """Be the process below the keeper, without return. `isolated`: it has namespaces of its own."""
+        """Be the process below the keeper, without return: import the code asked for, and serve calls.
+
+        `isolated` says whether the process has namespaces of its own.
+        """
         run_body(socket.socket(fileno=control), output, asked, isolated)
 
     keep(socket.socket(fileno=commands), asked["limits"]["memory_bytes"], start, [control, output])

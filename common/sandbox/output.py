@@ -15,7 +15,8 @@ log = get_logger(__name__)
 class OutputLog:
     """Logs what the processes of one pool print, at most 60 lines a minute. Further lines are dropped.
 
-    A warning tells of this once per minute. Lines are cut to 300 characters and escaped.
+    A warning tells of dropped lines once per minute. Lines are cut to 300 letters, and unprintable
+    letters escaped.
     """
 
     def __init__(self) -> None:
@@ -24,10 +25,11 @@ class OutputLog:
         self._lines = 0
 
     def add(self, data: bytes) -> None:
-        """Log the non-empty lines of `data`, UTF-8 text of which at most 18,000 bytes are read.
+        """Log the lines of `data`, UTF-8 text, without outer spaces; empty lines are left out.
 
-        Once the limit of the minute is met, the rest and later output are dropped until the minute is
-        over.
+        Each line is cut to 300 letters. Of `data` at most 18,000 bytes are read. After 60 lines in a
+        minute, a warning is logged, and further lines are dropped until the minute is over. A line that
+        is in two pieces of data is logged as two.
         """
         if self._lines > _LINES_PER_MINUTE and time.monotonic() - self._since < 60.0:
             return
@@ -38,7 +40,11 @@ class OutputLog:
                     return
 
     def _log(self, line: str) -> bool:
-        """Log one line and return True. Over the minute's limit, log a warning and return False."""
+        """Log one line and return True; for the line after 60 in a minute log a warning, return False.
+
+        A minute begins with the first line at least 60 s after the last begin. The caller holds the
+        lock.
+        """
         now = time.monotonic()
         if now - self._since >= 60.0:
             self._since, self._lines = now, 0

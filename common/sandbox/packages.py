@@ -25,7 +25,10 @@ _done: set[str] = set()
 
 
 def keep_standard_library() -> None:
-    """Read the standard library and import its compiled modules, if not everybody can read it."""
+    """Store the standard library's sources in KEPT and import its compiled modules, if need be.
+
+    Nothing is done if everybody can search its folder and the folders around that.
+    """
     folder = sysconfig.get_path("stdlib")
     if _is_closed(folder):
         _keep_folder(folder)
@@ -33,10 +36,11 @@ def keep_standard_library() -> None:
 
 
 def keep_packages(names: Iterable[str], with_extensions: bool = False) -> None:
-    """Read the sources of imported packages that not everybody can read, each once in this process.
+    """Store in KEPT the sources of the packages `names` whose folders not everybody can search.
 
-    Of `names`, those that are not imported are ignored. With `with_extensions` import compiled modules
-    too.
+    Names that are not imported, or are no package, are ignored. Each folder is read once in this
+    process. `with_extensions` imports the compiled modules of these packages too, at most 80 of one
+    folder.
     """
     for name in names:
         for folder in folders_of(sys.modules.get(name)):
@@ -48,7 +52,11 @@ def keep_packages(names: Iterable[str], with_extensions: bool = False) -> None:
 
 
 def _is_closed(folder: str) -> bool:
-    """Return whether somebody may not search this folder, which exists, or one around it."""
+    """Return True if others than owner and group may not search `folder` or a folder around it.
+
+    Links are followed too. A folder that cannot be looked at, such as one within an archive, gives
+    False.
+    """
     path = Path(folder).absolute()
     real = path.resolve()
     try:
@@ -58,7 +66,10 @@ def _is_closed(folder: str) -> bool:
 
 
 def folders_of(module: object) -> list[str]:
-    """Return the folders of a package; none for a module. Nothing of the package runs."""
+    """Return the folders of an imported package by its __path__; [] for another module or object.
+
+    Nothing of the package runs.
+    """
     try:
         return [str(folder) for folder in vars(module).get("__path__", ())]
     except Exception:  # packages may put anything into sys.modules
@@ -66,23 +77,27 @@ def folders_of(module: object) -> list[str]:
 
 
 def _files(folder: str, suffix: str) -> Iterator[str]:
-    """Yield the paths of the files with this suffix below a folder, tests and the like left out."""
+    """Yield the paths of all files below `folder` whose names end with `suffix`, such as ".py".
+
+    Folders named test, tests, __pycache__, site-packages and others in _SKIPPED are left out.
+    """
     for path, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name not in _SKIPPED]
         yield from (os.path.join(path, file) for file in files if file.endswith(suffix))
 
 
 def _keep_folder(folder: str) -> None:
-    """Store in KEPT the bytes of all readable .py files below a folder, by their paths."""
+    """Store in KEPT, by path, the .py files below a folder, but not tests and unreadable files."""
     for file in _files(folder, ".py"):
         with contextlib.suppress(OSError):
             KEPT[file] = Path(file).read_bytes()
 
 
 def _import_extensions(folder: str, prefix: str) -> None:
-    """Import the compiled modules below `folder`, ignoring what fails; none if there are more than 80.
+    """Import the compiled modules (.so) below `folder`; none if there are more than 80.
 
-    `prefix` comes before a module's name: "numpy." for a package, "" for the standard library.
+    `prefix` comes before a module's name: "numpy." for a package, "" for the standard library. Modules
+    for tests are left out, and a module that fails is ignored.
     """
     files = [os.path.relpath(file, folder) for file in _files(folder, ".so")]
     if len(files) > _MOST_EXTENSIONS:

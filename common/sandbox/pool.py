@@ -19,10 +19,13 @@ from penstock.common.sandbox.user import hide_memory
 
 
 class SandboxPool:
-    """`workers` sandbox processes, ready after __init__; `run` may be called from as many threads.
+    """A pool of `settings.workers` sandbox processes; `run` may be called from as many threads.
 
-    Use the pool as a context, which kills the processes at its end. Raise ConfigError if the user does
-    not exist or the memory limit is too low, SandboxFailed if the start failed otherwise.
+    __init__ starts the processes, and waits until each is ready or has failed. The pool is a context
+    that kills them at its end. `finished` counts the ended calls. This process's memory is hidden from
+    other processes of its user. Raise ConfigError if the user does not
+    exist, this machine refuses the limits or rights, or the memory limit is too low; SandboxFailed if a
+    process is not ready in time, or killed five times before.
     """
 
     def __init__(self, settings: SandboxSettings) -> None:
@@ -39,17 +42,21 @@ class SandboxPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kill the processes as `close` does."""
+        """Kill the idle processes and the nurseries, and let an exception of the context pass."""
         self.close()
 
     def run(self, work: str, *arguments: Any, code: Code | None = None) -> Any | Mistake:
-        """Call the function `work`, "package.module:function", in a process; return its result.
+        """Call the function `work`, "package.module:function", in an idle process; return its result.
 
-        With a `code`, the process has imported only that. It serves one call, or up to 100 if the code
-        cannot be forked. Arguments are plain data (bytes too), and the result is JSON; the caller has to
-        check the result. A Mistake holds the exception of `work` as text, or says that the arguments or
-        the import failed, that the call took too long, needed too much memory, or ended its process.
-        Raise SandboxFailed or ConfigError if no process without a user's code can be started.
+        Wait for an idle process without a limit, then for the result at most `timeout_s` of the
+        settings. `code` is the user's code that the process has imported, and it only; None is built-in
+        code. If the code has no process yet, one is started first. A call of user's code is forked, so
+        that it sees nothing that another left. Code that cannot be forked gets a new process every 100
+        calls, built-in code every 1000. `arguments` are plain data (bytes too), the result is JSON,
+        which the caller has to check. A Mistake has the text of an exception of `work`, or says that the
+        arguments or the import failed, the call took too long, needed too much memory, or ended its
+        process. Raise SandboxFailed or ConfigError if no process for built-in code can start. Unless the
+        arguments are wrong, `finished` is one higher afterwards.
         """
         try:
             request = frames.pack_request({"work": work, "arguments": arguments})
@@ -67,14 +74,20 @@ class SandboxPool:
         return outcome_of(outcome, self._settings, self._settings.timeout_s)
 
     def close(self) -> None:
-        """Kill idle processes and the nurseries. Closing twice does no harm; do not `run` later."""
+        """Kill the idle processes and the nurseries. No `run` may follow; closing twice does no harm.
+
+        A process with a running call is not killed here.
+        """
         for slot in [self._idle.get() for _ in range(self._idle.qsize())]:
             for handle in slot.values():
                 handle.end()
         self._starter.close()
 
     def _start_processes(self) -> None:
-        """Start all processes and wait for all. If one fails, kill all and raise its error."""
+        """Start the pool's processes for built-in code at once, and wait until each is ready or failed.
+
+        If one fails, kill all, and raise the error of the first that failed: ConfigError, SandboxFailed.
+        """
         count = self._settings.workers
         with ThreadPoolExecutor(count) as threads:
             starts = [threads.submit(self._starter.start, None) for _ in range(count)]
@@ -93,10 +106,12 @@ class SandboxPool:
     ) -> Outcome | Mistake:
         """Make a call in the process that `slot` has for this `code`, started first if there is none.
 
-        `request` is the packed call. Return its outcome, or a Mistake if the process cannot be started
-        or ended before the call five times. The process stays in `slot`, as the last entry, if it can
-        serve more calls; otherwise the process is ended. Raise SandboxFailed or ConfigError as `run`
-        does.
+        `slot` has a worker's processes by their code, the last used at the end; None is built-in code.
+        `request` is the packed call. Return the call's outcome, or a Mistake if the user's code cannot
+        be started, or its process ended before the call five times. Afterwards the process is the last
+        in `slot`, or ended if it can serve no more calls. Over 8 processes of users' code, the one used
+        longest ago is ended. Raise SandboxFailed or ConfigError if no process for built-in code can
+        start.
         """
         for _ in range(STARTS):
             handle: Handle | Mistake | None = slot.pop(code, None)
@@ -117,7 +132,10 @@ class SandboxPool:
         return self._starter.never_ready(code)
 
     def _forget_oldest(self, slot: dict[Code | None, Handle]) -> None:
-        """End the process in `slot` whose user's code was used longest ago, if over MOST_CODES."""
+        """If `slot` has over MOST_CODES, 8, processes of users' code, end and remove the first of them.
+
+        The first is the one that was used longest ago.
+        """
         own = [code for code in slot if code is not None]
         if len(own) > MOST_CODES:
             slot.pop(own[0]).end()

@@ -27,7 +27,7 @@ class Code(NamedTuple):
 
     @property
     def all(self) -> list[tuple[str, str]]:
-        """Return source and digest of each part of the code."""
+        """Return (source, digest) of this code, and then of each code in `more`, in a new list."""
         return [(self.source, self.digest), *self.more]
 
 
@@ -55,7 +55,7 @@ class SandboxSettings:
 
     @property
     def most_processes(self) -> int:
-        """Return how many processes and threads the user of the sandbox may run on this machine.
+        """Return how many processes and threads the sandbox's user may run on this machine, all pools'.
 
         The kernel counts those of all pools with the same user, so the number suffices for four pools of
         this size, each with 64 processes that calls start. Example: 4 x (16 x 10 + 64) = 896 for 16

@@ -27,11 +27,12 @@ _MOST_BYTES = 2**24
 
 
 class SourceReader:
-    """Follows import statements from a file on. `installed` names the trusted modules that were found.
+    """Follows import statements from a module or file on, without running code.
 
-    `search` are the folders where top modules are looked for. `modules` are the specs of the user's
-    modules by name, whose sources are then in own_code.KEPT. The package `own` ("" for none) is the
-    user's, also if it is installed.
+    `search` are the folders where top modules are looked for. The package `own` ("" for none) is the
+    user's, also if it is installed. At first nothing is found. `installed` gets the names of the trusted
+    modules that were found, `modules` the specs of the user's modules by name. Sources of the latter are
+    stored in own_code.KEPT.
     """
 
     def __init__(self, search: Sequence[str], own: str) -> None:
@@ -42,16 +43,17 @@ class SourceReader:
         self._waiting: list[tuple[str, Path, bool]] = []
 
     def read(self, name: str, path: Path) -> None:
-        """Store the source of the file `path`, the module `name`, in KEPT, and read all that it imports.
+        """Store the source of the file `path`, the module `name`, in KEPT, and follow its imports.
 
-        Raise OSError if the file is unreadable.
+        Raise OSError if this file is unreadable. Imported modules that are not found or readable are
+        left out.
         """
         KEPT[str(path)] = path.read_bytes()
         self._waiting.append((name, path, path.name == "__init__.py"))
         self.follow_all()
 
     def follow_all(self) -> None:
-        """Read all that the sources found until now import, and what that imports in turn.
+        """Follow what the sources found until now import, and what that imports, until nothing is left.
 
         Stop when KEPT has 2000 sources.
         """
@@ -60,10 +62,10 @@ class SourceReader:
                 self.follow(found)
 
     def follow(self, name: str) -> None:
-        """Find the module `name` ("a.b") and the packages around it ("a") without running anything.
+        """Find the packages around the module `name` ("a" for "a.b") and the module; run none of them.
 
-        An installed one is added to `installed`. A user's one is read. A part that is not found ends the
-        search.
+        The name of an installed one is added to `installed`; a user's one is added to `modules`, and its
+        source to KEPT. A part that is not found ends the search.
         """
         locations = [*self._search]
         parts = name.split(".")
@@ -81,9 +83,11 @@ class SourceReader:
             locations = list(spec.submodule_search_locations)
 
     def _add(self, name: str, spec: ModuleSpec) -> None:
-        """Add the user's module `name` to `modules`, and store its .py source in KEPT.
+        """Add the user's module `name` with its `spec` to `modules`, and store its .py source in KEPT.
 
-        What the source imports is read later. A compiled module and an unreadable source are ignored.
+        Its imports are followed later, by `follow_all`. A compiled module, and one whose source cannot
+        be read or is outside the folders of the code, are ignored. A folder without __init__.py has no
+        source.
         """
         if spec.origin is not None and spec.origin.endswith(".py"):
             try:
@@ -97,11 +101,11 @@ class SourceReader:
         self.modules[name] = spec
 
     def _read_own(self, path: str) -> bytes:
-        """Return the source of a module of the user. Raise PermissionError for one outside the folders.
+        """Return the first 16 MiB of the file `path`, a source of the user.
 
-        Raise another OSError for a file that cannot be read. The file is read with the rights of this
-        process, so a link beside the user's code must not lead to files that the user of the code cannot
-        read. The kernel names the file that was opened: a link may change at any time.
+        Raise PermissionError if the file is not a regular one below the folders that are searched, links
+        followed, another OSError if it cannot be read. The rights of this process apply, so a link must
+        not lead to files that the user cannot read. A link may change: the kernel names what was opened.
         """
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe would wait
             name = f"/proc/self/fd/{file.fileno()}"
@@ -109,15 +113,18 @@ class SourceReader:
             folders = [os.path.realpath(folder) for folder in self._search]
             inside = any(os.path.commonpath([folder, opened]) == folder for folder in folders)
             if not (inside and stat.S_ISREG(os.fstat(file.fileno()).st_mode)):
-                raise PermissionError(f"{path} leads to {opened}, outside of the folders of the code")
+                remedy = "copy the file into these folders"
+                raise PermissionError(
+                    f"{path} is {opened}, not within the folders of the code: {remedy}"
+                )
             return file.read(_MOST_BYTES)
 
     def import_installed(self) -> None:
-        """Import the installed modules, with the rights that this process still has.
+        """Import the modules named in `installed`, with the rights that this process still has.
 
-        Meanwhile only installed folders are searched: no file of the user may take a package's place. A
-        package that fails is imported again by the user's code, which then has the error. Programs are
-        left to the user's code.
+        Meanwhile sys.path has only installed folders: no file of the user may take a package's place. A
+        module that fails is ignored; the user's code imports it again, and has the error then. Left out
+        are modules that do something on import, such as any __main__.
         """
         before = sys.path[:]
         sys.path[:] = [folder for folder in sys.path if _is_installed_path(folder)]
@@ -132,9 +139,9 @@ class SourceReader:
 
 
 def is_installed(spec: ModuleSpec) -> bool:
-    """Return whether a module belongs to Python, to Penstock, or to a folder of installed packages.
+    """Return True if a module is Penstock's, of the standard library, or in site-packages or the like.
 
-    A module without a file or folder belongs to none of them.
+    False for any other module, and for one without a file or folder.
     """
     if spec.name.partition(".")[0] == "penstock":
         return True
@@ -143,7 +150,7 @@ def is_installed(spec: ModuleSpec) -> bool:
 
 
 def _is_installed_path(path: str) -> bool:
-    """Return whether a path is in a folder of installed packages, or in the standard library."""
+    """Return True if `path` is within the standard library or installed packages; "" is not."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     paths = [sysconfig.get_path(name) for name in names] + [*site.getsitepackages()]
     folders = {*map(Path, paths), Path(site.getusersitepackages())} if path else set()
@@ -152,10 +159,11 @@ def _is_installed_path(path: str) -> bool:
 
 
 def imports_of(name: str, path: Path, is_package: bool) -> Iterator[str]:
-    """Yield the full names that a file in KEPT imports, in functions too; none if it cannot be parsed.
+    """Yield the full names that a source in KEPT imports, in functions too; none if it cannot be parsed.
 
-    `name` is the file's module. `from a import b` yields a and a.b, since b may be a module. What is
-    only imported for type checkers is left out.
+    `path` is the source's key in KEPT, `name` its module, for relative imports; `is_package` says that
+    it is an __init__.py. `from a import b` yields a and a.b, since b may be a module; with * only a.
+    Imports below `if TYPE_CHECKING` are left out. A name may come twice.
     """
     try:
         tree = ast.parse(KEPT[str(path)])
@@ -173,9 +181,10 @@ def imports_of(name: str, path: Path, is_package: bool) -> Iterator[str]:
 
 
 def _base_of(node: ast.ImportFrom, package: str) -> str | None:
-    """Return the full name of the module that a `from` statement in `package` names.
+    """Return the full name of the module that the `from` statement `node` in `package` names.
 
-    In the package a.b, `from ..c import d` gives "a.c". More dots than the package has parts give None.
+    In the package a.b, `from ..c import d` gives "a.c". More dots than the package has parts give None,
+    and so does a dot without a package ("").
     """
     if node.level == 0:
         return node.module
@@ -186,7 +195,10 @@ def _base_of(node: ast.ImportFrom, package: str) -> str | None:
 
 
 def _running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield all nodes of `tree` but the tests and bodies of `if TYPE_CHECKING:`; an `else` counts."""
+    """Yield all nodes of `tree`, in no order, but those in the test and body of `if TYPE_CHECKING:`.
+
+    The nodes of its `else` are yielded. `if not TYPE_CHECKING:` is an `if` as any other.
+    """
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
@@ -199,9 +211,10 @@ def _running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def read_source(source: str) -> SourceReader:
-    """Read the code `source`, a .py file or a dotted module name, and all that it imports.
+    """Store the code `source`, a .py file or a dotted module name, and all that it imports, in KEPT.
 
-    Return the reader with what was found; code that is not found or unreadable is left out.
+    Return the reader, with the specs of the user's modules and the names of installed ones. Code that is
+    not found or unreadable is left out. A file's imports are searched in its folder first.
     """
     if not source.endswith(".py"):
         reader = SourceReader(sys.path, source.partition(".")[0])

@@ -27,7 +27,11 @@ log = get_logger(__name__)
 
 
 class Starter:
-    """Starts the processes of one pool. Raise ConfigError if the settings name a wrong user."""
+    """Starts the processes of the pool with these `settings`. __init__ starts none.
+
+    Raise ConfigError if this machine has no user of the settings' name, or root lacks the capability to
+    become that user.
+    """
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
@@ -43,18 +47,20 @@ class Starter:
             self._built_in_limits = replace(self._limits, uid=unused_id(uid), gid=unused_id(gid))
 
     def close(self) -> None:
-        """End the nurseries. The keepers end when their handles are ended."""
+        """Kill the nurseries and wait for their end. The keepers end when their handles are ended."""
         with self._lock:
             for nursery in self._nurseries.values():
                 nursery.close()
             self._nurseries.clear()
 
     def start(self, code: Code | None) -> Handle | Mistake:
-        """Return a process that is ready, after at most STARTS attempts.
+        """Start a process, wait until it is ready, and return it; with a user's `code`, or a Mistake.
 
-        A process that is killed before it is ready was killed from outside, so another one is started.
-        Raise ConfigError for a too small memory limit or refused settings, SandboxFailed if a process is
-        not ready in time or always killed. With a `code` these and a failed import are Mistakes.
+        None is built-in code. A process that is killed before it is ready was killed from outside, so
+        another one is started, five in all. A process has 60 s to prepare, then 60 s, or the time limit
+        of a call for a user's code, to import its code. Raise ConfigError for a too small memory limit
+        or refused rights, SandboxFailed if a process is not ready in time or always killed. With a
+        user's code these and a failed import are Mistakes.
         """
         for _ in range(STARTS):
             handle = self._new_handle(code)
@@ -77,7 +83,10 @@ class Starter:
         return self.never_ready(code)
 
     def never_ready(self, code: Code | None) -> Mistake:
-        """Return a Mistake for a user's code whose process never lives; else raise SandboxFailed."""
+        """Return a Mistake: the process with a user's `code` was killed five times before it was ready.
+
+        Raise SandboxFailed with that reason if `code` is None: built-in code.
+        """
         text = f"was killed {STARTS} times before it was ready"
         if code is not None:
             return Mistake(f"{code.source}: the process with this code {text}")
@@ -86,7 +95,10 @@ class Starter:
         )
 
     def _too_little_memory(self, code: Code | None) -> Mistake:
-        """Return a Mistake for a user's code that needs too much memory; else raise ConfigError."""
+        """Return a Mistake that a user's `code` needs more memory than the limit of the settings.
+
+        Raise ConfigError with that reason if `code` is None: built-in code.
+        """
         setting = f"{self._settings.section}_MEMORY_GIB"
         if code is not None:
             return Mistake(
@@ -98,7 +110,10 @@ class Starter:
         )
 
     def _new_handle(self, code: Code | None) -> Handle | None:
-        """Return a process that is starting; None if its nursery has just ended."""
+        """Start a process for `code` (None: built-in); return its handle before the process is ready.
+
+        A nursery that does not run is started first. Return None if the nursery has ended meanwhile.
+        """
         keeper, their_keeper = socket.socketpair()
         control, their_control = socket.socketpair()
         output, their_output = os.pipe()
@@ -127,9 +142,9 @@ class Starter:
         return Handle(keeper, control, output, self._output, calls, sweeps=is_own)
 
     def _nursery(self, is_built_in: bool) -> Nursery:
-        """Return the nursery of built-in code, or of users' code unless `is_built_in`.
+        """Return the nursery of built-in code if `is_built_in`, else that of users' code.
 
-        If it does not run, a new one is started first. The caller holds the lock.
+        A nursery that was not started, or has ended, is started first. The caller holds the lock.
         """
         nursery = self._nurseries.get(is_built_in)
         if nursery is None or not nursery.runs:
@@ -141,10 +156,13 @@ class Starter:
         return nursery
 
     def _await_ready(self, handle: Handle, code: Code | None) -> Handle | Mistake | bool:
-        """Return the handle when its process is ready, or a Mistake of the user's code.
+        """Wait until the process of `handle` is ready; return `handle` then.
 
-        If the process ended before, return whether foreign code had run in it. Raise SandboxFailed if
-        it is not ready in time, ConfigError if it cannot give up its rights, both only without a code.
+        Return a Mistake if a user's `code` was refused, failed or was not imported in time. If the
+        process ended before, or wrote nonsense, return whether foreign code may have run in it. The
+        keeper is told to spare what the process has started. Without a user's code (None) raise
+        SandboxFailed if the process is not ready within 60 s for its rights and 60 s for its imports,
+        ConfigError if it cannot give up its rights.
         """
         began, end = False, time.monotonic() + START_TIMEOUT_S
         try:
@@ -177,19 +195,20 @@ class Starter:
         return began
 
     def _refused(self, reason: str, code: Code | None) -> Mistake:
-        """Return a Mistake with the `reason` why a process with this `code` could not prepare.
+        """Return a Mistake for a user's `code` whose process sent `refused` before it ran any code.
 
-        The reason is a lack of memory, or that limits, source or rights failed. Raise ConfigError
-        without a code.
+        `reason` is the text of the exception: a MemoryError is told as too little memory, any other as a
+        code that cannot be read. Raise ConfigError that tells the same if `code` is None: built-in code.
         """
         if reason.startswith("MemoryError"):
             return self._too_little_memory(code)
         if code is not None:
             return Mistake(f"{code.source} cannot be read: {reason}")
-        raise ConfigError(f"a sandbox process cannot give up its rights on this machine: {reason}")
+        setting = f"correct {self._settings.section}_USER, or the limits that this machine sets"
+        raise ConfigError(f"a sandbox process cannot set its limits or rights: {reason}; {setting}")
 
     def _tell_isolation(self, isolated: bool) -> None:
-        """Log, once per pool, if processes are not separated by namespaces (`isolated` is False)."""
+        """If `isolated` is False, log once per pool that sandbox processes have no namespaces."""
         if not isolated:
             self._tell(
                 "namespaces",
@@ -198,10 +217,11 @@ class Starter:
             )
 
     def _tell_mode(self, reason: str, handle: Handle, code: Code | None) -> None:
-        """Set up `handle` by `reason`, which says why its process cannot be forked for each call.
+        """Note on `handle` whether its process forks for each call. For built-in code (None) do nothing.
 
-        For built-in code (None) nothing happens. With "" the handle forks and is never replaced. Else
-        the reason is logged, once per code.
+        `reason` says why a user's `code` cannot be forked. With "" the handle's `forks` becomes True,
+        and `calls_left` 2^62, so that the process is never replaced. Else the reason is logged, once per
+        code.
         """
         if code is None:
             return
@@ -215,7 +235,7 @@ class Starter:
         )
 
     def _tell(self, subject: str, line: str) -> None:
-        """Log a line unless this pool has logged one on the same subject before."""
+        """Log `line` unless this pool has logged a line on the same `subject` before."""
         with self._lock:
             is_new = subject not in self._told
             self._told.add(subject)
@@ -224,5 +244,5 @@ class Starter:
 
 
 def _ended(status: int | None) -> str:
-    """Return how a process ended, for an error; None: its exit status is not known."""
+    """Return "ended its process", and " (exit code N)" unless the exit `status` is unknown (None)."""
     return "ended its process" + ("" if status is None else f" (exit code {status})")

@@ -28,11 +28,11 @@ _LINUX = sys.platform == "linux"
 
 
 def user_of(name: str, variable: str) -> tuple[int, int]:
-    """Return the uid and gid that sandbox processes get; (-1, -1) keeps the present user.
+    """Return the uid and gid of the user `name`, for sandbox processes; (-1, -1) keeps the present user.
 
-    The present user is kept for an empty `name`, and where this process is not root. Raise ConfigError,
-    which names the setting `variable`, if there is no such user, or if this process lacks a capability
-    that the change of user needs.
+    The present user is kept for an empty `name`, and where this process is not root. `variable` is the
+    setting with the name, for errors. Raise ConfigError if this machine has no such user, or if on Linux
+    this process lacks CAP_SETUID or CAP_SETGID.
     """
     if not name or os.geteuid() != 0:
         return -1, -1
@@ -46,19 +46,22 @@ def user_of(name: str, variable: str) -> tuple[int, int]:
     if _LINUX and (missing := _missing_capabilities()):
         raise ConfigError(
             f"{variable}={name}: root lacks {missing} here, so that the processes cannot become {name}; "
-            f"add them (docker run --cap-add), start this as an "
-            f"ordinary user, or set {variable} to nothing to stay root"
+            f"add them (docker run --cap-add), start this as an ordinary user, or set {variable} to "
+            "nothing to stay root"
         )
     return user.pw_uid, user.pw_gid
 
 
 def unused_id(number: int) -> int:
-    """Return a number that no user or group has a name for: 65533, or 65532 if `number` is that."""
+    """Return 65533, or 65532 if `number` is 65533: ids that no user or group has a name for."""
     return next(unused for unused in _UNUSED if unused != number)
 
 
 def _missing_capabilities() -> str:
-    """Return the capabilities for a change of user that this process lacks, "" if it has all."""
+    """Return which of CAP_SETUID and CAP_SETGID this process lacks, joined by " and "; "" if none.
+
+    Only for Linux, where /proc tells the effective capabilities.
+    """
     status = Path("/proc/self/status").read_text()
     effective = int(status.partition("CapEff:")[2].split()[0], 16)
     needed = {"CAP_SETUID": _SETUID, "CAP_SETGID": _SETGID}
@@ -66,19 +69,24 @@ def _missing_capabilities() -> str:
 
 
 def environment(kept: tuple[str, ...]) -> dict[str, str]:
-    """Return the variables of sandbox processes: those in KEPT and `kept`, and one thread."""
+    """Return the environment variables of sandbox processes, by name, with their present values.
+
+    These are the variables in KEPT, such as PATH, and those that `kept` names, as far as they are set.
+    OMP_NUM_THREADS, OPENBLAS_NUM_THREADS and MKL_NUM_THREADS are "1" unless kept.
+    """
     values = {name: os.environ[name] for name in (*KEPT, *kept) if name in os.environ}
     return dict.fromkeys(ONE_THREAD, "1") | values
 
 
 def drop_rights(uid: int, gid: int) -> None:
-    """Give up all capabilities for good, and become this user unless `uid` is -1.
+    """Give up all capabilities for good, and become user `uid` and group `gid` unless `uid` is -1.
 
-    Programs started later get no rights either. The process joins a new session keyring. Other processes
-    of the same user can no longer read or change its memory. With a change of user the supplementary
-    groups are dropped, and others cannot change its limits: prlimit(2) requires that all three group ids
-    are the caller's, and the saved one becomes a group without members. A reward could otherwise lower
-    the memory limit of a built-in reward, and so change its scores. Raise OSError if the kernel refuses.
+    On Linux, programs started later get no rights either, the process joins a new session keyring, and
+    other processes of the same user can no longer read or change its memory. With a change of user the
+    supplementary groups are dropped, and others cannot change its limits: prlimit(2) requires that all
+    three group ids are the caller's, and the saved one becomes a group without members. A reward could
+    otherwise lower the memory limit of a built-in reward, and so change its scores. Elsewhere only the
+    user changes. Raise OSError if the kernel refuses.
     """
     system = ctypes.CDLL(None, use_errno=True)
     if _LINUX:
@@ -98,10 +106,12 @@ def drop_rights(uid: int, gid: int) -> None:
 
 
 def _leave_keys(system: ctypes.CDLL) -> None:
-    """Join a new session keyring. Raise OSError if the kernel refuses, but not for ENOSYS or EPERM.
+    """Join a new session keyring of the kernel, so that this process loses the keys of the old one.
 
-    Whoever has a session keyring can read the keys in it, after a change of user too. ENOSYS means a
-    kernel without keys, EPERM a container that forbids keyctl(2). Machines outside _KEYCTL are skipped.
+    Whoever has a session keyring can read the keys in it, after a change of user too. Nothing is done on
+    machines other than x86_64 and aarch64. `system` is the C library, which makes the call. Raise
+    OSError if the kernel refuses, but not for ENOSYS, a kernel without keys, or EPERM, a container that
+    forbids keyctl(2).
     """
     number = _KEYCTL.get(os.uname().machine)
     if number and system.syscall(number, _JOIN_SESSION, None) < 0:
@@ -109,12 +119,15 @@ def _leave_keys(system: ctypes.CDLL) -> None:
 
 
 def hide_memory() -> None:
-    """Keep other processes of the same user from reading and changing this process's memory."""
+    """On Linux, keep other processes of the same user from reading and changing this one's memory."""
     if _LINUX:
         ctypes.CDLL(None).prctl(_DUMPABLE, 0, 0, 0, 0)
 
 
 def _check(result: int, what: str) -> None:
-    """Raise OSError, which names `what`, if the `result` of a system call is not 0."""
+    """Raise OSError unless `result`, of the system call just made, is 0.
+
+    The error has the call's errno, and a text that begins with `what`.
+    """
     if result != 0:
         raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")

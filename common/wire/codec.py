@@ -29,81 +29,93 @@ _DEEPEST = DEEPEST + 8  # of a message: its user's data have a place within its 
 _MOST_VALUES = 2**22
 """Most items of lists and maps in one message. Each takes up to 72 bytes of memory, one on the wire."""
 
-_OTHER_RELEASE = "If its sender runs another release of penstock, install the same everywhere"
+_OTHER_RELEASE = "If another release of penstock wrote this, install the same release everywhere"
 
 
 def encode(message: object) -> bytes:
-    """Return a message, a dataclass of messages.py or the contract, as bytes. Raise as `pack` does."""
+    """Return the msgpack bytes of [number of the wire schema, class name, list of the fields in order].
+
+    `message` is a dataclass of messages.py or a Contract. Raise MalformedMessage for a field that
+    msgpack has no form for, such as an integer over 64 bits. A lone surrogate in a text is escaped.
+    """
     return pack([SCHEMA, type(message).__name__, _to_wire(message)])
 
 
 def decode(data: bytes, *expected: type[Message]) -> Message:
-    """Return the message in the bytes.
+    """Return the message that `encode` made the bytes of: an object of one of the classes `expected`.
 
-    Raise MalformedMessage if the bytes are not a message of an expected type and of this wire schema.
+    Raise MalformedMessage for bytes that are no message, a wire schema other than SCHEMA, a class that
+    is not expected, and a field of a wrong type or value.
     """
     envelope = unpack(data)
     if not isinstance(envelope, list) or len(envelope) != 3:
-        raise MalformedMessage(
-            f"expected [schema, type, fields], found {brief(envelope)}. {_OTHER_RELEASE}"
-        )
+        form = f"a message is {brief(envelope)}, expected [schema, type, fields]"
+        raise MalformedMessage(f"{form}. {_OTHER_RELEASE}")
     schema, name, body = envelope
     if schema != SCHEMA:
-        found = f"found wire schema {brief(schema)}, expected {SCHEMA}"
+        found = f"a message has wire schema {brief(schema)}, expected {SCHEMA}"
         raise MalformedMessage(f"{found}: install the same release of penstock everywhere")
     for kind in expected:
         if kind.__name__ == name:
-            try:
-                return cast(Message, _from_wire(kind, body, name))
-            except MalformedMessage as error:
-                raise MalformedMessage(f"{error}. {_OTHER_RELEASE}") from error
+            return cast(Message, _from_wire(kind, body, name))
     names = " or ".join(kind.__name__ for kind in expected)
-    raise MalformedMessage(f"expected a {names}, found {brief(name)}. {_OTHER_RELEASE}")
+    raise MalformedMessage(f"a message: expected a {names}, found {brief(name)}. {_OTHER_RELEASE}")
 
 
 def decode_outcome(data: bytes) -> Outcome:
-    """Return the scored group or verdict in the bytes. Raise MalformedMessage if they hold neither."""
+    """Return the ScoredGroup or Verdict that `encode` has made the bytes of.
+
+    Raise MalformedMessage for other bytes, another wire schema, or a field of a wrong type or value.
+    """
     return cast(Outcome, decode(data, ScoredGroup, Verdict))
 
 
 def pack(value: PlainData) -> bytes:
-    """Return plain data as msgpack. Raise MalformedMessage for values that msgpack has no form for.
+    """Return None, a truth value, number, text or bytes, or lists and maps of these, as msgpack.
 
-    A lone surrogate in a text, which no message holds, is escaped.
+    Tuples become lists. A lone surrogate in a text is replaced by its escape: "\\ud800" is then six
+    letters. Raise MalformedMessage for what msgpack has no form for, such as an integer over 64 bits.
     """
     try:
         return pack_raw(value, "backslashreplace")
     except (ValueError, TypeError, OverflowError) as error:
         fault = find_fault(value, _DEEPEST) or str(error)
-        raise MalformedMessage(f"a message cannot hold this: {fault}") from error
+        raise MalformedMessage(f"a message cannot hold a value: {fault}. Leave it out") from error
 
 
 def unpack(data: bytes, most: int = _MOST_VALUES) -> PlainData:
-    """Return the plain data in msgpack bytes.
+    """Return the None, truth value, number, text or bytes, or lists and maps of these, in msgpack bytes.
 
-    Raise MalformedMessage for bytes that are not msgpack, a fault that `find_fault` names, extension
-    types, a key that is twice in a map, and more than `most` values in lists and maps.
+    Raise MalformedMessage for bytes that are not one whole value of msgpack, over `most` items of all
+    lists and entries of all maps together, nesting over 40 levels, a key that is no text or is twice in
+    a map, a text that is not UTF-8, and msgpack's extension types.
     """
     left = most
 
     def count(items: int) -> None:
-        """Count the items of a list or map. Raise ValueError for too many in all."""
+        """Subtract `items`, the length of a list or map, from `left`, the values that are still allowed.
+
+        Raise ValueError if `left` is below 0 then.
+        """
         nonlocal left
         left -= items
         if left < 0:
-            raise ValueError(f"found more than {most} values in lists and maps, expected fewer")
+            raise ValueError(f"a message has more than {most} values in lists and maps: send fewer")
 
     def read_list(items: list[Any]) -> list[Any]:
-        """Return the list; its items count towards the limit."""
+        """Return the same list. Raise ValueError if the bytes have too many items with its own."""
         count(len(items))
         return items
 
     def read_map(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-        """Return the map, counted. Raise ValueError if a key is there twice."""
+        """Return the map of the (key, value) `pairs`.
+
+        Raise ValueError if a key is there twice, or the bytes have too many items with these pairs.
+        """
         count(len(pairs))
         made = dict(pairs)
         if len(made) < len(pairs):
-            raise ValueError("a map has a key twice, which no release of penstock writes")
+            raise ValueError("a map of a message has a key twice, expected once: correct its sender")
         return made
 
     longest = min(len(data), most)
@@ -116,33 +128,37 @@ def unpack(data: bytes, most: int = _MOST_VALUES) -> PlainData:
     except (ValueError, TypeError, RecursionError) as error:
         fault = str(error)[:200] or type(error).__name__  # TypeError: a key that cannot be hashed
     if fault:
-        raise MalformedMessage(
-            f"{len(data)} bytes are not msgpack of plain data: {fault}. {_OTHER_RELEASE}"
-        )
+        found = f"{len(data)} bytes are not msgpack of plain data: {fault}"
+        raise MalformedMessage(f"{found}. {_OTHER_RELEASE}")
     return value
 
 
 def _refuse(code: int, _: bytes) -> None:
-    """Raise ValueError: no message holds an extension type."""
-    raise ValueError(f"found msgpack's extension type {code}, expected plain data")
+    """Raise ValueError, always: `code` is the number of an extension type of msgpack, for the error."""
+    raise ValueError(f"a message has extension type {code}, expected plain data: use texts or numbers")
 
 
 def fields_as(kind: type, value: PlainData, where: str) -> dict[str, Any]:
-    """Return a map that has the fields of a dataclass or TypedDict, each converted by its annotation.
+    """Return, by name, the fields of a dataclass or TypedDict `kind` from the map `value` of plain data.
 
-    Raise MalformedMessage, which begins with `where`, for a value that is no map, and if a field is
-    missing (one with a default too), unknown or of another type.
+    They come in the order of `kind`. Each is converted to its annotated type: a list to a tuple, for
+    example. `where` says in errors which map this is. Raise MalformedMessage if `value` is no map, or if
+    a field is missing (one with a default too), unknown, or of another type.
     """
     types = get_type_hints(kind, include_extras=True)
     found = _checked(isinstance(value, dict), value, "a map", where)
     if set(found) != set(types):
-        odd = ", ".join(sorted(map(brief, set(found) ^ set(types))))
-        raise MalformedMessage(f"{where}: these fields are missing or unknown: {odd[:200]}")
+        odd = ", ".join(sorted(map(brief, set(found) ^ set(types))))[:200]
+        raise MalformedMessage(f"{where}: these fields are missing or unknown: {odd}. {_OTHER_RELEASE}")
     return {name: _from_wire(part, found[name], f"{where}.{name}") for name, part in types.items()}
 
 
 def _to_wire(value: object) -> PlainData:
-    """Return a field as plain data: arrays as bytes, dataclasses and tuples as lists."""
+    """Return a message, or a part of one, as plain data for msgpack.
+
+    An array becomes the bytes of its elements, a dataclass the list of its fields, a tuple a list. The
+    values of a list or map are converted too; anything else is returned as it is.
+    """
     if isinstance(value, np.ndarray):
         return np.ascontiguousarray(value).tobytes()
     if is_dataclass(value):
@@ -156,13 +172,18 @@ def _to_wire(value: object) -> PlainData:
 
 @cache
 def _field_types(kind: type) -> tuple[tuple[str, Any], ...]:
-    """Return the name and annotation of each field of a dataclass."""
+    """Return (name, type) of each field of the dataclass `kind`, in order; annotations are resolved."""
     hints = get_type_hints(kind, include_extras=True)
     return tuple((spec.name, hints[spec.name]) for spec in fields(kind))
 
 
 def _from_wire(kind: Any, value: PlainData, where: str) -> Any:
-    """Return plain data as a value of an annotated type. Raise MalformedMessage if it does not fit."""
+    """Return a field of a message as the annotated type `kind`, such as tuple[int, ...] or a dataclass.
+
+    `value` is the field as msgpack had it: a tuple is a list there, a dataclass the list of its fields,
+    an array bytes. `where`, such as "Ticket.sampling", names the field in errors. Every value fits Any.
+    An integer fits float; a truth value fits neither. Raise MalformedMessage if `value` does not fit.
+    """
     origin = get_origin(kind)
     if kind is Any:
         return value
@@ -193,16 +214,23 @@ def _from_wire(kind: Any, value: PlainData, where: str) -> Any:
 
 
 def _dataclass(kind: type, value: PlainData, where: str) -> Any:
-    """Return a list of fields as the dataclass `kind`. Raise MalformedMessage if they do not fit."""
+    """Return an object of the dataclass `kind`, whose fields in order are the items of the list `value`.
+
+    `where` names the place in a message, for errors. Raise MalformedMessage if `value` is no list of as
+    many items, an item is not of its field's type, or the dataclass refuses the values.
+    """
     specs = _field_types(kind)
-    if not isinstance(value, list) or len(value) != len(specs):
-        raise MalformedMessage(f"{where}: expected {len(specs)} fields, found {brief(value)}")
-    named = zip(specs, value, strict=True)
+    fits = isinstance(value, list) and len(value) == len(specs)
+    named = zip(specs, _checked(fits, value, f"{len(specs)} fields", where), strict=True)
     return kind(*(_from_wire(field_kind, item, f"{where}.{name}") for (name, field_kind), item in named))
 
 
 def _optional(kinds: tuple[Any, ...], value: PlainData, where: str) -> Any:
-    """Return None, or the value as the one other type of a union. Raise MalformedMessage for others."""
+    """Return None for None, else `value` converted to the one type in `kinds` that is not None's.
+
+    `where` names the place in a message, for errors. Raise MalformedMessage for None if `kinds` lacks
+    None's type, and for a value that does not fit the other type.
+    """
     if value is None:
         return _checked(type(None) in kinds, value, "a value", where)
     (kind,) = (kind for kind in kinds if kind is not type(None))
@@ -210,18 +238,23 @@ def _optional(kinds: tuple[Any, ...], value: PlainData, where: str) -> Any:
 
 
 def _array(dtype: str, value: PlainData, where: str) -> np.ndarray:
-    """Return bytes as an array, without a copy. Raise MalformedMessage if they do not fit the dtype."""
+    """Return the bytes `value` as a read-only array of one dimension, without a copy.
+
+    `dtype` is numpy's, such as "<i4"; `where` names the place in a message, for errors. Raise
+    MalformedMessage for no bytes, a part of an element, and a byte over 1 with the dtype "|b1".
+    """
     _checked(isinstance(value, bytes), value, f"the bytes of an array of {dtype}", where)
-    size = np.dtype(dtype).itemsize
-    if len(value) % size:
-        raise MalformedMessage(f"{where}: {len(value)} bytes are no whole number of {dtype}")
-    if dtype == "|b1" and max(value, default=0) > 1:
-        raise MalformedMessage(f"{where}: found a truth value that is neither 0 nor 1")
+    whole = len(value) % np.dtype(dtype).itemsize == 0
+    _checked(whole, value, f"a whole number of {dtype} in {len(value)} bytes", where)
+    _checked(dtype != "|b1" or max(value, default=0) <= 1, value, "bytes that are 0 or 1", where)
     return np.frombuffer(value, dtype=dtype)
 
 
 def _checked(holds: bool, value: PlainData, expected: str, where: str) -> PlainData:
-    """Return the value if the condition holds. Raise MalformedMessage otherwise."""
+    """Return `value` if `holds`. Raise MalformedMessage otherwise.
+
+    The error says that at `where`, a place in a message or file, `expected` was expected.
+    """
     if not holds:
-        raise MalformedMessage(f"{where}: expected {expected}, found {brief(value)}")
+        raise MalformedMessage(f"{where}: expected {expected}, found {brief(value)}. {_OTHER_RELEASE}")
     return value

@@ -56,14 +56,15 @@ class Contract:
     chat: ChatSpec | None = None
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage for numbers, names or options that no setting can have."""
+        """Raise MalformedMessage unless all of the following holds.
+
+        Reward names differ. Names and hashes have at most 200 letters, paths 4096. A weight is within
+        1e9 of 0, `groups_per_step` and `credit` are 1 to 10^15 - 1, `tokens_per_sequence` 0 to 2^32 - 2.
+        Options, schemas and variables are plain data: None, numbers, texts, lists and maps, for example.
+        """
         names = [reward.name for reward in self.rewards]
         check_names("reward", names)
-        require(
-            len(set(names)) == len(names),
-            "two rewards have the same name, expected one name each:",
-            names,
-        )
+        require(len(set(names)) == len(names), "two rewards have the same name, rename one of:", names)
         for reward in self.rewards:
             check_numbers(f"the weight of reward {reward.name}", [reward.weight], HIGHEST_REWARD)
             check_plain(f"reward {reward.name}, option", reward.options)
@@ -76,7 +77,11 @@ class Contract:
         check_range("credit", self.credit, 1, LARGEST)
 
     def _check_episodes(self) -> None:
-        """Raise MalformedMessage for names, paths or data of tools that no setting can have."""
+        """Raise MalformedMessage for tools, environments or a chat template that no setting can have.
+
+        Names have at most 200 letters and paths 4096. The tools' schemas and the template's variables
+        are plain data: texts, numbers, lists and maps, for example.
+        """
         for code in (*self.episodes.tools, *self.episodes.environments):
             check_names("tool or environment", [code.name])
             check_texts([code.source], LONGEST_PATH)
@@ -86,20 +91,27 @@ class Contract:
 
     @property
     def reward_weights(self) -> dict[str, float]:
-        """The weight of each reward, by its name."""
+        """Return the weight of each reward by the reward's name, in the contract's order."""
         return {reward.name: reward.weight for reward in self.rewards}
 
     @property
     def hash(self) -> str:
-        """The first 16 hex digits of the contract's SHA-256. Every ticket carries this hash."""
+        """Return the first 16 hex digits of the SHA-256 of this contract's bytes.
+
+        Every ticket carries this hash.
+        """
         return hashlib.sha256(encode(self)).hexdigest()[:16]
 
 
 def hash_tokenizer(folder: Path) -> str:
-    """Return the SHA-256 of a folder's tokenizer and chat template. Raise ConfigError if it has none."""
+    """Return the SHA-256, as 64 hex digits, of the tokenizer and chat template in a model's folder.
+
+    The names and bytes of tokenizer.json, tokenizer_config.json and chat_template.jinja count. The last
+    two may be missing. Raise ConfigError if the folder has no tokenizer.json.
+    """
     digest = hashlib.sha256()
     if not (folder / TOKENIZER_FILES[0]).is_file():
-        raise ConfigError(f"{folder} has no {TOKENIZER_FILES[0]}: put the learner's model folder there")
+        raise ConfigError(f"{folder} has no {TOKENIZER_FILES[0]}: copy the learner's model folder there")
     for name in TOKENIZER_FILES:
         path = folder / name
         digest.update(name.encode() + (path.read_bytes() if path.is_file() else b""))
@@ -107,15 +119,15 @@ def hash_tokenizer(folder: Path) -> str:
 
 
 def check_tokenizer(contract: Contract) -> Path:
-    """Return the model folder of the contract.
+    """Return `contract.model`, the path of the run's initial model, after a check of its tokenizer.
 
-    Raise ContractMismatch if the folder is missing here or its tokenizer differs from the learner's,
-    ConfigError if it holds no tokenizer.
+    Raise ContractMismatch if this host has no such folder, or if the hash of the tokenizer in it is not
+    `contract.tokenizer_hash`. Raise ConfigError if the folder has no tokenizer.json.
     """
     folder = Path(contract.model)
     if not os.path.isdir(folder):  # False, where Path.is_dir raises, of a name that is too long
-        found = f"the contract names the model folder {folder}, which does not exist on this host"
-        raise ContractMismatch(f"{found}: share or copy the folder")
+        missing = f"the contract names the model folder {folder}, which does not exist on this host"
+        raise ContractMismatch(f"{missing}: share the learner's model folder, or copy it to this path")
     found = hash_tokenizer(folder)
     if found != contract.tokenizer_hash:
         raise ContractMismatch(
@@ -126,7 +138,10 @@ def check_tokenizer(contract: Contract) -> Path:
 
 
 def describe_difference(old: Contract, new: Contract) -> str:
-    """Return the fields in which two contracts differ, a line each, as "  credit: 8 -> 16"; or ""."""
+    """Return a line for each field in which two contracts differ, such as "  credit: 8 -> 16".
+
+    The lines are in the order of Contract's fields, joined by line ends. Equal contracts give "".
+    """
     before, after = asdict(old), asdict(new)
     changed = [name for name in before if before[name] != after[name]]
     return "\n".join(f"  {name}: {before[name]!r} -> {after[name]!r}" for name in changed)

@@ -38,21 +38,25 @@ class EpisodeSpec:
 
     @property
     def active(self) -> bool:
-        """Return whether a rollout is a conversation with tools or an environment."""
+        """Return True if the run has tools or environments, so that each rollout is a conversation."""
         return bool(self.tools or self.environments)
 
     @classmethod
     def from_plain(cls, value: Mapping[str, Any]) -> "EpisodeSpec":
-        """Return the spec of dataclasses.asdict(spec), whose tuples may have become lists."""
+        """Return the spec that `value` holds by field names, as dataclasses.asdict has made it.
+
+        Each tool and environment in `value` is a map too. A list may be in the place of a tuple.
+        """
         codes = {
             name: tuple(OwnCode(**code) for code in value[name]) for name in ("tools", "environments")
         }
         return cls(**{**value, **codes})
 
     def environment_of(self, row: Mapping[str, Any]) -> str:
-        """Return the name of the environment of a row, "" if the run has none.
+        """Return the name of the environment that answers the data set's row, "" if the run has none.
 
-        Raise ValueError if the run has several and the column `environment` names none of them.
+        `row` has the row's columns by name. The run's only environment is for every row. With several,
+        the column `environment` decides. Raise ValueError if that column is missing or names none.
         """
         names = [code.name for code in self.environments]
         if len(names) < 2:
@@ -60,9 +64,13 @@ class EpisodeSpec:
         found = row.get("environment")
         if found not in names:
             expected = f"expected one of LEARNER_ENVIRONMENT: {', '.join(names)}"
-            raise ValueError(f"the column `environment` is {brief(found)}; {expected}")
+            raise ValueError(f"the column `environment` is {brief(found)}; {expected}. Correct the row")
         return str(found)
 
     def tools_of(self, row: Mapping[str, Any]) -> list[Any]:
-        """Return the JSON schemas of a row's tools. Raise ValueError as `environment_of` does."""
+        """Return a new list of the JSON schemas of the tools that the data set's row can call, or [].
+
+        `row` has the row's columns by name. Raise ValueError if the run has several environments and the
+        row's column `environment` names none of them.
+        """
         return list(self.schemas.get(self.environment_of(row), ()))

@@ -41,25 +41,32 @@ def check_generation(
     regex: str = "",
     choice: Sequence[str] = (),
 ) -> None:
-    """Raise MalformedMessage for options over the limits, an empty text, or two structures."""
+    """Raise MalformedMessage for options of generation over the limits that protect an engine.
+
+    `stop` has at most 16 texts, `choice` 256, none empty or over 200 letters. `repetition_penalty` is
+    0.1 to 10. `regex` has at most 1000 letters, no NUL, and no `choice` beside it. The letters of the
+    regex times all counts in its braces are at most 100,000 ("a{9}": 36).
+    """
     check_range("repetition_penalty", repetition_penalty, LOWEST_PENALTY, HIGHEST_PENALTY)
     for name, texts, most in (("stop", stop, MOST_STOPS), ("choice", choice, MOST_CHOICES)):
-        require(len(texts) <= most, f"{name} has {len(texts)} texts, expected at most {most}")
-        require(all(texts), f"{name} has an empty text, expected letters")
+        require(len(texts) <= most, f"{name} has {len(texts)} texts, expected at most {most}: use fewer")
+        require(all(texts), f"{name} has an empty text, expected letters: leave it out")
         check_texts(texts, LONGEST_STOP)
-    require(not (regex and choice), "structured outputs have a regex and choices, expected one")
+    require(not (regex and choice), "structured_outputs has a regex and a choice: leave one of them out")
     check_texts([regex], LONGEST_REGEX)
-    require("\0" not in regex, "the regex has a NUL, expected none")
+    require("\0" not in regex, "the regex of structured_outputs has a NUL, expected none: leave it out")
     states = len(regex)
     for low, high in re.findall(r"\{(\d*),?(\d*)\}", regex):
         states *= max(1, int(high or low or 1))
-    require(states <= _LARGEST_REGEX, f"the regex has about {brief(states)} states; shorten its counts")
+    most_states = f"expected at most {_LARGEST_REGEX} states; lower its counts"
+    require(states <= _LARGEST_REGEX, f"the regex has about {brief(states)}, {most_states}")
 
 
 def sampling_options(asked: Mapping[str, PlainData]) -> dict[str, Any]:
-    """Return the fields of Sampling that a map of generation options gives.
+    """Return, by name, the fields of Sampling that the options in `asked` set; {} for no option.
 
-    Raise ValueError, with the accepted names, for an unknown name or a value of another type.
+    `asked` maps `stop`, `repetition_penalty` and `structured_outputs` to values as vLLM takes them.
+    Raise ValueError, with what is accepted, for another name or a value of another type.
     Example:
         >>> sampling_options({"stop": "</answer>", "structured_outputs": {"choice": ["yes", "no"]}})
         {'stop': ('</answer>',), 'choice': ('yes', 'no')}
@@ -75,19 +82,25 @@ def sampling_options(asked: Mapping[str, PlainData]) -> dict[str, Any]:
 
 
 def _read_stop(value: PlainData) -> dict[str, Any]:
-    """Return the stop strings of a text or a list. Raise ValueError for another value."""
+    """Return {"stop": texts as a tuple} for a text or a list of texts.
+
+    Raise ValueError for another value or an empty list.
+    """
     return {"stop": _texts("stop", [value] if isinstance(value, str) else value)}
 
 
 def _read_penalty(value: PlainData) -> dict[str, Any]:
-    """Return the repetition penalty. Raise ValueError unless it is a number."""
+    """Return {"repetition_penalty": `value` as float}. Raise ValueError for no number, or a bool."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"repetition_penalty: expected a number, found {brief(value)}")
+        raise ValueError(f"repetition_penalty: expected a number such as 1.1, found {brief(value)}")
     return {"repetition_penalty": float(value)}
 
 
 def _read_structure(value: PlainData) -> dict[str, Any]:
-    """Return the regex or the choices of structured outputs. Raise ValueError for another structure."""
+    """Return {"regex": text} or {"choice": tuple of texts} for structured outputs with that one key.
+
+    Raise ValueError for other keys, an empty or no text as a regex, and no or an empty list as a choice.
+    """
     if not isinstance(value, dict) or len(value) != 1 or not set(value) <= set(STRUCTURES):
         kinds = " or ".join(f'{{"{kind}": ...}}' for kind in STRUCTURES)
         raise ValueError(f"structured_outputs: expected {kinds}, found {brief(value)}")
@@ -95,14 +108,17 @@ def _read_structure(value: PlainData) -> dict[str, Any]:
     if kind == "choice":
         return {"choice": _texts("structured_outputs.choice", content)}
     if not isinstance(content, str) or not content:
-        raise ValueError(f"structured_outputs.regex: expected a text, found {brief(content)}")
+        raise ValueError(f"structured_outputs.regex: expected letters, found {brief(content)}")
     return {"regex": content}
 
 
 def _texts(name: str, value: PlainData) -> tuple[str, ...]:
-    """Return a list of texts as a tuple. Raise ValueError for another value or an empty list."""
+    """Return a list of texts as a tuple. Raise ValueError, naming the option `name`, for another value.
+
+    An empty list is refused too.
+    """
     if not isinstance(value, (list, tuple)) or not value or not all(isinstance(v, str) for v in value):
-        raise ValueError(f"{name}: expected texts, found {brief(value)}")
+        raise ValueError(f'{name}: expected texts, such as ["a"], found {brief(value)}')
     return tuple(value)
 
 

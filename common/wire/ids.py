@@ -29,10 +29,10 @@ class Version:
     step: int
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage if a part is negative or has more than 15 digits."""
+        """Raise MalformedMessage if `incarnation` or `step` is negative or has more than 15 digits."""
         if not (0 <= self.incarnation <= LARGEST and 0 <= self.step <= LARGEST):
             parts = f"{brief(self.incarnation)}.{brief(self.step)}"
-            raise MalformedMessage(f"version {parts}: expected parts from 0 to {LARGEST}")
+            raise MalformedMessage(f"version {parts}: expected numbers from 0 to {LARGEST}: correct it")
 
     def __str__(self) -> str:
         """Return INCARNATION.STEP, such as 2.7."""
@@ -40,12 +40,13 @@ class Version:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the version written as this text. Raise MalformedMessage for any other text."""
+        """Return the version that `text` names as INCARNATION.STEP, such as "2.7".
+
+        Raise MalformedMessage for any other text, such as "02.7" or a number of more than 15 digits.
+        """
         found = _VERSION.fullmatch(text)
         if found is None:
-            raise MalformedMessage(
-                f"{brief(text)} is no version: expected INCARNATION.STEP, such as 2.7"
-            )
+            raise MalformedMessage(f"{brief(text)} is no version: write INCARNATION.STEP, such as 2.7")
         return cls(int(found[1]), int(found[2]))
 
 
@@ -63,22 +64,30 @@ class TicketId(str):
     __slots__ = ()
 
     def __new__(cls, text: str) -> Self:
-        """Check the text and return it as an id. Raise MalformedMessage for a text of another form."""
+        """Return `text` as an id. Raise MalformedMessage unless it is as "train:7" or "eval:1.4:2".
+
+        A number has at most 15 digits, and none but 0 begins with 0.
+        """
         if _TICKET.fullmatch(text) is None:
-            raise MalformedMessage(
-                f"{brief(text)} is no ticket: expected train:NUMBER or eval:VERSION:INDEX, "
-                "such as train:7"
-            )
+            form = "write train:NUMBER or eval:VERSION:INDEX, such as train:7 or eval:1.4:2"
+            raise MalformedMessage(f"{brief(text)} is no ticket: {form}")
         return super().__new__(cls, text)
 
     @classmethod
     def train(cls, number: int) -> Self:
-        """Return the id of the training ticket `number`. Raise MalformedMessage if it is negative."""
+        """Return "train:NUMBER", the id of the training ticket `number`.
+
+        Raise MalformedMessage if `number` is negative or has more than 15 digits.
+        """
         return cls(f"train:{number}")
 
     @classmethod
     def evaluation(cls, version: Version, index: int) -> Self:
-        """Return the id of the ticket that asks a version held-out question `index`, from 0 on."""
+        """Return the id "eval:VERSION:INDEX" of the ticket that asks `version` a held-out question.
+
+        `index` is the question's place, from 0 on. Raise MalformedMessage for a negative `index` or one
+        of more than 15 digits.
+        """
         return cls(f"eval:{version}:{index}")
 
     @property

@@ -40,28 +40,40 @@ _HIGHEST_METRIC = 1e100  # a mean over a step's groups stays finite
 
 
 def require(condition: bool, message: str, *found: object) -> None:
-    """Raise MalformedMessage with this message, and `found` in brief, unless the condition holds."""
+    """Raise MalformedMessage unless `condition` holds.
+
+    The error's text is `message` and then each value in `found`, cut to 60 letters, joined by spaces.
+    """
     if not condition:
         raise MalformedMessage(" ".join((message, *map(brief, found))))
 
 
 def check_range(name: str, value: float, lowest: float, highest: float) -> None:
-    """Raise MalformedMessage for a number outside of [lowest, highest], or NaN."""
+    """Raise MalformedMessage if `value` is below `lowest`, above `highest` or NaN.
+
+    The error calls the number `name`.
+    """
     if not lowest <= value <= highest:
-        raise MalformedMessage(f"{name} is {brief(value)}, expected {lowest} to {highest}")
+        raise MalformedMessage(f"{name} is {brief(value)}, expected {lowest} to {highest}: correct it")
 
 
 def check_array(name: str, array: "np.ndarray", dtype: str) -> None:
-    """Raise MalformedMessage unless this is an array of one dimension and of this dtype."""
+    """Raise MalformedMessage unless `array` has one dimension and the numpy `dtype`, such as "<i4".
+
+    The error calls the array `name`.
+    """
     if array.ndim != 1 or array.dtype != dtype:
-        found = f"{array.ndim} dimensions of {array.dtype}"
-        raise MalformedMessage(f"{name}: expected 1 dimension of {dtype}, found {found}")
+        found = f"{name}: found an array with {array.ndim} dimensions of {array.dtype}"
+        raise MalformedMessage(f"{found}, expected 1 dimension of {dtype}: convert it before it is sent")
 
 
 def check_names(kind: str, names: Collection[str]) -> None:
-    """Raise MalformedMessage for too many names, a name that is too long, or half a character in one."""
+    """Raise MalformedMessage for over 1024 names, one of over 200 letters, or one with a lone surrogate.
+
+    `kind` is what the error calls a thing with such a name, for example "column".
+    """
     if len(names) > MOST_NAMES:
-        raise MalformedMessage(f"{len(names)} names of a {kind}, expected at most {MOST_NAMES}")
+        raise MalformedMessage(f"{len(names)} names of a {kind}, use at most {MOST_NAMES}")
     for name in names:
         if len(name) > LONGEST_NAME or not is_encodable(name):
             expected = f"expected at most {LONGEST_NAME} whole letters: choose a shorter name"
@@ -69,41 +81,55 @@ def check_names(kind: str, names: Collection[str]) -> None:
 
 
 def check_texts(texts: Sequence[str], longest: int = LARGEST_INT32) -> None:
-    """Raise MalformedMessage for a text of more than `longest` letters, or with half a character."""
+    """Raise MalformedMessage for a text of more than `longest` letters, or one with a lone surrogate."""
     for text in texts:
         if len(text) > longest or not is_encodable(text):
-            whole = f"expected at most {longest} letters, and no half of a character (lone surrogate)"
+            whole = f"use at most {longest} letters, and no half of a character (lone surrogate)"
             raise MalformedMessage(f"a text has {len(text)} letters, {brief(text)}; {whole}")
 
 
 def check_plain(kind: str, columns: Mapping[str, PlainData]) -> None:
-    """Raise MalformedMessage for a column whose value is no plain data; see `find_fault`."""
+    """Raise MalformedMessage, which names the column, for the first value that is no plain data.
+
+    Plain data are None, truth values, numbers of at most 64 bits, texts without lone surrogates, bytes,
+    and lists and maps of these, at most 32 levels deep, with texts as keys. `columns` has values by
+    name. The error begins with `kind` and the name, for example "column answer".
+    """
     for name, value in columns.items():
         if fault := find_fault(value):
-            raise MalformedMessage(f"{kind} {name}: {fault}")
+            raise MalformedMessage(f"{kind} {name}: {fault}. Correct this value, or leave it out")
 
 
 def check_numbers(kind: str, values: Collection[float | None], highest: float) -> None:
-    """Raise MalformedMessage for a number that is not in [-highest, highest], or NaN. None may be."""
+    """Raise MalformedMessage for NaN and for a number below -`highest` or above `highest`.
+
+    None in `values` is skipped. The error calls the number `kind`.
+    """
     for value in values:
         if value is not None and not -highest <= value <= highest:
             expected = f"expected a finite number within {highest:g} of 0"
-            raise MalformedMessage(f"{kind} is {brief(value)}; {expected}")
+            raise MalformedMessage(f"{kind} is {brief(value)}; {expected}. Correct it, or its code")
 
 
 def check_rewards(rewards: Mapping[str, Sequence[float | None]], size: int) -> None:
-    """Raise MalformedMessage unless names fit, and each reward has `size` values, None or within 1e9."""
+    """Raise MalformedMessage unless each reward has `size` values, each None or within 1e9 of 0.
+
+    `rewards` has by name a value per completion. Over 1024 names, or one of over 200 letters or with a
+    lone surrogate, are refused too.
+    """
     check_names("reward", rewards)
     for name, values in rewards.items():
-        if len(values) != size:
-            raise MalformedMessage(
-                f"reward {name}: found {len(values)} values, expected one for each of {size} completions"
-            )
+        found = f"reward {name} has {len(values)} values for {size} completions"
+        require(len(values) == size, f"{found}, expected one each: let its code return as many")
         check_numbers(f"reward {name}", values, HIGHEST_REWARD)
 
 
 def check_metrics(metrics: Mapping[str, float]) -> None:
-    """Raise MalformedMessage for a metric that is not finite or over 1e100, or for its name."""
+    """Raise MalformedMessage for a metric that is NaN or not within 1e100 of 0.
+
+    `metrics` has values by name. Over 1024 names, or one of over 200 letters or with a lone surrogate,
+    are refused too.
+    """
     check_names("metric", metrics)
     for name, value in metrics.items():
         check_numbers(f"metric {name}", [value], _HIGHEST_METRIC)

@@ -33,6 +33,7 @@ from penstock.common.wire.limits import (
     check_texts,
     require,
 )
+from penstock.common.wire.plain import brief
 from penstock.common.wire.transcript import Transcript
 
 SCHEMA = 5
@@ -45,12 +46,16 @@ Bools = Annotated[np.ndarray, "|b1"]
 ANSWER = "answer"
 """Name of the extra column with the answers that the rewarder extracted from an evaluation group."""
 
-_POSSIBLE = f"expected log-probabilities in [{LOWEST_LOGPROB:g}, 0], found lowest and highest"
+_RELEASE = "install the same release of penstock everywhere"
+_POSSIBLE = (
+    f"expected log-probabilities in [{LOWEST_LOGPROB:g}, 0]: check the engine; lowest and highest:"
+)
 
 FinishReason = Literal["stop", "length", "turns", "template", "environment"]
 """The end of a rollout: an end token or stop string; the most tokens; the most turns with tool calls; a
 chat template to which no further turn can be added exactly; a broken environment or tool.
 """
+_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 EndState = Literal["trained", "filtered", "stale", "dead", "evaluated", "unused"]
 END_STATES: tuple[EndState, ...] = get_args(EndState)
 
@@ -75,10 +80,17 @@ class Sampling:
     choice: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage for a value out of range."""
+        """Raise MalformedMessage unless all of the following holds.
+
+        `temperature` is 0 or 0.01 to 100, `top_p` above 0 and at most 1, `min_p` 0 to 1. `top_k` and
+        `seed` are 0 to 2^31 - 1, `max_tokens` 1 to 2^31 - 1, `repetition_penalty` 0.1 to 10. `stop` has
+        at most 16 texts, `choice` 256, none empty or over 200 letters. `regex` has at most 1000 letters,
+        no NUL, no `choice` beside it, and its letters times its counts in braces are at most 100,000.
+        """
         if self.temperature != 0.0:  # 0: greedy
             check_range("temperature", self.temperature, LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE)
-        require(0.0 < self.top_p <= 1.0, "top_p: expected above 0 and at most 1, found", self.top_p)
+        found = f"top_p is {brief(self.top_p)}"
+        require(0.0 < self.top_p <= 1.0, f"{found}, expected above 0 and at most 1: correct it")
         check_range("min_p", self.min_p, 0.0, 1.0)
         check_range("top_k", self.top_k, 0, LARGEST_INT32)
         check_range("max_tokens", self.max_tokens, 1, LARGEST_INT32)
@@ -105,17 +117,18 @@ class Ticket:
     columns: dict[str, Any]
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage for a wrong id, purpose, prompt, number, or column."""
+        """Raise MalformedMessage unless all of the following holds.
+
+        `purpose` is that of `id`. `prompt_ids` (int32, one dimension) has a token id, none negative.
+        `num_generations` is 1 to 65,536, `min_step` 0 to the step of `version`. `columns` are at most
+        1024 columns of plain data. Their names and `contract` have at most 200 letters each.
+        """
         found = TicketId(self.id).purpose
-        require(
-            found == self.purpose, f"ticket {self.id}: expected the purpose {found}, found", self.purpose
-        )
+        wrong = f"ticket {self.id} says purpose {brief(self.purpose)}, expected {found}; delete it"
+        require(found == self.purpose, wrong)
         check_array("prompt_ids", self.prompt_ids, "<i4")
-        require(len(self.prompt_ids) > 0, f"ticket {self.id}: the learner sent no prompt, expected one")
-        require(
-            int(self.prompt_ids.min()) >= 0,
-            f"ticket {self.id}: a token of the prompt is negative, expected ids",
-        )
+        fits = len(self.prompt_ids) > 0 and int(self.prompt_ids.min()) >= 0
+        require(fits, f"ticket {self.id}: its prompt has no token id, or a negative one; {_RELEASE}")
         check_range("num_generations", self.num_generations, 1, MOST_COMPLETIONS)
         check_range("min_step", self.min_step, 0, self.version.step)
         check_names("contract", [self.contract])
@@ -136,8 +149,11 @@ class Span:
     hash: str
 
 
+_ARRAYS = (("token_ids", "<i4"), ("prompt_ids", "<i4"), ("logprobs", "<f4"), ("mask", "|b1"))
+
+
 def _no_ids() -> np.ndarray:
-    """Return an array without ids."""
+    """Return a new empty array of token ids: int32, little-endian, of one dimension."""
     return np.zeros(0, dtype="<i4")
 
 
@@ -164,41 +180,48 @@ class Rollout:
 
     @property
     def failure(self) -> str:
-        """The reason why a tool or environment broke; "" if none did."""
+        """Return why a tool or environment broke; "" if none did, or the rollout is one completion."""
         return self.transcript.failure if self.transcript else ""
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage if sizes, spans, finish reason or a log-probability are wrong."""
+        """Raise MalformedMessage unless all of the following holds.
+
+        `token_ids` and `prompt_ids` (int32), `logprobs` (float32) and `mask` (bool) have one dimension,
+        all but `prompt_ids` one length over 0. No token id is negative. Log-probabilities are in
+        [-104, 0]. `spans` cover the tokens where `mask` is True, in order. `finish_reason` is known.
+        """
         length = len(self.token_ids)
-        for name, dtype in (("token_ids", "<i4"), ("logprobs", "<f4"), ("mask", "|b1")):
+        for name, dtype in _ARRAYS:
             check_array(name, getattr(self, name), dtype)
-        check_array("prompt_ids", self.prompt_ids, "<i4")
-        require(length > 0, "a rollout that an actor sent has no token, expected at least one")
         sizes = f"{length} tokens, {len(self.logprobs)} logprobs and {len(self.mask)} mask entries"
-        require(len(self.logprobs) == len(self.mask) == length, f"{sizes}, expected as many of each")
-        for ids in (self.token_ids, self.prompt_ids):
-            require(int(ids.min(initial=0)) >= 0, "a token of a rollout is negative, expected ids")
+        equal = len(self.logprobs) == len(self.mask) == length > 0
+        require(equal, f"a rollout has {sizes}, expected 1 or more and as many of each; {_RELEASE}")
+        least = min(int(ids.min(initial=0)) for ids in (self.token_ids, self.prompt_ids))
+        require(least >= 0, f"a rollout has the token id {least}, expected 0 or more; {_RELEASE}")
         lowest, highest = float(self.logprobs.min()), float(self.logprobs.max())  # NaN if one is NaN
-        possible = lowest >= LOWEST_LOGPROB and highest <= 0.0
-        require(possible, _POSSIBLE, lowest, highest)
-        reasons = get_args(FinishReason)
-        wrong = f"finish_reason: expected {', '.join(reasons[:-1])} or {reasons[-1]}, found"
-        require(self.finish_reason in reasons, wrong, self.finish_reason)
+        require(lowest >= LOWEST_LOGPROB and highest <= 0.0, _POSSIBLE, lowest, highest)
+        wrong = f"a rollout: expected finish_reason {' or '.join(_REASONS)}; {_RELEASE}; found:"
+        require(self.finish_reason in _REASONS, wrong, self.finish_reason)
         self._check_spans()
 
     def _check_spans(self) -> None:
-        """Raise MalformedMessage unless the spans, in order, cover the sampled tokens and no others."""
+        """Raise MalformedMessage unless `spans` cover the tokens where `mask` is True, and no others.
+
+        Each span has at least one token and begins at or after the end of the span before it.
+        """
         covered = np.zeros(len(self.mask), dtype=bool)
         edge = 0
         for span in self.spans:
             fits = edge <= span.start < span.end <= len(covered)
-            require(fits, f"expected a span that begins at {edge} or later, found the spans", self.spans)
+            wrong = f"a rollout: expected a span within {edge} to {len(covered)}; {_RELEASE}; spans are:"
+            require(fits, wrong, self.spans)
             covered[span.start : span.end] = True
             edge = span.end
         if not np.array_equal(covered, self.mask):
             place = int(np.argmax(covered != self.mask))
             found = "sampled, but in no span" if self.mask[place] else "in a span, but not sampled"
-            require(False, f"token {place} of {len(covered)} is {found}; the spans are", self.spans)
+            text = f"token {place} of {len(covered)} of a rollout is {found}; {_RELEASE}; the spans are:"
+            require(False, text, self.spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +233,14 @@ class Group:
     actor: str
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage for a number of rollouts that the ticket did not ask for, or a name."""
+        """Raise MalformedMessage if the number of rollouts is not the ticket's `num_generations`.
+
+        Raise it too for an `actor` of over 200 letters, or with a lone surrogate.
+        """
         check_names("actor", [self.actor])
-        found, expected = len(self.rollouts), self.ticket.num_generations
-        require(found == expected, f"{self.ticket.id}: found {found} rollouts, expected {expected}")
+        found = f"{self.ticket.id}: actor {brief(self.actor)} sent {len(self.rollouts)} rollouts"
+        asked = self.ticket.num_generations
+        require(len(self.rollouts) == asked, f"{found}, the ticket asks for {asked}; {_RELEASE}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,22 +262,27 @@ class ScoredGroup:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage for wrong sizes or values, or a reward of a failure."""
-        size = len(self.group.rollouts)
-        require(bool(self.rewards), f"{self.group.ticket.id}: found no reward, expected at least one")
-        require(
-            len(self.texts) == size,
-            f"found {len(self.texts)} texts, expected one for each of {size} rollouts",
-        )
+        """Raise MalformedMessage unless all of the following holds.
+
+        `rewards` has at least one reward. Each reward, `texts`, each column of `extra`, and `failures`
+        unless empty, have a value per rollout. A reward is None or within 1e9 of 0, and None for a
+        failed rollout; a metric is within 1e100 of 0. Columns are plain data. A failure has at most 2000
+        letters, a name 200.
+        """
+        size, ticket = len(self.group.rollouts), self.group.ticket.id
+        require(bool(self.rewards), f"{ticket}: its rewarder sent no reward, expected one; {_RELEASE}")
+        found = f"{ticket}: its rewarder sent {len(self.texts)} texts and {len(self.failures)} failures"
+        require(len(self.texts) == size, f"{found}, expected {size} texts; {_RELEASE}")
         check_rewards(self.rewards, size)
-        wrong = f"found {len(self.failures)} failures, expected one for each of {size} rollouts or none"
-        require(len(self.failures) in (0, size), wrong)
+        require(len(self.failures) in (0, size), f"{found}, expected 0 or {size} failures; {_RELEASE}")
         for index, failure in enumerate(self.failures):
             scored = failure and any(values[index] is not None for values in self.rewards.values())
-            require(not scored, f"rollout {index} failed, expected no rewards; its failure:", failure)
+            wrong = f"{ticket}: rollout {index} failed, expected no rewards; {_RELEASE}; its failure:"
+            require(not scored, wrong, failure)
         check_names("extra column", self.extra)
         for name, column in self.extra.items():
-            require(len(column) == size, f"extra column {name}: {len(column)} values, expected {size}")
+            uneven = f"extra column {name} has {len(column)} values for {size} completions"
+            require(len(column) == size, f"{uneven}: let the reward log one for each")
         check_plain("extra column", self.extra)
         check_metrics(self.metrics)
         check_names("rewarder", [self.rewarder])
@@ -276,20 +308,20 @@ class Verdict:
     completion: str = ""
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage for another state, or wrong sizes or values."""
-        TicketId(self.ticket_id)
-        require(
-            self.state in ("filtered", "dead"), "a verdict: expected filtered or dead, found", self.state
-        )
-        require(bool(self.reason), f"{self.ticket_id} ended without a reason, expected a text")
+        """Raise MalformedMessage unless all of the following holds.
+
+        `state` is "filtered" or "dead". `reason` has 1 to 2000 letters, `prompt` and `completion` up to
+        2000. Rewards have equally many values, 1 to 65,536, each None or within 1e9 of 0. `lengths` is
+        empty or has as many, each 1 to 2^31 - 1. A metric is within 1e100 of 0.
+        """
+        place = f"the verdict of {TicketId(self.ticket_id)}"
+        wrong = f"{place} is {brief(self.state)}, expected filtered or dead and a reason; {_RELEASE}"
+        require(self.state in ("filtered", "dead") and bool(self.reason), wrong)
         sizes = {len(values) for values in self.rewards.values()} or {len(self.lengths)}
         size = max(sizes)
         fits = len(sizes) == 1 and len(self.lengths) in (0, size) and (size > 0 or not self.rewards)
-        require(fits, f"{self.ticket_id}: expected equal numbers of rewards and lengths, found others")
-        require(
-            size <= MOST_COMPLETIONS,
-            f"{self.ticket_id}: {size} completions, expected at most {MOST_COMPLETIONS}",
-        )
+        require(fits, f"{place} has rewards and lengths of different sizes; {_RELEASE}")
+        require(size <= MOST_COMPLETIONS, f"{place} has over {MOST_COMPLETIONS} values; {_RELEASE}")
         check_rewards(self.rewards, size)
         for length in self.lengths:
             check_range("length", length, 1, LARGEST_INT32)
@@ -310,7 +342,10 @@ class Weights:
     parent: str
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage for a path or hash that is no text of the usual length."""
+        """Raise MalformedMessage if `hash` or `parent` is over 200 letters, or `path` over 4096 letters.
+
+        A lone surrogate in one of the three texts is refused too.
+        """
         check_names("hash", [self.hash, self.parent])
         check_texts([self.path], LONGEST_PATH)
 

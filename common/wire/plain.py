@@ -19,10 +19,11 @@ _Place = tuple["_Place", object] | None
 
 
 def find_fault(value: PlainData, deepest: int = DEEPEST) -> str:
-    """Return what keeps a value from being plain data, and where; "" if nothing does.
+    """Return the first thing found that keeps `value` from being plain data, and where; "" if none does.
 
-    Faults are nesting over `deepest` levels, keys that are no text, integers over 64 bits, texts with
-    lone surrogates, and other types.
+    Faults are more than `deepest` levels of lists and maps, a key that is no text, an integer over 64
+    bits, a text with a lone surrogate, and a type other than None, bool, int, float, str, bytes, list,
+    tuple and dict.
     Example:
         >>> find_fault({"a": [1, {2: "b"}]})
         'a.1: a key is 2; expected a text'
@@ -48,7 +49,7 @@ def find_fault(value: PlainData, deepest: int = DEEPEST) -> str:
 
 
 def _fault_of(item: PlainData) -> str:
-    """Return what is wrong with a value that is no list or map; "" if nothing is."""
+    """Return what keeps `item`, which is no list or map, from being plain data; "" if nothing does."""
     if isinstance(item, str):
         return "" if is_encodable(item) else "a text holds half a character (a lone surrogate)"
     if isinstance(item, int):
@@ -59,12 +60,16 @@ def _fault_of(item: PlainData) -> str:
 
 
 def _is_text(key: object) -> bool:
-    """Return whether a map's key is a text that UTF-8 can encode."""
+    """Return True if a map's key is a text without lone surrogates."""
     return isinstance(key, str) and is_encodable(key)
 
 
 def _path(place: _Place) -> str:
-    """Return a place, such as ((None, "a"), 1), as "a.1: "; the outermost six steps of a deep place."""
+    """Return a place within a value as text: ((None, "a"), 1) gives "a.1: ", and None gives "".
+
+    A place is (the place around it, a key or index). Of a deep one come the six outermost steps and
+    "...".
+    """
     steps: list[object] = []
     while place is not None:
         place, step = place
@@ -74,7 +79,7 @@ def _path(place: _Place) -> str:
 
 
 def is_encodable(text: str) -> bool:
-    """Return whether UTF-8 can encode a text, which lone surrogates prevent."""
+    """Return True unless the text has a lone surrogate, such as "\\ud800", which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -83,7 +88,11 @@ def is_encodable(text: str) -> bool:
 
 
 def brief(value: object) -> str:
-    """Return a value of unknown origin in at most 60 letters, for errors."""
+    """Return the repr of a value of unknown origin, for errors, cut to at most 60 letters.
+
+    A cut text ends in "..."; long lists, maps and texts are cut inside too. An integer of over 4300
+    digits gives "a value of type int".
+    """
     try:
         text = reprlib.repr(value)  # plain repr fails on a thousand nested lists
     except ValueError:  # an integer of over 4300 digits

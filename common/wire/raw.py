@@ -9,18 +9,21 @@ import msgpack
 
 
 def pack_raw(value: Any, lone_surrogates: Literal["backslashreplace", "surrogatepass"]) -> bytes:
-    """Return plain data as msgpack; tuples become lists.
+    """Return `value`, None, numbers, texts, bytes, lists and maps, as msgpack; tuples become lists.
 
-    `lone_surrogates` escapes or keeps half characters in texts. Raise ValueError, TypeError or
-    OverflowError for a value that msgpack has no form for.
+    A half of a character in a text, such as "\\ud800", becomes its six-letter escape with
+    "backslashreplace", and stays with "surrogatepass". Raise ValueError, TypeError or OverflowError for
+    a value that msgpack has no form for.
     """
     return cast(bytes, msgpack.packb(value, use_bin_type=True, unicode_errors=lone_surrogates))
 
 
 def unpack_raw(data: bytes, **options: Any) -> Any:
-    """Return the plain data in msgpack bytes; `options` are those of msgpack.unpackb.
+    """Return the one value in msgpack bytes; lists come as lists, and texts are decoded from UTF-8.
 
-    Raise ValueError for bytes that are not msgpack, and what the options' hooks raise.
+    `options` are those of msgpack.unpackb, such as limits and hooks. Raise ValueError for bytes that are
+    not one whole msgpack value or over a limit, TypeError for a map's key that cannot be hashed, and
+    what a hook raises.
     """
     try:
         return msgpack.unpackb(data, raw=False, **options)

@@ -59,8 +59,10 @@ JUDGE: Final = "judge"
 
 
 def split_kind(asked: str) -> tuple[str, str, str] | None:
-    """Return kind, name and place of a reward model or judge in LEARNER_REWARDS; None for other rewards.
+    """Return (kind, name, place) of an entry "KIND:NAME=PLACE" of LEARNER_REWARDS, without outer spaces.
 
+    KIND is "model" or "judge". PLACE is a model's folder or hub id, or a judge's file. Return None for
+    every other entry.
     Example:
         >>> split_kind("model:helpful=models/rm"), split_kind("accuracy")
         (('model', 'helpful', 'models/rm'), None)
@@ -77,10 +79,9 @@ class RewardSpec:
     """One reward of a run, as part of the contract.
 
     `source` is empty for a built-in reward, else the absolute path of a Python file or the dotted name
-    of a module; `digest` is the SHA-256 of that code. A built-in reward's
-    `options` are its keyword arguments. A user's reward has the options `completions` (the form of the
-    completions: auto, text or messages), `columns` (the names of the data's columns) and `max_steps`
-    (the run's number of Updates).
+    of a module; `digest` is the SHA-256 of that code. A built-in reward's `options` are its keyword
+    arguments. A user's reward has the options `completions` (the form of the completions: auto, text or
+    messages), `columns` (the names of the data's columns) and `max_steps` (the run's number of Updates).
 
     With the kind MODEL, a sequence classification model computes the reward. Its options are `model`, a
     folder or a hub id, and `revision`, the commit of an id. The digest is that of a folder's files.

@@ -24,9 +24,8 @@ class Transcript:
     `messages` are those of the assistant, of tools, and of the user if the environment's `reset` gave
     the first observation. `turns` counts sampled completions, `tool_calls` the calls that were run or
     refused, and `tool_failures` those of them that failed. `reward` is what `get_reward` returned, None
-    if the environment has no reward. `failure` is ""
-    unless an environment or tool broke; such a rollout has no reward and is not trained. Raise
-    MalformedMessage for a value out of range.
+    if the environment has no reward. `failure` is "" unless an environment or tool broke; such a rollout
+    has no reward and is not trained. Raise MalformedMessage for a value out of range.
     """
 
     messages: tuple[dict[str, Any], ...] = ()
@@ -37,7 +36,11 @@ class Transcript:
     failure: str = ""
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage for a number, text or message that no actor sends."""
+        """Raise MalformedMessage unless all of the following holds.
+
+        `messages` are plain data. `turns` and `tool_calls` are 0 to 2^31 - 1, `tool_failures` 0 to
+        `tool_calls`. `reward` is None or within 1e9 of 0. `failure` has at most 2000 letters.
+        """
         check_plain("messages of a transcript", {"messages": list(self.messages)})
         for name in ("turns", "tool_calls"):
             check_range(name, getattr(self, name), 0, LARGEST_INT32)

@@ -112,7 +112,7 @@ def body_of(message: object) -> list[Any]:
 def test_an_array_cut_within_an_element_is_malformed() -> None:
     body = body_of(make_ticket())
     body[2] = body[2][:-1]
-    with pytest.raises(MalformedMessage, match="prompt_ids: 11 bytes are no whole number"):
+    with pytest.raises(MalformedMessage, match="prompt_ids: expected a whole number of <i4 in 11 bytes"):
         decode(pack([SCHEMA, "Ticket", body]), Ticket)
 
 
