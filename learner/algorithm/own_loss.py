@@ -52,8 +52,8 @@ def load_loss(name: str) -> OwnLoss:
             kind = type(found).__name__
             if isinstance(found, Tensor):
                 kind = f"a tensor of shape {tuple(found.shape)} and {found.dtype}"
-            wanted = f"return a tensor of floats of shape {tuple(expected)}, the loss of each token"
-            raise ConfigError(f"LEARNER_LOSS={name}: the function returned {kind}, but must {wanted}")
+            wanted = f"the function to return a tensor of floats of shape {tuple(expected)}"
+            raise ConfigError(f"LEARNER_LOSS={name}: expected {wanted}, found {kind}")
         if tokens.logprobs_N.requires_grad and not found.requires_grad:
             remedy = "compute it from tokens.logprobs_N, without detach() and no_grad()"
             raise ConfigError(f"LEARNER_LOSS={name}: the loss has no gradient: {remedy}")
