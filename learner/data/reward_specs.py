@@ -34,18 +34,16 @@ def resolve_rewards(
 def resolve_reward(
     asked: str, weight: float, settings: LearnerSettings, own_options: Mapping[str, Any] | None = None
 ) -> RewardSpec:
-    """Return the spec of the reward with this weight that LEARNER_REWARDS names by the text `asked`.
+    """Return the spec of a reward. Raise ConfigError if its code or model is not found, its judge wrong.
 
-    The text is a built-in's name, file.py:function, package.module.function, model:NAME=FOLDER-OR-ID or
-    judge:NAME=FILE.toml. `own_options` are the options of a user's function; None: only "completions".
-    Raise ConfigError if code or model is not found, or the judge's file is wrong.
+    `asked` is its text in LEARNER_REWARDS. `own_options`: of own functions; None: "completions" only.
     """
     if found := split_kind(asked):
         kind, name, place = found
         if kind == MODEL:
             return resolve_reward_model(name, place, weight)
-        judge = read_judge(Path(place), f"LEARNER_REWARDS={asked}")
-        return RewardSpec(name, weight, options=judge.model_dump(), kind=JUDGE)
+        options = read_judge(Path(place), f"LEARNER_REWARDS={asked}").model_dump()
+        return RewardSpec(name, weight, "", "", options, JUDGE)
     source, name = split_source(asked)
     if not source:
         return RewardSpec(name, weight, options=_options(name, settings))
