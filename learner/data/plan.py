@@ -90,8 +90,8 @@ def make_plan(settings: LearnerSettings) -> Plan:
 def completions_form(settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the form in which the user's own rewards get completions: "auto", "text" or "messages".
 
-    This is LEARNER_REWARD_COMPLETIONS, but "auto" becomes "messages" if a chat template makes the prompts
-    (by the settings and the `tokenizer`). In this case log why, if a reward is a user's own function.
+    This is LEARNER_REWARD_COMPLETIONS, but "auto" becomes "messages" if a chat template makes the
+    prompts (by the settings and the `tokenizer`). In this case log why, if a reward is a user's own function.
     """
     form = settings.reward_completions
     if form != "auto" or not is_chat(settings, tokenizer):

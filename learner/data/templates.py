@@ -155,8 +155,8 @@ def _check_variables(settings: LearnerSettings, template: str | None, name: str)
 def is_chat(settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether a chat template makes the prompts, by LEARNER_PROMPT_TEMPLATE.
 
-    This is so for auto, chat and r1 if `tokenizer` has a chat template, and for the name of a file. It is
-    not so for none and qwen_r1.
+    This is so for auto, chat and r1 if `tokenizer` has a chat template, and for the name of a file, but
+    not for none and qwen_r1.
     """
     kind = settings.prompt_template
     own = bool(getattr(tokenizer, "chat_template", None)) and kind in ("auto", "chat", "r1")
