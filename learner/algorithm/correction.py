@@ -34,7 +34,8 @@ def correct(
     Levels: `token` bounds each token's R. `sequence` bounds the product of R over the trained tokens of
     the sequence, `geometric` their geometric mean; all tokens of a sequence then get the same factor.
     `off` gives each token factor 1, and no token is out of bounds.
-    Modes: `truncate` corrects R to min(R, upper), as in IMPALA (arXiv:1802.01561). `clip` also raises R
+    Modes: `truncate` corrects R to min(R, upper), as in IMPALA (arXiv:1802.01561), and only R above
+    `upper` is out of bounds. `clip` also raises R
     to at least `lower`. `mask` keeps R within the bounds and corrects any other R to 0.
     With `weight` the factor is the corrected R: the decoupled form, whose objective does not contain R.
     Without `weight` the factor is corrected R / R: the direct form, whose objective contains R already.

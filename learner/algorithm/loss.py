@@ -69,7 +69,8 @@ class LossOptions:
         """Return the values of `settings` that the loss depends on, each under the name of its setting.
 
         `own_loss` is the function that LEARNER_LOSS names, None if the setting is empty. Its module is
-        run. Raise ConfigError if there is no such function, or it does not take two arguments.
+        run. Raise ConfigError if there is no such function, if it does not take two arguments, or if it
+        is a class.
         """
         names = [field.name for field in fields(cls) if field.name != "own_loss"]
         own = load_loss(settings.loss) if settings.loss else None
@@ -294,8 +295,8 @@ def _clipped_objective(ratio_N: Tensor, advantages_N: Tensor, options: LossOptio
     clip(r) moves r within [1 - epsilon, 1 + epsilon_high]. delta 0 is no bound; another delta is the
     dual clip (arXiv:1912.09729). The result has the given ratios too. A token counts as clipped low if r
     is below 1 - epsilon and A < 0, as clipped high if r is above 1 + epsilon_high and A > 0.
-    Example: epsilon_high 0.28 gives 1.28 for r = 2 and A = 1, but -2 for r = 2 and A = -1, and -1.5 for
-    the same r and A with delta 1.5.
+    Example: epsilon_high 0.28 and delta 0 give 1.28 for r = 2 and A = 1, but -2 for r = 2 and A = -1,
+    and -1.5 for the same r and A with delta 1.5.
     """
     low, high = 1.0 - options.epsilon, 1.0 + options.epsilon_high
     unclipped_N = ratio_N.clamp(max=options.delta) if options.delta else ratio_N
@@ -347,7 +348,8 @@ _OBJECTIVES: dict[LossType, Callable[[LossTokens, LossOptions], _Surrogate]] = {
 def _kl(tokens: LossTokens, options: LossOptions) -> Tensor:
     """Return each token's estimated KL of the policy to the reference policy, in nats, (N,).
 
-    options.kl_estimator names the estimator: k1, k2 or k3. Without reference_N all are 0.
+    With x = log(reference / policy) the kl_estimator k1 gives -x, k2 x**2 / 2, and k3 exp(x) - 1 - x,
+    all with gradient. If reference_N is None all values are 0.
     """
     if tokens.reference_N is None:
         return torch.zeros_like(tokens.logprobs_N)

@@ -47,19 +47,21 @@ def map_columns(
 
     prompt_column and solution_column are taken if set, else the first known name that is there, in any
     case: `Problem` is `problem`, and `Answer` comes before `solution` as `answer` does. `source` names
-    the data set in errors. `row` is any of its rows: names with dots are looked up in this row. Raise
-    DataError, naming the columns there are, if a set column, the question's, or a gold answer's that a
-    built-in reward needs is missing. Raise DataError if two such columns differ only in capitals, or if
-    the question is in `instruction` and `input`.
+    the data set in errors; names with dots are looked up in `row`, any of its rows. Raise DataError if
+    a set column, the question's, or a gold answer's that a built-in reward needs is missing, if two such
+    columns differ only in capitals, or if the question is in `instruction` and `input`.
     """
     found = list(names)
 
     def has(name: str) -> bool:
-        """Return whether the column `name`, or with dots a nested value of `row`, is there."""
+        """Return whether there is a column `name`, or by dots a nested value of `row` but None."""
         return name in found or (name.partition(".")[0] in found and look_up(row, name) is not None)
 
     def first(usual: tuple[str, ...], variable: str) -> str:
-        """Return the first of `usual` there is, "" for none. Raise DataError for two in other case."""
+        """Return the column for the first of `usual` there is, in any case; "" for none.
+
+        Raise DataError, with `variable`, for two that differ only in case.
+        """
         for name in usual:
             alike = [other for other in found if other.lower() == name]
             if len(alike) > 1:
@@ -70,7 +72,7 @@ def map_columns(
         return ""
 
     def pick(named: str, usual: tuple[str, ...], variable: str) -> str:
-        """Return `named`, or if "" the first of `usual` that is there. Raise DataError if none is."""
+        """Return `named`, or if "" the first of `usual`. Raise DataError with `variable` if absent."""
         if chosen := first(usual, variable) if not named else named if has(named) else "":
             return chosen
         usual_ones = f"none of the columns {', '.join(usual)} is there"

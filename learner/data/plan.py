@@ -24,6 +24,8 @@ from penstock.learner.data.tickets import TicketSource
 
 log = get_logger(__name__)
 
+_ACCEPT = "accept the bias with LEARNER_ACCEPT_SAMPLING_BIAS=true"
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -91,7 +93,7 @@ def completions_form(settings: LearnerSettings, tokenizer: PreTrainedTokenizerBa
     """Return the form in which the user's own rewards get completions: "auto", "text" or "messages".
 
     This is LEARNER_REWARD_COMPLETIONS, but "auto" becomes "messages" if a chat template makes the
-    prompts (by the settings and the `tokenizer`). In this case log why, if a reward is a user's own function.
+    prompts (by settings and `tokenizer`). In this case log why, if a reward is a user's own function.
     """
     form = settings.reward_completions
     if form != "auto" or not is_chat(settings, tokenizer):
@@ -109,8 +111,9 @@ def check_sampling(settings: LearnerSettings) -> None:
 
     top_p below 1, top_k and min_p above 0, and structured outputs leave tokens out. A repetition_penalty
     other than 1 leaves none out, and the engine reports the log-probabilities after the penalty. It is
-    refused without the decoupled loss, which corrects for it: the objective compares the policy with
-    itself before the Update, and the factor is the ratio to the sampler.
+    refused unless decoupled_loss is set, with an importance_sampling_correction and no dppo. This loss
+    corrects for it: the objective compares the policy with itself before the Update, and the factor is
+    the ratio to the sampler.
     """
     if settings.accept_sampling_bias:
         return
@@ -126,30 +129,29 @@ def check_sampling(settings: LearnerSettings) -> None:
             f"{narrowed}: the sampler then renormalises the log-probabilities over the kept tokens. "
             "The learner does not know these tokens, so the importance ratio is biased (its mean is "
             "about 0.90 at top_p 0.8). Sample from the full distribution (LEARNER_TOP_P=1, "
-            "LEARNER_TOP_K=0, LEARNER_MIN_P=0), or accept the bias with "
-            "LEARNER_ACCEPT_SAMPLING_BIAS=true"
+            f"LEARNER_TOP_K=0, LEARNER_MIN_P=0), or {_ACCEPT}"
         )
 
 
 def _check_generation(settings: LearnerSettings) -> None:
-    """Raise ConfigError for structured outputs, or a repetition_penalty that no loss corrects."""
+    """Raise ConfigError for structured outputs, or a repetition_penalty that the loss does not correct.
+
+    decoupled_loss with an importance_sampling_correction corrects it, except with the loss_type dppo.
+    """
     options = settings.sampling_options
     if options.keys() & {"regex", "choice"}:
         raise ConfigError(
             "LEARNER_GENERATION_KWARGS: structured_outputs renormalises the log-probabilities over the "
             "tokens that fit. The learner does not know these tokens, so the importance ratio is "
-            "biased. Leave it out and reward the form, or accept the bias with "
-            "LEARNER_ACCEPT_SAMPLING_BIAS=true"
+            f"biased. Leave it out and reward the form, or {_ACCEPT}"
         )
-    corrected = settings.decoupled_loss and settings.importance_sampling_correction != "off"
-    corrected = corrected and settings.loss_type != "dppo"  # its trust region is around the sampler
-    if options.get("repetition_penalty", 1.0) != 1.0 and not corrected:
+    off = settings.importance_sampling_correction == "off" or settings.loss_type == "dppo"
+    if options.get("repetition_penalty", 1.0) != 1.0 and (off or not settings.decoupled_loss):
         raise ConfigError(
             "LEARNER_GENERATION_KWARGS: repetition_penalty changes the distribution that is sampled, so "
             "the loss would clip tokens that the policy did not change. Correct for it with "
             "LEARNER_DECOUPLED_LOSS=true, LEARNER_IMPORTANCE_SAMPLING_CORRECTION other than off and "
-            "LEARNER_LOSS_TYPE other than dppo, or accept the bias with "
-            "LEARNER_ACCEPT_SAMPLING_BIAS=true"
+            f"LEARNER_LOSS_TYPE other than dppo, or {_ACCEPT}"
         )
 
 

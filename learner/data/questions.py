@@ -51,8 +51,8 @@ class QuestionReader:
         `row` has the values by column, and `mapping` names the columns of question and gold answer. The
         columns get `prompt`, without an answer at its end, and, if a gold answer is mapped, `solution`.
         A prompt over max_prompt_length tokens is counted in `too_long`. With overlong_prompts=drop
-        return None for it, else cut its beginning. Raise DataError, which begins with `where` (such as
-        "gsm8k.jsonl, row 3"), if the row has no usable question or mapped gold answer, a value that no
+        return None for it, else keep its last tokens. Raise DataError, which begins with `where`, such
+        as "gsm8k.jsonl, row 3", if the row has no usable question or mapped gold answer, a value that no
         ticket can hold, or no known environment. Raise ConfigError if the chat template rejects the row.
         """
         columns = {str(name): plain(value) for name, value in row.items()}

@@ -34,9 +34,11 @@ def resolve_rewards(
 def resolve_reward(
     asked: str, weight: float, settings: LearnerSettings, own_options: Mapping[str, Any] | None = None
 ) -> RewardSpec:
-    """Return the spec of a reward. Raise ConfigError if its code or model is not found, its judge wrong.
+    """Return the spec of the reward that LEARNER_REWARDS names by the text `asked`.
 
-    `asked` is its text in LEARNER_REWARDS. `own_options`: of own functions; None: "completions" only.
+    The text is a built-in's name, file.py:function, module.function, model:NAME=FOLDER-OR-ID or
+    judge:NAME=FILE. `own_options` are the options of a user's function; None or {}: only "completions".
+    Raise ConfigError if the code or model is not found, or the judge's file is wrong.
     """
     if found := split_kind(asked):
         kind, name, place = found

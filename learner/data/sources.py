@@ -147,7 +147,7 @@ def _load(source: Source, split: str) -> "Dataset":
     """Return all rows of files, a folder, or a hub id, which is downloaded.
 
     `split` names the part of a folder or hub id; files, and folders saved without splits, have none.
-    Raise ValueError if a saved folder has no such split, DataError for unreadable files, or OSError.
+    Raise ValueError for a split that is not there, DataError for bad files, else the libraries' errors.
     """
     import datasets
 
@@ -189,7 +189,7 @@ def _as_data_error(source: Source, split: str) -> Iterator[None]:
 
 
 def stream_rows(source: Source, split: str, seed: int | None) -> Iterator[dict[str, object]]:
-    """Yield the rows of a data set by column, without keeping all of them in memory or on disk.
+    """Yield the rows of a data set one by one, each by column, without keeping all in memory or on disk.
 
     With `seed`, the rows are shuffled in a buffer of 10,000; None keeps their order. If the source has a
     count, only the first rows of this order come. `split` names the part of a hub id. Raise DataError
