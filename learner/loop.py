@@ -148,7 +148,7 @@ class Learner:
 
         Their tickets end as trained, the journal gets a synced record, then the queue server's entries
         are acknowledged. From here on a resume retrains the batch. The metrics are of rewards, lengths
-        and staleness, with perf/rollout_wait_s, the seconds waited for groups. Raise DiskFull, RunTaken,
+        and outcomes, with perf/rollout_wait_s, the seconds waited for groups. Raise DiskFull, RunTaken,
         or ServerUnavailable.
         """
         metrics = group_metrics(taken.groups, taken.arrivals, self._plan.reward_weights)

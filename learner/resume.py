@@ -118,7 +118,7 @@ def _read_batch(record: Mapping[str, Any], changes: Mapping[str, Any]) -> _Recor
     """Return the batch of a journal record of the kind `batch`, its settings changed by `changes`.
 
     `changes` has values by setting, such as {"epsilon": "0.3"}. Raise ConfigError if these are wrong,
-    ValueError for a reward without its weight, and another error of DAMAGE for other damage.
+    ValueError for a reward without its weight, and KeyError, TypeError or the like for other damage.
     """
     LearnerSettings(**record["settings"])  # fails as damage of the file if the changes are not at fault
     found = _RecordedBatch(

@@ -124,7 +124,9 @@ def _naming_the_successor(folder: LearnerFolder, number: int, view: RunView) -> 
     try:
         yield
     except RunTaken as error:
-        raise RunTaken(f"{error}; {describe_fence(folder, number, view.incarnation())}") from error
+        successor = describe_fence(folder, number, view.incarnation())
+        remedy = "One learner at a time holds a run: stop the other one before you start this one again"
+        raise RunTaken(f"{error}; {successor}. {remedy}") from error
 
 
 def _make_policy(

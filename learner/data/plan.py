@@ -179,8 +179,8 @@ def resolve_model(name: str, trust_remote_code: bool = False, revision: str = ""
     if os.path.isdir(folder):
         if revision:
             raise ConfigError(
-                f"LEARNER_MODEL_REVISION={revision}: {name} is a folder here, which has no revisions; "
-                "leave it out"
+                f"LEARNER_MODEL_REVISION={revision}: {name} is a folder here, which has no revisions, "
+                "expected a hub id; leave the revision out"
             )
         return folder.absolute()
     from huggingface_hub import snapshot_download

@@ -186,7 +186,7 @@ def _read_template(name: str) -> str:
     if not name.endswith((".jinja", ".j2")):
         raise ConfigError(
             f"LEARNER_PROMPT_TEMPLATE={name}: expected auto, chat, none, r1, qwen_r1, or a chat "
-            "template in a file *.jinja"
+            "template in a file *.jinja: change it to one of these"
         )
     return _read_file(name, "LEARNER_PROMPT_TEMPLATE")
 
