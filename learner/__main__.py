@@ -17,7 +17,12 @@ class Learner(LearnerCommand):
     """Train the policy: issue tickets, take scored groups, publish weights."""
 
     def work(self) -> int:
-        """Train to the end or a signal, return 0. Raise DiskFull for a full disk, or as run_learner."""
+        """Train to the end of the run, or until SIGINT or SIGTERM, and return 0.
+
+        The first signal lets the learner write a checkpoint and end; the second ends the process at
+        once. Raise DiskFull for a full disk, RunTaken if another learner holds the run, ConfigError or
+        DataError if settings or data cannot work, and the other PenstockErrors that end a training.
+        """
         stopping = begin_role()
         with heavy_imports():
             from penstock.learner.start import run_learner
@@ -28,10 +33,15 @@ class Learner(LearnerCommand):
         except OSError as error:  # a full disk at the start, or on another rank, is not waited for
             if not is_full(error):
                 raise
-            raise DiskFull(f"{error}: make room, then start again to resume") from error
+            raise DiskFull(f"{error}. Make room on the disk, then start again to resume") from error
 
     def execute(self) -> int:
-        """Train, or print what --dry-run asks for; return the exit code. Raise as work or make_plan."""
+        """Train, or print what --dry-run or `help` asks for. Return the exit code.
+
+        With --dry-run --json print the contract, `rows` rows and the gold answers as lines of JSON, for
+        `rewarder --check`. With --dry-run alone print the settings and figures such as the steps. Raise
+        ConfigError or DataError if settings or data cannot work, and the errors that end a training.
+        """
         if not (self.dry_run and self.as_json):
             return super().execute()
         configure_logs("learner", self.run.log_format)
@@ -42,14 +52,21 @@ class Learner(LearnerCommand):
         return 0
 
     def describe(self) -> Mapping[str, object]:
-        """Return --dry-run's figures, such as the steps. Raise ConfigError or DataError as make_plan."""
+        """Return the figures that --dry-run prints, by title, such as the number of steps.
+
+        Model and data are read for this, and downloaded if need be. Raise ConfigError if settings, model
+        or code cannot work, DataError if a data set cannot be read.
+        """
         from penstock.learner.data.plan import describe, make_plan
 
         return describe(self.learner, make_plan(self.learner))
 
 
 def main() -> None:
-    """Run the `learner` command and exit with its code."""
+    """Run the `learner` command by the words of the command line, and end the process with its code.
+
+    The code is 0 at the end of the run or after a signal. A PenstockError is printed and gives its own.
+    """
     sys.exit(execute_command(Learner, "learner"))
 
 

@@ -45,9 +45,15 @@ log = get_logger(__name__)
 class Learner:
     """One incarnation of the learner, from the step it resumes at to the end of the run.
 
-    Creating a learner retrains the tail of the journal, ends open evaluation tickets as stale, and joins
-    the streams of the queue server. Raise ConfigError if the journal is damaged or a tracker does not
-    start, DiskFull, or as TicketFlow.join does, such as RunTaken.
+    `folder` and `queue` are the run's folder and queue server, both claimed for this incarnation:
+    `claim` states how much of the journal counts, and `nonce` is the folder's random text on the server.
+    `policy` has the initial weights, or those of a `checkpoint` without optimizer state; `checkpoint`
+    None: the run has none. When `stopping` is set, the loop ends at its next wait. `phases` is told what
+    the learner does.
+    Creating a learner retrains the batches that the journal has after the checkpoint, ends open
+    evaluation tickets as stale, writes the journal's header, and restores on the queue server what it
+    lacks. Raise ConfigError if the journal is damaged, a tracker does not start or the hub refuses the
+    token, DiskFull, RunTaken, ServerUnavailable, or DataError for streamed rows.
     """
 
     def __init__(
@@ -97,11 +103,14 @@ class Learner:
 
         Waits for: groups_per_step scored groups; all answers of a running evaluation.
         Unblocked by: rewarders, which put outcomes on the streams that the learner reads.
-        Produces: per step a journal record, an Update, published weights, a line in metrics.jsonl.
+        Produces: per step a journal record, an Update, published weights, a line in metrics.jsonl; every
+        save_steps steps and at the end a checkpoint.
         Ends when: the steps of the plan are made, or the learner is asked to stop.
 
-        Raise DeadlineExceeded, NoSignal, NotFinite, DiskFull, RunTaken, RunNotReady, ServerUnavailable,
-        MalformedMessage, ConfigError for the server or a claim's file, DataError for streamed rows.
+        Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without an outcome, NoSignal for too many
+        groups with nothing to learn, NotFinite for NaN or infinity, DiskFull, RunTaken if superseded,
+        RunNotReady, ServerUnavailable, MalformedMessage, ConfigError for the server or a claim's file,
+        DataError for streamed rows.
         """
         self._publish()
         log.info(f"Training from step {self._step} to {self._plan.steps}.")
@@ -119,10 +128,12 @@ class Learner:
         self._finish()
 
     def _take_groups(self) -> TakenGroups | None:
-        """Return the next batch's groups, None when asked to stop; record the evaluations that ended.
+        """Wait for the next batch's groups and return them, None when asked to stop.
 
-        On NoSignal write the filtered groups if LEARNER_LOG_COMPLETIONS is on, then raise it. Raise as
-        TicketFlow.take_groups, RunTaken or DiskFull for a file, ConfigError for a damaged best.json.
+        Issue tickets meanwhile, and record the evaluations that ended. Raise NoSignal if too many groups
+        had nothing to learn, after their filtered groups were written if LEARNER_LOG_COMPLETIONS is on.
+        Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without any outcome, ConfigError for a
+        damaged best.json, RunTaken, DiskFull, ServerUnavailable, DataError for streamed rows.
         """
         try:
             taken = self._flow.take_groups(self._step)
@@ -133,9 +144,12 @@ class Learner:
         return taken
 
     def _journal(self, taken: TakenGroups) -> dict[str, Any]:
-        """End the groups' tickets as trained, journal the batch, acknowledge the groups, return metrics.
+        """Commit the groups as the batch of the next step, and return metrics of them by name.
 
-        From here on a resume retrains the batch. Raise DiskFull, or Connection.call's errors.
+        Their tickets end as trained, the journal gets a synced record, then the queue server's entries
+        are acknowledged. From here on a resume retrains the batch. The metrics are of rewards, lengths
+        and outcomes, with perf/rollout_wait_s, the seconds waited for groups. Raise DiskFull, RunTaken,
+        or ServerUnavailable.
         """
         metrics = group_metrics(taken.groups, taken.arrivals, self._plan.reward_weights)
         metrics["perf/rollout_wait_s"] = self._phases.seconds(WAITING)
@@ -156,7 +170,12 @@ class Learner:
         return metrics
 
     def _update(self, batch: Batch, groups: list[ScoredGroup]) -> Update:
-        """Train, count the step, return the Update. Raise as `_report_not_finite` for a skipped one."""
+        """Train on `batch`, which was made of `groups`, count the step, and return the Update.
+
+        If an optimizer step was skipped for a gradient with NaN or infinity, store and log `groups`.
+        Raise NotFinite if LEARNER_MAX_NONFINITE_STEPS Updates in a row had such a step, DiskFull or
+        RunTaken if the groups cannot be stored, RuntimeError if another rank is lost.
+        """
         with self._phases.enter(UPDATE):
             update = self._policy.update(batch, self._step)
         failpoint("updated")
@@ -167,30 +186,42 @@ class Learner:
         return update
 
     def _report_not_finite(self, groups: list[ScoredGroup]) -> None:
-        """Store and log `groups`. Raise NotFinite for too many bad Updates in a row, or DiskFull."""
+        """Write `groups`, the batch of the present step, to not_finite/STEP.msgpack, and log an error.
+
+        Raise NotFinite if this Update is the LEARNER_MAX_NONFINITE_STEPS-th in a row whose gradient held
+        NaN or infinity. Raise DiskFull or RunTaken if the file cannot be written.
+        """
         path = self._folder.not_finite / f"{self._step:08d}.msgpack"
         self._folder.write_file(path, pack(encode_groups(groups)))
         log.error(f"Step {self._step} skipped an optimizer step: gradient not finite.", groups=str(path))
         if self._bad_steps >= self._settings.max_nonfinite_steps:
             raise NotFinite(
-                f"the gradients of {self._bad_steps} Updates in a row held NaN or infinity "
-                f"(LEARNER_MAX_NONFINITE_STEPS); their groups are in {path.parent}. Look at these, or "
-                "lower LEARNER_LEARNING_RATE, before you resume"
+                f"the gradients of {self._bad_steps} Updates in a row held NaN or infinity, expected "
+                f"finite numbers (LEARNER_MAX_NONFINITE_STEPS); their groups are in {path.parent}. Look "
+                "at these, or lower LEARNER_LEARNING_RATE, before you resume"
             )
 
     def _record_completions(
         self, step: int, groups: list[ScoredGroup], filtered: Sequence[Verdict], batch: Batch
     ) -> None:
-        """Write the step's rows if LEARNER_LOG_COMPLETIONS is on. Raise RunTaken, DiskFull."""
+        """Write the step's table of completions if LEARNER_LOG_COMPLETIONS is on, else do nothing.
+
+        The rows are the rollouts of the trained `groups`, with their advantages from `batch`, and those
+        of `filtered`, groups with equal rewards. A table that cannot be made is logged and left out.
+        Raise RunTaken if superseded, DiskFull.
+        """
         if self._settings.log_completions:
             weights = self._plan.reward_weights
             make_rows = partial(completion_rows, step, groups, filtered, batch, weights)
             self._recorder.completions(step, make_rows)
 
     def _publish(self) -> None:
-        """Write the weights as a version, announce it, start its evaluation if due; record ended ones.
+        """Write the weights as a version, announce it to the actors, and start its evaluation if due.
 
-        The announcement waits for a running evaluation. Raise NotFinite, or as `TicketFlow.publish`.
+        Before the announcement the version's hash is journalled, and a running evaluation is waited for.
+        Ended evaluations are recorded. All but the newest 4 versions are deleted. Raise NotFinite if a
+        weight holds NaN or infinity, DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without an answer,
+        DiskFull, RunTaken, ServerUnavailable, or ConfigError for a damaged best.json.
         """
         version = Version(self._folder.incarnation, self._step)
         weights = write_version(self._folder, self._policy, version, self._parent)
@@ -199,9 +230,10 @@ class Learner:
         self._record_evaluations()
 
     def _evaluation_due(self) -> bool:
-        """Return whether the current version is to be evaluated, and its answers are not on disk.
+        """Return whether the present step's version is to be evaluated, and its answers are not on disk.
 
-        Due are step 0, the last, and with eval_steps 5 also 5, 10, 15; none without held-out questions.
+        Due are step 0, the last step, and with eval_steps 5 also 5, 10, 15. Nothing is due without
+        held-out questions.
         """
         every = self._settings.eval_steps
         due = self._step in (0, self._plan.steps) or (every > 0 and self._step % every == 0)
@@ -209,7 +241,11 @@ class Learner:
         return asked and self._step not in self._recorder.evaluated_steps()
 
     def _record_evaluations(self) -> None:
-        """Record evaluations that ended; keep the best model. Raise RunTaken, DiskFull, ConfigError."""
+        """Write, track and log each evaluation that ended since the last call; keep the best model.
+
+        Written are eval_results.json, a copy of the model if it is the best (see save_best_model), then
+        the answers in evaluations.jsonl. Raise RunTaken, DiskFull, or ConfigError for a bad best.json.
+        """
         columns = [question.columns for question in self._plan.source.eval_questions]
         for result in self._flow.evaluator.take_ended():
             metrics = summarise(result.answers, self._settings.main_reward)
@@ -222,7 +258,12 @@ class Learner:
             log.info(f"Evaluated step {result.version.step}: {', '.join([*figures, missing])}.")
 
     def _keep_if_best(self, version: Version, metrics: dict[str, float]) -> None:
-        """With LEARNER_SAVE_BEST_MODEL copy the best model so far. Raise as `keep_if_best` does."""
+        """With LEARNER_SAVE_BEST_MODEL copy and log the model of `version` if it is the best so far.
+
+        The best has the largest mean of the main reward in `metrics`, those of its evaluation, with no
+        fewer answered questions than the best before. Without this mean nothing is done. Raise RunTaken,
+        DiskFull, or ConfigError for a damaged best.json.
+        """
         name = f"eval/rewards/{self._settings.main_reward}/mean"
         if not self._settings.save_best_model or name not in metrics:
             return
@@ -231,7 +272,11 @@ class Learner:
             log.info(f"Step {version.step} has the best model so far: {name} {metrics[name]:.3f}.")
 
     def _record(self, taken: TakenGroups, batch: Batch, update: Update, metrics: dict[str, Any]) -> None:
-        """Add rates to `metrics`, write them and completions, log the step. Raise RunTaken, DiskFull."""
+        """Write the metrics and completions of the step that was made, and log the step.
+
+        `metrics` are those of the groups in `taken`; the values of `update`, and times and rates
+        (perf/..), are added to this dictionary. Trackers get them too. Raise RunTaken, DiskFull.
+        """
         step_s, update_s = self._phases.step_s, self._phases.seconds(UPDATE)
         metrics |= update_metrics(update) | {
             "perf/step_s": step_s,
@@ -253,12 +298,20 @@ class Learner:
         failpoint("recorded")
 
     def _checkpoint_if_due(self) -> None:
-        """Write a checkpoint each save_steps steps, not after the last. Raise `_checkpoint`'s errors."""
+        """Write a checkpoint if save_steps steps were made since the newest one; else do nothing.
+
+        After the last step nothing is written here. Raise NotFinite if a weight holds NaN or infinity,
+        RunTaken, DiskFull, or ConfigError for a damaged claim.
+        """
         if self._step - self._saved >= self._settings.save_steps and self._step < self._plan.steps:
             self._checkpoint()
 
     def _checkpoint(self) -> None:
-        """Write, log and maybe upload a checkpoint, delete old ones. Raise save_checkpoint's errors."""
+        """Write and log a checkpoint of the present step, and delete those over save_total_limit.
+
+        With a hub its model is uploaded in the background, as LEARNER_HUB_STRATEGY says. Raise NotFinite
+        if a weight holds NaN or infinity, RunTaken, DiskFull, or ConfigError for a damaged claim.
+        """
         position, recorded = self._commit_log.position, self._commit_log.recorded
         checkpoint = save_checkpoint(
             self._folder, self._policy, self._step, position, recorded, self._settings,
@@ -274,8 +327,12 @@ class Learner:
     def _finish(self) -> None:
         """End the run if all steps are made and no stop was asked for; else leave it ready to resume.
 
-        Wait for a running evaluation, write a checkpoint unless evaluate_only or nothing is new, at the
-        run's end train_results.json, close the trackers. Raise as finish_evaluation and `_checkpoint`.
+        In both cases wait for a running evaluation (unless asked to stop) and the hub's upload, write a
+        checkpoint unless evaluate_only is set or a stopped run has nothing new, close the trackers, and
+        log the steps made. At the run's end also close open tickets as unused, set the run's state to
+        "ended", at which actors and rewarders leave, and write train_results.json. Raise
+        DeadlineExceeded if the evaluation gets no answer, NotFinite, DiskFull, RunTaken,
+        ServerUnavailable, or ConfigError for a damaged claim or best.json.
         """
         self._flow.finish_evaluation(self._step)
         self._record_evaluations()

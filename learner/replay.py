@@ -43,23 +43,29 @@ class Replayed:
 
 
 def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
-    """Train the run in `folder` from its first record and compare. Write model and metrics to `out`.
+    """Train the run in `folder` again from its first record, and return a comparison with the run.
 
-    Compared are the metrics, and the model with that of the last step's checkpoint. `changes` are
-    settings to change, by name without prefix. Raise ConfigError if the journal is missing, damaged,
-    trimmed or of another release, if a setting or the model folder is wrong, if `out` is a run's folder,
-    under torchrun, or, after the replay, if the models cannot be compared. Raise NotFinite if the
-    replayed weights hold NaN or infinity, or DiskFull. Torch gets as many threads as the run had.
+    `out`, created if need be, gets the model, metrics.jsonl and completions. The comparison has the
+    number of steps, the largest difference of the weights to the checkpoint of the last step (None
+    without one), and the steps whose metrics differ. `changes` are settings to change, by name without
+    prefix, such as {"epsilon": "0.3"}. If the run's settings changed at a resume, log a warning and use
+    the first ones. Raise ConfigError if the journal is missing, damaged, trimmed or of another
+    release, if a setting or the model folder is wrong, if `out` is a run's folder, under torchrun, or,
+    after the replay, if the models cannot be compared. Raise NotFinite if the replayed weights hold NaN
+    or infinity, or DiskFull. Torch gets as many threads as the run had.
     """
     if world_size() > 1:
-        raise ConfigError(f"a replay is 1 process, not {world_size()}: start it without torchrun")
+        found = f"a replay was started as {world_size()} processes, expected 1"
+        raise ConfigError(f"{found}: start it without torchrun")
     run_folder, out_folder = RunFolder(folder), LearnerFolder(out.resolve(), 0)
     if out_folder.claims.exists() or out_folder.journal.exists():
-        raise ConfigError(f"--out {out}: a run's own files would be overwritten; name another folder")
+        found = "this is the folder of a run, and a run's own files would be overwritten"
+        raise ConfigError(f"--out {out}: {found}; name another folder")
     claim = next_claim(run_folder, run_folder.newest_incarnation() + 1, "replay")
     headers = [record for _, record in read_chain(run_folder, claim) if record["kind"] == "header"]
     if not headers:
-        raise ConfigError(f"{folder}: no journal of a run there; expected journal/*.journal and claims/")
+        expected = "expected journal/*.journal and claims/: name the folder of a run"
+        raise ConfigError(f"{folder}: no journal of a run there; {expected}")
     header = headers[0]
     settings = settings_of(header["settings"], changes)
     if any(later["settings"] != header["settings"] for later in headers):
@@ -82,9 +88,9 @@ def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
 
 
 def _difference(one: Path, other: Path) -> float:
-    """Return the largest absolute difference of two models' weights.
+    """Return the largest absolute difference between the weights of two model folders.
 
-    Raise ConfigError if a file cannot be read, or if names or shapes of the tensors differ.
+    Raise ConfigError if a model.safetensors cannot be read, or if names or shapes of the tensors differ.
     """
     ours, theirs = _weights(one), _weights(other)
     shapes = [{name: tensor.shape for name, tensor in found.items()} for found in (ours, theirs)]
@@ -95,7 +101,10 @@ def _difference(one: Path, other: Path) -> float:
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    """Read a model's weights in float32, by name. Raise ConfigError if that fails."""
+    """Return the weights in a folder's model.safetensors as float32, by the tensors' names.
+
+    Raise ConfigError if the file cannot be read.
+    """
     path = folder / "model.safetensors"
     try:
         with safe_open(path, "pt") as file:
@@ -106,7 +115,11 @@ def _weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _metrics(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield each row's step, and its metrics without times and rates as JSON. No file yields no row."""
+    """Yield pairs for each row of the file metrics.jsonl at `path`: the step, and the metrics as JSON.
+
+    Times and rates (perf/..) are left out, and names are sorted. A missing file yields nothing.
+    Damaged rows are logged and left out.
+    """
     for found in read_json_lines(path):
         row = {name: value for name, value in found.items() if not name.startswith("perf/")}
         yield row["step"], json.dumps(row, sort_keys=True)  # as text: NaN is unequal to itself
@@ -115,9 +128,10 @@ def _metrics(path: Path) -> Iterator[tuple[int, str]]:
 def main(folder: str, out: str, changes: str) -> int:
     """Train a run's journal again for `penstock replay`, with other settings; return the exit code.
 
-    `folder` is the run's, `out` a new one for what the replay writes. The comparison of the two is
-    printed as a line of JSON. `changes` is JSON: settings to change, by name without prefix. On a
-    PenstockError print it and return its exit code. Raise ValueError if `changes` is not JSON.
+    `folder` is the run's, `out` a new one for what the replay writes. `changes` is a JSON object of
+    settings to change, by name without prefix. The comparison is printed on standard output as a line of
+    JSON, and the code is 0. A PenstockError is printed on standard error, and its exit code is returned.
+    Raise ValueError if `changes` is not JSON.
     """
     configure_logs("replay", "text")
     try:

@@ -55,14 +55,16 @@ def retrain_tail(
 ) -> Past:
     """Train the journal's batches after the checkpoint again and return the Past. Publish nothing.
 
-    Metrics after the checkpoint, and half-written evaluations, are deleted; metrics and completions are
-    written again. The ledger gets the state of the journal's end.
+    `claim` states which records count. `checkpoint` None starts at the first record. `policy` is loaded
+    from the checkpoint; if this has no optimizer state, the policy must have its weights already. The
+    empty `ledger` gets the state of the journal's end. `recorder` deletes the metrics after the
+    checkpoint and half-written evaluations; metrics and completions are written again.
     Example: checkpoint of step 40, journal until step 43: the batches of steps 41 to 43 are trained.
-    Batches are built with the settings in their records, except for `changes`. They are trained with the
-    policy's settings, so a changed loss or learning rate has an effect from the checkpoint on. A policy
-    that resumes from a checkpoint without optimizer must have its weights already. Raise ConfigError if
-    the journal is damaged, a setting in it is wrong, or a group in it is of another release, RunTaken or
-    DiskFull.
+    Batches are built with the settings in their records, except for `changes` (values by setting, such
+    as {"epsilon": "0.3"}; None: no changes). They are trained with the policy's settings, so a changed
+    loss or learning rate has an effect from the checkpoint on. Another machine is logged. Raise
+    ConfigError if the journal is damaged, a setting is wrong, or a group in it is of another release;
+    raise RunTaken if superseded, or DiskFull.
     """
     past = Past(checkpoint.step if checkpoint else 0)
     if checkpoint:
@@ -86,7 +88,11 @@ def retrain_tail(
 
 
 def _load(checkpoint: Checkpoint, policy: TrainablePolicy, ledger: Ledger) -> None:
-    """Load a checkpoint into policy and ledger; for bare weights leave the policy, and log a warning."""
+    """Load a checkpoint into `policy` and `ledger`, and log this.
+
+    A checkpoint without optimizer state is not loaded into the policy, which has its weights already; a
+    warning is logged. A warning is logged too if another machine wrote the checkpoint.
+    """
     if checkpoint.bare_weights:
         log.warning("The checkpoint has no optimizer state: the resumed run is not exactly the same.")
     else:
@@ -109,9 +115,10 @@ class _RecordedBatch:
 
 
 def _read_batch(record: Mapping[str, Any], changes: Mapping[str, Any]) -> _RecordedBatch:
-    """Return a record's batch. Raise ConfigError for wrong `changes`, which are settings.
+    """Return the batch of a journal record of the kind `batch`, its settings changed by `changes`.
 
-    Raise ValueError for a reward without its weight, another error of DAMAGE for other damage.
+    `changes` has values by setting, such as {"epsilon": "0.3"}. Raise ConfigError if these are wrong,
+    ValueError for a reward without its weight, and KeyError, TypeError or the like for other damage.
     """
     LearnerSettings(**record["settings"])  # fails as damage of the file if the changes are not at fault
     found = _RecordedBatch(
@@ -125,12 +132,16 @@ def _read_batch(record: Mapping[str, Any], changes: Mapping[str, Any]) -> _Recor
     rewards = [scored.rewards for scored in found.groups] + [one.rewards for one in found.filtered]
     if unknown := {name for row in rewards for name in row} - set(found.reward_weights):
         missing = short(", ".join(sorted(unknown)))
-        raise ValueError(f"the record is damaged, expected the weight of the reward {missing} in it")
+        raise ValueError(f"a batch lacks the weight of the reward {missing}: restore the journal")
     return found
 
 
 def _retrain(batch: _RecordedBatch, policy: TrainablePolicy, recorder: Recorder) -> Update:
-    """Train a recorded batch, write its metrics and logged completions. Raise RunTaken, DiskFull."""
+    """Train a recorded batch as its step did, and return the Update.
+
+    `recorder` writes the step's metrics, and its completions if the recorded settings log them. Trackers
+    get neither. The step is logged. Raise RunTaken if superseded, or DiskFull.
+    """
     step, settings = batch.step, batch.settings
     built = build_batch(batch.groups, batch.reward_weights, step - 1, settings)
     update = policy.update(built, step - 1)
@@ -145,17 +156,20 @@ def _retrain(batch: _RecordedBatch, policy: TrainablePolicy, recorder: Recorder)
 
 
 def settings_of(recorded: Mapping[str, Any], changes: Mapping[str, str]) -> LearnerSettings:
-    """Return a run's settings with `changes`, by field name. Raise ConfigError if not valid.
+    """Return the settings that a journal recorded, with the values of `changes` in place of its own.
 
-    A model's code is trusted only by `changes`, not because a file says so.
+    Both have values by field name, such as {"epsilon": "0.3"} for LEARNER_EPSILON. trust_remote_code is
+    True only by `changes`, not because a file says so. Raise ConfigError for an unknown setting or a
+    wrong value.
     """
     try:
         return LearnerSettings(**{**recorded, "trust_remote_code": False, **changes})
     except ValidationError as error:
         mistakes = "\n".join(mistake(detail, ("LEARNER", *detail["loc"])) for detail in error.errors())
-        raise ConfigError(f"wrong settings, in the journal or given now: {mistakes[:800]}") from error
+        found = f"wrong settings, in the journal or given now: {mistakes[:800]}"
+        raise ConfigError(f"{found}. Correct those given now, or restore the journal") from error
 
 
 def encode_groups(groups: list[ScoredGroup]) -> list[bytes]:
-    """Return a batch's groups as the journal stores them."""
+    """Return the groups of a batch as the journal stores them: each as an encoded message, in order."""
     return [encode(group) for group in groups]

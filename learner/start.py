@@ -46,12 +46,13 @@ from penstock.learner.streams.learner_queue import LearnerQueue
 
 
 def run_learner(command: LearnerCommand, stopping: threading.Event) -> None:
-    """Lock the run's folder, connect to the queue server and train, as rank 0.
+    """Lock the run's folder, connect to the queue server and train, until the end or `stopping` is set.
 
-    Any other rank executes the calls of the policy that rank 0 broadcasts, and raises DeadlineExceeded
-    if it loses rank 0. A process whose launcher ends is killed. Raise RunTaken if another learner holds
-    the run, ServerUnavailable or ConfigError if no usable server answers, ConfigError or DataError if
-    the plan cannot be made; then DeadlineExceeded, NoSignal, NotFinite, DiskFull, see Learner.train.
+    This is rank 0's part. Any other rank executes the policy's calls that rank 0 broadcasts, and raises
+    DeadlineExceeded if it loses rank 0. A process whose launcher (torchrun) ends is killed. Raise
+    RunTaken if another learner holds the run, ServerUnavailable or ConfigError if no usable server
+    answers, ConfigError or DataError if settings or data cannot work; from the training also
+    DeadlineExceeded, NoSignal, NotFinite and DiskFull.
     """
     end_with_launcher()
     if rank() > 0:
@@ -68,11 +69,15 @@ def run_learner(command: LearnerCommand, stopping: threading.Event) -> None:
 def _claim_and_train(
     command: LearnerCommand, connection: Connection, gone: list[str], stopping: threading.Event
 ) -> None:
-    """Claim the run on the queue server and in its folder, then train to the end of the run.
+    """Claim the run on the queue server and in its folder, then train to the end or until `stopping`.
 
-    `gone` names learners of this host that have surely ended: their leases are not waited for.
-    Raise RunTaken if another learner holds the run, ConfigError or DataError for wrong data, models,
-    journals or settings, OSError for a file, and the errors of Learner.train and Connection.call.
+    `stopping`, when set, ends the training at the next wait, after a checkpoint. `gone` names learners
+    of this host that have surely ended: their leases are not waited for. The contract is published over
+    `connection`, and a heartbeat renews the lease. At the end, also after an error, the policy is closed
+    and the lease ended (not after ServerUnavailable). Raise RunTaken, which describes the other learner,
+    if another one holds the run. Raise ConfigError or DataError for wrong data, models, journals or
+    settings, OSError for a file, ServerUnavailable, and what ends a training: DeadlineExceeded,
+    NoSignal, NotFinite, DiskFull.
     """
     run = command.run
     nonce = read_nonce(run.folder)
@@ -110,20 +115,28 @@ def _claim_and_train(
 
 @contextmanager
 def _naming_the_successor(folder: LearnerFolder, number: int, view: RunView) -> Iterator[None]:
-    """Raise the block's RunTaken again, with what describe_fence tells of the newer incarnation."""
+    """Raise the block's RunTaken again, with a sentence about the learner that took the run over.
+
+    `number` is this learner's incarnation. The sentence tells whether the folder has a claim of the
+    incarnation that the queue server states through `view`. Other errors pass through. Raise
+    ConfigError if a claim's file is damaged, ServerUnavailable if the server does not answer.
+    """
     try:
         yield
     except RunTaken as error:
-        raise RunTaken(f"{error}; {describe_fence(folder, number, view.incarnation())}") from error
+        successor = describe_fence(folder, number, view.incarnation())
+        remedy = "One learner at a time holds a run: stop the other one before you start this one again"
+        raise RunTaken(f"{error}; {successor}. {remedy}") from error
 
 
 def _make_policy(
     command: LearnerCommand, plan: Plan, checkpoint: Checkpoint | None, phases: Phases
 ) -> AllRanksPolicy:
-    """Build the policy on all ranks. Raise ConfigError if settings, model and checkpoint do not fit.
+    """Build the policy on all ranks, and return rank 0's, which calls all ranks and tells `phases`.
 
     The policy starts with the initial weights, or with the weights of a checkpoint that has no optimizer
-    state. The learner loads any other checkpoint later.
+    state. The learner loads any other checkpoint later. `checkpoint` None: the run has none. Raise
+    ConfigError if settings, model, machine and checkpoint do not fit.
     """
     if checkpoint:
         check_loadable(checkpoint, command.learner)

@@ -14,15 +14,17 @@ from penstock.common.reward_totals import EPSILON
 def compute_advantages(
     totals: Sequence[np.ndarray], estimator: AdvantageEstimator, scale: ScaleRewards
 ) -> list[np.ndarray]:
-    """Return the advantages of a batch: for each group's totals (G,) an array (G,).
+    """Return the advantages of a batch: for each group a new array (G,) of float64, in the same order.
 
-    An advantage is (total - baseline) / scale. Baselines: `grpo` the mean of the group
-    (arXiv:2402.03300, section 4.1.2), `rloo` the mean of the group's other rollouts (arXiv:2402.14740),
-    `reinforce_plus_plus` the mean of the batch (arXiv:2501.03262). Scales: the standard deviation
-    (unbiased, plus 1e-4) of `group` or `batch`, or 1 for `none`; `grpo` with `none` is Dr. GRPO
-    (arXiv:2503.20783).
-    A rollout without any reward (NaN) gets 0 and counts in no mean or standard deviation. If a group has
-    fewer than two rewards, and baseline or scale are the group's, or if the batch has, all get 0.
+    `totals` has for each group the total reward of each rollout (G,), NaN for a rollout without reward.
+    An advantage is (total - baseline) / scale. `estimator` names the baseline: `grpo` the mean of the
+    group (arXiv:2402.03300, section 4.1.2), `rloo` the mean of the group's other rollouts
+    (arXiv:2402.14740), `reinforce_plus_plus` the mean of the batch (arXiv:2501.03262). `scale` is the
+    standard deviation (unbiased, plus 1e-4) of `group` or `batch`, or 1 for `none`; `grpo` with `none`
+    is Dr. GRPO (arXiv:2503.20783).
+    A NaN gets 0 and counts in no mean or standard deviation. All rollouts of a group get 0 if baseline
+    or scale is the group's and the group has fewer than two totals that are not NaN. If both are the
+    batch's (`none` counts as such), all get 0 if the whole batch has fewer than two.
     Example:
         >>> compute_advantages([np.array([1.0, 0.0, 0.0, 1.0])], "grpo", "group")[0].round(3)
         array([ 0.866, -0.866, -0.866,  0.866])
@@ -34,7 +36,11 @@ def compute_advantages(
     of_batch = estimator == "reinforce_plus_plus" and scale != "group"
 
     def advantages(totals_G: np.ndarray) -> np.ndarray:
-        """Return the advantages of one group, (G,): 0 for NaN, all 0 if fewer than 2 rewards count."""
+        """Return the advantages (G,) of the group with the total rewards `totals_G`; 0 for a NaN.
+
+        All are 0 if fewer than 2 totals are not NaN: of the batch for `reinforce_plus_plus` without the
+        scale `group`, else of this group.
+        """
         group_K = _without_missing(totals_G)
         if len(batch_K if of_batch else group_K) < 2:
             return np.zeros_like(totals_G)
@@ -46,7 +52,7 @@ def compute_advantages(
 
 
 def _without_missing(totals: np.ndarray) -> np.ndarray:
-    """Return the totals that are not NaN."""
+    """Return a new array of the values in `totals` (one dimension) that are not NaN, in their order."""
     present: np.ndarray = totals[~np.isnan(totals)]
     return present
 

@@ -29,7 +29,7 @@ class TrainSequence:
 
     @property
     def length(self) -> int:
-        """Number of tokens of prompt and completion."""
+        """Number of tokens of the prompt and the completion together."""
         return len(self.prompt_ids) + len(self.token_ids)
 
 
@@ -41,12 +41,12 @@ class Batch:
 
     @property
     def trained_tokens(self) -> int:
-        """Number of tokens that count in the loss."""
+        """Number of completion tokens of all sequences whose `mask` is True: those are trained."""
         return int(sum(sequence.mask.sum() for sequence in self.sequences))
 
     @property
     def completion_tokens(self) -> int:
-        """Number of tokens after the prompts, trained or not."""
+        """Number of completion tokens of all sequences, trained or not. Prompts do not count."""
         return sum(len(sequence.token_ids) for sequence in self.sequences)
 
 
@@ -54,10 +54,13 @@ def build_batch(
     groups: Sequence[ScoredGroup], reward_weights: Mapping[str, float], step: int,
     settings: LearnerSettings,
 ) -> Batch:  # fmt: skip
-    """Return the Batch of the Update after `step` Updates.
+    """Return the Batch that the next Update trains on, when `step` Updates were made before.
 
-    A token is trained if `trainable_tokens` allows it, its rollout has a reward, and its staleness is at
-    most max_staleness. Example: max_staleness 2 and step 7: tokens of versions 5 to 7 are trained.
+    The Batch has one sequence per rollout, in the order of `groups` and of their rollouts, with the
+    advantage that compute_advantages gives for the totals of all groups. `reward_weights` has the weight
+    of each reward by its name. A token is trained if `trainable_tokens` allows it, its rollout has a
+    reward, and its staleness is at most settings.max_staleness.
+    Example: max_staleness 2 and step 7: tokens of versions 5 to 7 are trained.
     Raise KeyError if `reward_weights` lacks a reward of a group.
     """
     aggregation = settings.multi_objective_aggregation
@@ -78,15 +81,21 @@ def build_batch(
 
 
 def prompt_of(ticket: Ticket, rollout: Rollout) -> np.ndarray:
-    """Return the prompt of a rollout (P,): its own if its environment extended it, else the ticket's."""
+    """Return the token ids of a rollout's prompt (P,), which are not copied.
+
+    These are the rollout's prompt_ids, or the prompt_ids of its `ticket` if the rollout's are empty. A
+    rollout has a prompt of its own if its environment extended the ticket's.
+    """
     return rollout.prompt_ids if len(rollout.prompt_ids) else ticket.prompt_ids
 
 
 def _normalization(settings: LearnerSettings) -> tuple[AdvantageEstimator, ScaleRewards]:
-    """Return baseline and scale of the totals; with normalize_then_sum both are the batch's.
+    """Return the names of baseline and scale, which are compute_advantages' `estimator` and `scale`.
 
-    This is the second step of GDPO (arXiv:2601.05242), which keeps the size of the advantages the
-    same for any number of rewards.
+    These are the settings advantage_estimator and scale_rewards. With the aggregation normalize_then_sum
+    they are "reinforce_plus_plus" and "batch": mean and standard deviation of the batch. That is the
+    second step of GDPO (arXiv:2601.05242), which keeps the size of the advantages the same for any
+    number of rewards.
     """
     if settings.multi_objective_aggregation == "normalize_then_sum":
         return "reinforce_plus_plus", "batch"
@@ -94,10 +103,11 @@ def _normalization(settings: LearnerSettings) -> tuple[AdvantageEstimator, Scale
 
 
 def trainable_tokens(rollout: Rollout, settings: LearnerSettings) -> np.ndarray:
-    """Return for each token whether it may be trained, whatever its staleness, (T,).
+    """Return for each completion token whether it may be trained, whatever its staleness: bool (T,).
 
-    This is the rollout's mask. With mask_truncated_completions no token of a completion that was cut at
-    the longest length is trained. Its reward still counts in its group's baseline, as in TRL.
+    This is the rollout's own mask: True for the tokens that the policy sampled. With the setting
+    mask_truncated_completions it is a new array of False if the rollout was cut at the longest length
+    (finish_reason "length"). The reward of a cut rollout still counts in the baseline, as in TRL.
     """
     if settings.mask_truncated_completions and rollout.finish_reason == "length":
         return np.zeros(len(rollout.token_ids), dtype=np.bool_)
@@ -105,9 +115,10 @@ def trainable_tokens(rollout: Rollout, settings: LearnerSettings) -> np.ndarray:
 
 
 def token_staleness(rollout: Rollout, step: int) -> np.ndarray:
-    """Return for each token how many versions ago it was sampled, (T,).
+    """Return for each completion token how many versions ago it was sampled, int64 (T,).
 
-    Example: at step 7, tokens of version 5 have staleness 2.
+    `step` is the number of Updates made so far. Tokens of no span, which tools or environments wrote,
+    have staleness 0. Example: at step 7, tokens of the version of step 5 have staleness 2.
     """
     staleness = np.zeros(len(rollout.token_ids), dtype=np.int64)
     for span in rollout.spans:
@@ -120,8 +131,9 @@ def is_over_lag(scored: ScoredGroup, step: int, settings: LearnerSettings) -> bo
 
     With LEARNER_OVER_LAG=set_aside a single trainable token over max_staleness makes the group too
     stale. With `mask` all its trainable tokens must be over max_staleness: `build_batch` masks single
-    ones. A group without trainable tokens is never too stale. Example: max_staleness 2 and step 7,
-    tokens of versions 4 and 5: too stale with set_aside only.
+    ones. Trainable are the tokens that the policy sampled, less those of completions that the setting
+    mask_truncated_completions leaves out. A group without trainable tokens is never too stale.
+    Example: max_staleness 2 and step 7, tokens of versions 4 and 5: too stale with set_aside only.
     """
     rollouts = scored.group.rollouts
     lags = [token_staleness(item, step)[trainable_tokens(item, settings)] for item in rollouts]

@@ -27,12 +27,15 @@ def correct(
 ) -> Correction:  # fmt: skip
     """Return the correction for R, a token's ratio to the behaviour policy that sampled the token.
 
-    `log_ratio_N` is log R. `sequence_N` (int64) is the index of each token's sequence, from 0 to
-    `sequences` - 1. `mask_N` (bool) is true for trained tokens.
+    The Correction has, without gradient, the factors (N,) of the tokens, and a bool (N,) that is True
+    for trained tokens whose R, or that of their sequence, was out of bounds. The factors of untrained
+    tokens mean nothing. `log_ratio_N` is log R. `sequence_N` (int64) is the index of each token's
+    sequence, from 0 to `sequences` - 1. `mask_N` (bool) is True for trained tokens.
     Levels: `token` bounds each token's R. `sequence` bounds the product of R over the trained tokens of
     the sequence, `geometric` their geometric mean; all tokens of a sequence then get the same factor.
-    `off` gives factor 1.
-    Modes: `truncate` corrects R to min(R, upper), as in IMPALA (arXiv:1802.01561). `clip` also raises R
+    `off` gives each token factor 1, and no token is out of bounds.
+    Modes: `truncate` corrects R to min(R, upper), as in IMPALA (arXiv:1802.01561), and only R above
+    `upper` is out of bounds. `clip` also raises R
     to at least `lower`. `mask` keeps R within the bounds and corrects any other R to 0.
     With `weight` the factor is the corrected R: the decoupled form, whose objective does not contain R.
     Without `weight` the factor is corrected R / R: the direct form, whose objective contains R already.
@@ -54,9 +57,11 @@ def correct(
 def reduce_per_sequence(
     values_N: Tensor, sequence_N: Tensor, mask_N: Tensor, sequences: int, *, mean: bool
 ) -> Tensor:
-    """Return for each token the sum (or mean) of the values over its sequence's trained tokens, (N,).
+    """Return for each token the sum (or `mean`) of the values over its sequence's trained tokens, (N,).
 
-    The values of untrained tokens must be 0. A sequence without trained tokens gives 0.
+    `sequence_N` (int64) is the index of each token's sequence, from 0 to `sequences` - 1. `mask_N` is
+    True for trained tokens. The values of untrained tokens must be 0, because they are added too. A
+    sequence without trained tokens gives 0. The gradient of `values_N` passes through.
     Example: values [1, 3, 5] of sequences [0, 0, 1], all trained, give the means [2, 2, 5].
     """
     total_S = values_N.new_zeros(sequences).index_add(0, sequence_N, values_N)
@@ -67,10 +72,11 @@ def reduce_per_sequence(
 
 
 def safe_exp(log_N: Tensor) -> Tensor:
-    """Return exp of the values clamped to -80 and 80, so that results are finite and above 0 in fp32.
+    """Return exp(x) for each value x of `log_N`, finite and above 0 in fp32.
 
-    Beyond -80 and 80 the gradient is 0. Without the clamp a later clamp would bound an infinite exp in
-    the forward pass, but its gradient would be 0 x inf = NaN.
+    A value below -80 or above 80 counts as -80 or 80, and gets the gradient 0. NaN stays NaN. Without
+    this clamp a later clamp would bound an infinite exp in the forward pass, but its gradient would be
+    0 x inf = NaN.
     """
     return torch.exp(log_N.clamp(-_MAX_EXPONENT, _MAX_EXPONENT))
 
@@ -78,7 +84,11 @@ def safe_exp(log_N: Tensor) -> Tensor:
 def _bound_ratio(
     ratio_N: Tensor, mode: CorrectionMode, lower: float, upper: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the corrected ratios, and true where one was out of bounds; "truncate" has only `upper`."""
+    """Return the corrected ratios, and a bool that is True where a ratio was out of bounds, both (N,).
+
+    The mode "truncate" lowers ratios above `upper` to `upper` and ignores `lower`. "clip" moves each
+    ratio to the nearest value within [lower, upper]. "mask" sets each ratio out of these bounds to 0.
+    """
     if mode == "truncate":
         return ratio_N.clamp(max=upper), ratio_N > upper
     outside_N = (ratio_N < lower) | (ratio_N > upper)

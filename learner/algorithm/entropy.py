@@ -20,11 +20,12 @@ class EntropyControl:
 
 
 def adapt(control: EntropyControl, entropy: float, settings: LearnerSettings) -> EntropyControl:
-    """Return the state after an optimizer step; `entropy` is its trained tokens' mean, in nats.
+    """Return the new state after an optimizer step; `control` is the state before the step.
 
+    `entropy` is the mean entropy of the step's trained tokens, in nats; the new state holds this value.
     The coefficient changes by entropy_coef_delta: upwards if the entropy is at most entropy_target, else
-    downwards. It stays within entropy_coef_min and entropy_coef_max. An entropy that is not finite
-    changes nothing.
+    downwards. The new coefficient is then brought within entropy_coef_min and entropy_coef_max. For an
+    entropy that is not finite `control` itself is returned.
     Example: target 0.2, delta 0.005, coefficient 0.01: entropy 0.15 gives 0.015, 0.3 gives 0.005.
     """
     if not math.isfinite(entropy):
@@ -38,8 +39,9 @@ def adapt(control: EntropyControl, entropy: float, settings: LearnerSettings) ->
 def applied_coef(control: EntropyControl, settings: LearnerSettings) -> float:
     """Return the coefficient of the next optimizer step's entropy bonus.
 
-    This is 0 before the first step, and after a step whose entropy was above entropy_target. It is
-    within entropy_coef_min and entropy_coef_max, which may have changed since a checkpoint.
+    This is 0 before the first step, and after a step whose entropy was above entropy_target. Otherwise
+    it is the coefficient of `control`, brought within entropy_coef_min and entropy_coef_max: these may
+    have changed since a checkpoint stored `control`.
     """
     low = control.entropy is not None and control.entropy <= settings.entropy_target
     bounded = min(max(control.coef, settings.entropy_coef_min), settings.entropy_coef_max)
@@ -47,9 +49,10 @@ def applied_coef(control: EntropyControl, settings: LearnerSettings) -> float:
 
 
 def control_of(state: Any) -> EntropyControl:
-    """Return the state that a checkpoint stores as {"coef": .., "entropy": ..}.
+    """Return the state that a checkpoint stores as the map {"coef": number, "entropy": number or None}.
 
-    Raise KeyError, TypeError or ValueError if it has another form.
+    Raise KeyError if a key is missing, TypeError or ValueError if `state` is no map or a value in it is
+    no number.
     """
     entropy = state["entropy"]
     return EntropyControl(float(state["coef"]), None if entropy is None else float(entropy))

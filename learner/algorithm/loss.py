@@ -66,7 +66,12 @@ class LossOptions:
 
     @classmethod
     def from_settings(cls, settings: LearnerSettings) -> "LossOptions":
-        """Return the options of a run's settings. Raise ConfigError if an own loss cannot be loaded."""
+        """Return the values of `settings` that the loss depends on, each under the name of its setting.
+
+        `own_loss` is the function that LEARNER_LOSS names, None if the setting is empty. Its module is
+        run. Raise ConfigError if there is no such function, if it does not take two arguments, or if it
+        is a class.
+        """
         names = [field.name for field in fields(cls) if field.name != "own_loss"]
         own = load_loss(settings.loss) if settings.loss else None
         return cls(**{name: getattr(settings, name) for name in names}, own_loss=own)
@@ -95,16 +100,20 @@ class _Surrogate:
 
 
 def policy_loss(tokens: LossTokens, options: LossOptions) -> LossTerms:
-    """Return a row's part of the loss. The parts of a mini-batch's rows add up to the mini-batch's loss.
+    """Return a packed row's part of the loss, and per-token values for the metrics without gradient.
 
     loss = -sum(weight x factor x objective) + beta x sum(weight x kl)
-           - entropy_coef x sum(weight x entropy), over the trained tokens
+           - entropy_coef x sum(weight x entropy), over the trained tokens; a scalar with gradient
 
-    `loss_type` selects the objective. The correction of the importance ratio gives the factor, see
-    `correct`. The objective is 0 for tokens that `_in_objective` leaves out; of these, tokens of low
-    entropy add no entropy either. Values of masked tokens, even NaN, reach neither the loss nor the
-    gradient. With use_bias_correction_kl the kl is multiplied by the ratio: its gradient is then that
-    of the KL (DeepSeek-V3.2, arXiv:2512.02556).
+    The parts of a mini-batch's rows add up to the mini-batch's loss. options.loss_type selects the
+    objective, unless options.own_loss gives it. The factor bounds the ratio to the policy that sampled
+    the token, by the options importance_sampling_*. If tokens.high_entropy_N is given, only the tokens
+    that it marks count in the objective and in the entropy. With off_policy_mask_threshold, sequences
+    with a negative advantage from which the policy has moved too far do not count in the objective, but
+    in kl and entropy. Values of untrained tokens (mask_N False), even NaN, reach neither the loss nor
+    the gradient. With use_bias_correction_kl the kl is multiplied by the ratio: its gradient is then
+    that of the KL (DeepSeek-V3.2, arXiv:2512.02556). Raise ConfigError if the own loss returns no tensor
+    of floats (N,) with gradient.
 
     Example: one token with weight 1, advantage 1, ratio 1.5, factor 1, dapo with epsilon_high 0.28: the
     objective is min(1.5, 1.28) = 1.28 and the loss -1.28, with gradient 0.
@@ -133,11 +142,12 @@ def aggregation_weights(
     lengths_S: np.ndarray, *, loss_type: LossType, batch_tokens: int, mini_batches: int,
     max_completion_length: int,
 ) -> np.ndarray:  # fmt: skip
-    """Return the weight of each token of a sequence in the loss of one mini-batch, (S,).
+    """Return for each sequence of one mini-batch the weight of each of its tokens in the loss, (S,).
 
     `lengths_S` counts the trained tokens of each sequence of the mini-batch, over all ranks and rows, so
-    that the losses of rows add up. `batch_tokens` counts those of the whole batch. A sequence without
-    trained tokens gets weight 0, but counts in S.
+    that the losses of rows add up. `batch_tokens` counts those of the whole batch, which is split into
+    `mini_batches`. `max_completion_length` is the longest possible completion in tokens. A sequence
+    without trained tokens gets weight 0, but counts in S. The result is a new array of float64.
     grpo (arXiv:2402.03300, eq. 3), gspo (arXiv:2507.18071) and sapo (arXiv:2511.20347) take the mean
     over each sequence's tokens, then over the sequences. dr_grpo (arXiv:2503.20783) divides by the
     longest possible completion instead. bnpo (TRL) takes the mean over the mini-batch's tokens. dapo
@@ -159,9 +169,11 @@ def aggregation_weights(
 
 
 def _zero_masked_tokens(tokens: LossTokens) -> LossTokens:
-    """Return the tokens with all values of masked tokens set to 0.
+    """Return a copy of `tokens` in which all numbers of untrained tokens (mask_N False) are 0.
 
-    Their ratios become 1 and their products 0. Masking the products would pass on NaN: 0 x NaN = NaN.
+    mask_N, sequence_N, sequences and high_entropy_N stay as they are, and a field that is None stays
+    None. Ratios of untrained tokens become 1 and products 0. Masking the products instead would pass on
+    NaN: 0 x NaN = NaN.
     """
     kept = ("mask_N", "sequence_N", "sequences", "high_entropy_N")
     names = [field.name for field in fields(tokens) if field.name not in kept]
@@ -171,7 +183,12 @@ def _zero_masked_tokens(tokens: LossTokens) -> LossTokens:
 
 
 def _correction(tokens: LossTokens, options: LossOptions) -> Correction:
-    """Return the correction of policy / behaviour, or in the decoupled form of proximal / behaviour."""
+    """Return the correction of each token's ratio to the policy that sampled the token (behaviour).
+
+    The ratio is policy in training / behaviour. With options.decoupled_loss it is policy before the
+    Update (old_N) / behaviour, and the factor is the bounded ratio itself. Level, mode and bounds are
+    the options importance_sampling_correction, _mode, _min and _cap.
+    """
     # The objective's ratio in the decoupled form is policy / proximal, which leaves out the latter.
     numerator_N = tokens.old_N if options.decoupled_loss else tokens.logprobs_N.detach()
     return correct(
@@ -185,10 +202,11 @@ def _correction(tokens: LossTokens, options: LossOptions) -> Correction:
 def high_entropy(
     entropies: Sequence[np.ndarray], masks: Sequence[np.ndarray], quantile: float
 ) -> list[np.ndarray]:
-    """Return for each token, (T,) per sequence, whether it is among the batch's highest entropies.
+    """Return for each sequence a bool (T,): which tokens are among the batch's highest entropies.
 
-    `quantile` is the share of the trained tokens (those in `masks`) that are: 0.2 marks the highest
-    fifth, 0 only the highest (arXiv:2506.01939). A token at the bound itself is among them.
+    `entropies` and `masks` have an array (T,) per sequence; a mask is True for trained tokens. Of all
+    trained tokens the share `quantile` is marked: 0.2 marks the highest fifth, 0 only the highest
+    (arXiv:2506.01939). A trained token at the bound itself is marked, an untrained token never.
     Example: entropies [1, 2, 3, 4, 5] of one sequence and quantile 0.25 give [F, F, F, T, T].
     """
     trained = np.concatenate([values[mask] for values, mask in zip(entropies, masks, strict=True)])
@@ -197,10 +215,11 @@ def high_entropy(
 
 
 def _in_objective(tokens: LossTokens, options: LossOptions) -> Tensor:
-    """Return which tokens count in the objective, (N,): those of high entropy in sequences kept.
+    """Return which tokens count in the objective, bool (N,).
 
-    With off_policy_mask_threshold a sequence with a negative advantage is left out if the mean of
-    log(behaviour / policy) over its trained tokens is above the threshold (DeepSeek-V3.2,
+    These are the trained tokens, of which only those that high_entropy_N marks if it is not None. If
+    options.off_policy_mask_threshold is not 0, a sequence with a negative advantage is left out when the
+    mean of log(behaviour / policy) over its trained tokens is above the threshold (DeepSeek-V3.2,
     arXiv:2512.02556, eq. 9).
     """
     counted_N = tokens.mask_N if tokens.high_entropy_N is None else tokens.mask_N & tokens.high_entropy_N
@@ -211,15 +230,20 @@ def _in_objective(tokens: LossTokens, options: LossOptions) -> Tensor:
 
 
 def _sequence_mean(values_N: Tensor, tokens: LossTokens) -> Tensor:
-    """Return for each token the mean of its sequence's trained tokens, (N,)."""
+    """Return for each token the mean of `values_N` over its sequence's trained tokens, (N,).
+
+    Values of untrained tokens must be 0. A sequence without trained tokens gives 0.
+    """
     mates = tokens.sequence_N, tokens.mask_N, tokens.sequences
     return reduce_per_sequence(values_N, *mates, mean=True)
 
 
 def _ratio(tokens: LossTokens, options: LossOptions) -> Tensor:
-    """Return the ratio policy / old of each token, (N,), or of its sequence, with gradient.
+    """Return the ratio policy / old, exp(logprobs_N - old_N), of each token, (N,), with gradient.
 
-    A sequence's ratio is the geometric mean over its trained tokens: GSPO (arXiv:2507.18071).
+    With loss_type gspo, or importance_sampling_level "sequence", each token gets the ratio of its
+    sequence: the geometric mean over its trained tokens, as in GSPO (arXiv:2507.18071). The ratio of
+    untrained tokens, whose values must be 0, is else 1. The logarithm is clamped to [-80, 80].
     """
     log_ratio_N = tokens.logprobs_N - tokens.old_N
     if options.loss_type == "gspo" or options.importance_sampling_level == "sequence":
@@ -228,22 +252,34 @@ def _ratio(tokens: LossTokens, options: LossOptions) -> Tensor:
 
 
 def _own_objective(tokens: LossTokens, options: LossOptions) -> _Surrogate:
-    """Return the negative of the user's loss of each token. Raise ConfigError if it has another form."""
+    """Return the negative of the user's loss of each token, which is options.own_loss, as the objective.
+
+    With it come the ratio policy / old of each token, with gradient, and that no token counts as
+    clipped. Raise ConfigError if the user's loss is no tensor of floats (N,), or has no gradient.
+    """
     assert options.own_loss is not None, "policy_loss calls this with an own loss only"
     none_N = torch.zeros_like(tokens.mask_N)
     return _Surrogate(-options.own_loss(tokens, options), _ratio(tokens, options), none_N, none_N)
 
 
 def _clipping(tokens: LossTokens, options: LossOptions) -> _Surrogate:
-    """Return `_clipped_objective` of the ratios: GRPO, GSPO, DAPO (arXiv:2503.14476, eq. 8)."""
+    """Return the clipped objective of the loss types grpo, bnpo, dr_grpo, dapo and gspo.
+
+    It is min(min(r, delta) A, clip(r) A) for the ratio r = policy / old and the advantage A of each
+    token, with clip(r) within [1 - epsilon, 1 + epsilon_high] (arXiv:2503.14476, eq. 8). With gspo, or
+    importance_sampling_level "sequence", r is the geometric mean of the token's sequence. The ratios r
+    and which tokens are clipped come with it.
+    """
     return _clipped_objective(_ratio(tokens, options), tokens.advantages_N, options)
 
 
 def _soft_gate(tokens: LossTokens, options: LossOptions) -> _Surrogate:
-    """Return sigmoid(t (r - 1)) 4 / t A: SAPO (arXiv:2511.20347).
+    """Return the objective of each token by SAPO (arXiv:2511.20347): sigmoid(t (r - 1)) x 4 / t x A.
 
-    t is sapo_temperature_pos for A > 0, else sapo_temperature_neg. The gradient fades as r leaves 1 and
-    is never cut off. Example: t = 1 and A = 1 give 2 for r = 1, with gradient 1, and 2.92 for r = 2.
+    r is the token's ratio policy / old (its sequence's with importance_sampling_level "sequence"), A its
+    advantage. t is sapo_temperature_pos for A > 0, else sapo_temperature_neg. The gradient fades as r
+    leaves 1 and is never cut off, so no token counts as clipped. The ratios come with the objective.
+    Example: t = 1 and A = 1 give 2 for r = 1, with gradient 1, and 2.92 for r = 2.
     """
     ratio_N = _ratio(tokens, options)
     hot, cold = map(ratio_N.new_tensor, (options.sapo_temperature_pos, options.sapo_temperature_neg))
@@ -254,10 +290,13 @@ def _soft_gate(tokens: LossTokens, options: LossOptions) -> _Surrogate:
 
 
 def _clipped_objective(ratio_N: Tensor, advantages_N: Tensor, options: LossOptions) -> _Surrogate:
-    """Return min(min(r, delta) A, clip(r) A), with clip(r) from 1 - epsilon to 1 + epsilon_high.
+    """Return min(min(r, delta) A, clip(r) A) for each ratio r and advantage A, all (N,).
 
-    delta 0 is no bound; another delta is the dual clip (arXiv:1912.09729). Example: epsilon_high 0.28
-    gives 1.28 for r = 2 and A = 1, but -2 for r = 2 and A = -1; with delta 1.5 the latter is -1.5.
+    clip(r) moves r within [1 - epsilon, 1 + epsilon_high]. delta 0 is no bound; another delta is the
+    dual clip (arXiv:1912.09729). The result has the given ratios too. A token counts as clipped low if r
+    is below 1 - epsilon and A < 0, as clipped high if r is above 1 + epsilon_high and A > 0.
+    Example: epsilon_high 0.28 and delta 0 give 1.28 for r = 2 and A = 1, but -2 for r = 2 and A = -1,
+    and -1.5 for the same r and A with delta 1.5.
     """
     low, high = 1.0 - options.epsilon, 1.0 + options.epsilon_high
     unclipped_N = ratio_N.clamp(max=options.delta) if options.delta else ratio_N
@@ -268,9 +307,12 @@ def _clipped_objective(ratio_N: Tensor, advantages_N: Tensor, options: LossOptio
 
 
 def _clipped_ratio_as_weight(tokens: LossTokens, options: LossOptions) -> _Surrogate:
-    """Return min(r, 1 + epsilon_high) A log(policy), r without gradient: CISPO (arXiv:2506.13585).
+    """Return the objective of each token by CISPO (arXiv:2506.13585): min(r, 1 + epsilon_high) A log p.
 
-    The bounded ratio is only a weight, so every token keeps its gradient.
+    r is the token's ratio policy / old (its sequence's with importance_sampling_level "sequence"),
+    without gradient. A is its advantage, and log p its log-probability in the policy in training. The
+    bounded ratio is only a weight, so every token keeps its gradient. A token counts as clipped high if
+    r is above 1 + epsilon_high and A > 0, none as clipped low. The ratios come with the objective.
     """
     high = 1.0 + options.epsilon_high
     ratio_N = _ratio(tokens, options).detach()
@@ -283,9 +325,11 @@ def _clipped_ratio_as_weight(tokens: LossTokens, options: LossOptions) -> _Surro
 def _probability_trust_region(tokens: LossTokens, options: LossOptions) -> _Surrogate:
     """Return r A, or 0 outside the trust region: DPPO with binary total variation (arXiv:2602.04879).
 
-    A token is outside when its probability differs from the behaviour policy's by more than allowed and
-    the advantage would increase the difference. Example: with epsilon_high 0.28 and A > 0 a probability
-    that rose from 0.3 to 0.6 gives 0, one that rose to 0.5 gives r A.
+    r is the token's ratio policy / old (its sequence's with importance_sampling_level "sequence"), A its
+    advantage; the ratios come with the objective. A token is outside, and counts as clipped, if its
+    probability is below the behaviour policy's by more than epsilon and A < 0 (clipped low), or above it
+    by more than epsilon_high and A > 0 (clipped high). Example: with epsilon_high 0.28 and A > 0 a
+    probability that rose from 0.3 to 0.6 gives 0, one that rose to 0.5 gives r A.
     """
     ratio_N = _ratio(tokens, options)
     moved_N = safe_exp(tokens.logprobs_N.detach()) - safe_exp(tokens.behaviour_N)
@@ -302,7 +346,11 @@ _OBJECTIVES: dict[LossType, Callable[[LossTokens, LossOptions], _Surrogate]] = {
 
 
 def _kl(tokens: LossTokens, options: LossOptions) -> Tensor:
-    """Return each token's estimated KL of the policy to the reference; zeros without a reference."""
+    """Return each token's estimated KL of the policy to the reference policy, in nats, (N,).
+
+    With x = log(reference / policy) the kl_estimator k1 gives -x, k2 x**2 / 2, and k3 exp(x) - 1 - x,
+    all with gradient. If reference_N is None all values are 0.
+    """
     if tokens.reference_N is None:
         return torch.zeros_like(tokens.logprobs_N)
     return _KL_ESTIMATORS[options.kl_estimator](tokens.reference_N - tokens.logprobs_N)

@@ -43,41 +43,42 @@ class ColumnMapping:
 def map_columns(
     names: Iterable[str], source: str, settings: LearnerSettings, row: Mapping[str, object]
 ) -> ColumnMapping:
-    """Return which columns of `names` hold the question and the gold answer.
+    """Return which of the data set's columns `names` hold the question and the gold answer ("": none).
 
-    Capitals do not matter for recognised names: `Problem` is `problem`, and `Answer` comes before
-    `solution` as `answer` does. `row` is any row of the data set: nested names are looked up in this
-    row. Raise DataError, naming the columns that are there, if a set one, the question's, or a gold
-    answer's for a reward is missing, if two columns differ only in capitals, or if the question is in
-    instruction and input.
+    prompt_column and solution_column are taken if set, else the first known name that is there, in any
+    case: `Problem` is `problem`, and `Answer` comes before `solution` as `answer` does. `source` names
+    the data set in errors; names with dots are looked up in `row`, any of its rows. Raise DataError if
+    a set column, the question's, or a gold answer's that a built-in reward needs is missing, if two such
+    columns differ only in capitals, or if the question is in `instruction` and `input`.
     """
     found = list(names)
 
     def has(name: str) -> bool:
-        """Return whether the column, or the nested value in `row`, is there."""
+        """Return whether there is a column `name`, or by dots a nested value of `row` but None."""
         return name in found or (name.partition(".")[0] in found and look_up(row, name) is not None)
 
     def first(usual: tuple[str, ...], variable: str) -> str:
-        """Return the first of `usual` that is there, "" for none. Raise DataError for two alike."""
+        """Return the column for the first of `usual` there is, in any case; "" for none.
+
+        Raise DataError, with `variable`, for two that differ only in case.
+        """
         for name in usual:
             alike = [other for other in found if other.lower() == name]
             if len(alike) > 1:
-                remedy = f"set {variable} to one of {', '.join(alike)}"
-                raise DataError(f"{source}: {remedy}, which differ only in capitals")
+                choice = f"set {variable} to one of {', '.join(alike)}"
+                raise DataError(f"{source}: {choice}, columns that differ only in capitals")
             if alike or has(name):
                 return alike[0] if alike else name
         return ""
 
     def pick(named: str, usual: tuple[str, ...], variable: str) -> str:
-        """Return `named` if given, else the first of `usual` that is there. Raise DataError for none."""
+        """Return `named`, or if "" the first of `usual`. Raise DataError with `variable` if absent."""
         if chosen := first(usual, variable) if not named else named if has(named) else "":
             return chosen
         usual_ones = f"none of the columns {', '.join(usual)} is there"
-        problem = f"column {named!r} is missing" if named else usual_ones
-        raise DataError(
-            f"{source}: {problem}; it has {short(', '.join(found), 500)}. "
-            f"Set {variable} to one of these."
-        )
+        missing = f"column {named!r} is missing" if named else usual_ones
+        there = f"it has {short(', '.join(found), 500)}. Set {variable} to one of these"
+        raise DataError(f"{source}: {missing}; {there}.")
 
     prompt = pick(settings.prompt_column, PROMPT_NAMES, "LEARNER_PROMPT_COLUMN")
     if not settings.prompt_column and prompt.lower() == "instruction" and "input" in found:
@@ -90,8 +91,9 @@ def map_columns(
 
 
 def look_up(row: Mapping[str, object], name: str) -> object:
-    """Return the value of a column, or of a nested value by its dotted name; None if it is missing.
+    """Return the value of the column `name`, or a nested value by its dotted name; None if missing.
 
+    A part of the name that is a number is the index of a list's item, from 0 on.
     Example:
         >>> look_up({"reward_model": {"ground_truth": "72"}}, "reward_model.ground_truth")
         '72'
@@ -118,12 +120,13 @@ _ROLES = {
 
 
 def as_messages(prompt: object, where: str) -> object:
-    """Return a conversation as messages with a role and a text; another prompt as it is.
+    """Return a conversation as a new list of messages with a role and a text; another prompt as it is.
 
-    A turn {"from": "human", "value": ..} becomes {"role": "user", "content": ..}, and a content that is
-    a list of parts {"type": "text", "text": ..} becomes their text. A text that is JSON of
-    messages, as exports to CSV have it, is read. Raise DataError, which begins with `where`, for another
-    speaker, or a part that is no text, such as an image.
+    A conversation is a list of dictionaries, or a text that is such a list as JSON, as exports to CSV
+    have it. A turn {"from": "human", "value": ..} becomes {"role": "user", "content": ..}. A content
+    that is a list of parts {"type": "text", "text": ..} becomes their joined text. Raise DataError,
+    which begins with `where`, for an unknown speaker, for a turn of another than the assistant without
+    value, and for a part that is no text, such as an image.
     """
     if isinstance(prompt, str) and _JSON_MESSAGES.match(prompt):
         with contextlib.suppress(ValueError):
@@ -134,9 +137,12 @@ def as_messages(prompt: object, where: str) -> object:
 
 
 def _as_message(turn: dict[str, object], where: str) -> dict[str, object]:
-    """Return a turn as a message, as it is if it is neither a turn of ShareGPT nor has parts.
+    """Return a turn of a conversation as a message with role and content.
 
-    Raise DataError, which begins with `where`, for a part that is no text.
+    A turn of ShareGPT's form (`from`, `value`, no `role`) and one whose content is a list of parts are
+    converted; any other turn is returned as it is. Parts become their joined text. Raise DataError,
+    which begins with `where`, for a part that is no text, an unknown speaker, or a missing value of
+    another speaker than the assistant.
     """
     if "from" in turn and turn.get("role") is None:
         turn = _from_sharegpt(turn, where)
@@ -153,10 +159,10 @@ def _as_message(turn: dict[str, object], where: str) -> dict[str, object]:
 
 
 def _from_sharegpt(turn: dict[str, object], where: str) -> dict[str, object]:
-    """Return ShareGPT's turn, {"from": "human", "value": ..}, as a message with role and content.
+    """Return ShareGPT's turn, {"from": "human", "value": ..}, as {"role": "user", "content": ..}.
 
-    An assistant's value may be missing: the policy writes the answer. Raise DataError, which begins with
-    `where`, for another speaker, or if another value is missing.
+    If an assistant's value is missing or None, the content is "", because the policy writes the answer.
+    Raise DataError, which begins with `where`, for an unknown speaker, or if another value is missing.
     """
     speaker, value = turn["from"], turn.get("value")
     role = _ROLES.get(speaker) if isinstance(speaker, str) else None
@@ -170,9 +176,10 @@ def _from_sharegpt(turn: dict[str, object], where: str) -> dict[str, object]:
 
 
 def without_answer(prompt: object) -> object:
-    """Return a conversation without the assistant's last turn, which the policy is to write.
+    """Return a conversation without its last message if the assistant wrote it: the policy is to answer.
 
-    Other prompts are returned as they are.
+    A conversation of one message, one that ends with another role, and a prompt that is no list are
+    returned as they are. The messages have been checked before: each has a role.
     """
     if isinstance(prompt, list) and len(prompt) > 1 and prompt[-1]["role"] == "assistant":
         return prompt[:-1]
@@ -180,7 +187,7 @@ def without_answer(prompt: object) -> object:
 
 
 def check_row(prompt: object, solution: object, mapping: ColumnMapping, where: str) -> None:
-    """Raise DataError if the prompt is no question, or if a mapped gold answer is missing.
+    """Raise DataError if the prompt is no question, or if a gold answer that `mapping` names is missing.
 
     A question is a text that is not blank, or a list of messages, of which one that is not the
     assistant's is not blank. `where` names the data set and the row in the error: `gsm8k.jsonl, row 3`.
@@ -201,21 +208,22 @@ def check_row(prompt: object, solution: object, mapping: ColumnMapping, where: s
 
 
 def _is_message(found: object) -> bool:
-    """Return whether this is a message: a dictionary with a role, and a text as content."""
+    """Return whether `found` is a message: a dictionary whose `role` and `content` are texts."""
     return isinstance(found, dict) and all(
         isinstance(found.get(key), str) for key in ("role", "content")
     )
 
 
 def _asks(message: dict[str, str]) -> bool:
-    """Return whether a message has a text, and is not the assistant's."""
+    """Return whether the content of a message is not blank, and its role is not "assistant"."""
     return message["role"] != "assistant" and bool(message["content"].strip())
 
 
 def _is_missing(gold: object) -> bool:
-    """Return whether a gold answer is null, NaN, infinite, or a text that is blank or says nan.
+    """Return whether a gold answer is None, NaN, infinite, or a text that is blank or "nan" in any case.
 
-    A list or map is missing if all its values are: [], [NaN], {"value": ""}.
+    A list, tuple or dictionary is missing if all its values are, or if it is empty: [], [NaN],
+    {"value": ""}.
     """
     if isinstance(gold, (list, tuple, dict)):
         return all(map(_is_missing, gold.values() if isinstance(gold, dict) else gold))
@@ -225,9 +233,11 @@ def _is_missing(gold: object) -> bool:
 
 
 def plain(value: object, levels: int = DEEPEST + 1) -> object:
-    """Return a column's value in the types that a ticket can hold, down to so many levels.
+    """Return a column's value in the types that a ticket can hold: plain values, lists and dictionaries.
 
-    Dates, decimals and other types become text; dictionaries and lists are converted item by item.
+    Dates, decimals and other types become text; None, numbers, texts and bytes stay. Dictionaries and
+    lists are copied and converted item by item, tuples become lists, and keys become texts. Those below
+    `levels` levels stay as they are.
     """
     if levels and isinstance(value, dict):
         return {str(key): plain(item, levels - 1) for key, item in value.items()}
@@ -240,7 +250,8 @@ def plain(value: object, levels: int = DEEPEST + 1) -> object:
 def check_columns(columns: Mapping[str, object], where: str) -> None:
     """Raise DataError, which begins with `where`, for columns that no ticket can hold.
 
-    These are over 1024 columns, a name of over 200 letters, and values that `find_fault` names.
+    These are over 1024 columns; a name of over 200 letters; and values that nest over 32 levels, have
+    keys that are no texts, integers over 64 bits, half a character, or other types than plain data.
     """
     try:
         check_names("column", columns)

@@ -22,16 +22,19 @@ log = get_logger(__name__)
 def resolve_episodes(settings: LearnerSettings, template: Template) -> EpisodeSpec:
     """Return the tools and environments that the settings name, with the schemas of their tools.
 
-    The user's code is imported in a sandbox process, which reads the schemas off its type hints and
-    docstrings. Log a warning if the chat template does not show tools to the model. Raise ConfigError if
-    code is not found or cannot be used, or if no chat template makes the prompts.
+    The result also has the limits of turns and of seconds per step. It is an empty EpisodeSpec if the
+    settings name neither. The user's code is imported in a sandbox process, which reads the schemas off
+    its type hints and docstrings. Log a warning if the chat template in `template` does not show tools
+    to the model. Raise ConfigError if code is not found or cannot be used, or if `template` makes the
+    prompts without a chat template.
     """
     if not settings.has_episodes:
         return EpisodeSpec()
     if template.chat is None:
         raise ConfigError(
-            "LEARNER_TOOLS and LEARNER_ENVIRONMENT need a chat template, which adds the tools' "
-            "answers to a conversation: set LEARNER_PROMPT_TEMPLATE to chat or to a file *.jinja"
+            "LEARNER_TOOLS or LEARNER_ENVIRONMENT is set, but no chat template makes the prompts. "
+            "Expected one, which adds the tools' answers to a conversation: set LEARNER_PROMPT_TEMPLATE "
+            "to chat or to a file *.jinja"
         )
     spec = EpisodeSpec(
         tools=_codes("LEARNER_TOOLS", settings.tools),
@@ -49,13 +52,21 @@ def resolve_episodes(settings: LearnerSettings, template: Template) -> EpisodeSp
 
 
 def _schemas(spec: EpisodeSpec) -> dict[str, list[Any]]:
-    """Return the schemas of the tools by the environment's name. Raise ConfigError as `describe`."""
+    """Return lists of the tools' JSON schemas by the environment's name, "" without an environment.
+
+    A sandbox process imports the user's code, reads the schemas, and is ended before the return. Raise
+    ConfigError if it fails, or takes over 60 s.
+    """
     with closing(EpisodePool(ActorSettings(), spec, modules=(_SCHEMAS,))) as pool:
         return pool.describe(f"{_SCHEMAS}:schema_of")
 
 
 def _codes(variable: str, asked: Sequence[str]) -> tuple[OwnCode, ...]:
-    """Return the code that each text of a variable names. Raise ConfigError if it is not found."""
+    """Return the code that each text in `asked` names: file.py:function or package.module.function.
+
+    The results are in the same order, each with the hash of its source. No code is run. Raise
+    ConfigError, which begins with `variable` and the text, if the code is not found.
+    """
     codes = []
     for text in asked:
         source, name = split_source(text)

@@ -34,50 +34,61 @@ ENDINGS = tuple(_KINDS)
 
 
 def kind_of(path: Path) -> str:
-    """Return the kind of a file by its ending, in any case: json, csv, parquet or arrow; else ""."""
+    """Return how a file is read, by its ending in any case: "json", "csv", "parquet" or "arrow".
+
+    Return "" for another ending. The file need not exist. .jsonl and .ndjson are "json", .tsv is "csv";
+    these may end in .gz too.
+    """
     return _KINDS.get(_ending(path), "")
 
 
 def _ending(path: Path) -> str:
-    """Return the ending of a file in small letters: ".csv", ".csv.gz"."""
+    """Return the ending of a file's name in small letters: ".csv", ".csv.gz", "" for none."""
     last = "".join(path.suffixes[-2:]) if path.suffix.lower() == ".gz" else path.suffix
     return last.lower()
 
 
 def matching_files(path: Path) -> list[Path]:
-    """Return the file, or the files that match a pattern such as parts/*.jsonl, by name.
+    """Return [path] if `path` is a file, else the files that match it as a pattern, sorted by name.
 
-    `**` matches folders of any depth. Raise DataError if there is no file.
+    A pattern is for example parts/*.jsonl; `**` matches folders of any depth. Folders are left out.
+    Raise DataError if there is no file.
     """
     names = [str(path)] if path.exists() else sorted(glob.glob(str(path), recursive=True))
     found = [Path(name) for name in names if Path(name).is_file()]
     if not found:
-        problem = "no file matches" if glob.has_magic(str(path)) else "no such file"
-        raise DataError(f"{path}: {problem}. Correct LEARNER_DATASET or LEARNER_EVAL_DATASET.")
+        problem = "no file matches this" if glob.has_magic(str(path)) else "no such file is there"
+        remedy = "Correct LEARNER_DATASET or LEARNER_EVAL_DATASET, or copy the file there."
+        raise DataError(f"{path}: {problem}, expected a file of rows. {remedy}")
     return found
 
 
 def form_of(paths: Sequence[Path]) -> str:
-    """Return how these files are read: "text" for JSON and CSV, else parquet or arrow.
+    """Return how these files are read: "text" if all are JSON or CSV, else "parquet" or "arrow".
 
-    Raise DataError for a file of another kind, and for files of several forms.
+    Only the endings of their names count. Raise DataError for a file of another ending, and if the files
+    are of several forms.
     """
     for path in paths:
         if not kind_of(path):
-            expected = f"expected a file that ends in {', '.join(ENDINGS)}"
-            raise DataError(f"{path}: {expected}: rename or convert it")
+            expected = f"expected a file that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}"
+            raise DataError(f"{path}: {expected}: rename or convert the file")
     forms = {"text" if kind_of(path) in ("json", "csv") else kind_of(path): path for path in paths}
     if len(forms) > 1:
         found = ", ".join(map(str, forms.values()))
-        raise DataError(f"{found}: files of several forms: name each kind by a pattern of its own")
+        remedy = "name each form as a data set of its own, such as parts/*.parquet"
+        raise DataError(f"{found}: files of several forms, expected one form in a data set: {remedy}")
     return next(iter(forms))
 
 
 def read_files(paths: Sequence[Path], name: str) -> "Dataset":
-    """Return the rows of files, in their order. `name` names the data set in errors.
+    """Return the rows of all files, in the order of the files. Log the progress.
 
-    A row of JSON that lacks columns of other rows gets None there; the number of these rows is logged.
-    Raise DataError for files of another or several kinds, for damage, and for columns of mixed types.
+    `name` is the data set's, for errors and log lines. A row of JSON or CSV that lacks columns of other
+    rows gets None there; the number of these rows is logged. Values of CSV stay texts. Raise DataError
+    for files of another or several kinds, for unreadable JSON or CSV, for a file without rows, for a
+    column that is there twice, for half a character in a text, and for columns of mixed types. Damaged
+    Parquet and Arrow files raise pyarrow's errors.
     """
     import datasets
 
@@ -97,12 +108,16 @@ def read_files(paths: Sequence[Path], name: str) -> "Dataset":
         ) from error
     except (ValueError, TypeError, OverflowError) as error:  # pyarrow's errors are ValueErrors
         raise DataError(
-            f"{name}: a column mixes kinds, such as texts and numbers: {short(error)}"
+            f"{name}: a column mixes kinds, such as texts and numbers: {short(error)}. Expected one "
+            "kind in each column: convert its values in the file"
         ) from error
 
 
 def _filled(rows: list[dict[str, object]], name: str) -> list[dict[str, object]]:
-    """Return the rows, each with the columns of all. Log how many of `name` lacked some."""
+    """Return the rows, each with the columns of all rows; a column that a row lacked is None there.
+
+    Log how many rows of the data set `name` lacked columns. If none did, return `rows` itself.
+    """
     columns = dict.fromkeys(column for row in rows for column in row)
     lacking = sum(len(row) < len(columns) for row in rows)
     if lacking:
@@ -111,14 +126,20 @@ def _filled(rows: list[dict[str, object]], name: str) -> list[dict[str, object]]
 
 
 def _read_arrow(path: str) -> "Dataset":
-    """Return the rows of an Arrow file or stream. Raise ArrowException for another file."""
+    """Return all rows of a file in Arrow's file or stream format, held in memory.
+
+    Raise pyarrow.ArrowException for a file of another format, OSError if it cannot be read.
+    """
     import datasets
 
     return datasets.Dataset(datasets.table.InMemoryTable(_open_arrow(path).read_all()))
 
 
 def _open_arrow(path: str) -> Any:
-    """Return pyarrow's reader of an Arrow file or stream. Raise ArrowException for another file."""
+    """Return pyarrow's reader of a file in Arrow's file format or, if it is none, stream format.
+
+    Raise pyarrow.ArrowException for a file of another format, OSError if it cannot be read.
+    """
     import pyarrow
 
     try:
@@ -128,7 +149,10 @@ def _open_arrow(path: str) -> Any:
 
 
 def check_names_once(paths: Sequence[Path], form: str) -> None:
-    """Raise DataError if a column is there twice in one of these Parquet or Arrow files."""
+    """Raise DataError if a column's name is there twice in one of the files; their rows are not read.
+
+    `form` is "parquet" or "arrow", for all files. Raise pyarrow's errors for a damaged file.
+    """
     import pyarrow.parquet
 
     for path in paths:
@@ -138,15 +162,17 @@ def check_names_once(paths: Sequence[Path], form: str) -> None:
 
 
 def _refuse_repeated(names: Sequence[str], where: str) -> None:
-    """Raise DataError, which begins with `where`, if a column's name is there twice."""
+    """Raise DataError, which begins with `where`, if a column's name is more than once in `names`."""
     if repeated := [short(name) for name, count in Counter(names).items() if count > 1]:
-        raise DataError(f"{where}: the column {', '.join(repeated)} is there twice: rename one of them")
+        expected = "expected each name once: rename one of the columns"
+        raise DataError(f"{where}: the column {', '.join(repeated)} is there twice, {expected}")
 
 
 def stream_texts(paths: Sequence[Path], columns: Mapping[str, None]) -> Iterator[dict[str, object]]:
-    """Yield the rows of JSON and CSV files one by one, each with these columns, None where it has none.
+    """Yield the rows of JSON and CSV files one by one, file after file.
 
-    Raise DataError as `text_rows` does.
+    A row that lacks a key of `columns` gets None there. Raise DataError for a file without rows, or that
+    is not readable as its ending says.
     """
     for path in paths:
         for row in text_rows(path):
@@ -154,20 +180,26 @@ def stream_texts(paths: Sequence[Path], columns: Mapping[str, None]) -> Iterator
 
 
 def text_rows(path: Path) -> Iterator[dict[str, object]]:
-    """Yield the rows of a JSON or CSV file, one by one. Raise DataError if the file has none."""
+    """Yield the rows of a JSON or CSV file one by one, each as a dictionary by column.
+
+    CSV is what ends in .csv or .tsv (also with .gz), JSON any other file. Raise DataError if the file
+    has no row, or is not readable as its ending says.
+    """
     empty = True
     for row in _table_rows(path) if kind_of(path) == "csv" else _json_rows(path):
         empty = False
         yield row
     if empty:
-        raise DataError(f"{path} is empty: write rows to the file, or name another one")
+        remedy = "write rows to the file, or name another one"
+        raise DataError(f"{path} is empty, expected at least one row: {remedy}")
 
 
 def _table_rows(path: Path) -> Iterator[dict[str, object]]:
     """Yield the rows of a CSV file (.tsv: with tabs), every value as text: `01` stays `01`.
 
-    Raise DataError if the file is no CSV, if a column has no name or another one's, or if a row, which
-    is named, has too few or too many values.
+    The first line has the names of the columns, and is no row. Raise DataError if the file is no CSV or
+    not UTF-8, if a column has no name or another one's, or if a row, which the error names, has too few
+    or too many values.
     """
     separator = "\t" if ".tsv" in _ending(path) else ","
     lines = (line for _, line in _lines(path))
@@ -175,48 +207,54 @@ def _table_rows(path: Path) -> Iterator[dict[str, object]]:
     try:
         names = reader.fieldnames or ()
         if "" in names:
-            remedy = "name it, or leave it out (index=False)"
-            raise DataError(f"{path}, line 1: a column has no name: {remedy}")
+            expected = "expected a name for each: name it, or leave it out (in pandas index=False)"
+            raise DataError(f"{path}, line 1: a column has no name, {expected}")
         _refuse_repeated(names, f"{path}, line 1")
         for number, row in enumerate(reader, 1):
             if "" in row or None in row.values():
-                expected = f"expected {len(names)} columns, as in the first line"
+                found = f"too few or too many values, expected {len(names)}, as in the first line"
                 remedy = "Fill in a missing value, or quote one that has a comma"
-                raise DataError(f"{path}, row {number} after the header: {expected}. {remedy}")
+                raise DataError(f"{path}, row {number} after the header: {found}. {remedy}")
             yield row
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: not readable as CSV: {error}") from error
+        line = f"{path}, line {reader.line_num}"
+        raise DataError(f"{line}: not readable as CSV: {error}. Correct the line's quotes") from error
 
 
 def _json_rows(path: Path) -> Iterator[dict[str, object]]:
     """Yield the rows of a file of JSON lines, or of one JSON list. Empty lines are skipped.
 
     A row that is a list of turns becomes {"conversations": turns}, as in ShareGPT's files. Raise
-    DataError if a line, which is named, is no JSON object, or shares no column with the first row, and
-    if the rows have over 1024 columns together.
+    DataError if a line, which the error names, is not readable as JSON, is no object, or shares no
+    column with the rows before it. Raise DataError if the rows have over 1024 columns together.
     """
     columns: dict[str, None] | None = None
     for number, found in _objects(path):
         where = f"{path}, line {number}"
         row = {"conversations": found} if _is_conversation(found) else found
         if not isinstance(row, dict):
-            raise DataError(f"{where}: expected an object, found {brief(row)}")
+            remedy = "Write the row as {column: value, ...}, or remove it"
+            raise DataError(f"{where}: expected an object, found {brief(row)}. {remedy}")
         columns = dict.fromkeys(row) if columns is None else columns
         if columns and columns.keys().isdisjoint(row):
             there, known = short(", ".join(row), 100), short(", ".join(columns), 100)
             raise DataError(
-                f"{where}: has {there or 'nothing'}, and none of the columns before, {known}: "
-                "give all rows the same columns"
+                f"{where}: has {there or 'nothing'}, and none of the columns before, {known}; expected "
+                "at least one of these: give all rows the same columns"
             )
         columns.update(dict.fromkeys(row))
         if len(columns) > MOST_NAMES:
             problem = f"the rows up to here have {len(columns)} columns together"
-            raise DataError(f"{where}: {problem}; expected at most {MOST_NAMES}. Name columns alike")
+            remedy = "Give the same things the same names in all rows"
+            raise DataError(f"{where}: {problem}; expected at most {MOST_NAMES}. {remedy}")
         yield row
 
 
 def _is_conversation(row: object) -> bool:
-    """Return whether a row is a list of turns, each with a speaker, as in Open-Reasoner-Zero's file."""
+    """Return whether a row is a list of at least one turn: maps with a key "from" or "role".
+
+    Open-Reasoner-Zero's file has such rows.
+    """
     return (
         isinstance(row, list)
         and bool(row)
@@ -225,9 +263,11 @@ def _is_conversation(row: object) -> bool:
 
 
 def _objects(path: Path) -> Iterator[tuple[int, object]]:
-    """Yield each line's number and its JSON value; or number and item of the one list in a .json file.
+    """Yield pairs of a number, from 1, and a value: each line's, or each item's of the file's one list.
 
-    Raise DataError if a line or the list is not readable as JSON, or if it is no plain data.
+    A file that ends in .json or .json.gz holds one list if its text begins with "[". Blank lines are
+    counted but skipped. Raise DataError if a line or the list is not readable as JSON, has a key twice
+    in an object, or is nested too deep, and if the file is not UTF-8.
     """
     may_be_list = _ending(path) in (".json", ".json.gz")
     lines = _lines(path)
@@ -242,7 +282,11 @@ def _objects(path: Path) -> Iterator[tuple[int, object]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line, without a byte-order mark. Raise DataError if not UTF-8."""
+    """Yield number (from 1) and text of each line, with its line end, without a byte-order mark.
+
+    A file that ends in .gz is decompressed. Raise DataError if a line is not UTF-8, OSError, EOFError or
+    zlib.error if the file cannot be read or decompressed.
+    """
     with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if number == 1 and line[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -257,7 +301,11 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _parse(text: str, where: str, more: str = "") -> Any:
-    """Return the value of a JSON text. Raise DataError, which begins with `where`, for other texts."""
+    """Return the value of a JSON text. Raise DataError for a text that is not readable as JSON.
+
+    The error begins with `where` and ends with `more`. A key twice in an object, deep nesting, integers
+    over 64 bits, and half a character count as not readable too.
+    """
     try:
         return parse_json(text)
     except ValueError as error:

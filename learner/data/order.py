@@ -25,21 +25,32 @@ class Questions(Protocol):
     """Questions by their position in the run. Positions go on over the epochs."""
 
     def at(self, position: int) -> Question:
-        """Return the question at a position. Raise DataError or ConfigError if a stream is unusable."""
+        """Return the question at `position`, which counts the run's questions from 0 over all epochs.
+
+        Example: with 40 questions in an epoch, position 40 is the first question of the second epoch.
+        Data sets that are not in memory may be read. Raise DataError if such a data set has no question
+        or a bad row, ConfigError if the chat template rejects a row.
+        """
 
     def __len__(self) -> int:
         """Return the number of questions in an epoch; 0 if this number is not known."""
 
     def __iter__(self) -> Iterator[Question]:
-        """Yield every question once, in the order of the data sets. Raise as `at` does."""
+        """Yield every question of the data sets once, in their order.
+
+        Raise DataError if a data set that is not in memory is unusable, ConfigError if the chat template
+        rejects a row.
+        """
 
 
 class Shuffled:
-    """Questions of data sets in memory, in each epoch in a new random order, or unshuffled in theirs.
+    """Questions of data sets in memory, in a new random order in each epoch.
 
-    With weights, each data set fills a share of the epoch in proportion to its weight. Sets of 30 and 10
-    questions with weights 1 and 3: an epoch of 40 has 10 of the first, and 30 of the second, each three
-    times. The other questions of the first set follow in the next epochs.
+    `sets` has the questions of each data set. `seed` fixes all orders. Without `shuffle` each epoch has
+    the questions in the order of `sets`. `weights` has one weight per data set; [] stands for their
+    sizes. With weights, each data set fills a share of the epoch in proportion to its weight. Sets of 30
+    and 10 questions with weights 1 and 3: an epoch of 40 has 10 of the first, and 30 of the second, each
+    three times. The other questions of the first set follow in the next epochs.
     """
 
     def __init__(
@@ -53,15 +64,19 @@ class Shuffled:
         self._ends: NDArray[np.int64] = np.cumsum(self._shares)
 
     def __len__(self) -> int:
-        """Return the number of questions in an epoch."""
+        """Return the number of questions in an epoch; one that weights repeat counts each time."""
         return int(self._ends[-1])
 
     def __iter__(self) -> Iterator[Question]:
-        """Yield every question of the data sets once, in their order."""
+        """Yield every question of all data sets once, unshuffled and whatever their weights."""
         return itertools.chain.from_iterable(self._sets)
 
     def at(self, position: int) -> Question:
-        """Return the question at a position. Positions go on over the epochs."""
+        """Return the question at `position`, which counts the run's questions from 0 over all epochs.
+
+        The same position always gives the same question. Example: with 40 questions in an epoch,
+        position 40 is the first question of the second epoch.
+        """
         epoch, index = divmod(position, len(self))
         slot = int(self._order(0, epoch, len(self))[index])
         which = int(np.searchsorted(self._ends, slot, side="right"))
@@ -73,22 +88,30 @@ class Shuffled:
         return questions[place]
 
     def _order(self, stream: int, turn: int, size: int) -> NDArray[np.int64]:
-        """Return an order of `size` items, or 0 to size - 1: stream 0 an epoch's, 1 + k data set k's."""
+        """Return the numbers 0 to `size` - 1 in a random order, or from 0 on if nothing is shuffled.
+
+        `stream` 0 orders the questions of the epoch `turn`. `stream` 1 + k orders the questions of data
+        set k, all of which have been asked `turn` times before. The same arguments give the same order.
+        """
         return _permutation(self._seed, stream, turn, size) if self._shuffle else np.arange(size)
 
 
 @lru_cache(maxsize=16)
 def _permutation(seed: int, stream: int, turn: int, size: int) -> NDArray[np.int64]:
-    """Return a random order of `size` items, always the same one for the same arguments."""
+    """Return the numbers 0 to `size` - 1 in a random order that the arguments determine.
+
+    The array may be returned again: do not change it. `stream` and `turn` select one of the orders of
+    `seed`.
+    """
     # Stream 0 has the key of releases before the weights: a replay of their journals needs their order.
     key = [seed, turn] if stream == 0 else [seed, turn, stream]
     return np.random.default_rng(key).permutation(size)
 
 
 def split_by_weight(total: int, weights: Sequence[float]) -> list[int]:
-    """Return whole numbers in proportion to the weights, each at least 1.
+    """Return a whole number per weight, in proportion to the weights, each at least 1.
 
-    They add up to `total`, unless a number was raised to 1.
+    The numbers add up to `total`, unless one was raised to 1.
 
     Example:
         >>> split_by_weight(10, [3.0, 1.0])
@@ -99,10 +122,11 @@ def split_by_weight(total: int, weights: Sequence[float]) -> list[int]:
 
 
 class Streamed:
-    """Questions of a stream, in its order. The newest KEPT ones stay in memory.
+    """Questions of a stream, in its order. The newest 20,000 (KEPT) stay in memory.
 
-    Tickets that are issued again ask for recent positions, which are in memory. For an older position,
-    after a resume for example, the stream is read again from its beginning.
+    `open_epoch` returns the questions of an epoch, counted from 0, when it is called. `name` is the data
+    set's, for errors. Nothing is read yet. Tickets that are issued again ask for recent positions, which
+    are in memory. For an older position the stream is read again from its beginning.
     """
 
     KEPT = 20_000
@@ -114,17 +138,23 @@ class Streamed:
         self._questions = self._numbered()
 
     def __len__(self) -> int:
-        """Return 0: the number of questions is not known."""
+        """Return 0, which stands for an unknown number of questions."""
         return 0
 
     def __iter__(self) -> Iterator[Question]:
-        """Yield the questions of the first epoch. Raise open_epoch's errors."""
+        """Yield the questions of the first epoch, reading the data set from its beginning.
+
+        Raise DataError for an unreadable data set or a bad row, ConfigError if the chat template rejects
+        a row.
+        """
         return iter(self._open_epoch(0))
 
     def at(self, position: int) -> Question:
-        """Return the question at a position, reading the stream up to this position.
+        """Return the question at `position`, which counts the run's questions from 0 over all epochs.
 
-        Raise DataError if the stream has no question or a bad row, ConfigError if the template fails.
+        A newer position than those read is reached by reading on. A position that is no longer among the
+        newest 20,000 is reached by reading from the first row again. Raise DataError if the stream has
+        no question or a bad row, ConfigError if the chat template rejects a row.
         """
         if position not in self._kept and position < next(reversed(self._kept), 0):
             self._kept.clear()
@@ -136,11 +166,18 @@ class Streamed:
         return self._kept[position]
 
     def _numbered(self) -> Iterator[tuple[int, Question]]:
-        """Yield positions and questions without end. Raise DataError if none, or open_epoch's errors."""
+        """Yield pairs of position and question, epoch after epoch without end, positions from 0 on.
+
+        Raise DataError if the first epoch has no question, and for an unreadable data set or a bad row.
+        Raise ConfigError if the chat template rejects a row.
+        """
         position = 0
         for epoch in itertools.count():
             for question in self._open_epoch(epoch):
                 yield position, question
                 position += 1
             if position == 0:
-                raise DataError(f"{self._name}: no row gave a question. Correct LEARNER_DATASET")
+                remedy = "Name another data set in LEARNER_DATASET, or raise LEARNER_MAX_PROMPT_LENGTH"
+                raise DataError(
+                    f"{self._name}: no row gave a question of a length allowed, expected one. {remedy}"
+                )

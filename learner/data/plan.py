@@ -24,6 +24,8 @@ from penstock.learner.data.tickets import TicketSource
 
 log = get_logger(__name__)
 
+_ACCEPT = "accept the bias with LEARNER_ACCEPT_SAMPLING_BIAS=true"
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -38,10 +40,12 @@ class Plan:
 
 
 def make_plan(settings: LearnerSettings) -> Plan:
-    """Return the plan that the settings describe. A hub id is downloaded.
+    """Return the plan that the settings describe: model folder, contract, questions, number of Updates.
 
-    Raise ConfigError if the settings contradict each other or the model, or if model, template or the
-    code of a reward or loss is not found. Raise DataError if a data set cannot be read.
+    Models and data sets of the hub are downloaded. The user's own loss is imported here, own tools in a
+    sandbox process. Log settings that mean something else in TRL. Raise ConfigError if the settings
+    contradict each other or the model, or if model, template or the code of a reward, tool or loss is
+    not found or usable. Raise DataError if a data set cannot be read.
     """
     check_sampling(settings)
     for text in misplaced_values(settings):
@@ -51,7 +55,7 @@ def make_plan(settings: LearnerSettings) -> Plan:
     trusted = settings.trust_remote_code
     model_folder = resolve_model(settings.model, trusted, settings.model_revision)
     if not (settings.dataset or settings.evaluate_only):
-        raise ConfigError("LEARNER_DATASET is not set: name a file, a folder or a hub id")
+        raise ConfigError("LEARNER_DATASET is not set: name a file, a folder or a hub id in it")
     tokenizer, config = read_model(model_folder, trusted)
     check_length(settings, config)
     template = Template(settings, tokenizer)
@@ -60,8 +64,8 @@ def make_plan(settings: LearnerSettings) -> Plan:
     steps = count_steps(settings, len(questions))
     samples = [questions.at(place) for place in range(min(len(questions), 100) or 1)]
     columns = set.intersection(*(set(one.columns) for one in samples + eval_questions[:100]))
-    own_options = {"columns": sorted(columns), "max_steps": steps}
-    own_options["completions"] = completions_form(settings, tokenizer)
+    form = completions_form(settings, tokenizer)
+    own_options = {"columns": sorted(columns), "max_steps": steps, "completions": form}
     contract = Contract(
         model=str(model_folder),
         tokenizer_hash=hash_tokenizer(model_folder),
@@ -86,7 +90,11 @@ def make_plan(settings: LearnerSettings) -> Plan:
 
 
 def completions_form(settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the form of the completions for the user's rewards, and log why they get messages."""
+    """Return the form in which the user's own rewards get completions: "auto", "text" or "messages".
+
+    This is LEARNER_REWARD_COMPLETIONS, but "auto" becomes "messages" if a chat template makes the
+    prompts (by settings and `tokenizer`). In this case log why, if a reward is a user's own function.
+    """
     form = settings.reward_completions
     if form != "auto" or not is_chat(settings, tokenizer):
         return form
@@ -101,9 +109,11 @@ def completions_form(settings: LearnerSettings, tokenizer: PreTrainedTokenizerBa
 def check_sampling(settings: LearnerSettings) -> None:
     """Raise ConfigError if the sampling biases the importance ratio, unless accept_sampling_bias is set.
 
-    top_p, top_k, min_p and structured outputs leave tokens out. repetition_penalty leaves none out, and
-    the engine reports the log-probabilities after it. The decoupled loss corrects for it: its objective
-    compares the policy with itself before the Update, and its factor is the ratio to the sampler.
+    top_p below 1, top_k and min_p above 0, and structured outputs leave tokens out. A repetition_penalty
+    other than 1 leaves none out, and the engine reports the log-probabilities after the penalty. It is
+    refused unless decoupled_loss is set, with an importance_sampling_correction and no dppo. This loss
+    corrects for it: the objective compares the policy with itself before the Update, and the factor is
+    the ratio to the sampler.
     """
     if settings.accept_sampling_bias:
         return
@@ -119,49 +129,49 @@ def check_sampling(settings: LearnerSettings) -> None:
             f"{narrowed}: the sampler then renormalises the log-probabilities over the kept tokens. "
             "The learner does not know these tokens, so the importance ratio is biased (its mean is "
             "about 0.90 at top_p 0.8). Sample from the full distribution (LEARNER_TOP_P=1, "
-            "LEARNER_TOP_K=0, LEARNER_MIN_P=0), or accept the bias with "
-            "LEARNER_ACCEPT_SAMPLING_BIAS=true"
+            f"LEARNER_TOP_K=0, LEARNER_MIN_P=0), or {_ACCEPT}"
         )
 
 
 def _check_generation(settings: LearnerSettings) -> None:
-    """Raise ConfigError if an option of LEARNER_GENERATION_KWARGS biases the ratio."""
+    """Raise ConfigError for structured outputs, or a repetition_penalty that the loss does not correct.
+
+    decoupled_loss with an importance_sampling_correction corrects it, except with the loss_type dppo.
+    """
     options = settings.sampling_options
     if options.keys() & {"regex", "choice"}:
         raise ConfigError(
             "LEARNER_GENERATION_KWARGS: structured_outputs renormalises the log-probabilities over the "
             "tokens that fit. The learner does not know these tokens, so the importance ratio is "
-            "biased. Leave it out and reward the form, or accept the bias with "
-            "LEARNER_ACCEPT_SAMPLING_BIAS=true"
+            f"biased. Leave it out and reward the form, or {_ACCEPT}"
         )
-    corrected = settings.decoupled_loss and settings.importance_sampling_correction != "off"
-    corrected = corrected and settings.loss_type != "dppo"  # its trust region is around the sampler
-    if options.get("repetition_penalty", 1.0) != 1.0 and not corrected:
+    off = settings.importance_sampling_correction == "off" or settings.loss_type == "dppo"
+    if options.get("repetition_penalty", 1.0) != 1.0 and (off or not settings.decoupled_loss):
         raise ConfigError(
             "LEARNER_GENERATION_KWARGS: repetition_penalty changes the distribution that is sampled, so "
             "the loss would clip tokens that the policy did not change. Correct for it with "
             "LEARNER_DECOUPLED_LOSS=true, LEARNER_IMPORTANCE_SAMPLING_CORRECTION other than off and "
-            "LEARNER_LOSS_TYPE other than dppo, or accept the bias with "
-            "LEARNER_ACCEPT_SAMPLING_BIAS=true"
+            f"LEARNER_LOSS_TYPE other than dppo, or {_ACCEPT}"
         )
 
 
 def count_steps(settings: LearnerSettings, questions: int) -> int:
-    """Return the number of Updates of a run over that many questions.
+    """Return the number of Updates of a run whose epoch has so many questions.
 
-    max_steps if set, else what the epochs fill: 10 questions, 2 epochs, 4 groups per step make 5.
-    A run that only evaluates makes 0.
+    This is max_steps if it is not 0, else what the epochs fill, rounded up: 10 questions, 2 epochs, 4
+    groups per step make 5. With evaluate_only it is 0.
     """
     by_epochs = math.ceil(questions * settings.num_train_epochs / settings.groups_per_step)
     return 0 if settings.evaluate_only else settings.max_steps or by_epochs
 
 
 def resolve_model(name: str, trust_remote_code: bool = False, revision: str = "") -> Path:
-    """Return the absolute path of a local model folder, or of a hub id's downloaded copy.
+    """Return the absolute path of the model folder `name`, or of the downloaded copy of this hub id.
 
-    Python files are downloaded only with `trust_remote_code`. `revision` is a branch, tag or commit of
-    the id, "" for its main branch. Raise ConfigError if the name is empty or neither, if a folder has a
-    revision, or if the download fails.
+    A folder's content is not looked at. What an earlier download left is used again. Python files are
+    downloaded only with `trust_remote_code`. `revision` is a branch, tag or commit of the id, "" for its
+    main branch. Raise ConfigError if the name is empty, if it is a folder and `revision` is not "", or
+    if the download fails, for example because there is no such id.
     """
     if not name:
         raise ConfigError("LEARNER_MODEL is not set: name a Hugging Face model folder or a hub id")
@@ -169,8 +179,8 @@ def resolve_model(name: str, trust_remote_code: bool = False, revision: str = ""
     if os.path.isdir(folder):
         if revision:
             raise ConfigError(
-                f"LEARNER_MODEL_REVISION={revision}: {name} is a folder here, which has no revisions; "
-                "leave it out"
+                f"LEARNER_MODEL_REVISION={revision}: {name} is a folder here, which has no revisions, "
+                "expected a hub id; leave the revision out"
             )
         return folder.absolute()
     from huggingface_hub import snapshot_download
@@ -180,23 +190,23 @@ def resolve_model(name: str, trust_remote_code: bool = False, revision: str = ""
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ConfigError(
-            f"LEARNER_MODEL={name}: neither a folder here nor a model that can be downloaded: {error}"
-        ) from error
+        problem = "neither a folder here nor a model that can be downloaded"
+        remedy = "Correct the name, or see whether the hub can be reached"
+        raise ConfigError(f"LEARNER_MODEL={name}: {problem}: {error}. {remedy}") from error
 
 
 def read_model(
     folder: Path, trust_remote_code: bool = False
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedConfig]:
-    """Return a model folder's tokenizer and text configuration. Raise ConfigError if unreadable.
+    """Return the tokenizer of a model folder, and the configuration of its language model.
 
-    Code of the folder is run only with `trust_remote_code`; a folder that needs it is else unreadable.
+    Code in the folder is run only with `trust_remote_code`. Raise ConfigError if config.json or
+    tokenizer.json is missing or cannot be read, or if the folder needs its code and this is not trusted.
     """
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
-            raise ConfigError(
-                f"LEARNER_MODEL={folder}: no {name} is there; expected a Hugging Face folder"
-            )
+            expected = "expected a Hugging Face model folder: complete it, or name another one"
+            raise ConfigError(f"LEARNER_MODEL={folder}: no {name} is there; {expected}")
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=trust_remote_code
@@ -214,7 +224,11 @@ def read_model(
 
 
 def check_length(settings: LearnerSettings, config: PreTrainedConfig) -> None:
-    """Raise ConfigError if the longest prompt and completion together exceed the model's context."""
+    """Raise ConfigError if the longest prompt and completion together exceed the model's context.
+
+    These are max_prompt_length and max_completion_length, in tokens. `config` is the model's; a model
+    whose configuration states no max_position_embeddings takes any length.
+    """
     wanted = settings.max_prompt_length + settings.max_completion_length
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and wanted > limit:
@@ -226,7 +240,11 @@ def check_length(settings: LearnerSettings, config: PreTrainedConfig) -> None:
 
 
 def describe(settings: LearnerSettings, plan: Plan) -> dict[str, int | str]:
-    """Return --dry-run's figures of a plan: questions, steps, groups, and the contract's hash."""
+    """Return the figures of a plan that --dry-run prints, by title, in the order of the lines.
+
+    These are the numbers of questions in an epoch (0: a stream), held-out questions, steps, groups,
+    completions and tickets that are open at once at most, and the hash of the contract.
+    """
     groups = plan.steps * settings.groups_per_step
     return {
         "questions": len(plan.source.questions),

@@ -19,9 +19,12 @@ STREAM_ROWS = 10_000
 
 
 def preview(settings: LearnerSettings, rows: int) -> Iterator[dict[str, Any]]:
-    """Yield the lines' objects for a run with these settings, with so many rows to show.
+    """Yield the objects that `learner --dry-run --json` prints as lines, for a run with these settings.
 
-    Gold answers come only if a built-in reward needs them. Raise ConfigError or DataError, as make_plan.
+    First comes {"contract": {"rewards", "figures"}}, then for the first `rows` questions, those to train
+    on before those held out, {"row": {"where", "prompt" as text, "tokens": their number, "columns"}}. If
+    a built-in reward needs gold answers, {"gold": [where, answer or None]} follows for each question (of
+    a stream 10,000). Raise ConfigError for settings, model or code, DataError for an unusable data set.
     """
     plan = make_plan(settings)
     rewards = [asdict(spec) for spec in plan.contract.rewards]
@@ -38,9 +41,10 @@ def preview(settings: LearnerSettings, rows: int) -> Iterator[dict[str, Any]]:
 
 
 def _questions(plan: Plan, settings: LearnerSettings) -> Iterator[Question]:
-    """Yield each question of the run once, those to train on first; of a stream the first 10,000.
+    """Yield each question of the run once: those to train on, then the held-out ones.
 
-    Raise DataError or ConfigError for a bad row of a stream.
+    With evaluate_only only the held-out ones come. Of a stream only the first 10,000 questions are read.
+    Raise DataError for a bad row of a stream, ConfigError if the chat template rejects a row.
     """
     training = plan.source.questions
     if not settings.evaluate_only:

@@ -32,9 +32,11 @@ log = get_logger(__name__)
 
 
 class QuestionReader:
-    """Converts rows to questions, whose chat templates show the tools of `episodes`.
+    """Converts the rows of data sets to questions.
 
-    `too_long` counts long prompts. Raise ConfigError as Template does.
+    `template` makes a row's prompt, and shows the model those tools of `episodes` that the row has.
+    `settings` limit the length of a prompt (max_prompt_length), and say whether a longer one is dropped
+    or cut (overlong_prompts). The attribute `too_long` counts the longer prompts, from 0.
     """
 
     def __init__(self, settings: LearnerSettings, template: Template, episodes: EpisodeSpec) -> None:
@@ -44,10 +46,14 @@ class QuestionReader:
         self._episodes = episodes
 
     def read(self, row: Mapping[str, object], mapping: ColumnMapping, where: str) -> Question | None:
-        """Return the question of a row; count a long prompt in `too_long`, and drop (None) or cut it.
+        """Return the question of a row: its prompt as token ids, and its columns as plain values.
 
-        Raise DataError, which begins with `where`, if the row has no usable question or gold answer,
-        and ConfigError if the chat template rejects the question.
+        `row` has the values by column, and `mapping` names the columns of question and gold answer. The
+        columns get `prompt`, without an answer at its end, and, if a gold answer is mapped, `solution`.
+        A prompt over max_prompt_length tokens is counted in `too_long`. With overlong_prompts=drop
+        return None for it, else keep its last tokens. Raise DataError, which begins with `where`, such
+        as "gsm8k.jsonl, row 3", if the row has no usable question or mapped gold answer, a value that no
+        ticket can hold, or no known environment. Raise ConfigError if the chat template rejects the row.
         """
         columns = {str(name): plain(value) for name, value in row.items()}
         prompt = look_up(columns, mapping.prompt)
@@ -59,7 +65,7 @@ class QuestionReader:
         try:
             tools = self._episodes.tools_of(columns)
         except ValueError as error:
-            raise DataError(f"{where}: {error}") from error
+            raise DataError(f"{where}: {error}. Correct this row, or LEARNER_ENVIRONMENT") from error
         ids = self._template.render(prompt, tools)
         limit = self._settings.max_prompt_length
         if len(ids) > limit:
@@ -76,11 +82,14 @@ class QuestionReader:
 def load_questions(
     settings: LearnerSettings, template: Template, episodes: EpisodeSpec | None = None
 ) -> tuple[Questions, list[Question]]:
-    """Return the questions to train on, and up to eval_samples held out. Log how many are too long.
+    """Return the questions to train on, and a list of those held out, at most eval_samples (0: all).
 
-    `template` makes the prompts, with the tools of `episodes`, if any.
-
-    Raise DataError if a data set cannot be read, ConfigError if the settings or a template do not fit.
+    Held out are the questions of LEARNER_EVAL_DATASET, or those that LEARNER_EVAL_HOLDOUT draws from the
+    others. Without LEARNER_DATASET the questions of LEARNER_EVAL_DATASET are in both results. With
+    dataset_streaming the first result reads rows when they are needed. `template` makes the prompts, and
+    shows the tools of `episodes`; None: no tools. Log how many prompts were too long, if any. Raise
+    DataError if a data set cannot be read or has a bad row, ConfigError if the settings or the chat
+    template do not fit.
     """
     reader = QuestionReader(settings, template, episodes or EpisodeSpec())
     sources = [Source.parse(name) for name in settings.dataset or settings.eval_dataset]
@@ -109,9 +118,11 @@ def load_questions(
 def read_questions(
     source: Source, split: str, settings: LearnerSettings, reader: QuestionReader
 ) -> list[Question]:
-    """Return all questions of a data set. Log its columns.
+    """Return the questions of a data set, in the order of its rows. Log the columns and the progress.
 
-    Raise DataError if it cannot be read or no prompt is short enough, ConfigError if the template fails.
+    `split` names the part of a hub id or saved folder. `reader` makes a row a question, or leaves it out
+    because its prompt is too long. Raise DataError if the data set cannot be read, has no row or a bad
+    row, or no prompt is short enough. Raise ConfigError if the chat template rejects a row.
     """
     rows, numbers = load_rows(source, split, settings.seed)
     mapping = map_columns(rows.column_names, source.name, settings, rows[0] if len(rows) else {})
@@ -127,11 +138,13 @@ def read_questions(
     )
     questions = [question for question in found if question is not None]
     if not len(rows):
-        raise DataError(f"{source.name}: no rows. Correct LEARNER_DATASET or LEARNER_EVAL_DATASET.")
+        remedy = "Name another one in LEARNER_DATASET or LEARNER_EVAL_DATASET"
+        raise DataError(f"{source.name}: the data set has no rows, expected at least one. {remedy}.")
     if not questions:
         raise DataError(
             f"{source.name}: none of the {len(rows)} prompts has at most LEARNER_MAX_PROMPT_LENGTH="
-            f"{settings.max_prompt_length} tokens. Raise it, or set LEARNER_OVERLONG_PROMPTS=truncate."
+            f"{settings.max_prompt_length} tokens, expected at least one. Raise this limit, or set "
+            "LEARNER_OVERLONG_PROMPTS=truncate."
         )
     return questions
 
@@ -139,15 +152,18 @@ def read_questions(
 def hold_out(
     sets: list[list[Question]], settings: LearnerSettings
 ) -> tuple[list[list[Question]], list[Question]]:
-    """Return the data sets without the held-out questions, and the held-out questions.
+    """Return new lists: each data set without its held-out questions, and all held-out questions.
 
-    LEARNER_EVAL_HOLDOUT is a share (0.25) or a number (30) of questions; the seed draws which. Raise
-    ConfigError if LEARNER_EVAL_HOLDOUT is neither, or leaves no question on one side or in a data set.
+    `sets` has the questions of each data set, and is not changed. Questions keep their order.
+    LEARNER_EVAL_HOLDOUT is a share (0.25) or a number (30) of all questions; settings.seed draws which.
+    Raise ConfigError if LEARNER_EVAL_HOLDOUT is neither, would hold out none or all of the questions, or
+    leaves a data set without a question.
     """
     total = sum(map(len, sets))
     wanted = settings.eval_holdout
     if wanted > 1 and not wanted.is_integer():
-        raise ConfigError(f"LEARNER_EVAL_HOLDOUT={wanted:g}: expected a share below 1 or a whole number")
+        expected = "expected a share below 1, such as 0.25, or a whole number of questions, such as 30"
+        raise ConfigError(f"LEARNER_EVAL_HOLDOUT={wanted:g}: {expected}: change it to one of these")
     count = round(wanted * total) if wanted < 1 else int(wanted)
     if not 0 < count < total:
         raise ConfigError(
@@ -160,27 +176,37 @@ def hold_out(
     kept = [list(compress(one, ~held)) for one, held in zip(sets, drawn, strict=True)]
     if not all(kept):
         raise ConfigError(
-            f"LEARNER_EVAL_HOLDOUT={wanted:g} holds out every question of one of the data sets: choose "
-            "less, or name the held-out questions by LEARNER_EVAL_DATASET"
+            f"LEARNER_EVAL_HOLDOUT={wanted:g} holds out every question of one of the data sets; "
+            "expected at least one question left in each: choose less, or name the held-out questions "
+            "by LEARNER_EVAL_DATASET"
         )
     return kept, list(compress(chain(*sets), chosen))
 
 
 def open_stream(sources: list[Source], settings: LearnerSettings, reader: QuestionReader) -> Streamed:
-    """Return the questions of one data set, read while they are needed.
+    """Return the questions of the one data set in `sources`, whose rows are read when they are needed.
 
-    The first question is read at once, so that an unreadable data set raises DataError before the run
-    starts. Raise ConfigError if the settings need the number of questions, or if the template fails.
+    `reader` makes a row a question, or leaves it out because its prompt is too long. The first question
+    is read at once, so that an unreadable data set raises DataError before the run starts. Raise
+    ConfigError if there are several sources, if eval_holdout is set or max_steps is not (these need the
+    number of questions), or if the chat template rejects a row.
     """
     if len(sources) > 1 or settings.eval_holdout or not settings.max_steps:
         raise ConfigError(
-            "LEARNER_DATASET_STREAMING needs exactly one data set, LEARNER_MAX_STEPS, and no "
-            "LEARNER_EVAL_HOLDOUT: the number of questions in a stream is not known beforehand"
+            f"LEARNER_DATASET_STREAMING: found {len(sources)} data sets, LEARNER_MAX_STEPS="
+            f"{settings.max_steps} and LEARNER_EVAL_HOLDOUT={settings.eval_holdout:g}; expected exactly "
+            "one data set, a number of steps and no holdout (0), because the number of questions in a "
+            "stream is not known beforehand. Change these, or set LEARNER_DATASET_STREAMING=false"
         )
     (source,) = sources
 
     def open_epoch(epoch: int) -> Iterable[Question]:
-        """Yield an epoch's questions. Raise DataError or ConfigError as QuestionReader.read does."""
+        """Yield the questions of an epoch, counted from 0, reading the data set from its beginning.
+
+        With dataset_shuffle the rows are shuffled by settings.seed + `epoch`. Rows that the reader
+        leaves out are skipped. Raise DataError for an unreadable data set or a bad row, ConfigError if
+        the chat template rejects a row.
+        """
         seed = settings.seed + epoch if settings.dataset_shuffle else None
         order = " as shuffled" if settings.dataset_shuffle else ""
         mapping: ColumnMapping | None = None

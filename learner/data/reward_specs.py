@@ -16,10 +16,13 @@ from penstock.common.wire.reward_spec import BUILT_IN, JUDGE, MODEL, RewardSpec,
 def resolve_rewards(
     settings: LearnerSettings, own_options: Mapping[str, Any] | None = None
 ) -> tuple[RewardSpec, ...]:
-    """Return the rewards in the order of LEARNER_REWARDS. Raise ConfigError if code is not found.
+    """Return the specs of the rewards, for the contract, in the order of LEARNER_REWARDS.
 
-    `own_options` are the options of the user's rewards. Without them the form of the completions is set.
-    No code of a user is run here, not even that of the packages around a module.
+    The weights are settings.reward_weights; if this list is empty each weight is 1. `own_options` become
+    the options of each of the user's own functions; None: only "completions", from reward_completions.
+    No code of a user is run here, not even that of the packages around a module. The hub is asked for
+    the commit of a reward model that is no folder. Raise ConfigError if a reward's code or model is not
+    found, or a judge's file is wrong.
     """
     weights = settings.reward_weights or [1.0] * len(settings.rewards)
     return tuple(
@@ -31,16 +34,18 @@ def resolve_rewards(
 def resolve_reward(
     asked: str, weight: float, settings: LearnerSettings, own_options: Mapping[str, Any] | None = None
 ) -> RewardSpec:
-    """Return the spec of a reward of LEARNER_REWARDS.
+    """Return the spec of the reward that LEARNER_REWARDS names by the text `asked`.
 
-    Raise ConfigError if its code or model is not found, or its judge's file is wrong.
+    The text is a built-in's name, file.py:function, module.function, model:NAME=FOLDER-OR-ID or
+    judge:NAME=FILE. `own_options` are the options of a user's function; None or {}: only "completions".
+    Raise ConfigError if the code or model is not found, or the judge's file is wrong.
     """
     if found := split_kind(asked):
         kind, name, place = found
         if kind == MODEL:
             return resolve_reward_model(name, place, weight)
-        judge = read_judge(Path(place), f"LEARNER_REWARDS={asked}")
-        return RewardSpec(name, weight, options=judge.model_dump(), kind=JUDGE)
+        options = read_judge(Path(place), f"LEARNER_REWARDS={asked}").model_dump()
+        return RewardSpec(name, weight, "", "", options, JUDGE)
     source, name = split_source(asked)
     if not source:
         return RewardSpec(name, weight, options=_options(name, settings))
@@ -51,17 +56,20 @@ def resolve_reward(
 
 
 def resolve_reward_model(name: str, place: str, weight: float) -> RewardSpec:
-    """Return the spec of a reward model in a folder, by the hash of its files, or of a hub id's commit.
+    """Return the spec of the reward model `name`; `place` is a folder here or else a hub id.
 
-    The learner does not load the model. Raise ConfigError if the folder cannot be read, or if there is
-    neither a folder nor a model of that id.
+    A folder's spec has the hash of the model's files and the absolute path. An id's spec has the id and
+    its present commit, for which the hub is asked ("main" if the hub names none). The model is neither
+    loaded nor downloaded. Raise ConfigError if the folder cannot be read, if there is neither a folder
+    nor a model of that id, or if the hub does not answer.
     """
     folder, asked = Path(place), f"LEARNER_REWARDS=model:{name}={place}"
     if os.path.isdir(folder):
         try:
             digest = hash_model(folder)
         except OSError as error:
-            raise ConfigError(f"{asked}: cannot be read: {error}") from error
+            remedy = "let this user read the folder's files, or name another model"
+            raise ConfigError(f"{asked}: cannot be read: {error}. Expected a model: {remedy}") from error
         return RewardSpec(name, weight, "", digest, {"model": str(folder.absolute())}, MODEL)
     from huggingface_hub import model_info
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
@@ -69,15 +77,18 @@ def resolve_reward_model(name: str, place: str, weight: float) -> RewardSpec:
     try:
         revision = model_info(place).sha
     except (HFValidationError, HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
-        raise ConfigError(f"{asked}: neither a folder here nor a model of the hub: {error}") from error
+        remedy = "correct the folder or id, or the access to the hub"
+        problem = "neither a folder here nor a model of the hub"
+        raise ConfigError(f"{asked}: {problem}: {error}. Expected one of them: {remedy}") from error
     options = {"model": place, "revision": revision or "main"}
     return RewardSpec(name, weight, "", "", options, MODEL)
 
 
 def _options(name: str, settings: LearnerSettings) -> dict[str, str | int | float]:
-    """Return a built-in reward's keyword arguments, from the settings of the same names.
+    """Return the keyword arguments of the built-in reward `name`, from the settings of the same names.
 
-    Lengths that are 0 become max_completion_length. Raise KeyError if no built-in has the name.
+    The result is {} for a reward without arguments. cosine_max_len and soft_max_length become
+    max_completion_length (tokens) if they are 0. Raise KeyError if there is no such built-in reward.
     """
     options = {option: getattr(settings, option) for option in BUILT_IN[name]}
     for option in ("cosine_max_len", "soft_max_length"):

@@ -48,33 +48,43 @@ class Source:
 
     @property
     def path(self) -> Path | None:
-        """The path that `name` is, with a known ending or a file or folder there; None for a hub id."""
+        """The path of the file, pattern or folder that `name` is; None if `name` is a hub id.
+
+        A name is a path if it has a known ending such as .jsonl, if a file or folder of this name is
+        there, or if it has a wildcard such as *.
+        """
         path = Path(self.name)
         return path if kind_of(path) or path.exists() or has_magic(self.name) else None
 
     @classmethod
     def parse(cls, text: str) -> "Source":
-        """Return the source of NAME[:CONFIG][@REVISION][#COUNT]. Raise DataError for another form."""
+        """Return the source that NAME[:CONFIG][@REVISION][#COUNT] names, as in LEARNER_DATASET.
+
+        Only a hub id can have CONFIG and REVISION (else None). Without COUNT the source's count is 0.
+        Raise DataError for a COUNT that is no number above 0, or a NAME that is neither path nor hub id.
+        """
         name, marker, count = text.rpartition("#") if "#" in text else (text, "", "0")
         if marker and not (count.isdecimal() and int(count)):
-            raise DataError(f"{text}: expected a number of rows after #, found {count!r}")
+            raise DataError(
+                f"{text}: expected a number of rows after #, found {count!r}; write one, or no #"
+            )
         rows = int(count)
         if cls(name).path:
             return cls(name, count=rows)
         found = _HUB.fullmatch(name)
         if not found:
-            raise DataError(
-                f"{text}: no such file or folder is there, so expected ID[:CONFIG][@REVISION][#ROWS] in "
-                "LEARNER_DATASET or LEARNER_EVAL_DATASET"
-            )
+            problem = "no such file or folder is there, and this is no ID[:CONFIG][@REVISION][#ROWS]"
+            raise DataError(f"{text}: {problem}. Correct LEARNER_DATASET or LEARNER_EVAL_DATASET")
         return cls(found["name"], found["config"], found["revision"], rows)
 
 
 def load_rows(source: Source, split: str, seed: int) -> tuple["Dataset", list[int]]:
-    """Return the rows of a data set and their numbers in it, from 1.
+    """Return the rows of a data set, and the number of each row in it, from 1 on.
 
-    If the source has a count, that many rows are drawn by the seed. A hub id is downloaded. Raise
-    DataError if the rows cannot be read, or hold images.
+    If the source has a count below the number of rows, that many rows are drawn by `seed`; they keep
+    their order. A hub id is downloaded. `split` names the part of a hub id or saved folder; files have
+    none. The progress bars of the library datasets are switched off. Raise DataError if the rows cannot
+    be read, are damaged, or have a column of images, sounds or films.
     """
     import datasets
 
@@ -90,9 +100,9 @@ def load_rows(source: Source, split: str, seed: int) -> tuple["Dataset", list[in
 
 
 def _check_values(rows: "Dataset", name: str) -> None:
-    """Raise DataError, which begins with `name`, for a column of images, or with damaged values.
+    """Raise DataError, which begins with `name`, for a column of images, sounds or films, or for damage.
 
-    A text of a Parquet or Arrow file that is not UTF-8 is a damaged value.
+    `name` is the data set's. A text of a Parquet or Arrow file that is not UTF-8 is damage.
     """
     import pyarrow
 
@@ -108,17 +118,25 @@ def _check_values(rows: "Dataset", name: str) -> None:
 
 
 def _refuse_media(features: Mapping[str, Any] | None, name: str) -> None:
-    """Raise DataError, which begins with `name`, for a column of images, sounds or films."""
+    """Raise DataError, which begins with `name`, for a column of images, sounds, films or PDFs.
+
+    `features` has the type of each column, as the library datasets knows it; None: types not known,
+    nothing is refused.
+    """
     for column, feature in (features or {}).items():
         if found := _media_of(feature):
             raise DataError(
-                f"{name}: the column {short(column)} holds values of type {found}, which the policy "
-                "cannot see. Choose a data set of texts, or remove the column if no question needs it"
+                f"{name}: the column {short(column)} holds values of type {found}, expected plain data: "
+                "the policy sees only texts. Choose a data set of texts, or remove the column if no "
+                "question needs it"
             )
 
 
 def _media_of(feature: Any) -> str:
-    """Return the kind of a column's images, sounds or films, such as "Image"; "" if it has none."""
+    """Return "Image", "Audio", "Video" or "Pdf" if a column holds such values, also nested; else "".
+
+    `feature` is the column's type in the library datasets. Of several kinds the first is returned.
+    """
     if type(feature).__name__ in ("Image", "Audio", "Video", "Pdf"):
         return type(feature).__name__
     parts = feature.values() if isinstance(feature, dict) else [getattr(feature, "feature", None)]
@@ -126,7 +144,11 @@ def _media_of(feature: Any) -> str:
 
 
 def _load(source: Source, split: str) -> "Dataset":
-    """Return all rows of a data set. Raise DataError, ValueError, OSError or the libraries' errors."""
+    """Return all rows of files, a folder, or a hub id, which is downloaded.
+
+    `split` names the part of a folder or hub id; files, and folders saved without splits, have none.
+    Raise ValueError for a split that is not there, DataError for bad files, else the libraries' errors.
+    """
     import datasets
 
     path = source.path
@@ -138,13 +160,18 @@ def _load(source: Source, split: str) -> "Dataset":
         return datasets.load_dataset(str(path), split=split)
     saved = datasets.load_from_disk(str(path))  # a data set, or a dictionary of splits
     if isinstance(saved, dict) and split not in saved:
-        raise ValueError(f"no split {split} is there, expected one of {', '.join(saved)}")
+        remedy = "choose one by LEARNER_DATASET_SPLIT or LEARNER_EVAL_SPLIT"
+        raise ValueError(f"no split {split} is there, expected one of {', '.join(saved)}: {remedy}")
     return saved[split] if isinstance(saved, dict) else saved
 
 
 @contextmanager
 def _as_data_error(source: Source, split: str) -> Iterator[None]:
-    """Raise DataError, naming source and split, for errors of the block's libraries and files."""
+    """Raise DataError, which names source and split, in place of an error of the block's libraries.
+
+    These are the errors of datasets, pyarrow and zlib, OSError, ValueError, RecursionError and EOFError.
+    Other errors of the block, DataError among them, pass through.
+    """
     import datasets
     import pyarrow
 
@@ -162,9 +189,11 @@ def _as_data_error(source: Source, split: str) -> Iterator[None]:
 
 
 def stream_rows(source: Source, split: str, seed: int | None) -> Iterator[dict[str, object]]:
-    """Yield the rows of a data set without keeping all of them in memory or on disk.
+    """Yield the rows of a data set one by one, each by column, without keeping all in memory or on disk.
 
-    With a seed, the rows are shuffled in a buffer of 10,000. Raise DataError if they cannot be read.
+    With `seed`, the rows are shuffled in a buffer of 10,000; None keeps their order. If the source has a
+    count, only the first rows of this order come. `split` names the part of a hub id. Raise DataError
+    for a folder, for rows that cannot be read, and for a column of images, sounds or films.
     """
     with _as_data_error(source, split):
         rows = _open_stream(source, split)
@@ -175,7 +204,13 @@ def stream_rows(source: Source, split: str, seed: int | None) -> Iterator[dict[s
 
 
 def _open_stream(source: Source, split: str) -> "IterableDataset":
-    """Return the rows of a data set, to be read one by one. Raise DataError as `load_rows` does."""
+    """Return the rows of a data set, which are read one by one when they are asked for.
+
+    `split` names the part of a hub id. Files of JSON and CSV get the columns of the first row in each
+    row. Raise DataError for a folder, for no file, for files of unknown or several forms, for a first
+    text file without a readable row, and for a column that is there twice. Raise errors of the library
+    datasets, pyarrow's and OSError for a hub id or file that cannot be read.
+    """
     import datasets
 
     path = source.path

@@ -44,9 +44,11 @@ QWEN_R1 = (
 class Template:
     """Converts a question to prompt tokens by LEARNER_PROMPT_TEMPLATE and LEARNER_SYSTEM_PROMPT.
 
-    `chat` is the chat template for the contract, None if none makes the prompts.
-    Creating a Template raises ConfigError if the tokenizer lacks the chat template that is asked for, if
-    a template is unknown or its file unreadable, or if variables contradict each other.
+    `tokenizer` is the model's. The attribute `chat` is the chat template for the contract, with its
+    variables and the system prompt; None if no chat template makes the prompts. Raise ConfigError if
+    LEARNER_PROMPT_TEMPLATE is "chat" and the tokenizer has no chat template, if it names no known
+    template, if its file or that of the system prompt cannot be read, if r1 or qwen_r1 has a system
+    prompt set, or if a variable of LEARNER_CHAT_TEMPLATE_KWARGS has no effect or is reserved.
     """
 
     def __init__(self, settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -81,11 +83,12 @@ class Template:
             self.chat = ChatSpec(found, variables, self._system)
 
     def render(self, prompt: object, tools: Sequence[Any] = ()) -> list[int]:
-        """Return the token ids of a question: a text, or a list of messages with role and content.
+        """Return the token ids of a question, of any length, with the system prompt first, if any.
 
-        The system prompt comes first, and a chat template begins the assistant's turn at the end. A chat
-        template shows `tools`, JSON schemas, to the model if it knows tools. Raise ConfigError if the
-        chat template rejects the messages.
+        `prompt` is a text, or a list of messages with role and content. A chat template also begins the
+        assistant's turn at the end, and shows the model `tools` (JSON schemas) if it knows tools.
+        Without a chat template the contents are joined, in r1's or qwen_r1's form if that is chosen,
+        and `tools` are ignored. Raise ConfigError if the chat template rejects the messages.
         """
         messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": str(prompt)}]
         if self._kind == "qwen_r1":
@@ -99,7 +102,10 @@ class Template:
         return self._encode(_contents(messages), special=True)
 
     def _chat(self, messages: list[dict[str, Any]], tools: Sequence[Any]) -> str:
-        """Return the messages as one text by the chat template; raise ConfigError if it rejects them."""
+        """Return the messages as one text by the chat template, which may show the JSON schemas `tools`.
+
+        Raise ConfigError if the template fails on the messages, or takes over 10 s or too much memory.
+        """
         assert self._renderer is not None
         try:
             return self._renderer.render(messages, tools)
@@ -112,16 +118,17 @@ class Template:
             ) from error
 
     def _encode(self, text: str, special: bool) -> list[int]:
-        """Return the tokens of a text; `special` adds the tokenizer's own, such as the start of text."""
+        """Return the token ids of a text; `special` adds the tokenizer's own, such as start of text."""
         found: list[int] = self._tokenizer(text, add_special_tokens=special).input_ids
         return found
 
 
 def _check_variables(settings: LearnerSettings, template: str | None, name: str) -> None:
-    """Raise ConfigError for a variable of chat_template_kwargs that would have no effect.
+    """Raise ConfigError for a variable of chat_template_kwargs that has no effect or is reserved.
 
-    `template` is the chat template called `name`, None if none makes the prompts. Raise ConfigError as
-    well for a variable that Penstock sets itself.
+    `template` is the text of the chat template, which errors call `name`. A variable has no effect if
+    its name is not in this text, or if `template` is None: then no chat template makes the prompts.
+    Reserved are the names that Penstock or transformers sets.
     """
     variables = settings.chat_template_kwargs
     if variables and template is None:
@@ -133,7 +140,7 @@ def _check_variables(settings: LearnerSettings, template: str | None, name: str)
     if taken := _RESERVED & set(variables):
         raise ConfigError(
             f"LEARNER_CHAT_TEMPLATE_KWARGS: {', '.join(sorted(taken))} cannot be set: expected "
-            "variables of the template alone, such as enable_thinking"
+            "variables of the template alone, such as enable_thinking. Leave out the others"
         )
     known = set(re.findall(r"[A-Za-z_]\w*", template or ""))
     if unused := [variable for variable in variables if variable not in known]:
@@ -146,39 +153,51 @@ def _check_variables(settings: LearnerSettings, template: str | None, name: str)
 
 
 def is_chat(settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether a chat template makes the prompts: the tokenizer's own, or one in a file."""
+    """Return whether a chat template makes the prompts, by LEARNER_PROMPT_TEMPLATE.
+
+    This is so for auto, chat and r1 if `tokenizer` has a chat template, and for the name of a file, but
+    not for none and qwen_r1.
+    """
     kind = settings.prompt_template
     own = bool(getattr(tokenizer, "chat_template", None)) and kind in ("auto", "chat", "r1")
     return own or kind not in _NAMED
 
 
 def _contents(messages: list[dict[str, Any]]) -> str:
-    """Return the messages' contents without their roles, one after the other in lines of their own."""
+    """Return the messages' contents without roles and outer blanks, joined by line ends."""
     return "\n".join(str(message["content"]).strip() for message in messages)
 
 
 def read_prompt(text: str) -> str:
-    """Return a prompt as it is, or the text of the file it names (*.txt, *.md).
+    """Return a system prompt: `text` as it is, or the content of the file that it names.
 
-    Raise ConfigError, naming LEARNER_SYSTEM_PROMPT, if the file cannot be read.
+    A text of one line that ends in .txt or .md names a file. Raise ConfigError, which names
+    LEARNER_SYSTEM_PROMPT, if the file cannot be read as UTF-8.
     """
     is_file = text.endswith((".txt", ".md")) and "\n" not in text
     return _read_file(text, "LEARNER_SYSTEM_PROMPT") if is_file else text
 
 
 def _read_template(name: str) -> str:
-    """Return the chat template in a file *.jinja; raise ConfigError for another name or no such file."""
+    """Return the chat template in the file `name`. Raise ConfigError if the file cannot be read.
+
+    Raise ConfigError as well if the name does not end in .jinja or .j2.
+    """
     if not name.endswith((".jinja", ".j2")):
         raise ConfigError(
             f"LEARNER_PROMPT_TEMPLATE={name}: expected auto, chat, none, r1, qwen_r1, or a chat "
-            "template in a file *.jinja"
+            "template in a file *.jinja: change it to one of these"
         )
     return _read_file(name, "LEARNER_PROMPT_TEMPLATE")
 
 
 def _read_file(name: str, variable: str) -> str:
-    """Return a file's text; raise ConfigError, naming the variable, if the file cannot be read."""
+    """Return the text of the file `name`. Raise ConfigError if the file cannot be read as UTF-8.
+
+    `variable` is the setting that names the file, such as LEARNER_SYSTEM_PROMPT; the error names it.
+    """
     try:
         return Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{variable}={name}: cannot be read: {error}") from error
+        expected = "Expected a file of UTF-8 text: correct the name or the file"
+        raise ConfigError(f"{variable}={name}: cannot be read: {error}. {expected}") from error

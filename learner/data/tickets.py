@@ -26,11 +26,13 @@ class TicketSource:
     contract: str
 
     def train(self, ticket: TicketId, version: Version, position: int | None = None) -> Ticket:
-        """Return the training ticket `train:NUMBER` of a version.
+        """Return the training ticket with the id `ticket` (train:NUMBER), issued at `version`.
 
-        `position` is its question's position over all epochs, NUMBER if not given. A question that is
-        asked again keeps its position (train:3 and train:9: position 3), and gets other samples. Raise
-        DataError or ConfigError as Questions.at does, MalformedMessage if the prompt has no token.
+        `position` counts the run's questions from 0 over all epochs; None: NUMBER. The question at this
+        position is asked. A question that is asked again keeps its position (train:3 and train:9 may
+        both have position 3), but the sampling seed follows from the id, so it gets other samples. No
+        older weights than those of `version` may sample the ticket. Raise DataError or ConfigError if
+        the data set is streamed and unusable, MalformedMessage if the prompt has no token.
         """
         if position is None:
             position = ticket.number
@@ -58,7 +60,12 @@ class TicketSource:
         )
 
     def evaluation(self, version: Version, index: int) -> Ticket:
-        """Return the ticket that asks a version question `index`. Raise IndexError if there is none."""
+        """Return the ticket that asks held-out question `index`, counted from 0, for `version`.
+
+        The sampling is by eval_temperature, without top_p, top_k and min_p. The seed follows from the
+        index, so it is the same for all versions. Raise IndexError if there is no such question,
+        MalformedMessage if its prompt has no token.
+        """
         question = self.eval_questions[index]
         return Ticket(
             id=TicketId.evaluation(version, index),
@@ -83,9 +90,11 @@ class TicketSource:
     def too_large(
         self, asked: Sequence[Ticket], position_of: Callable[[TicketId], int], cause: ValueTooLarge
     ) -> DataError:
-        """Return the error that names the row and the column of the largest of these tickets.
+        """Return (do not raise) a DataError about the largest of `asked`: its row and longest column.
 
-        `cause` came when the tickets were issued. Raise DataError or ConfigError as Questions.at does.
+        `cause` was raised when the tickets in `asked` were sent together. `position_of` returns the
+        position of a training ticket's question. Raise DataError or ConfigError if the data set is
+        streamed and cannot be read again.
         """
         ticket = max(asked, key=lambda one: len(encode(one)))
         train, place = ticket.purpose == "train", ticket.id.number
@@ -99,6 +108,9 @@ class TicketSource:
 
 
 def _sampling_seed(seed: int, ticket: str) -> int:
-    """Return the seed of a ticket's samples, a number below 2**31 that follows from run seed and id."""
+    """Return the sampling seed of a ticket: a number from 0 to 2**31 - 1 that the arguments determine.
+
+    `seed` is the run's LEARNER_SEED, `ticket` a training ticket's id or "eval:INDEX".
+    """
     digest = hashlib.sha256(f"{seed}:{ticket}".encode()).digest()
     return int.from_bytes(digest[:4], "little") >> 1

@@ -9,9 +9,11 @@ from penstock.common.errors import ConfigError
 
 
 def schema_of(tool: Callable[..., Any]) -> dict[str, Any]:
-    """Return the schema of a tool as transformers makes it, which is what TRL shows to the model.
+    """Return the JSON schema of the function `tool` as transformers makes it, as a new dictionary.
 
-    Raise ConfigError, with the tool's name, if a type hint or a description in the docstring is missing.
+    The schema has the tool's name, description and parameters, and is what TRL shows to the model. The
+    tool is not called. Raise ConfigError, with the tool's name, if a type hint or a description in the
+    docstring is missing.
     """
     try:
         schema: dict[str, Any] = get_json_schema(tool)

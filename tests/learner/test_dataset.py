@@ -435,5 +435,5 @@ def test_a_stream_in_the_files_order_leaves_long_prompts_out(tmp_path):
 
 def test_a_stream_needs_a_number_of_steps(tmp_path):
     source = write(tmp_path / "q.jsonl", ROW)
-    with pytest.raises(ConfigError, match="LEARNER_DATASET_STREAMING needs"):
+    with pytest.raises(ConfigError, match="found 1 data sets, LEARNER_MAX_STEPS=0 and"):
         stream(source, max_steps=0)
