@@ -51,5 +51,5 @@ def format_audit(found: Audit) -> str:
 
 
 def _join(lines: Iterable[str]) -> str:
-    """Return the lines joined by line ends. Line ends and unprintable letters inside them are escaped."""
+    """Return the lines joined by line ends. Inside a line, unprintable letters are escaped."""
     return "\n".join(map(one_line, lines))

@@ -115,14 +115,15 @@ class RunView:
         return now - self._last_beat[1] > int(lease) / 1000
 
     def incarnation(self) -> int:
-        """Return how often a learner has claimed the run: 0 before any claim, or for a text that is no
-        number.
+        """Return the number of the learner's newest incarnation; 0 before any claim.
+
+        A stored text that is no number is logged once and gives 0. Raise ServerUnavailable or another
+        error of Connection.execute.
         """
         return self._incarnation_of(self._read("HGET", self.keys.fence, "incarnation") or b"")
 
     def learner(self) -> LearnerSign:
-        """Return the learner's last heartbeat; before a claim, its texts are "" and the incarnation is
-        0.
+        """Return the learner's last heartbeat; before a claim its texts are "" and its incarnation is 0.
 
         Raise ServerUnavailable or another error of Connection.execute.
         """
@@ -164,7 +165,7 @@ class RunView:
             return None
 
     def report(self, fault: str) -> None:
-        """Log the text `fault` as an error. A text that this view has logged before is not logged again."""
+        """Log the text `fault` as an error, unless this view has logged the same text before."""
         if fault not in self._logged:
             self._logged.add(fault)
             log.error(shorten(fault))

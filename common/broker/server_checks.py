@@ -23,16 +23,15 @@ def check_files(address: ServerAddress) -> None:
             Path(path).open("rb").close()
         except OSError as error:
             raise ConfigError(
-                f"REDIS_URL {address}: the file of {name}, {path}, cannot be read ({error.strerror}): correct "
-                "its path or its permissions"
+                f"REDIS_URL {address}: the file of {name}, {path}, cannot be read ({error.strerror}): "
+                "correct its path or its permissions"
             ) from None
 
 
 def check_handshake(error: BaseException, address: ServerAddress) -> None:
-    """Raise ConfigError if `error`, of a connection to `address`, comes from TLS: a retry would not
-    help.
+    """Raise ConfigError if `error`, of a connection to `address`, comes from TLS: no retry would help.
 
-    It does if it, or an error that it came from, is an ssl.SSLError. A connection that was cut in the
+    This is so if the error, or one that caused it, is an ssl.SSLError. A connection that was cut in the
     handshake is left out: the server may be about to start.
     """
     found: BaseException | None = error
@@ -86,7 +85,7 @@ def _connected(address: ServerAddress) -> socket.socket:
 
 
 def _is_loopback(host: str) -> bool:
-    """Return whether `host` is `localhost` or an IP address of loopback. Other names are not looked up."""
+    """Return whether `host` is `localhost` or an address of loopback. Other names are not looked up."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

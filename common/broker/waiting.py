@@ -20,13 +20,13 @@ log = get_logger(__name__)
 
 
 def describe_waiting(connection: Connection, keys: Keys, lease_s: float) -> str:
-    """Return who holds the open tickets since when, and which role has no process; "no ticket is open".
+    """Return, in one sentence, who holds the open tickets since when and which role has no process.
 
-    The text has at most 1000 letters. A process counts as running if it asked for work or renewed a
-    lease within `lease_s` seconds. Each ticket is logged at debug level. Raise RunNotReady without a
-    run, WrongType for a key of another type, or another error of Connection.call. Example: "no rewarder
-    is running, rewarder-host-71-0c31fa was last seen 29 s ago; rewarder-host-71-0c31fa holds 2 groups
-    since 31 s".
+    Without an open ticket the text is "no ticket is open"; it has at most 1000 letters. A process counts
+    as running if it asked for work or renewed a lease within `lease_s` seconds. Each ticket is logged at
+    debug level. Raise RunNotReady without a run, WrongType for a key of another type, or another error
+    of Connection.call. Example: "no rewarder is running, rewarder-host-71-0c31fa was last seen 29 s ago;
+    rewarder-host-71-0c31fa holds 2 groups since 31 s".
     """
     found: dict[tuple[str, str], list[InFlight]] = defaultdict(list)
     _, open_tickets = read_in_flight(connection, RunView(connection, keys))
@@ -54,11 +54,10 @@ def _describe_tickets(stream: str, holder: str, tickets: list[InFlight]) -> str:
 
 
 def _describe_absence(connection: Connection, keys: Keys, role: str, lease_s: float) -> str:
-    """Return a clause if no process of `role`, "an actor" or "a rewarder", was seen in `lease_s`
-    seconds.
+    """Return a clause if no `role` ("an actor" or "a rewarder") was seen in `lease_s` seconds, else "".
 
-    "" if one was. Example: "no actor is running, actor-a-71 was last seen 29 s ago"; without the second
-    part if there never was one. Raise ServerUnavailable or another error of Connection.execute.
+    Example: "no actor is running, actor-a-71 was last seen 29 s ago"; without the second part if there
+    never was one. Raise ServerUnavailable or another error of Connection.execute.
     """
     streams = [getattr(keys, stream) for stream, filled_by in _FILLED_BY.items() if filled_by == role]
     consumers = [found for key in streams for found in read_consumers(connection, key)]
