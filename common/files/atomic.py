@@ -32,8 +32,8 @@ def make_folder(folder: Path, setting: str = "RUN_DIR") -> None:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{setting}: the folder {folder} cannot be made ({error.strerror}): choose another folder, or "
-            "let this user write to its parent folder"
+            f"{setting}: the folder {folder} cannot be made ({error.strerror}): choose another folder, "
+            "or let this user write to its parent folder"
         ) from error
 
 

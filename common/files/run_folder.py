@@ -105,8 +105,7 @@ class LearnerFolder(RunFolder):
     def write(
         self, what: str, path: Path, action: Callable[[], T], needed: int | None, waits: bool = True
     ) -> T:
-        """Return what `action` returns, which writes `path`; raise its errors. Wait while the disk is
-        full.
+        """Return what `action` returns, which writes `path`; raise its errors. Wait on a full disk.
 
         `what` names the thing written, for log and error. `needed` is about how many bytes it takes: a
         retry waits for as many; None: unknown. With `waits` False a full disk raises DiskFull at once,
