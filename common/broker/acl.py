@@ -79,24 +79,25 @@ def rules(role: Role, keys: Keys) -> list[str]:
 
 
 def _worker_rules(keys: Keys, actor: bool) -> list[str]:
-    """Return the ACL rules of an actor, or if not `actor` of a rewarder: read the run, do own work."""
+    """Return the ACL rules of an actor, or if not `actor` of a rewarder, on the run with these keys.
+
+    The role may read the run, change its own streams and `open`, and add to the next streams and `dead`.
+    """
     worked = (keys.tickets, keys.eval_tickets) if actor else (keys.rollouts,)
     following = (keys.rollouts,) if actor else keys.outcome_streams
     ends = (*keys.outcome_streams, keys.dead)  # of a ticket that failed too often
     streams = (*keys.work_streams, *keys.outcome_streams)
     known = (*streams, keys.ledger, keys.fence, keys.contract, keys.weights, keys.state)
     return [
-        *_allow(_READING, _WORKING),
-        *(f"~{key}" for key in (*worked, keys.open)),
+        *_allow(_READING, _WORKING), *(f"~{key}" for key in (*worked, keys.open)),
         *(f"%R~{key}" for key in known if key not in worked),
         _selector(["xreadgroup"], worked),  # needs no more than the right to read, and takes entries
         _selector(["xadd"], dict.fromkeys((*following, *ends)), "%W~"),
-        _selector(_COUNTING, [keys.malformed]),
-        _selector(["type"], [keys.dead], "%R~"),
+        _selector(_COUNTING, [keys.malformed]), _selector(["type"], [keys.dead], "%R~"),
         _selector(_calls("handoff"), (keys.fence, keys.open, *worked, *following)),
         _selector(_calls("bury"), (keys.fence, keys.open, *worked, *ends)),
         _selector(_calls(*_LEASE_CALLS), (keys.fence, keys.open, keys.malformed, *worked)),
-    ]
+    ]  # fmt: skip
 
 
 def write_users(connection: Connection, url: str, run: str, folder: Path) -> tuple[list[User], bool]:
@@ -133,9 +134,7 @@ def _allow(*groups: Sequence[str]) -> list[str]:
 
 
 def _calls(*names: str) -> list[str]:
-    """Return, per server function, the name of its call in ACL rules: "fcall|penstock_2_bury" for
-    "bury".
-    """
+    """Return the names of calls of these functions in ACL rules: "fcall|penstock_2_bury" for "bury"."""
     return [f"fcall|penstock_2_{name}" for name in names]
 
 

@@ -276,9 +276,7 @@ class Connection:
         self._check_eviction(self._server_timeout_s)
 
     def close(self) -> None:
-        """Close all sockets to the server, also those that other threads use. A later command opens a
-        new one.
-        """
+        """Close all sockets to the server, in use or not. A later command opens a new one."""
         self._client.connection_pool.disconnect()
 
     def _retrying(self, send: Callable[[], Any], timeout_s: float, first: bool = False) -> Any:
@@ -332,8 +330,8 @@ class Connection:
     def _notice_restart(self) -> None:
         """Ask the server for its process's id. If that has changed, count and log a restart.
 
-        Called after a new socket, whose note is cleared. Raise ConfigError if the new server is older
-        than 7.0, redis's errors if it does not answer.
+        The note of a new socket is cleared first. Raise ConfigError if the new server is older than 7.0,
+        redis's errors if it does not answer.
         """
         self._new_socket.clear()
         info = self._client.info("server")
@@ -384,9 +382,9 @@ def _pool_options(address: ServerAddress) -> dict[str, Any]:
 
 
 def _leaves(reply: Any) -> Iterator[Any]:
-    """Yield, in order, the values inside a reply of any depth; a reply that is no list or map itself.
+    """Yield all values in a nested reply, in order. A reply that is not nested is yielded itself.
 
-    Of a dictionary (a map in RESP3) only the values are yielded; in RESP2 a map is a list with its names
+    Of a dictionary (a map in RESP3) only the values are yielded; in RESP2 a map is a list with names
     too.
     """
     if isinstance(reply, list | dict):
@@ -397,9 +395,7 @@ def _leaves(reply: Any) -> Iterator[Any]:
 
 
 def text(value: bytes | str) -> str:
-    """Return a text of the server's reply as str. Bytes that are not UTF-8 are escaped; a str stays as
-    it is.
-    """
+    """Return a text of a reply as str. Bytes that are not UTF-8 are escaped; a str stays as it is."""
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 

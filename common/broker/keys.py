@@ -30,22 +30,16 @@ class Keys:
         self.state = prefix + "state"  # "running" or "ended"
 
     def tickets_for(self, purpose: Purpose) -> str:
-        """Return the key of the stream of tickets to answer: tickets for "train", eval_tickets for
-        "eval".
-        """
+        """Return the key of the stream of tickets: tickets for "train", eval_tickets for "eval"."""
         return self.tickets if purpose == "train" else self.eval_tickets
 
     def outcomes_for(self, purpose: Purpose) -> str:
-        """Return the key of the stream of results for the learner: scored for "train", evaluated for
-        "eval".
-        """
+        """Return the key of the stream of results: scored for "train", evaluated for "eval"."""
         return self.scored if purpose == "train" else self.evaluated
 
     @property
     def work_streams(self) -> tuple[str, ...]:
-        """The keys tickets, eval_tickets and rollouts: the streams whose entries actors and rewarders
-        take.
-        """
+        """The keys tickets, eval_tickets and rollouts: streams of work for actors and rewarders."""
         return (self.tickets, self.eval_tickets, self.rollouts)
 
     @property

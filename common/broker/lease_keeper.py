@@ -36,7 +36,7 @@ class LeaseKeeper:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread that `start` began, and wait at most 5 s for its end.
+        """Stop the thread that `start` began, and wait at most 5 s for its end. Call `start` first.
 
         Entries are not given back: their leases expire, and other processes take them.
         """
@@ -55,9 +55,7 @@ class LeaseKeeper:
             self._held[stream, entry.id] = on_lost
 
     def release(self, stream: WorkStream, entry: Entry) -> None:
-        """Stop renewing the lease of `entry` of `stream`; do nothing if it is not held. No call to the
-        server.
-        """
+        """Stop renewing the lease of `entry` of `stream`, if it is held. The server is not called."""
         with self._lock:
             self._held.pop((stream, entry.id), None)
 

@@ -138,10 +138,10 @@ def started_server(run_folder: RunFolder) -> str:
 
 
 def remove_old_socket(run_folder: RunFolder) -> None:
-    """Delete the socket, and its folder, of the last server in a run's folder. Wait 5 s for its end.
+    """Delete the socket, and its folder, of the last server in a run's folder, after its end.
 
-    Raise ConfigError if the server still listens then; this is found by connecting, and nothing is sent.
-    Do nothing if the folder names no socket, or another user's.
+    Wait up to 5 s for that end; raise ConfigError if the server listens longer. This is found by
+    connecting, and nothing is sent. Do nothing if the folder names no socket, or another user's.
     """
     path = run_folder.server_url
     address = _own_address(path.read_bytes().decode(errors="replace").strip() if path.is_file() else "")
@@ -159,9 +159,7 @@ def remove_old_socket(run_folder: RunFolder) -> None:
 
 
 def hash_password(password: str) -> str:
-    """Return the SHA-256 of a password in hexadecimal, as a file of the server's users holds it after
-    `#`.
-    """
+    """Return the SHA-256 of a password in hexadecimal, as a file of users holds it after `#`."""
     return hashlib.sha256(password.encode()).hexdigest()
 
 
@@ -184,9 +182,7 @@ class LocalServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "LocalServer":
-        """Start the server and return this object. Raise ServerUnavailable if it does not answer in 30
-        s.
-        """
+        """Start the server; return this object. Raise ServerUnavailable without an answer in 30 s."""
         self.start()
         return self
 
@@ -225,10 +221,9 @@ class LocalServer:
             self._process.wait()
 
     def stop(self) -> None:
-        """End the server by SIGTERM and wait for its end; its data are on disk then.
+        """End the server, if it was started, by SIGTERM and wait for its end: its data are on disk.
 
-        Do nothing if it was never started. Raise subprocess.TimeoutExpired if it has not ended after 30
-        s.
+        Raise subprocess.TimeoutExpired if it has not ended after 30 s.
         """
         if self._process is not None:
             self._process.terminate()

@@ -133,10 +133,11 @@ def read_status(connection: Connection, run: str) -> RunStatus:
 
 
 def read_audit(connection: Connection, run: str) -> Audit:
-    """Return the tickets of the run named `run` at one instant. `ended` has all end states, also with 0.
+    """Return the tickets of the run named `run` at one instant: issued, ended by end state, and open.
 
-    Raise RunNotReady if no learner has claimed the run, WrongType for a key of another type, or another
-    error of Connection.call.
+    `ended` has each end state, also with 0. Counts of malformed entries come with them. Raise
+    RunNotReady if no learner has claimed the run, WrongType for a key of another type, or another error
+    of Connection.call.
     """
     _, view = _view(connection, run)
     totals, in_flight = read_in_flight(connection, view)
@@ -167,7 +168,7 @@ def read_in_flight(connection: Connection, view: RunView) -> tuple[dict[str, int
 def read_consumers(connection: Connection, key: str) -> tuple[ConsumerStatus, ...]:
     """Return the processes that read the stream `key`, also dead ones that did not leave.
 
-    () if there is no stream, or nobody ever read it. Raise ServerUnavailable or another error of
+    Without the stream, or if nobody ever read it, return (). Raise ServerUnavailable or another error of
     Connection.execute.
     """
     if not (connection.execute("EXISTS", key) and connection.execute("XINFO", "GROUPS", key)):
@@ -179,7 +180,7 @@ def read_consumers(connection: Connection, key: str) -> tuple[ConsumerStatus, ..
 
 
 def read_dead(connection: Connection, run: str, count: int) -> list[tuple[str, str]]:
-    """Return the ticket and the reason of the newest `count` dead tickets of a run, newest first.
+    """Return (ticket, reason) of the newest `count` dead tickets of a run, newest first; [] without any.
 
     A missing part is "?". Raise RunNotReady if no learner has claimed the run, or an error of
     Connection.execute.
@@ -227,9 +228,7 @@ def _read_stream(connection: Connection, key: str, now_ms: int) -> StreamStatus:
 
 
 def _now_ms(connection: Connection) -> int:
-    """Return the server's time in ms since 1970, as ids of entries have. Raise as Connection.execute
-    does.
-    """
+    """Return the server's time in ms since 1970. Raise ServerUnavailable if it does not answer."""
     seconds, microseconds = connection.execute("TIME")
     return int(seconds) * 1000 + int(microseconds) // 1000
 

@@ -9,7 +9,8 @@ from penstock.common.text import one_line
 def format_status(found: RunStatus) -> str:
     """Return a run's status as lines of text: run, tickets and ledger, then a line per stream.
 
-    Below each stream there is a line per process that reads it. An unknown credit is shown as "?".
+    Below each stream there is a line per process that reads it. Unknown values are "?" or "not
+    announced".
     """
     credit = "?" if found.credit is None else found.credit
     ledger = "  ".join(f"{name} {count}" for name, count in found.ledger.items())

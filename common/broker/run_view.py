@@ -96,12 +96,12 @@ class RunView:
             return None
 
     def ended(self) -> bool:
-        """Return whether the learner has ended the run, and left.
+        """Return whether the learner has ended the run, and left. False unless the state is "ended".
 
-        True if the state is "ended" and no learner holds the lease. If one still holds it, another
-        client may have written the state, or the learner was killed before it gave the lease back. Then
-        True only if calls of this method have seen no new heartbeat for as long as the lease lasts; the
-        last one seen is stored here. False for any other state.
+        With this state, True if no learner holds the lease. If one still holds it, another client may
+        have written the state, or the learner was killed before it gave the lease back. Then True only
+        if calls of this method have seen no new heartbeat for longer than the lease, by this process's
+        clock; the last heartbeat and its time are stored for that.
         """
         if self._read("GET", self.keys.state) != b"ended":
             self._last_beat = None

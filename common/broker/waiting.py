@@ -22,10 +22,10 @@ log = get_logger(__name__)
 def describe_waiting(connection: Connection, keys: Keys, lease_s: float) -> str:
     """Return, in one sentence, who holds the open tickets since when and which role has no process.
 
-    Without an open ticket the text is "no ticket is open"; it has at most 1000 letters. A process counts
-    as running if it asked for work or renewed a lease within `lease_s` seconds. Each ticket is logged at
-    debug level. Raise RunNotReady without a run, WrongType for a key of another type, or another error
-    of Connection.call. Example: "no rewarder is running, rewarder-host-71-0c31fa was last seen 29 s ago;
+    The text is "no ticket is open" without any; its most letters are 1000. A process counts as running
+    if it asked for work or renewed a lease within `lease_s` seconds. Each ticket is logged at debug
+    level. Raise RunNotReady without a run, WrongType for a key of another type, or another error of
+    Connection.call. Example: "no rewarder is running, rewarder-host-71-0c31fa was last seen 29 s ago;
     rewarder-host-71-0c31fa holds 2 groups since 31 s".
     """
     found: dict[tuple[str, str], list[InFlight]] = defaultdict(list)

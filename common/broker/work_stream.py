@@ -86,7 +86,7 @@ class EntryReader:
         self._logged: set[str] = set()
 
     def read(self, rows: Iterable[Sequence[Any]]) -> list[Entry]:
-        """Return the entries in `rows`, in order. A row has the arguments of `read_entry`, the id first.
+        """Return the entries in `rows`, in order. A row has the arguments of `read_entry`: id, t, d, ...
 
         Rows that no role writes, or of another purpose than the reader's, are left out; the server
         deletes and counts them. Raise ServerUnavailable or another error of Connection.call.
@@ -164,10 +164,11 @@ class WorkStream:
         ))  # fmt: skip
 
     def _placed(self, entries: list[Entry]) -> list[Entry]:
-        """Return the entries whose tickets' places, in `open`, are here, with the first version.
+        """Return the entries that a learner issued, each with the version of its ticket's first issue.
 
-        Delete and count the others, which no learner issued: an actor would wait for the version that a
-        forged ticket names, and at last take no other one. Raise an error of Connection.execute.
+        The hash `open` names them as their tickets' places. Delete and count the others: an actor would
+        wait for the version that a forged ticket names, and at last take no other one. Raise
+        ServerUnavailable or another error of Connection.execute.
         """
         if not entries:
             return []
@@ -187,18 +188,19 @@ class WorkStream:
         """Take over up to `count` entries whose lease expired, whoever held them.
 
         The expired lease counts as a failed attempt. An entry whose ticket ran alone is doomed: the
-        caller must bury it; no other reaches `max_attempts`. Return [] if none expired, or the server
-        has run for less than a lease. Malformed and forged entries are deleted. Raise ServerUnavailable
-        or another error of Connection.call.
+        caller must bury it. Return [] if no lease expired, or the server has run for less than a lease.
+        Entries that no role can read, or no learner issued, are deleted. Raise ServerUnavailable or
+        another error of Connection.call.
         """
         server, up_ms = self._connection.uptime()
         args = (self.consumer, self._lease_ms, count, self.max_attempts, server, up_ms)
         return self._placed(self._reader.read(self._connection.call("reclaim", self._lease_keys, args)))
 
     def runs_alone(self, entry: Entry) -> bool:
-        """Return whether this is the ticket's last attempt, in which its consumer works on no other.
+        """Return whether the entry failed before and this is its last attempt. Nothing is changed.
 
-        With max_attempts 3, a ticket whose first two attempts failed runs alone; with 1 none does.
+        The consumer must then work on no other entry. With max_attempts 3, an entry whose first two
+        attempts failed runs alone. A first attempt never does.
         """
         return entry.attempts >= self.max_attempts - 1 and entry.attempts > 0
 
@@ -261,8 +263,8 @@ class WorkStream:
     def give_back(self, entry: Entry) -> bool:
         """Put the entry back at the end of its stream. The attempt does not count as failed.
 
-        Return False, and do nothing, if this consumer does not hold the entry. Raise ServerUnavailable
-        or another error of Connection.call.
+        Return False if this consumer does not hold the entry. Raise ServerUnavailable or another error
+        of Connection.call.
         """
         return self._put_back(entry, failures=0) >= 0
 
@@ -290,8 +292,8 @@ class WorkStream:
         """End the ticket as dead. Payload and reason go to the stream `dead`, a verdict to the learner.
 
         `purpose` is the ticket's. Of `reason`, 2000 letters are kept; "" becomes "no reason was given".
-        Return False, and do nothing, if this consumer does not hold the entry. Raise ServerUnavailable
-        or another error of Connection.call.
+        Return False if this consumer does not hold the entry. Raise ServerUnavailable or another error
+        of Connection.call.
         """
         # The text of an error has any length and form.
         reason = encodable(reason[:SHOWN])[:SHOWN] or "no reason was given"

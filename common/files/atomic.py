@@ -53,7 +53,7 @@ def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Replace or create the file `path` as a whole: a power cut leaves the old content or `data`.
 
     The data are written to a file beside it, synced and renamed. The umask narrows `mode`. Raise OSError
-    if that fails; the file is then as it was.
+    if a step fails; until it is renamed, the new file changes nothing.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.unlink(missing_ok=True)  # of a killed process, perhaps with another mode
@@ -73,8 +73,8 @@ def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
 def append_whole(file: FileIO, data: bytes, end: int, sync: bool = True) -> None:
     """Append `data` to the unbuffered `file` at offset `end`. What lies after `end` is cut off first.
 
-    With `sync` the data survive a power cut. Raise OSError if the write fails; the file is cut back to
-    `end`, now or by the next attempt.
+    With `sync` the data are on disk when this returns. Raise OSError if the write fails; the file is cut
+    back to `end`, now or by the next attempt.
     """
     file.truncate(end)
     file.seek(end)
@@ -94,9 +94,9 @@ def append_whole(file: FileIO, data: bytes, end: int, sync: bool = True) -> None
 def whole_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder. When the block ends without an error, sync it and put it at `path`.
 
-    A folder that was at `path` is deleted. Files and folders in it get the mode of the temporary folder
-    (files without execution). If the block raises, the temporary folder is deleted and `path` stays. If
-    the disk is full then, raise OSError instead of the block's error, which may not name a full disk.
+    A folder that was at `path` is deleted. All that is below the temporary folder gets its mode, files
+    without execution. If the block raises, the temporary folder is deleted and `path` stays. If the disk
+    is full then, raise OSError instead of the block's error, which may not name a full disk.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
@@ -123,9 +123,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def _full_disk(folder: Path) -> OSError | None:
-    """Return the error of writing 64 KiB into `folder`, None if this works. Torch's errors name no full
-    disk.
-    """
+    """Return the error of writing 64 KiB into `folder` (such as a full disk's), None if this works."""
     try:
         (folder / "probe").write_bytes(bytes(1 << 16))
     except OSError as error:
@@ -136,8 +134,8 @@ def _full_disk(folder: Path) -> OSError | None:
 def read_json_lines(path: Path, **fields: type) -> list[dict[str, Any]]:
     """Return the rows of a JSON-lines file of a run, in order; [] without a file.
 
-    Each row has an integer `step`, and each of `fields` of its type: answer=str. Other rows are logged
-    and left out. A last row without a line end is left out too: a kill interrupted its append.
+    Each row has an integer `step`, and `fields` by name and type, such as answer=str. Other rows are
+    logged and left out. A last row without a line end is left out too: a kill interrupted its append.
     """
     rows = []
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""

@@ -45,10 +45,11 @@ class Disk:
     def write(self, what: str, path: Path, action: Callable[[], T], needed: int | None = None) -> T:
         """Return what `action` returns; call it again while it fails because the disk is full.
 
-        Raise DiskFull if the disk stays full for `timeout_s`, or `stopping` is set. Other errors of
-        `action` are raised at once. When `action` raises, it must leave nothing half written. `needed`
-        is about how many bytes it writes: a retry waits until so many are free; None: unknown. `what`
-        and `path` name the file in the log and the error.
+        Between two calls wait 1 s, or as long as the last call took; log this every 30 s. Raise DiskFull
+        if the disk stays full for `timeout_s`, or `stopping` is set. Other errors of `action` are raised
+        at once. When `action` raises, it must leave nothing half written. `needed` is about how many
+        bytes it writes: a retry waits until so many are free; None: unknown. `what` and `path` name the
+        file in log and error.
         """
         deadline = Deadline(self.timeout_s, longest_gap_s=math.inf)  # attempts count, however long
         wait = _Wait(what, path, needed, deadline)
@@ -90,7 +91,7 @@ class _Wait:
     reported: bool = False
 
     def report(self) -> None:
-        """Log an error at the first call, and then at most every 30 s, with file, time and bytes."""
+        """Log an error at the first call, and then for each 30 s waited, with file, time and bytes."""
         if not self.reported or self.deadline.report_due():
             self.reported = True
             times = {"limit_s": self.deadline.limit_s, "waited_s": round(self.deadline.waited_s)}
@@ -98,9 +99,7 @@ class _Wait:
             log.error("No room on the disk: waiting.", **about)
 
     def explain(self, why: str) -> str:
-        """Return the text of the error that ends the wait. `why` is the cause, such as "stopped by a
-        signal".
-        """
+        """Return the text of the error that ends the wait. `why` is the cause: "stopped by a signal"."""
         room = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self.room().items())
         return (
             f"no room for {self.what} in {self.path} ({room}) after {self.deadline.waited_s:.0f} s "

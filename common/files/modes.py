@@ -12,7 +12,7 @@ def umask(octal: str) -> Iterator[None]:
     """Set the process's umask to an octal number during the block, then to what it was before.
 
     Child processes and libraries obey it too. Example: with "027" new files have mode 0640 and new
-    folders 0750.
+    folders 0750. Raise ValueError if `octal` is no octal number.
     """
     before = os.umask(int(octal, 8))
     try:

@@ -35,9 +35,10 @@ def reading(what: Path | str, remedy: str) -> Iterator[None]:
 
 
 def explain(error: Exception) -> str:
-    """Return in short what an error that damaged content caused means: its text, cut to 200 letters.
+    """Return the text of an error that damaged content caused, cut to 200 letters.
 
-    A KeyError gives the name that is missing.
+    Of a KeyError, return "NAME is missing".
+
     Example:
         >>> explain(KeyError("step"))
         'step is missing'
@@ -78,8 +79,8 @@ def _unique(pairs: list[tuple[str, PlainData]]) -> dict[str, PlainData]:
 def hash_model(folder: Path) -> str:
     """Return the SHA-256, in hexadecimal, of a model's folder, which identifies the model.
 
-    It is of its *.json, *.jinja and *.safetensors, with their names, in order of names. Other files and
-    subfolders do not count. Raise OSError if one of them cannot be read.
+    Hashed are *.json, *.jinja and *.safetensors, with their names, in order of names. Other files and
+    subfolders do not count. Raise OSError if one of the files cannot be read.
     """
     digest = hashlib.sha256()
     kinds = (".json", ".jinja", ".safetensors")

@@ -51,9 +51,7 @@ class RunFolder:
         return self.checkpoints / f"{incarnation:06d}-{step:08d}"
 
     def version(self, incarnation: int, step: int) -> Path:
-        """Return the absolute folder of the weights after `step` Updates, such as
-        versions/000002-00000040.
-        """
+        """Return the absolute path of versions/000002-00000040: weights after `step` (40) Updates."""
         return self.versions.absolute() / f"{incarnation:06d}-{step:08d}"
 
     def best_model(self, step: int) -> Path:
@@ -61,15 +59,11 @@ class RunFolder:
         return self.best / f"{step:08d}"
 
     def completion_table(self, step: int) -> Path:
-        """Return the Parquet file of this step's completions, such as
-        completions/completions_00040.parquet.
-        """
+        """Return the Parquet file of a step's completions: completions/completions_00040.parquet."""
         return self.completions / f"completions_{step:05d}.parquet"
 
     def results(self, name: Literal["train", "eval"]) -> Path:
-        """Return the file of the final metrics of the training ("train") or of the newest evaluation
-        ("eval").
-        """
+        """Return the file of the final metrics of the training ("train") or last evaluation ("eval")."""
         return self.path / f"{name}_results.json"
 
     def newest_incarnation(self) -> int:
@@ -140,8 +134,8 @@ class LearnerFolder(RunFolder):
         """
 
         def write() -> None:
-            """Make the temporary folder, let `fill` fill it, and rename it to `path`. Raise errors of
-            these.
+            """Make the temporary folder, let `fill` fill it, and rename it to `path`. Raise their
+            errors.
             """
             with whole_folder(path) as aside:
                 fill(aside)

@@ -25,9 +25,7 @@ class Position:
     offset: int
 
     def __str__(self) -> str:
-        """Return the place as text, for errors: "the journal of incarnation 2, record that ends at byte
-        900".
-        """
+        """Return "the journal of incarnation 2, record that ends at byte 900", a text for errors."""
         return f"the journal of incarnation {self.incarnation}, record that ends at byte {self.offset}"
 
 
@@ -104,8 +102,9 @@ def read_chain(
 ) -> Iterator[tuple[Position, dict[str, Any]]]:
     """Yield the run's records before the claim `newest`, oldest first, each with the position after it.
 
-    Records before `start` are left out; None: the run's beginning. Raise ConfigError, when it is
-    reached, if a record that a claim counts as part of the run is missing or damaged, and if a claim is.
+    Records before `start` are left out; None: none. Raise ConfigError if a claim is missing or damaged,
+    or, after the records before it, for a missing or damaged record that a claim counts as part of the
+    run.
     """
     start = start or Position(1, 0)
     parents = ancestors(run_folder, read_claims(run_folder), newest.parent)
@@ -121,8 +120,8 @@ def read_chain(
 def lengths_on_chain(run_folder: RunFolder, newest: Claim) -> dict[int, int]:
     """Return by incarnation how many bytes of its journal count: as many as its successor's claim names.
 
-    All claims of the folder are read; if `newest` and another claim have the same parent, `newest`
-    counts. If two others have, one of them does. Raise ConfigError if a claim's file is damaged.
+    All claims of the folder are read. `newest` replaces a claim with the same parent; of two others with
+    the same parent either may count. Raise ConfigError if a claim's file is damaged.
     """
     lengths = {claim.parent: claim.parent_length for claim in read_claims(run_folder).values()}
     return lengths | {newest.parent: newest.parent_length}

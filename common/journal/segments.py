@@ -44,7 +44,7 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The offset in the journal at which the file ends, by its size. Raise OSError without the file."""
+        """The offset in the journal at which the file ends, by its size. OSError without a file."""
         return self.start + self.path.stat().st_size
 
 
@@ -140,8 +140,8 @@ def _read_segment(segment: Segment, offset: int, end: int) -> Iterator[tuple[int
 def valid_length(run_folder: RunFolder, incarnation: int, start: int = 0) -> int:
     """Return the offset after the last whole record that follows `start`; `start` if none does.
 
-    `start` is an offset between two records. What lies after the result is logged: a record that a kill
-    interrupted as a warning, damage as an error. Raise ConfigError if the journal begins after `start`.
+    `start` is an offset between two records. Log what lies after the result: an interrupted record as a
+    warning, damage as an error. Raise ConfigError if the journal begins after `start`.
     """
     found = list_segments(run_folder, incarnation)
     if found and found[0].start > start:
@@ -180,10 +180,10 @@ def left_out(run_folder: RunFolder, incarnation: int, end: int) -> LeftOut | Non
 
 
 def _may_hold_record(data: bytes) -> bool:
-    """Return whether a whole record begins in `data` after the first byte, or the search takes too long.
+    """Return whether a whole record begins in `data` after the first byte.
 
     Each place where a record may begin costs a checksum over the record's length: half of 64 MiB at 8
-    million places would take hours. Over 4 GiB of checksums in sum is too long, and True.
+    million places would take hours. After 4 GiB of checksums the search is given up with True.
     """
     checked = 0
     for found in _MAYBE_PREFIX.finditer(data, 1):
@@ -204,8 +204,9 @@ def _checksum_fits(data: bytes, place: int) -> bool | None:
 
 
 def explain_gap(run_folder: RunFolder, incarnation: int, offset: int, end: int | None = None) -> str:
-    """Return the text of an error: why records from the byte `offset` to `end` of an incarnation's
-    journal cannot be read, and what to do. None: up to no known end.
+    """Return the text of an error: records of an incarnation's journal cannot be read, why, what to do.
+
+    They are those from the byte `offset` on, to `end` unless that is None.
     """
     found = list_segments(run_folder, incarnation)
     until = f" to {end}" if end is not None else ""
@@ -224,7 +225,7 @@ def explain_gap(run_folder: RunFolder, incarnation: int, offset: int, end: int |
 def segments_before(run_folder: RunFolder, incarnation: int, offset: int) -> list[Path]:
     """Return the files of older incarnations, and those of this one that end at or before byte `offset`.
 
-    Each list is in order of incarnation and start. The newest file of this incarnation is never in it.
+    They are in order of incarnation and start. The newest file of this incarnation is never among them.
     """
     files = sorted(run_folder.journal.glob("*-*.journal"))
     older = [path for path in files if int(path.name.partition("-")[0]) < incarnation]
