@@ -425,7 +425,7 @@ def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> No
         ) from error
     if code == "WRONGTYPE" or _NO_ID_LEFT in str(error):
         raise WrongType(
-            f"a key on the queue server {address} cannot be used ({error}): another client wrote there. "
+            f"{error} (on the queue server {address}): another client wrote there. "
             "The learner deletes and restores the key; start it if it does not run, and see who may "
             "write to the queue server"
         ) from error
