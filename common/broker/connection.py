@@ -150,7 +150,7 @@ class Connection:
         except WrongType as error:  # unlike a function's, this reply does not name the key
             keys = [str(part) for part in arguments if str(part).startswith("penstock:")]
             command = " ".join([name, *keys])
-            raise WrongType(f"`{command}` failed: {error}") from error
+            raise WrongType(f"`{command}`: start `learner` to restore the key: {error}") from error
         failpoint(f"{name}.after")
         return reply
 

@@ -94,7 +94,8 @@ def answers(url: str) -> bool:
 def listens(address: ServerAddress) -> bool:
     """Return whether the owner of `address` (with none, anybody) listens at its unix socket.
 
-    The socket is connected to, for at most 1 s; nothing is sent.
+    The socket is connected to, for at most 1 s; nothing is sent. False too if others may enter the
+    folder of an owner's socket.
     """
     try:
         with _connected(address) as client:

@@ -146,7 +146,7 @@ def read_json_lines(path: Path, **fields: type) -> list[dict[str, Any]]:
             for name, kind in {"step": int, **fields}.items():
                 if not isinstance(row[name], kind):
                     found = type(row[name]).__name__
-                    raise TypeError(f"the row's field {name} has type {found}, expected {kind.__name__}")
+                    raise TypeError(f"mend {name}: its type is {found}, expected {kind.__name__}")
             rows.append(row)
         except DAMAGE as error:
             log.error("A damaged line is left out.", file=str(path), line=number, error=explain(error))

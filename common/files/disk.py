@@ -45,11 +45,11 @@ class Disk:
     def write(self, what: str, path: Path, action: Callable[[], T], needed: int | None = None) -> T:
         """Return what `action` returns; call it again while it fails because the disk is full.
 
-        Between two calls wait 1 s, or as long as the last call took; log this every 30 s. Raise DiskFull
-        if the disk stays full for `timeout_s`, or `stopping` is set. Other errors of `action` are raised
-        at once. When `action` raises, it must leave nothing half written. `needed` is about how many
-        bytes it writes: a retry waits until so many are free; None: unknown. `what` and `path` name the
-        file in log and error.
+        Between two calls wait 1 s, or longer if the last call took longer; log this at once and every 30
+        s. Raise DiskFull if the disk stays full for `timeout_s`, or `stopping` is set. Other errors of
+        `action` are raised at once. When `action` raises, it must leave nothing half written. `needed`
+        is about how many bytes it writes: a retry waits until so many are free; None: unknown. `what`
+        and `path` name the file in log and error.
         """
         deadline = Deadline(self.timeout_s, longest_gap_s=math.inf)  # attempts count, however long
         wait = _Wait(what, path, needed, deadline)

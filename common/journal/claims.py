@@ -54,7 +54,8 @@ def read_claims(run_folder: RunFolder) -> dict[int, Claim]:
             in_order = int(path.stem) == claim.incarnation > claim.parent >= 0
             if not (in_order and claim.parent_length >= 0):
                 raise ValueError(
-                    "its incarnation is another than its file's name says, or not above its parent's"
+                    f"found incarnation {claim.incarnation} after byte {claim.parent_length} of "
+                    f"{claim.parent}, expected {path.stem} (the file's name) after an earlier one"
                 )
         claims[claim.incarnation] = claim
     return claims
@@ -92,7 +93,7 @@ def next_claim(
     rest = left_out(run_folder, parent, length)
     if rest is not None and not rest.torn:
         cut = f"truncate -s {rest.offset} {rest.path}, and delete the later files of that incarnation"
-        gap = explain_gap(run_folder, parent, length)
+        gap = f"damaged journal: {explain_gap(run_folder, parent, length)}"
         raise ConfigError(f"{gap}. To give up the {rest.length} bytes that follow: {cut}")
     return Claim(incarnation, parent, length, holder)
 

@@ -85,10 +85,10 @@ def _decode_body(body: bytes) -> dict[str, Any]:
     unpacker = zlib.decompressobj()
     plain = unpacker.decompress(body, _largest(body) + 1)
     if not unpacker.eof or unpacker.unused_data or len(plain) > _largest(body):
-        raise zlib.error("a record of the journal is cut off, or larger than a learner writes")
+        raise zlib.error(f"a journal's record is cut off, or larger than a learner writes. {REMEDY}")
     record = unpack(plain, most=len(plain))
     if not (isinstance(record, dict) and isinstance(record.get("kind"), str)):
-        raise MalformedMessage("a record of the journal is damaged: expected a map with a field kind")
+        raise MalformedMessage(f"a journal's record is no map with a text `kind`, as expected. {REMEDY}")
     return record
 
 
@@ -147,8 +147,7 @@ def valid_length(run_folder: RunFolder, incarnation: int, start: int = 0) -> int
     if found and found[0].start > start:
         raise ConfigError(explain_gap(run_folder, incarnation, start))
     end = max((offset for offset, _ in read_journal(run_folder, incarnation, start)), default=start)
-    rest = left_out(run_folder, incarnation, end)
-    if rest is None:
+    if (rest := left_out(run_folder, incarnation, end)) is None:
         return end
     about = {"file": str(rest.path), "offset": rest.offset, "bytes_left_out": rest.length}
     if not rest.torn:
