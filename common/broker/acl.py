@@ -60,12 +60,17 @@ class User:
 
 
 def user_name(run: str, role: Role) -> str:
-    """Return the name of a role's user, such as penstock-demo-actor."""
+    """Return the name of a role's user on the queue server: "penstock-demo-actor" for run "demo"."""
     return f"penstock-{run}-{role}"
 
 
 def rules(role: Role, keys: Keys) -> list[str]:
-    """Return the rules of ACL SETUSER that give a role its rights on a run's keys, and no others."""
+    """Return the arguments of ACL SETUSER that let a role do its work on the run with these keys.
+
+    A reader may read all keys; the learner may read and write them. An actor or a rewarder may read the
+    run and write what its work changes. The arguments allow commands ("+get") and keys ("~KEY") and take
+    no right away: the caller resets the user first.
+    """
     if role == "reader":
         return [*_allow(_READING), *(f"%R~{key}" for key in keys.all)]
     if role == "learner":
@@ -74,32 +79,38 @@ def rules(role: Role, keys: Keys) -> list[str]:
 
 
 def _worker_rules(keys: Keys, actor: bool) -> list[str]:
-    """Return the rules of an actor or a rewarder: read the run, work on own streams, add to the next."""
+    """Return the ACL rules of an actor, or if not `actor` of a rewarder, on the run with these keys.
+
+    The role may read the run, change its own streams and `open`, and add to the next streams and `dead`.
+    """
     worked = (keys.tickets, keys.eval_tickets) if actor else (keys.rollouts,)
     following = (keys.rollouts,) if actor else keys.outcome_streams
     ends = (*keys.outcome_streams, keys.dead)  # of a ticket that failed too often
     streams = (*keys.work_streams, *keys.outcome_streams)
     known = (*streams, keys.ledger, keys.fence, keys.contract, keys.weights, keys.state)
     return [
-        *_allow(_READING, _WORKING),
-        *(f"~{key}" for key in (*worked, keys.open)),
+        *_allow(_READING, _WORKING), *(f"~{key}" for key in (*worked, keys.open)),
         *(f"%R~{key}" for key in known if key not in worked),
         _selector(["xreadgroup"], worked),  # needs no more than the right to read, and takes entries
         _selector(["xadd"], dict.fromkeys((*following, *ends)), "%W~"),
-        _selector(_COUNTING, [keys.malformed]),
-        _selector(["type"], [keys.dead], "%R~"),
+        _selector(_COUNTING, [keys.malformed]), _selector(["type"], [keys.dead], "%R~"),
         _selector(_calls("handoff"), (keys.fence, keys.open, *worked, *following)),
         _selector(_calls("bury"), (keys.fence, keys.open, *worked, *ends)),
         _selector(_calls(*_LEASE_CALLS), (keys.fence, keys.open, keys.malformed, *worked)),
-    ]
+    ]  # fmt: skip
 
 
 def write_users(connection: Connection, url: str, run: str, folder: Path) -> tuple[list[User], bool]:
-    """Load the functions, write the users of a run, and one file with a URL per role into a folder.
+    """Load the server functions, create a run's users, and write a file with a URL per role to a folder.
 
-    A user whose file exists keeps the password in that file. Return the users, and whether the server
-    stored them for its next start. Raise ConfigError without the rights of an operator, or for a
-    malformed file, and as Connection.execute does.
+    `connection` is an operator's. `url` is the server's URL; each user's login replaces the login in it.
+    `folder`, created with mode 0700 if missing, gets learner.url, actor.url, rewarder.url and reader.url
+    with mode 0600. A user whose file exists keeps the password in the file; others get a random one.
+    Older rights of the users are taken away.
+
+    Return the users in this order, and whether the server stored them for its next start. Raise
+    ConfigError without the rights of an operator, for a folder that cannot be made or a malformed file,
+    OSError if a file cannot be written, and ServerUnavailable if the server does not answer.
     """
     connection.load_functions()
     if not folder.exists():
@@ -118,32 +129,46 @@ def write_users(connection: Connection, url: str, run: str, folder: Path) -> tup
 
 
 def _allow(*groups: Sequence[str]) -> list[str]:
-    """Return the rules that allow the named commands."""
+    """Return the ACL rules that allow the commands of all `groups`, in order: "+get" for "get"."""
     return [f"+{name}" for group in groups for name in group]
 
 
 def _calls(*names: str) -> list[str]:
-    """Return the names that calls of these functions have in rules: fcall|penstock_2_bury for bury."""
+    """Return the names of calls of these functions in ACL rules: "fcall|penstock_2_bury" for "bury"."""
     return [f"fcall|penstock_2_{name}" for name in names]
 
 
 def _selector(commands: Sequence[str], keys: Iterable[str], right: str = "~") -> str:
-    """Return a selector: these commands on these keys, beside the user's other rights."""
+    """Return an ACL selector, which adds the right to send `commands` on `keys` to other rights.
+
+    `right` stands before each key: "~" to read and write, "%R~" to read, "%W~" to write. Example:
+    ["type"], ["k"] and "%R~" give "(-@all +type %R~k)".
+    """
     return f"({' '.join(['-@all', *_allow(commands), *(f'{right}{key}' for key in keys)])})"
 
 
 def _kept_password(file: Path) -> str | None:
-    """Return the password in a role's file, None without a file. Raise ConfigError if malformed."""
+    """Return the password of the URL in a role's file; None without a file or a password.
+
+    Warn on standard error if others may read the file. Raise ConfigError, which names the file, if the
+    file cannot be read or holds no URL.
+    """
     if not file.exists():
         return None
     try:
         return parse_url(read_secret(file, "queues acl")).password
     except ConfigError as error:
-        raise ConfigError(f"{file}: {error}; delete the file for a new password") from None
+        raise ConfigError(
+            f"{file}: {error}. Delete the file and run `queues acl` again for a new password"
+        ) from None
 
 
 def _saved(connection: Connection) -> bool:
-    """Return whether the server wrote its users to its aclfile. Raise ConfigError without the right."""
+    """Let the server write its users to its aclfile, and return True.
+
+    Return False if the server has no aclfile or does not answer. Raise ConfigError if this user may not
+    save.
+    """
     try:
         connection.execute("ACL", "SAVE")
     except ServerUnavailable:  # the server has no aclfile
@@ -152,5 +177,5 @@ def _saved(connection: Connection) -> bool:
 
 
 def default_folder(run_folder: RunFolder) -> Path:
-    """Return the folder for the files with URLs if none is named."""
+    """Return the folder for the files with URLs if none is named: queue/users in the run's folder."""
     return run_folder.server / "users"

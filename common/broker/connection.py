@@ -69,13 +69,17 @@ log = get_logger(__name__)
 class Connection:
     """A connection to a queue server that may stop and start again.
 
-    `restarts` counts the changes of the server's process. A server that was killed may have lost
-    acknowledged writes, so a caller that relies on such writes checks them after each restart.
+    `url` has a form of REDIS_URL. Creating a Connection connects at once, for at most
+    `connect_timeout_s`. Raise ConfigError for a URL, TLS file, login, server version (below 7.0) or
+    eviction policy (not noeviction) that cannot work, and if another user listens at the unix socket.
+    Raise it too, unless `allow_open`, for a server beyond this machine that answers without a login.
+    Raise ServerUnavailable if no server answers in time, or if `stopping` is set while this waits; None
+    is never set.
 
-    Raise ConfigError for a URL, password, certificate, version or eviction policy that cannot work, and
-    for a server that is open to everybody (see `check_not_open`) unless `allow_open`. Raise
-    ServerUnavailable if no server answers within `connect_timeout_s`, or before `stopping` is set. Later
-    each command waits for a lost server, for `server_timeout_s` or until `stopping` is set.
+    Later each command waits for a lost server, for up to `server_timeout_s` or until `stopping` is set.
+    `address` is the URL without user and password. `restarts` counts the changes of the server's
+    process. A server that was killed may have lost acknowledged writes, so a caller that relies on such
+    writes checks them after each restart.
     """
 
     def __init__(
@@ -115,9 +119,10 @@ class Connection:
             check_not_open(self._parsed)
 
     def _on_connect(self, connection: redis.Connection) -> None:
-        """Log in on a new socket, and note a possible restart of the server. Raise redis's errors.
+        """Log in on a new socket of redis-py, and note that the server may have restarted.
 
-        Raise ConfigError, before the password is sent, if a stranger listens at the unix socket.
+        Before the password is sent, close `connection` and raise ConfigError if another user listens at
+        the unix socket, or if others may enter its folder. Raise redis's errors if the login fails.
         """
         client: Any = connection._sock
         try:
@@ -129,11 +134,13 @@ class Connection:
         self._new_socket.set()
 
     def execute(self, name: str, *arguments: Argument) -> Any:
-        """Send an idempotent command and return the reply. Send it again while the server is away.
+        """Send the Redis command `name` with its `arguments`. Return redis-py's reply, texts as bytes.
 
-        Raise ServerUnavailable after the server's timeout or if `stopping` is set meanwhile. Raise
-        RunTaken, RunNotReady, ConfigError, NotPermitted, WrongType or ServerUnavailable by what the
-        server replied. Raise as `check_size` does for an argument.
+        While the server is away, busy or full, the command is sent again every 0.2 s, so it must be
+        idempotent. Raise ServerUnavailable after the server's timeout, after a request to stop, or for
+        another refusal. Raise RunNotReady before a learner's setup, RunTaken if another learner holds
+        the run, NotPermitted without the right, WrongType for a key of another type, ConfigError for a
+        wrong login or server, and, before sending, ValueTooLarge for a too large argument.
         """
         self._check_sizes(name, arguments)
         failpoint(f"{name}.before")
@@ -142,21 +149,28 @@ class Connection:
             reply = self._retrying(send, self._server_timeout_s)
         except WrongType as error:  # unlike a function's, this reply does not name the key
             keys = [str(part) for part in arguments if str(part).startswith("penstock:")]
-            raise WrongType(f"{error} ({' '.join([name, *keys])})") from error
+            command = " ".join([name, *keys])
+            raise WrongType(f"`{command}`: start `learner` to restore the key: {error}") from error
         failpoint(f"{name}.after")
         return reply
 
     def call(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        """Call one of the protocol's functions and return the reply. Raise the errors of `execute`."""
+        """Call a function of functions.lua on the server, such as "bury", and return its reply.
+
+        `keys` and `args` are the function's two lists of arguments. The call is sent again while the
+        server is away. Raise the errors of `Connection.execute`, such as ServerUnavailable and
+        RunNotReady.
+        """
         return self.call_each(function, keys, [args])[0]
 
     def call_each(
         self, function: str, keys: Sequence[str], calls: Sequence[Sequence[Argument]]
     ) -> list[Any]:
-        """Call a function once per list of arguments, in one round trip. Return the replies in order.
+        """Call a function of functions.lua once per item of `calls`, in one round trip.
 
-        The whole pipeline is sent again when the connection is lost or the server refuses a call for
-        lack of memory, so the function must be idempotent. Raise the errors of `execute`.
+        Each item has one call's arguments; all have the same `keys`. Return the replies in order. All
+        calls are sent again while the server is away or full, so they must be idempotent. A refused call
+        raises one of the errors of `Connection.execute`; other calls have had their effect.
         """
         for args in calls:
             self._check_sizes(f"`{function}` of {keys[-1]}", args)
@@ -170,10 +184,11 @@ class Connection:
         return replies
 
     def check_size(self, value: bytes | str, what: str) -> None:
-        """Raise ValueTooLarge, naming `what`, if the server takes no value of this size.
+        """Raise ValueTooLarge, naming `what`, if `value` has more bytes than the server takes at once.
 
-        Such a value must not be sent: the server would close the connection, which looks like a lost
-        server. Raise as `execute` does if the server does not answer.
+        The caller must not send this value: the server would close the connection, which looks like a
+        lost server. A text counts in UTF-8. For a value over 1 MiB the server is asked for its limit:
+        raise ServerUnavailable if it does not answer.
         """
         size = len(value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass"))
         if size <= _ALWAYS_TAKEN:
@@ -187,15 +202,21 @@ class Connection:
             )
 
     def _check_sizes(self, what: str, arguments: Sequence[Argument]) -> None:
-        """Check the sizes of a command's arguments. Raise as `check_size` does."""
+        """Raise ValueTooLarge if an argument has more bytes than the server takes, as `check_size` does.
+
+        `what` names the command in the error. Numbers are not checked. Raise ServerUnavailable if the
+        server must be asked for its limit and does not answer.
+        """
         for place, value in enumerate(arguments, 1):
             if isinstance(value, bytes | str) and len(value) > _ALWAYS_TAKEN // 4:
                 self.check_size(value, f"argument {place} of {what}")
 
     def _largest_value(self) -> int:
-        """Return how many bytes a value may have. Raise redis's errors.
+        """Ask the server how many bytes a value may have, and return this number.
 
-        A server that refuses this question has the usual 512 MiB: most users may not ask it.
+        The number is the lesser of proto-max-bulk-len and client-query-buffer-limit less 4096; 512 MiB
+        if the server refuses the question, which most users may not ask. Raise redis's errors if the
+        connection is lost.
         """
         try:
             found: Any = self._client.config_get("proto-max-bulk-len", "client-query-buffer-limit")
@@ -205,7 +226,11 @@ class Connection:
         return min(int(found.get("proto-max-bulk-len", _USUAL_LIMIT)), buffer)
 
     def _send_all(self, commands: list[tuple[Argument, ...]]) -> list[Any]:
-        """Send the commands as one pipeline and return the replies. Raise redis's first error."""
+        """Send commands, each a name with its arguments, as one pipeline. Return the replies in order.
+
+        All replies are read; then the first one that is an error is raised, of redis's class. The other
+        commands had their effect. Raise redis's errors if the connection is lost.
+        """
         pipeline = self._client.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
@@ -217,9 +242,10 @@ class Connection:
         return replies
 
     def load_functions(self) -> None:
-        """Load the protocol's functions into the server, or check that an operator loaded the same.
+        """Load functions.lua into the server, in place of functions that an older release loaded.
 
-        Raise ConfigError if this user may not load functions and the server has others, or as `execute`.
+        If this user may not load functions, check that the server has the same ones, and raise
+        ConfigError if not. Raise ServerUnavailable if the server does not answer.
         """
         source = files("penstock.common.broker").joinpath("functions.lua").read_text()
         try:
@@ -233,24 +259,34 @@ class Connection:
                 ) from error
 
     def uptime(self) -> tuple[str, int]:
-        """Return the run_id of the server's process and its least uptime in ms. Raise as `execute`."""
+        """Return the id of the server's process, new at each start, and its least uptime in ms.
+
+        The server counts begun seconds: its uptime of 7 s gives 6000. Raise ServerUnavailable if it does
+        not answer.
+        """
         info = self._retrying(lambda: self._client.info("server"), self._server_timeout_s)
         # The server counts a second that has only begun as a whole one.
         return info["run_id"], 1000 * max(0, int(info["uptime_in_seconds"]) - 1)
 
     def check_eviction(self) -> None:
-        """Raise ConfigError if the server may delete keys when full, or the errors of `execute`."""
+        """Raise ConfigError if the server may delete keys when its memory is full (maxmemory-policy).
+
+        Raise ServerUnavailable if the server does not answer within the server's timeout.
+        """
         self._check_eviction(self._server_timeout_s)
 
     def close(self) -> None:
-        """Close all sockets to the server."""
-        self._client.close()
+        """Close all sockets to the server, in use or not. A later command opens a new one."""
+        self._client.connection_pool.disconnect()
 
     def _retrying(self, send: Callable[[], Any], timeout_s: float, first: bool = False) -> Any:
-        """Return what `send` returns. Call `send` every 0.2 s while the server is away or busy.
+        """Return what `send` returns. Call `send` every 0.2 s while the server is away, busy or full.
 
-        Raise ServerUnavailable after `timeout_s` or on a stop, ConfigError for a wrong login or version,
-        and the errors of `_raise_translated`. `first`: no log lines, no restart check.
+        The wait is logged every 10 s, and its end. After success on a new socket, count and log a
+        restart of the server. `first`, for the first command of a connection: no log lines, no check for
+        a restart. Raise ServerUnavailable after `timeout_s` of failures, if the caller asked to stop
+        during the wait, or for an unknown refusal. Raise ConfigError for a wrong login, TLS, version or
+        owner, and RunTaken, RunNotReady, NotPermitted or WrongType by the server's reply.
         """
         lost: Deadline | None = None
         while True:
@@ -263,8 +299,8 @@ class Connection:
                 return reply
             except redis.exceptions.AuthenticationError as error:
                 raise ConfigError(
-                    f"queue server {self.address}: {error}. Correct the user and password in REDIS_URL, "
-                    "or in the file of REDIS_URL_FILE"
+                    f"the queue server {self.address} refused the login: {error}. Correct the user and "
+                    "password in REDIS_URL, or in the file of REDIS_URL_FILE"
                 ) from error
             except redis.exceptions.ResponseError as error:
                 _raise_translated(error, self.address)
@@ -281,7 +317,8 @@ class Connection:
                 ) from cause
             if self._stopping.is_set():
                 raise ServerUnavailable(
-                    f"stopped while waiting for the queue server at {self.address}; start it first"
+                    f"told to stop while the queue server at {self.address} did not answer ({cause}): "
+                    "start the server, then this process again"
                 ) from cause
             if report and not first:
                 wait = (
@@ -291,7 +328,11 @@ class Connection:
             time.sleep(_RETRY_EVERY_S)
 
     def _notice_restart(self) -> None:
-        """Count and log a restart of the server. Raise ConfigError if too old, or redis's errors."""
+        """Ask the server for its process's id. If that has changed, count and log a restart.
+
+        The note of a new socket is cleared first. Raise ConfigError if the new server is older than 7.0,
+        redis's errors if it does not answer.
+        """
         self._new_socket.clear()
         info = self._client.info("server")
         if info["run_id"] != self._server_id:
@@ -301,16 +342,19 @@ class Connection:
             log.warning(f"The queue server at {self.address} was restarted.")
 
     def _check_version(self, info: dict[str, Any]) -> None:
-        """Raise ConfigError if the server is older than 7.0."""
+        """Raise ConfigError if the server is older than 7.0. `info` is its reply to INFO server."""
         found = str(info["redis_version"])
         if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
             raise ConfigError(
                 f"the queue server at {self.address} is version {found}; penstock needs Redis or Valkey "
-                f"{OLDEST[0]}.{OLDEST[1]} or newer"
+                f"{OLDEST[0]}.{OLDEST[1]} or newer: upgrade it, or set REDIS_URL to another server"
             )
 
     def _check_eviction(self, timeout_s: float) -> None:
-        """Raise ConfigError if the server may delete keys when full, and the errors of `_retrying`."""
+        """Raise ConfigError if the server may delete keys when its memory is full (maxmemory-policy).
+
+        Raise ServerUnavailable if the server does not answer for `timeout_s`.
+        """
         info = self._retrying(lambda: self._client.info("memory"), timeout_s)
         policy = info.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":
@@ -321,7 +365,11 @@ class Connection:
 
 
 def _pool_options(address: ServerAddress) -> dict[str, Any]:
-    """Return the options of redis-py's pool for a socket, a host, or a host with TLS."""
+    """Return redis-py's options for a pool of connections to `address`: place and TLS, without login.
+
+    A unix socket has a class and a path, redis:// host and port, and rediss:// a class and the TLS files
+    too.
+    """
     if address.scheme == "unix":
         return {"connection_class": redis.UnixDomainSocketConnection, "path": address.path}
     options: dict[str, Any] = {"host": address.host, "port": address.port}
@@ -334,7 +382,11 @@ def _pool_options(address: ServerAddress) -> dict[str, Any]:
 
 
 def _leaves(reply: Any) -> Iterator[Any]:
-    """Yield the values of a nested reply, be its maps dictionaries (RESP3) or lists (RESP2)."""
+    """Yield all values in a nested reply, in order. A reply that is not nested is yielded itself.
+
+    Of a dictionary (a map in RESP3) only the values are yielded; in RESP2 a map is a list with names
+    too.
+    """
     if isinstance(reply, list | dict):
         for part in reply.values() if isinstance(reply, dict) else reply:
             yield from _leaves(part)
@@ -343,34 +395,44 @@ def _leaves(reply: Any) -> Iterator[Any]:
 
 
 def text(value: bytes | str) -> str:
-    """Return a reply of the server as a string. Bytes that are not UTF-8 are escaped."""
+    """Return a text of a reply as str. Bytes that are not UTF-8 are escaped; a str stays as it is."""
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
 def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> None:
-    """Raise RunTaken, ConfigError, WrongType, RunNotReady or NotPermitted, as the error means.
+    """Raise the error that the server's refusal of a command means; return only if waiting helps.
 
-    Raise ServerUnavailable for an unknown error. Return only if waiting helps, see `_PASSING`.
+    RunTaken: another learner holds the run. ConfigError: a run of this name from another folder.
+    WrongType: a key of another type, or a stream that takes no more entries. RunNotReady: the learner
+    has not set the run up. NotPermitted: the user lacks the right. ServerUnavailable: any other refusal.
+    Waiting helps if the server is out of memory, cannot save, is busy, or takes no writes for now.
+    `address` is for the messages.
     """
     code, _, message = short(error, 1000).partition(" ")  # another client may have named the holder
     if code == "FENCED":
         raise RunTaken(
-            f"{message} and continues the run: this learner was superseded and stops"
+            f"{message} and continues the run: this learner was superseded and stops. To go on with "
+            "this one, stop the other learner and start this one again"
         ) from error
     if code == "TAKEN":
-        raise RunTaken(f"{message} ({address})") from error
+        raise RunTaken(
+            f"the queue server {address} has another learner: {message}. Then start this learner again"
+        ) from error
     if code == "FOREIGN":
         raise ConfigError(
-            f"{message} ({address}): choose another RUN_NAME or another server, or delete that run with "
-            "`queues discard`"
+            f"the queue server {address} refuses this run: {message}: choose another RUN_NAME or "
+            "another server, or delete that run with `queues discard`"
         ) from error
     if code == "WRONGTYPE" or _NO_ID_LEFT in str(error):
         raise WrongType(
-            f"{address}: {error}: another client wrote there. The learner deletes and restores the key; "
-            "start it if it does not run, and see who may write to the queue server"
+            f"{error} (on the queue server {address}): another client wrote there. "
+            "The learner deletes and restores the key; start it if it does not run, and see who may "
+            "write to the queue server"
         ) from error
     if code == "NOTREADY":
-        raise RunNotReady(f"{address}: {message}. Start `learner`, or wait for it") from error
+        raise RunNotReady(
+            f"queue server {address}: {message}. Start `learner`, or wait until it sets the run up"
+        ) from error
     if code == "NOGROUP" or "Function not found" in str(error):
         raise RunNotReady(
             f"the learner has not set the run up on {address} yet: start `learner`"

@@ -7,9 +7,10 @@ GROUP = "workers"
 
 
 class Keys:
-    """The names of a run's keys. All carry one hash tag, so that a cluster keeps a run in one slot.
+    """The names of a run's keys on the queue server: Keys("demo").dead is "penstock:{demo}:dead".
 
-    The streams: tickets, eval_tickets -> rollouts -> scored (training) or evaluated (evaluation).
+    All keys carry the hash tag {run}, the run's name, so that a cluster keeps a run in one slot. The
+    streams: tickets, eval_tickets -> rollouts -> scored (training) or evaluated (evaluation).
     """
 
     def __init__(self, run: str) -> None:
@@ -29,24 +30,24 @@ class Keys:
         self.state = prefix + "state"  # "running" or "ended"
 
     def tickets_for(self, purpose: Purpose) -> str:
-        """Return the stream to which the learner issues tickets of this purpose."""
+        """Return the key of the stream of tickets: tickets for "train", eval_tickets for "eval"."""
         return self.tickets if purpose == "train" else self.eval_tickets
 
     def outcomes_for(self, purpose: Purpose) -> str:
-        """Return the stream from which the learner reads the results of tickets of this purpose."""
+        """Return the key of the stream of results: scored for "train", evaluated for "eval"."""
         return self.scored if purpose == "train" else self.evaluated
 
     @property
     def work_streams(self) -> tuple[str, ...]:
-        """The streams that consumers read through the group."""
+        """The keys tickets, eval_tickets and rollouts: streams of work for actors and rewarders."""
         return (self.tickets, self.eval_tickets, self.rollouts)
 
     @property
     def outcome_streams(self) -> tuple[str, ...]:
-        """The streams that the learner reads by position."""
+        """The keys scored and evaluated: the streams of results, which the learner reads by position."""
         return (self.scored, self.evaluated)
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Every key of the run."""
+        """Every key of the run, in a fixed order: tickets first, state last."""
         return tuple(vars(self).values())

@@ -19,8 +19,9 @@ log = get_logger(__name__)
 class LearnerWatch:
     """Checks the learner's heartbeat for an actor or a rewarder.
 
-    A busy learner is no reason to leave: in an Update or an evaluation its heartbeat continues, for up
-    to LEARNER_STALL_TIMEOUT_S per phase.
+    `run` has the timeout (RUN_PROGRESS_TIMEOUT_S), which starts when the watch is created, and the
+    length of a lease. A busy learner is no reason to leave: in an Update or an evaluation its heartbeat
+    continues, for up to LEARNER_STALL_TIMEOUT_S per phase.
     """
 
     def __init__(self, connection: Connection, keys: Keys, run: RunSettings) -> None:
@@ -32,9 +33,11 @@ class LearnerWatch:
         self._poll_at = 0.0
 
     def check(self) -> None:
-        """Read the heartbeat, at most once a second, and log a warning while it is missing.
+        """Read the learner's heartbeat; a call within a second of the last reading does nothing.
 
-        Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without a heartbeat, or as `_describe`.
+        Log a warning for each 30 s without a new heartbeat. Raise DeadlineExceeded after
+        RUN_PROGRESS_TIMEOUT_S without one; a gap between calls counts as at most 5 s. Raise
+        ServerUnavailable or another error of Connection.execute.
         """
         if time.monotonic() < self._poll_at:
             return
@@ -51,7 +54,11 @@ class LearnerWatch:
             log.warning(shorten(f"{missing}: {self._describe(sign)}"))
 
     def _describe(self, sign: LearnerSign) -> str:
-        """Return learner, weights and what is awaited. Raise Connection.call's errors."""
+        """Return a clause: the learner as in `sign`, the announced weights, who holds open tickets.
+
+        If a key has another type than expected, the error's text replaces the last part. Raise
+        RunNotReady without a run, ServerUnavailable, or another error of Connection.call.
+        """
         weights = self._view.weights()
         version = f"weights {weights.version} are announced" if weights else "no weights are announced"
         try:

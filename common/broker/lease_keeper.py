@@ -16,9 +16,10 @@ log = get_logger(__name__)
 
 
 class LeaseKeeper:
-    """Renews the leases of held entries every quarter of a lease, while the counter `progress` changes.
+    """Renews the leases of held entries every quarter of `lease_s`, in a thread that `start` begins.
 
-    An entry's `on_lost` is called, in the thread, when another consumer took the entry over.
+    `progress` returns a number that grows while the process works; the thread calls it. While entries
+    are held and the number has stayed the same for `stall_timeout_s`, no lease is renewed.
     """
 
     def __init__(self, lease_s: float, progress: Callable[[], int], stall_timeout_s: float) -> None:
@@ -31,28 +32,38 @@ class LeaseKeeper:
         self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
 
     def start(self) -> None:
-        """Start the thread. Call this once."""
+        """Start the thread that renews the leases. Raise RuntimeError if it was started before."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread, waiting at most 5 s for it. The leases of held entries expire."""
+        """Stop the thread that `start` began, and wait at most 5 s for its end. Call `start` first.
+
+        Entries are not given back: their leases expire, and other processes take them.
+        """
         self._stop.set()
         self._thread.join(timeout=5)
 
     def hold(self, stream: WorkStream, entry: Entry, on_lost: Callable[[], None]) -> None:
-        """Renew this entry's lease from now on; call `on_lost`, in the thread, if it is lost."""
+        """Renew the lease of `entry`, which was taken from `stream`, from now on until `release`.
+
+        If another process has taken the entry over, call `on_lost` once, in the keeper's thread, and
+        hold the entry no longer. If no entry was held, the timeout for missing progress starts anew.
+        """
         with self._lock:
             if not self._held:
                 self._stall.restart()
             self._held[stream, entry.id] = on_lost
 
     def release(self, stream: WorkStream, entry: Entry) -> None:
-        """Stop renewing this entry's lease."""
+        """Stop renewing the lease of `entry` of `stream`, if it is held. The server is not called."""
         with self._lock:
             self._held.pop((stream, entry.id), None)
 
     def _run(self) -> None:
-        """Renew the leases every quarter of a lease until `stop`. Log a PenstockError and continue."""
+        """Renew the leases every quarter of a lease until `stop` is called.
+
+        A PenstockError of a renewal is logged as a warning, and the next renewal tries again.
+        """
         while not self._stop.wait(self._interval_s):
             try:
                 self._renew()
@@ -60,9 +71,10 @@ class LeaseKeeper:
                 log.warning(shorten(f"Leases were not renewed: {error}"))
 
     def _renew(self) -> None:
-        """Renew all leases, none while `_stalled`. Call `on_lost` of lost ones.
+        """Renew the leases of all held entries once; of none if `_stalled` finds no progress.
 
-        Raise as Connection.call does.
+        An entry that another process has taken over is held no longer: log a warning and call its
+        `on_lost`. Raise ServerUnavailable or another error of Connection.call.
         """
         if self._stalled():
             return
@@ -78,7 +90,10 @@ class LeaseKeeper:
                     on_lost()
 
     def _stalled(self) -> bool:
-        """Return, and log, whether entries are held and progress stood still for the stall timeout."""
+        """Return whether entries are held while `progress` stood still for over the stall timeout.
+
+        If so, log an error. While no entry is held, the timeout starts anew and the result is False.
+        """
         progress = self._progress()
         with self._lock:
             if not self._held:

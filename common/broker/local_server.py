@@ -71,7 +71,14 @@ class ServerPlan:
 
 
 def prepare(run_folder: RunFolder, listening: Listening | None = None) -> ServerPlan:
-    """Write the server's files and return its plan. Raise ConfigError if none can start, or OSError."""
+    """Write the files of a new queue server in the run's folder; return how to start it. Start nothing.
+
+    Delete the last server's socket (after a wait of up to 5 s for its end), make a folder for a new one,
+    and draw a new password. Keep users that `queues acl` wrote. `listening` is a TCP address beside the
+    socket; None: the socket alone. Raise ConfigError if no program is found, a folder cannot be made,
+    the last server still runs, or the TCP address cannot be used, OSError if a file cannot be written,
+    and subprocess.TimeoutExpired if a program does not state its version within 10 s.
+    """
     binary = find_binary()
     run_folder = RunFolder(run_folder.path.resolve())
     make_folder(run_folder.path)
@@ -96,9 +103,11 @@ def prepare(run_folder: RunFolder, listening: Listening | None = None) -> Server
 
 
 def started_server(run_folder: RunFolder) -> str:
-    """Return the URL of the server started for the run.
+    """Return the URL, password included, of the queue server that was started in the run's folder.
 
-    Raise ConfigError if none is known or the file is of no use, ServerUnavailable if the socket is gone.
+    Raise ConfigError if the folder holds no address, or the file is not readable, holds no socket's URL
+    with owner and password, or belongs to another user (unless this one is root). Raise
+    ServerUnavailable if the socket's folder is gone. The server itself is not asked.
     """
     path = run_folder.server_url
     if not path.is_file():
@@ -129,9 +138,10 @@ def started_server(run_folder: RunFolder) -> str:
 
 
 def remove_old_socket(run_folder: RunFolder) -> None:
-    """Delete the socket of the folder's last server. Raise ConfigError if it has not ended after 5 s.
+    """Delete the socket, and its folder, of the last server in a run's folder, after its end.
 
-    Whether a server listens is found by connecting. Nothing is sent.
+    Wait up to 5 s for that end; raise ConfigError if the server listens longer. This is found by
+    connecting, and nothing is sent. Do nothing if the folder names no socket, or another user's.
     """
     path = run_folder.server_url
     address = _own_address(path.read_bytes().decode(errors="replace").strip() if path.is_file() else "")
@@ -149,14 +159,16 @@ def remove_old_socket(run_folder: RunFolder) -> None:
 
 
 def hash_password(password: str) -> str:
-    """Return the hash of a password as a file of users holds it: SHA-256 in hexadecimal."""
+    """Return the SHA-256 of a password in hexadecimal, as a file of users holds it after `#`."""
     return hashlib.sha256(password.encode()).hexdigest()
 
 
 class LocalServer:
-    """A server as a child of this process, for tests and small tools; `with` or `start` starts it.
+    """A queue server as a child of this process, for tests and small tools; `with` or `start` starts it.
 
-    Creating one writes its files. Raise ConfigError or OSError as `prepare` does.
+    Creating a LocalServer writes its files to `folder`, the run's folder, and starts nothing. Raise
+    ConfigError if no server can run there, OSError if a file cannot be written.
+
     Example:
         with LocalServer(Path("runs/demo")) as server:
             Connection(server.url, 10, 60)
@@ -170,17 +182,23 @@ class LocalServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "LocalServer":
-        """Start the server and return this object. Raise ServerUnavailable as `start` does."""
+        """Start the server; return this object. Raise ServerUnavailable without an answer in 30 s."""
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop the server as `stop` does, and delete its socket's folder."""
+        """Stop the server, wait up to 30 s for its end, and delete its socket and the socket's folder.
+
+        Raise subprocess.TimeoutExpired if it has not ended then. Errors of the block pass through.
+        """
         self.stop()
         remove_socket(Path(parse_url(self.url).path))
 
     def start(self) -> None:
-        """Start the server, wait until it answers. Raise ServerUnavailable after 30 s or if it ends."""
+        """Start the server and wait until it answers. Its output goes to server.log of the folder.
+
+        If it ends or has not answered after 30 s, kill it and raise ServerUnavailable.
+        """
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -197,20 +215,26 @@ class LocalServer:
             time.sleep(_POLL_S)
 
     def kill(self) -> None:
-        """End the server by SIGKILL and wait for its end."""
+        """End the server by SIGKILL and wait for its end. Do nothing if it was never started."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def stop(self) -> None:
-        """End the server by SIGTERM, its writes on disk. Raise subprocess.TimeoutExpired after 30 s."""
+        """End the server, if it was started, by SIGTERM and wait for its end: its data are on disk.
+
+        Raise subprocess.TimeoutExpired if it has not ended after 30 s.
+        """
         if self._process is not None:
             self._process.terminate()
             self._process.wait(timeout=_START_TIMEOUT_S)
 
 
 def _check_port(host: str, port: int) -> None:
-    """Raise ConfigError if no server can listen there, as when another program does."""
+    """Raise ConfigError if no server can listen at this host's TCP port, as when another program does.
+
+    The port is opened for a moment to find out.
+    """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         socket.create_server((host, port), family=family).close()
@@ -222,7 +246,7 @@ def _check_port(host: str, port: int) -> None:
 
 
 def _own_address(url: str) -> ServerAddress | None:
-    """Return the address if the text is the URL of a unix socket with its owner, else None."""
+    """Return the parts of `url` if it is that of a unix socket with owner and password, else None."""
     try:
         address = parse_url(url)
     except ConfigError:
@@ -231,7 +255,11 @@ def _own_address(url: str) -> ServerAddress | None:
 
 
 def _users(path: Path, hashes: list[str]) -> bytes:
-    """Return the file of users: the default user with these passwords, and those of the old file."""
+    """Return the new text of a file of users: the default user, then other users in the file `path`.
+
+    The default user may do everything, with each password whose hash is in `hashes`. A missing file has
+    no users.
+    """
     old = path.read_text().splitlines() if path.is_file() else []
     kept = [line for line in old if line.startswith("user ") and not line.startswith("user default ")]
     passwords = " ".join(f"#{value}" for value in hashes)
@@ -239,5 +267,5 @@ def _users(path: Path, hashes: list[str]) -> bytes:
 
 
 def _quoted(path: Path) -> str:
-    """Return a path as a value of the server's configuration."""
+    """Return a path as a value in the server's configuration: in double quotes, with escapes inside."""
     return json.dumps(str(path), ensure_ascii=False)

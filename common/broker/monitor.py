@@ -90,9 +90,11 @@ class Audit:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """The faults found, one sentence each: lost entries, and issued != ended + in flight.
+        """Return the faults found, a sentence each; () if there is none.
 
-        For example, 5 issued, 2 ended and 2 in flight: 1 missing.
+        First come the open tickets whose entry is gone from its stream. Last, if issued != ended + in
+        flight, comes "5 tickets were issued, but 2 ended and 2 are in flight: 1 missing", or "... 1 too
+        many".
         """
         ended, flying = sum(self.ended.values()), len(self.in_flight)
         found = [
@@ -109,29 +111,34 @@ class Audit:
 
 
 def read_status(connection: Connection, run: str) -> RunStatus:
-    """Return the run's state. Raise RunNotReady without the run, MalformedMessage for its contract."""
+    """Return the state of the run named `run`: its tickets, its streams and the readers of each.
+
+    Raise RunNotReady if no learner has claimed the run, MalformedMessage if its contract cannot be read,
+    ServerUnavailable or another error of Connection.execute.
+    """
     keys, view = _view(connection, run)
     totals, places = view.audit()
     contract, weights, now_ms = view.contract(), view.weights(), _now_ms(connection)
     return RunStatus(
-        run=run,
-        server=connection.address,
-        state=text(connection.execute("GET", keys.state) or b"starting"),
-        incarnation=view.incarnation(),
+        run=run, server=connection.address, incarnation=view.incarnation(), open=len(places),
+        state=text(connection.execute("GET", keys.state) or b"starting"), ledger=totals,
         version=str(weights.version) if weights else None,
         credit=decode(contract, Contract).credit if contract else None,
         outstanding=sum(place.ticket.purpose == "train" for place in places),
-        open=len(places),
         dead=int(connection.execute("XLEN", keys.dead)),
-        ledger=totals,
         streams=tuple(
             _read_stream(connection, key, now_ms) for key in (*keys.work_streams, *keys.outcome_streams)
         ),
-    )
+    )  # fmt: skip
 
 
 def read_audit(connection: Connection, run: str) -> Audit:
-    """Return the run's tickets at one instant. Raise RunNotReady without a run, or as RunView.audit."""
+    """Return the tickets of the run named `run` at one instant: issued, ended by end state, and open.
+
+    `ended` has each end state, also with 0. Counts of malformed entries come with them. Raise
+    RunNotReady if no learner has claimed the run, WrongType for a key of another type, or another error
+    of Connection.call.
+    """
     _, view = _view(connection, run)
     totals, in_flight = read_in_flight(connection, view)
     ended: dict[str, int] = {state: totals.get(state, 0) for state in END_STATES}
@@ -139,30 +146,31 @@ def read_audit(connection: Connection, run: str) -> Audit:
 
 
 def read_in_flight(connection: Connection, view: RunView) -> tuple[dict[str, int], tuple[InFlight, ...]]:
-    """Return the ledger's totals and the open tickets, oldest entry first, at one instant.
+    """Return the ledger's totals and the open tickets, both of one instant.
 
-    Raise RunNotReady if no learner has set the run up, and the other errors of RunView.audit.
+    The totals have the number of issued tickets ("issued") and of each end state; those never counted
+    are missing. The tickets are sorted by the id of their entry, oldest first. Raise RunNotReady if no
+    learner has set the run up, WrongType for a key of another type, or another error of Connection.call.
     """
     totals, places = view.audit()
     now_ms = _now_ms(connection)
     found = [
         InFlight(
-            ticket=place.ticket,
-            stream=_short(place.stream),
-            entry=place.entry,
-            holder=place.consumer,
-            since_s=_age_s(place.entry, now_ms),
-            lease_idle_s=place.idle_ms / 1000,
-            attempt=place.attempts + 1,
-            exists=place.exists,
+            ticket=place.ticket, stream=_short(place.stream), entry=place.entry, holder=place.consumer,
+            since_s=_age_s(place.entry, now_ms), lease_idle_s=place.idle_ms / 1000,
+            attempt=place.attempts + 1, exists=place.exists,
         )
         for place in places
-    ]
+    ]  # fmt: skip
     return totals, tuple(sorted(found, key=lambda one: one.entry))
 
 
 def read_consumers(connection: Connection, key: str) -> tuple[ConsumerStatus, ...]:
-    """Return a stream's readers, dead ones too; () without the stream. Raise as Connection.execute."""
+    """Return the processes that read the stream `key`, also dead ones that did not leave.
+
+    Without the stream, or if nobody ever read it, return (). Raise ServerUnavailable or another error of
+    Connection.execute.
+    """
     if not (connection.execute("EXISTS", key) and connection.execute("XINFO", "GROUPS", key)):
         return ()
     return tuple(
@@ -172,19 +180,29 @@ def read_consumers(connection: Connection, key: str) -> tuple[ConsumerStatus, ..
 
 
 def read_dead(connection: Connection, run: str, count: int) -> list[tuple[str, str]]:
-    """Return the newest dead tickets with reasons, newest first. Raise RunNotReady without the run."""
+    """Return (ticket, reason) of the newest `count` dead tickets of a run, newest first; [] without any.
+
+    A missing part is "?". Raise RunNotReady if no learner has claimed the run, or an error of
+    Connection.execute.
+    """
     keys, _ = _view(connection, run)
     entries = connection.execute("XREVRANGE", keys.dead, "+", "-", "COUNT", count)
     return [(text(fields.get(b"t", b"?")), text(fields.get(b"reason", b"?"))) for _, fields in entries]
 
 
 def discard_run(connection: Connection, run: str) -> int:
-    """Delete all keys of the run; return how many there were. Raise as Connection.execute does."""
+    """Delete all keys of the run named `run`, whoever uses it, and return how many existed.
+
+    Raise ServerUnavailable or another error of Connection.execute.
+    """
     return int(connection.execute("DEL", *Keys(run).all))
 
 
 def _view(connection: Connection, run: str) -> tuple[Keys, RunView]:
-    """Return the run's keys and view. Raise RunNotReady if it is unclaimed, or as Connection.execute."""
+    """Return the names of a run's keys, and a view that reads the run from the server.
+
+    Raise RunNotReady if no learner has claimed the run, or an error of Connection.execute.
+    """
     keys = Keys(run)
     view = RunView(connection, keys)
     if view.incarnation() == 0:
@@ -196,7 +214,11 @@ def _view(connection: Connection, run: str) -> tuple[Keys, RunView]:
 
 
 def _read_stream(connection: Connection, key: str, now_ms: int) -> StreamStatus:
-    """Return the status of the stream with this key. Raise as Connection.execute does."""
+    """Return the stream's numbers of entries, its oldest entry's age and its readers.
+
+    `now_ms` is the server's time in ms since 1970. Raise ServerUnavailable or another error of
+    Connection.execute.
+    """
     depth = int(connection.execute("XLEN", key))
     first = connection.execute("XRANGE", key, "-", "+", "COUNT", 1)
     consumers = read_consumers(connection, key)
@@ -206,13 +228,16 @@ def _read_stream(connection: Connection, key: str, now_ms: int) -> StreamStatus:
 
 
 def _now_ms(connection: Connection) -> int:
-    """Return the server's time in ms since 1970, as ids of entries have. Raise as Connection.execute."""
+    """Return the server's time in ms since 1970. Raise ServerUnavailable if it does not answer."""
     seconds, microseconds = connection.execute("TIME")
     return int(seconds) * 1000 + int(microseconds) // 1000
 
 
 def _age_s(entry: str, now_ms: int) -> float:
-    """Return the age of an entry in seconds. Its id begins with the time in ms: 1700000000000-0."""
+    """Return the age in seconds of the entry with this id, such as 1700000000000-0; 0 if in the future.
+
+    The id begins with the entry's time. It and `now_ms` are ms since 1970 by the server's clock.
+    """
     return max(0, now_ms - int(entry.partition("-")[0])) / 1000
 
 

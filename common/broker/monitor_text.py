@@ -7,7 +7,11 @@ from penstock.common.text import one_line
 
 
 def format_status(found: RunStatus) -> str:
-    """Return a status as text: a line per stream and one per consumer."""
+    """Return a run's status as lines of text: run, tickets and ledger, then a line per stream.
+
+    Below each stream there is a line per process that reads it. Unknown values are "?" or "not
+    announced".
+    """
     credit = "?" if found.credit is None else found.credit
     ledger = "  ".join(f"{name} {count}" for name, count in found.ledger.items())
     run = f"run {found.run} on {found.server}: {found.state}, learner incarnation {found.incarnation}"
@@ -21,7 +25,7 @@ def format_status(found: RunStatus) -> str:
 
 
 def _format_stream(stream: StreamStatus) -> list[str]:
-    """Return the lines of a stream and of its consumers."""
+    """Return the line of a stream with its counts and oldest entry's age, then a line per reader."""
     oldest = "-" if stream.oldest_s is None else f"{stream.oldest_s:.1f} s"
     counts = f"{stream.depth:>7}{stream.pending:>7}{stream.undelivered:>9}{oldest:>10}"
     rows = [f"    {one.name}: holds {one.held}, idle {one.idle_s:.1f} s" for one in stream.consumers]
@@ -29,7 +33,10 @@ def _format_stream(stream: StreamStatus) -> list[str]:
 
 
 def format_audit(found: Audit) -> str:
-    """Return an audit as text: counts, a line per ticket in flight, then the faults or the balance."""
+    """Return an audit as lines of text: counts, open tickets, deleted entries, and the result.
+
+    The last lines are the faults, or, if there is none, "balances: 5 = 3 ended + 2 in flight".
+    """
     lines = [f"run {found.run}: {found.issued} tickets issued"]
     lines += [f"  {state:<10}{count:>8}" for state, count in found.ended.items()]
     lines += [f"  in flight {len(found.in_flight):>8}"]
@@ -45,5 +52,5 @@ def format_audit(found: Audit) -> str:
 
 
 def _join(lines: Iterable[str]) -> str:
-    """Return the lines as a text. Line ends in names that others chose are escaped."""
+    """Return the lines joined by line ends. Inside a line, unprintable letters are escaped."""
     return "\n".join(map(one_line, lines))

@@ -23,8 +23,9 @@ _PREFIX = "penstock-"
 def make_socket_path() -> Path:
     """Make a private folder with a short path and return the path of the socket to make in it.
 
-    The folder lies in $XDG_RUNTIME_DIR if that is this user's alone, else in the folder for temporary
-    files, else in /tmp, whichever is short enough. Raise OSError if no folder can be made.
+    The folder, of mode 0700, lies in the first of these that gives a short enough path: $XDG_RUNTIME_DIR
+    if that is this user's alone, the folder for temporary files, /tmp. Raise OSError if it cannot be
+    made.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     candidates = [runtime] if runtime and _is_private(Path(runtime), os.geteuid()) else []
@@ -36,7 +37,10 @@ def make_socket_path() -> Path:
 
 
 def remove_socket(path: Path) -> None:
-    """Delete a socket and its folder if `make_socket_path` made them for this user; else do nothing."""
+    """Delete the socket `path` and its folder if `make_socket_path` made them for this user.
+
+    This is told by their names, the owner and the mode; else do nothing. Errors of deleting are ignored.
+    """
     folder = path.parent
     made_here = path.name == _NAME and folder.name.startswith(_PREFIX)
     if made_here and _is_private(folder, os.geteuid()):
@@ -46,10 +50,11 @@ def remove_socket(path: Path) -> None:
 
 
 def check_listener(client: socket.socket, address: ServerAddress) -> None:
-    """Raise ConfigError unless the socket's folder, and on Linux its server, are the address's owner's.
+    """Raise ConfigError unless the owner that `address` names is the one who listens at its unix socket.
 
-    The folder must be closed to all others. Without an owner in the address nothing is checked. The
-    caller sends the password only afterwards.
+    `client` is connected to that socket. The socket's folder must be the owner's and closed to all
+    others, and on Linux the process that listens must be the owner's. Without an owner in `address`
+    nothing is checked. Nothing is sent: the caller sends the password afterwards.
     """
     if address.owner is None:
         return
@@ -70,9 +75,10 @@ def check_listener(client: socket.socket, address: ServerAddress) -> None:
 
 
 def answers(url: str) -> bool:
-    """Return whether a server answers at the unix socket, accepts the password and has loaded its data.
+    """Return whether a server answers at the unix socket of `url`, takes the password and has its data.
 
-    Raise ConfigError if the socket belongs to another user: the password is not sent then.
+    False if nobody listens, or a step takes over 1 s. Raise ConfigError, before the password is sent, if
+    the socket belongs to another user, or if `url` is malformed.
     """
     address = parse_url(url)
     try:
@@ -86,7 +92,11 @@ def answers(url: str) -> bool:
 
 
 def listens(address: ServerAddress) -> bool:
-    """Return whether the owner of the address listens at its socket."""
+    """Return whether the owner of `address` (with none, anybody) listens at its unix socket.
+
+    The socket is connected to, for at most 1 s; nothing is sent. False too if others may enter the
+    folder of an owner's socket.
+    """
     try:
         with _connected(address) as client:
             check_listener(client, address)
@@ -96,7 +106,10 @@ def listens(address: ServerAddress) -> bool:
 
 
 def _connected(address: ServerAddress) -> socket.socket:
-    """Return a connected socket with a timeout of 1 s. Raise OSError if nobody answers there."""
+    """Return a client connected to the unix socket of `address`; each of its calls may take 1 s.
+
+    Raise OSError, such as ConnectionRefusedError, if nobody listens there.
+    """
     client = socket.socket(socket.AF_UNIX)
     client.settimeout(1.0)
     try:
@@ -108,7 +121,10 @@ def _connected(address: ServerAddress) -> socket.socket:
 
 
 def _is_private(folder: Path, owner: int) -> bool:
-    """Return whether the path is a folder, no link, of this user, and closed to all others."""
+    """Return whether `folder` is a folder of the user with the id `owner` that all others cannot enter.
+
+    False for a link, for a missing path, and for a mode that gives others any right.
+    """
     try:
         found = folder.lstat()
     except OSError:

@@ -49,7 +49,11 @@ class LearnerSign:
     phase: str
 
     def __str__(self) -> str:
-        """Return "the learner is process 7 (incarnation 2)", or that no learner has claimed the run."""
+        """Return "the learner is process 7 (incarnation 2, when last seen: making an Update)".
+
+        Without a phase the last part is missing; without a holder the text is "no learner has claimed
+        the run".
+        """
         if not self.holder:
             return "no learner has claimed the run"
         doing = f", when last seen: {self.phase}" if self.phase else ""
@@ -57,10 +61,11 @@ class LearnerSign:
 
 
 class RunView:
-    """The state of a run that every process may read. Each method asks the queue server.
+    """The state of a run that every process may read. Each method but `report` asks the queue server.
 
     A value that no learner wrote reads as a missing one, and is logged once: the learner writes its own
-    again within a quarter of its lease, so the reader waits. The methods raise as Connection.execute.
+    again within a quarter of its lease, so the reader waits. The methods raise the errors of
+    Connection.execute, such as ServerUnavailable.
     """
 
     def __init__(self, connection: Connection, keys: Keys) -> None:
@@ -70,11 +75,19 @@ class RunView:
         self._last_beat: tuple[bytes | None, float] | None = None  # since the state is "ended"
 
     def contract(self) -> bytes | None:
-        """Return the encoded contract, None before the setup."""
+        """Return the contract that the learner published, still encoded and not checked.
+
+        None before a learner's setup, or if the key has another type, which is logged once. Raise
+        ServerUnavailable or another error of Connection.execute.
+        """
         return cast(bytes | None, self._read("GET", self.keys.contract))
 
     def weights(self) -> Weights | None:
-        """Return the announced weights or None."""
+        """Return the announced weights; None if there are none.
+
+        A value that cannot be decoded, or a key of another type, is logged once and gives None. Raise
+        ServerUnavailable or another error of Connection.execute.
+        """
         data = self._read("GET", self.keys.weights)
         try:
             return None if data is None else decode(data, Weights)
@@ -83,11 +96,12 @@ class RunView:
             return None
 
     def ended(self) -> bool:
-        """Return whether the learner has ended the run, and left.
+        """Return whether the learner has ended the run, and left. False unless the state is "ended".
 
-        True if the state is "ended" and no learner holds the lease. If one still holds it, the state is
-        not believed: another client may have written it. Then True only when no heartbeat has come for
-        as long as the lease lasts, because a learner may be killed before it gives the lease back.
+        With this state, True if no learner holds the lease. If one still holds it, another client may
+        have written the state, or the learner was killed before it gave the lease back. Then True only
+        if calls of this method have seen no new heartbeat for longer than the lease, by this process's
+        clock; the last heartbeat and its time are stored for that.
         """
         if self._read("GET", self.keys.state) != b"ended":
             self._last_beat = None
@@ -101,23 +115,37 @@ class RunView:
         return now - self._last_beat[1] > int(lease) / 1000
 
     def incarnation(self) -> int:
-        """Return the learner's incarnation, 0 before any claim."""
+        """Return the number of the learner's newest incarnation; 0 before any claim.
+
+        A stored text that is no number is logged once and gives 0. Raise ServerUnavailable or another
+        error of Connection.execute.
+        """
         return self._incarnation_of(self._read("HGET", self.keys.fence, "incarnation") or b"")
 
     def learner(self) -> LearnerSign:
-        """Return the last heartbeat, with holder "" before a claim."""
+        """Return the learner's last heartbeat; before a claim its texts are "" and its incarnation is 0.
+
+        Raise ServerUnavailable or another error of Connection.execute.
+        """
         names = ("holder", "incarnation", "seen", "phase")
         found = self._read("HMGET", self.keys.fence, *names) or (None,) * len(names)
         holder, incarnation, seen, phase = (value or b"" for value in found)
         return LearnerSign(text(holder), self._incarnation_of(incarnation), text(seen), text(phase))
 
     def malformed(self) -> dict[str, int]:
-        """Return by cause how many entries were deleted because no role can read them."""
+        """Return by cause how many entries were deleted because no role can read them; {} if none were.
+
+        Counts that are no number are left out. Raise ServerUnavailable or another error of
+        Connection.execute.
+        """
         flat = self._read("HGETALL", self.keys.malformed) or {}
         return {text(cause): int(count) for cause, count in flat.items() if _NUMBER.fullmatch(count)}
 
     def _incarnation_of(self, found: bytes) -> int:
-        """Return a number from the fence; 0, which the next claim overwrites, for any other text."""
+        """Return the number in `found`, the text of the fence's field incarnation; 0 for b"".
+
+        Another text, which no learner wrote and the next claim overwrites, is logged once and gives 0.
+        """
         if not found or _NUMBER.fullmatch(found):
             return int(found or 0)
         expected = f"field incarnation of {self.keys.fence} is {text(found)!r}, expected a number"
@@ -125,7 +153,11 @@ class RunView:
         return 0
 
     def _read(self, *command: str) -> Any:
-        """Return a command's reply, None from a key of another type. Raise as Connection.execute."""
+        """Send a command, such as "GET" and a key, and return its reply.
+
+        None if the key has another type, which is logged once. Raise the other errors of
+        Connection.execute, such as ServerUnavailable.
+        """
         try:
             return self._connection.execute(*command)
         except WrongType as error:
@@ -133,15 +165,17 @@ class RunView:
             return None
 
     def report(self, fault: str) -> None:
-        """Log a fault as an error, once."""
+        """Log the text `fault` as an error, unless this view has logged the same text before."""
         if fault not in self._logged:
             self._logged.add(fault)
             log.error(shorten(fault))
 
     def audit(self) -> tuple[dict[str, int], list[Place]]:
-        """Return the ledger's totals and the open tickets, at one instant.
+        """Return the ledger's totals and the open tickets, in no order, both of one instant.
 
-        Raise RunNotReady before setup, WrongType for a key of another type, or as Connection.call.
+        The totals are by name ("issued" and the end states), without those that were never counted.
+        Raise RunNotReady before a learner's setup, WrongType for a key of another type, or another error
+        of Connection.call.
         """
         totals, places = self._connection.call(
             "audit", [self.keys.open, self.keys.ledger, *self.keys.work_streams], []
@@ -159,9 +193,10 @@ class RunView:
 def wait_for_contract(view: RunView, timeout_s: float, stopping: threading.Event) -> bytes | None:
     """Return the encoded contract of the run, or None if `stopping` is set first.
 
-    Raise DeadlineExceeded if for `timeout_s` no contract was published and no learner sent a heartbeat,
-    MalformedMessage if for as long the contract could not be read: another release's, or another
-    client's, which the learner replaces. The wait is logged every 30 s. Raise as Connection.execute.
+    The server is asked every 0.2 s, and the wait is logged every 30 s. Raise DeadlineExceeded if for
+    `timeout_s` there was no contract and no new heartbeat of a learner. Raise MalformedMessage if for as
+    long the contract could not be read: another release's, or another client's, which the learner
+    replaces. Raise ServerUnavailable or another error of Connection.execute.
     """
     deadline, unreadable = Deadline(timeout_s), Deadline(timeout_s)
     while not stopping.is_set():

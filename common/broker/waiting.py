@@ -20,13 +20,13 @@ log = get_logger(__name__)
 
 
 def describe_waiting(connection: Connection, keys: Keys, lease_s: float) -> str:
-    """Return who holds the open tickets since when, and which role has no process, in one sentence.
+    """Return, in one sentence, who holds the open tickets since when and which role has no process.
 
-    A process counts as running if it asked for work or renewed a lease within `lease_s`. Each ticket is
-    logged at debug level. Raise RunNotReady without a run, or as RunView.audit.
-
-    Example: "no rewarder is running, rewarder-host-71-0c31fa was last seen 29 s ago;
-    rewarder-host-71-0c31fa holds 2 groups since 31 s"
+    The text is "no ticket is open" without any; its most letters are 1000. A process counts as running
+    if it asked for work or renewed a lease within `lease_s` seconds. Each ticket is logged at debug
+    level. Raise RunNotReady without a run, WrongType for a key of another type, or another error of
+    Connection.call. Example: "no rewarder is running, rewarder-host-71-0c31fa was last seen 29 s ago;
+    rewarder-host-71-0c31fa holds 2 groups since 31 s".
     """
     found: dict[tuple[str, str], list[InFlight]] = defaultdict(list)
     _, open_tickets = read_in_flight(connection, RunView(connection, keys))
@@ -40,7 +40,11 @@ def describe_waiting(connection: Connection, keys: Keys, lease_s: float) -> str:
 
 
 def _describe_tickets(stream: str, holder: str, tickets: list[InFlight]) -> str:
-    """Return a clause on one stream's tickets of one holder; `holder` is "" if nobody holds them."""
+    """Return a clause on `tickets`, all on one stream and of one holder ("" if nobody holds them).
+
+    `stream` is the stream's short name; the time is the oldest ticket's. Examples: "actor-a-71 holds 2
+    tickets since 31 s", "1 group waits for a rewarder since 5 s".
+    """
     noun = _HOLDS.get(stream, "result")
     count, verb = (f"1 {noun}", "waits") if len(tickets) == 1 else (f"{len(tickets)} {noun}s", "wait")
     since_s = max(ticket.since_s for ticket in tickets)
@@ -50,9 +54,10 @@ def _describe_tickets(stream: str, holder: str, tickets: list[InFlight]) -> str:
 
 
 def _describe_absence(connection: Connection, keys: Keys, role: str, lease_s: float) -> str:
-    """Return a clause if no `role`, "an actor" or "a rewarder", was seen in `lease_s`, else "".
+    """Return a clause if no `role` ("an actor" or "a rewarder") was seen in `lease_s` seconds, else "".
 
-    Raise as Connection.execute. Example: "no actor is running, actor-a-71 was last seen 29 s ago".
+    Example: "no actor is running, actor-a-71 was last seen 29 s ago"; without the second part if there
+    never was one. Raise ServerUnavailable or another error of Connection.execute.
     """
     streams = [getattr(keys, stream) for stream, filled_by in _FILLED_BY.items() if filled_by == role]
     consumers = [found for key in streams for found in read_consumers(connection, key)]

@@ -49,9 +49,11 @@ class Entry:
 def read_entry(
     entry: bytes, ticket: bytes | None, payload: bytes | None, attempts: bytes | int = 0, doomed: int = 0
 ) -> Entry:
-    """Return an entry of the server's reply. Raise MalformedMessage for fields that no role writes.
+    """Return an entry of a stream from its id (`entry`) and fields, as the server sends them.
 
-    The error is one of four texts, the cause by which such entries are counted.
+    `ticket` is field t, `payload` field d (None if missing), `attempts` field a, the failed attempts;
+    `doomed` is 1 if the ticket lost its lease while it ran alone. Raise MalformedMessage for fields that
+    no role writes, with one of four texts: the cause by which they are counted.
     """
     if ticket is None:
         raise MalformedMessage("no field t, expected a ticket")
@@ -67,10 +69,11 @@ def read_entry(
 
 
 class EntryReader:
-    """Reader of one stream. Entries that no role can read are deleted.
+    """Reader of the entries of one stream (its key is `stream`) that deletes those no role can read.
 
-    Such an entry was written by another client: it is acknowledged, deleted, counted by cause for
-    `queues audit`, and the first of each cause is logged. With a `purpose`, other tickets are malformed.
+    They were written by another client: the server acknowledges, deletes and counts them by cause for
+    `queues audit`, and the first of each cause is logged. With a `purpose`, an entry for a ticket of the
+    other purpose is one of them; None allows both.
     """
 
     def __init__(
@@ -83,9 +86,10 @@ class EntryReader:
         self._logged: set[str] = set()
 
     def read(self, rows: Iterable[Sequence[Any]]) -> list[Entry]:
-        """Return the entries in rows of `read_entry`'s arguments; drop malformed rows.
+        """Return the entries in `rows`, in order. A row has the arguments of `read_entry`: id, t, d, ...
 
-        Raise as Connection.call does.
+        Rows that no role writes, or of another purpose than the reader's, are left out; the server
+        deletes and counts them. Raise ServerUnavailable or another error of Connection.call.
         """
         entries: list[Entry] = []
         malformed: defaultdict[str, list[str]] = defaultdict(list)
@@ -102,7 +106,11 @@ class EntryReader:
         return entries
 
     def drop(self, cause: str, entries: list[str]) -> None:
-        """Delete and count entries; log the first of a cause. Raise as Connection.call does."""
+        """Delete the entries with these ids from the stream, and count those that were still there.
+
+        `cause` is the text by which they are counted, and logged as an error the first time. `entries`
+        has at least one id. Raise ServerUnavailable or another error of Connection.call.
+        """
         keys = [self._keys.fence, self._stream, self._keys.malformed]
         dropped = self._connection.call("drop", keys, [cause, *entries])
         if dropped and cause not in self._logged:
@@ -112,9 +120,10 @@ class EntryReader:
 
 
 class WorkStream:
-    """The calls of one consumer on one stream of work.
+    """The calls by which one process, `consumer`, takes work from one stream and hands it on.
 
-    A lease expires `lease_s` after it was last renewed. A ticket is dead after `max_attempts`.
+    `stream` is the stream's key. A lease expires `lease_s` seconds after it was last renewed. A ticket
+    is dead after `max_attempts` failed attempts. Creating a WorkStream calls nothing.
     """
 
     def __init__(
@@ -138,10 +147,10 @@ class WorkStream:
         self._reader = EntryReader(connection, keys, stream, purposes.get(stream))
 
     def take(self, count: int, block_ms: int = 0) -> list[Entry]:
-        """Take up to `count` new entries; [] if none comes within `block_ms`, at most 1 s.
+        """Take up to `count` entries that no process has taken; [] if none comes within `block_ms`.
 
-        Malformed entries are deleted, and entries that the tickets' places in `open` do not name. Raise
-        the errors of Connection.execute.
+        The wait is at most 1 s, and 0 does not wait. Entries that no role can read, or that no learner
+        issued, are deleted and left out. Raise ServerUnavailable or another error of Connection.execute.
         """
         block = ("BLOCK", min(block_ms, BLOCK_MS)) if block_ms > 0 else ()
         reply = self._connection.execute(
@@ -155,10 +164,11 @@ class WorkStream:
         ))  # fmt: skip
 
     def _placed(self, entries: list[Entry]) -> list[Entry]:
-        """Return the entries that are their tickets' places; delete others, which no learner issued.
+        """Return the entries that a learner issued, each with the version of its ticket's first issue.
 
-        An actor would wait for the version that a forged ticket names, and at last take no other one.
-        Raise the errors of Connection.execute.
+        The hash `open` names them as their tickets' places. Delete and count the others: an actor would
+        wait for the version that a forged ticket names, and at last take no other one. Raise
+        ServerUnavailable or another error of Connection.execute.
         """
         if not entries:
             return []
@@ -175,43 +185,58 @@ class WorkStream:
         return issued
 
     def reclaim(self, count: int) -> list[Entry]:
-        """Take over up to `count` entries whose lease expired. Count a failed attempt, doom those alone.
+        """Take over up to `count` entries whose lease expired, whoever held them.
 
-        Return [] while the server has run for less than a lease. Entries are deleted as by `take`. Raise
-        the errors of Connection.call.
+        The expired lease counts as a failed attempt. An entry whose ticket ran alone is doomed: the
+        caller must bury it. Return [] if no lease expired, or the server has run for less than a lease.
+        Entries that no role can read, or no learner issued, are deleted. Raise ServerUnavailable or
+        another error of Connection.call.
         """
         server, up_ms = self._connection.uptime()
         args = (self.consumer, self._lease_ms, count, self.max_attempts, server, up_ms)
         return self._placed(self._reader.read(self._connection.call("reclaim", self._lease_keys, args)))
 
     def runs_alone(self, entry: Entry) -> bool:
-        """Return whether this is the ticket's last attempt, in which the consumer works on nothing else.
+        """Return whether the entry failed before and this is its last attempt. Nothing is changed.
 
-        With max_attempts 3, a ticket whose first two attempts failed runs alone; with 1 none does.
+        The consumer must then work on no other entry. With max_attempts 3, an entry whose first two
+        attempts failed runs alone. A first attempt never does.
         """
         return entry.attempts >= self.max_attempts - 1 and entry.attempts > 0
 
     def mark_alone(self, entry: Entry) -> bool:
-        """Record that the ticket runs alone, so that a lost lease from now on dooms the ticket.
+        """Record on the server that the consumer works on this entry alone. A lease lost later dooms it.
 
-        Return False if the lease was lost before. Raise as Connection.call does.
+        Return False if the consumer did not hold the entry. Raise ServerUnavailable or another error of
+        Connection.call.
         """
         return bool(self._connection.call("mark_alone", self._lease_keys, [self.consumer, entry.id]))
 
     def renew(self, entries: Iterable[str]) -> list[bool]:
-        """Renew leases by entry id. Return for each whether it is held. Raise as Connection.call."""
+        """Renew the leases of the entries with these ids. Return for each, in order, if it is held.
+
+        An entry is not held if another process took it, or it is gone. Raise ServerUnavailable or
+        another error of Connection.call.
+        """
         reply = self._connection.call("renew", self._lease_keys, [self.consumer, *entries])
         return [bool(owned) for owned in reply]
 
     def handoff(self, entry: Entry, destination: str, payload: bytes) -> bool:
-        """Replace the entry by `payload` on a stream. Return False if the ticket has another place.
+        """Replace the entry by `payload` on the stream `destination`. The lease need not be valid.
 
-        If the payload is too large to send, bury the ticket and return False. Raise as Connection.call.
+        Return False, and add nothing, if the ticket ended or another process handed it on. If the
+        payload is too large to send, bury the ticket and return False. Raise ServerUnavailable or
+        another error of Connection.call.
         """
         return self.handoff_all([(entry, payload)], destination)[0]
 
     def handoff_all(self, finished: Sequence[tuple[Entry, bytes]], destination: str) -> list[bool]:
-        """Hand off several entries in one round trip. Return for each, and raise, as `handoff` does."""
+        """Replace each entry by its payload on the stream `destination`, in one round trip.
+
+        Return for each, in order, whether it was replaced: False if the ticket ended or was handed on
+        before, or if the payload is too large to send, which buries the ticket. Raise ServerUnavailable
+        or another error of Connection.call.
+        """
         fits = [self._fits(entry, payload) for entry, payload in finished]
         replies = self._connection.call_each(
             "handoff",
@@ -222,7 +247,10 @@ class WorkStream:
         return [fit and bool(next(answers)) for fit in fits]
 
     def _fits(self, entry: Entry, payload: bytes) -> bool:
-        """Return whether the server takes the payload; if not, bury the ticket. Raise as `bury`."""
+        """Return whether the server takes the payload; if not, log an error and bury the ticket.
+
+        Raise ServerUnavailable or another error of Connection.call.
+        """
         try:
             self._connection.check_size(payload, f"the group of ticket {entry.ticket}")
         except ValueTooLarge as error:
@@ -233,29 +261,39 @@ class WorkStream:
         return True
 
     def give_back(self, entry: Entry) -> bool:
-        """Put the entry back, uncounted. Return False if it is not held. Raise as Connection.call."""
+        """Put the entry back at the end of its stream. The attempt does not count as failed.
+
+        Return False if this consumer does not hold the entry. Raise ServerUnavailable or another error
+        of Connection.call.
+        """
         return self._put_back(entry, failures=0) >= 0
 
     def fail(self, entry: Entry, purpose: Purpose, reason: str) -> bool:
-        """Count a failed attempt and put the entry back, or bury the ticket after the last attempt.
+        """Count a failed attempt and put the entry back; after the last attempt bury the ticket.
 
-        Return True if the ticket was buried. Raise as Connection.call does.
+        `purpose` is the ticket's; `reason` is stored only if the ticket is buried. Return True if it was
+        buried, False if not, also if this consumer does not hold the entry. Raise ServerUnavailable or
+        another error of Connection.call.
         """
         attempts = self._put_back(entry, failures=1)
         return attempts >= self.max_attempts and self.bury(entry, purpose, reason)
 
     def _put_back(self, entry: Entry, failures: int) -> int:
-        """Put the entry back and count `failures`. Return its failed attempts, -1 if it is not held.
+        """Put the entry back at the end of its stream, with `failures` (0 or 1) more failed attempts.
 
-        After the last failed attempt the entry stays for `bury`. Raise as Connection.call does.
+        Return the failed attempts so far, -1 if this consumer does not hold the entry. If a failure was
+        the last attempt, the entry stays, for `bury`. Raise ServerUnavailable or another error of
+        Connection.call.
         """
         args = (self.consumer, entry.id, entry.ticket, failures, self.max_attempts)
         return int(self._connection.call("put_back", self._ticket_keys, args))
 
     def bury(self, entry: Entry, purpose: Purpose, reason: str) -> bool:
-        """End the ticket as dead: payload and reason go to the stream `dead`, a verdict to the learner.
+        """End the ticket as dead. Payload and reason go to the stream `dead`, a verdict to the learner.
 
-        Return False if this consumer does not hold the entry. Raise as Connection.call does.
+        `purpose` is the ticket's. Of `reason`, 2000 letters are kept; "" becomes "no reason was given".
+        Return False if this consumer does not hold the entry. Raise ServerUnavailable or another error
+        of Connection.call.
         """
         # The text of an error has any length and form.
         reason = encodable(reason[:SHOWN])[:SHOWN] or "no reason was given"
@@ -265,5 +303,8 @@ class WorkStream:
         return bool(self._connection.call("bury", keys, args))
 
     def leave(self) -> None:
-        """Remove this consumer from the stream unless it holds entries. Raise as Connection.call."""
+        """Remove this consumer from the stream's group on the server, unless it holds entries.
+
+        Raise ServerUnavailable or another error of Connection.call.
+        """
         self._connection.call("remove_consumer", [self.stream], [self.consumer])

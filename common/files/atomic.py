@@ -19,10 +19,11 @@ log = get_logger(__name__)
 
 
 def make_folder(folder: Path, setting: str = "RUN_DIR") -> None:
-    """Create a folder and its parents. Raise ConfigError, naming the setting, if that fails.
+    """Create a folder and its missing parents; an existing folder stays as it is.
 
-    The umask decides the mode of the folder alone. New parents, such as runs/, are open to all users,
-    because another run in them may be shared.
+    The umask decides the mode of the folder alone. New parents, such as runs/, have mode 0755, because
+    another run in them may be shared. Raise ConfigError, naming `setting`, by which the user chose the
+    folder, if that fails.
     """
     try:
         for parent in reversed([parent for parent in folder.parents if not parent.exists()]):
@@ -30,11 +31,17 @@ def make_folder(folder: Path, setting: str = "RUN_DIR") -> None:
             parent.chmod(0o755)
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{setting}: the folder {folder} cannot be made: {error.strerror}") from error
+        raise ConfigError(
+            f"{setting}: the folder {folder} cannot be made ({error.strerror}): choose another folder, "
+            "or let this user write to its parent folder"
+        ) from error
 
 
 def sync_path(path: Path) -> None:
-    """Sync a file or folder, so that files made or renamed in it survive a power cut. Raise OSError."""
+    """Write a file's data, or a folder's list of names, to the disk, so that they survive a power cut.
+
+    For a folder these are the files made, renamed or deleted in it. Raise OSError if that fails.
+    """
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -43,9 +50,10 @@ def sync_path(path: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Replace a file as a whole: write one beside it, sync, rename. Raise OSError if that fails.
+    """Replace or create the file `path` as a whole: a power cut leaves the old content or `data`.
 
-    The umask narrows the mode.
+    The data are written to a file beside it, synced and renamed. The umask narrows `mode`. Raise OSError
+    if a step fails; until it is renamed, the new file changes nothing.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.unlink(missing_ok=True)  # of a killed process, perhaps with another mode
@@ -63,9 +71,10 @@ def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def append_whole(file: FileIO, data: bytes, end: int, sync: bool = True) -> None:
-    """Append `data` to the unbuffered `file` at offset `end`, where a failed attempt is cut off first.
+    """Append `data` to the unbuffered `file` at offset `end`. What lies after `end` is cut off first.
 
-    Raise OSError if the write fails; the file is cut back to `end`, now or by the next attempt.
+    With `sync` the data are on disk when this returns. Raise OSError if the write fails; the file is cut
+    back to `end`, now or by the next attempt.
     """
     file.truncate(end)
     file.seek(end)
@@ -85,9 +94,9 @@ def append_whole(file: FileIO, data: bytes, end: int, sync: bool = True) -> None
 def whole_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder. When the block ends without an error, sync it and put it at `path`.
 
-    All files in it can be read by those who may read the folder. See `share`.
-    If the block raises, the folder is deleted. If the disk is full, raise OSError instead of the block's
-    error, which may not name a full disk.
+    A folder that was at `path` is deleted. All that is below the temporary folder gets its mode, files
+    without execution. If the block raises, the temporary folder is deleted and `path` stays. If the disk
+    is full then, raise OSError instead of the block's error, which may not name a full disk.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
@@ -114,7 +123,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def _full_disk(folder: Path) -> OSError | None:
-    """Return the OSError of writing 64 KiB there, else None: torch's errors do not name a full disk."""
+    """Return the error of writing 64 KiB into `folder` (such as a full disk's), None if this works."""
     try:
         (folder / "probe").write_bytes(bytes(1 << 16))
     except OSError as error:
@@ -123,10 +132,10 @@ def _full_disk(folder: Path) -> OSError | None:
 
 
 def read_json_lines(path: Path, **fields: type) -> list[dict[str, Any]]:
-    """Return the rows of a JSON-lines file of a run, [] without a file.
+    """Return the rows of a JSON-lines file of a run, in order; [] without a file.
 
-    Each row has an integer `step`, and `fields` of these types. Damaged rows are logged and left out. A
-    last row without a line end is left out too: a kill interrupted its append.
+    Each row has an integer `step`, and `fields` by name and type, such as answer=str. Other rows are
+    logged and left out. A last row without a line end is left out too: a kill interrupted its append.
     """
     rows = []
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
@@ -137,7 +146,7 @@ def read_json_lines(path: Path, **fields: type) -> list[dict[str, Any]]:
             for name, kind in {"step": int, **fields}.items():
                 if not isinstance(row[name], kind):
                     found = type(row[name]).__name__
-                    raise TypeError(f"the field {name} has type {found}, expected {kind.__name__}")
+                    raise TypeError(f"mend {name}: its type is {found}, expected {kind.__name__}")
             rows.append(row)
         except DAMAGE as error:
             log.error("A damaged line is left out.", file=str(path), line=number, error=explain(error))
@@ -145,6 +154,6 @@ def read_json_lines(path: Path, **fields: type) -> list[dict[str, Any]]:
 
 
 def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal. Raise OSError if it cannot be read."""
+    """Return the SHA-256 of a file's content in hexadecimal. Raise OSError if it cannot be read."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -24,7 +24,11 @@ _POLL_S = 1.0
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether an error means a full disk or quota. Safetensors states that in its text only."""
+    """Return whether an error means a full disk or quota.
+
+    An OSError is judged by its number. Of any other error the text counts: safetensors states a full
+    disk there.
+    """
     if isinstance(error, OSError):
         return error.errno in _FULL
     return any(os.strerror(code) in str(error) for code in _FULL)
@@ -39,11 +43,13 @@ class Disk:
     phases: Phases = field(default_factory=Phases)  # polled by the wait: this process has not hung
 
     def write(self, what: str, path: Path, action: Callable[[], T], needed: int | None = None) -> T:
-        """Return what `action` returns, retried while the disk is full. Raise DiskFull if that lasts.
+        """Return what `action` returns; call it again while it fails because the disk is full.
 
-        DiskFull comes after `timeout_s` or if `stopping` is set; other errors of `action` are raised at
-        once. When `action` raises, it must leave nothing half written. `needed` is about how many bytes
-        it writes: a retry waits until as many are free. `what` and `path` are for log and error.
+        Between two calls wait 1 s, or longer if the last call took longer; log this at once and every 30
+        s. Raise DiskFull if the disk stays full for `timeout_s`, or `stopping` is set. Other errors of
+        `action` are raised at once. When `action` raises, it must leave nothing half written. `needed`
+        is about how many bytes it writes: a retry waits until so many are free; None: unknown. `what`
+        and `path` name the file in log and error.
         """
         deadline = Deadline(self.timeout_s, longest_gap_s=math.inf)  # attempts count, however long
         wait = _Wait(what, path, needed, deadline)
@@ -57,7 +63,11 @@ class Disk:
                 self._wait(wait, max(_POLL_S, deadline.waited_s - started_s), error)
 
     def _wait(self, wait: "_Wait", pause_s: float, error: Exception) -> None:
-        """Log, wait `pause_s` and, if the need is known, for room. Raise DiskFull on stop or timeout."""
+        """Log the wait, wait `pause_s` seconds, and then for room if `wait` knows the bytes needed.
+
+        Return when a retry is worthwhile. Raise DiskFull, caused by `error`, if the rest of the time is
+        shorter than `pause_s`, or `stopping` is set.
+        """
         while True:
             over = pause_s > wait.deadline.remaining_s
             if over or self.stopping.is_set():
@@ -81,7 +91,7 @@ class _Wait:
     reported: bool = False
 
     def report(self) -> None:
-        """Log the wait at its start, and then every 30 s."""
+        """Log an error at the first call, and then for each 30 s waited, with file, time and bytes."""
         if not self.reported or self.deadline.report_due():
             self.reported = True
             times = {"limit_s": self.deadline.limit_s, "waited_s": round(self.deadline.waited_s)}
@@ -89,7 +99,7 @@ class _Wait:
             log.error("No room on the disk: waiting.", **about)
 
     def explain(self, why: str) -> str:
-        """Return the text of a DiskFull. `why` names the reason to stop waiting."""
+        """Return the text of the error that ends the wait. `why` is the cause: "stopped by a signal"."""
         room = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self.room().items())
         return (
             f"no room for {self.what} in {self.path} ({room}) after {self.deadline.waited_s:.0f} s "
@@ -97,7 +107,10 @@ class _Wait:
         )
 
     def room(self) -> dict[str, int]:
-        """Return the free bytes, and if known the needed and the missing ones, by name for the log."""
+        """Return the disk's "free_bytes"; if the need is known, also "needed_bytes" and "missing_bytes".
+
+        The disk is that of the nearest existing folder above the file.
+        """
         folder = next(parent for parent in self.path.absolute().parents if parent.is_dir())
         free = shutil.disk_usage(folder).free
         if self.needed is None:

@@ -18,10 +18,12 @@ _ON_THIS_HOST = f" on {socket.gethostname()}"
 
 @contextmanager
 def hold_lock(path: Path, what: str) -> Iterator[list[str]]:
-    """Hold the lock in the block, named in its file. Raise RunTaken, naming the holder, if held.
+    """Hold the lock of the file `path` during the block. Yield who held it before, newest first.
 
-    Yield the names of the processes that held the lock before, newest first; none holds it now. `what`
-    names the process in the error, such as "learner". Raise ConfigError if the folder cannot be made.
+    These are names of processes, up to 50; none of them holds the lock now. The file, and its folder, is
+    created if missing, and keeps this process's name. Do not wait: raise RunTaken, naming the holder, if
+    another process holds the lock. `what` names the process in this error, such as "learner". Raise
+    ConfigError if the folder cannot be made, OSError if the file cannot be opened.
     """
     make_folder(path.parent)
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+", encoding="utf-8") as file:
@@ -30,8 +32,8 @@ def hold_lock(path: Path, what: str) -> Iterator[list[str]]:
         except BlockingIOError as error:
             holder = next(iter(file.read().splitlines()), "a process that is just starting")
             raise RunTaken(
-                f"another {what} holds the run's folder {path.parent}: {holder}; stop it, or choose "
-                "another RUN_NAME"
+                f"another {what} holds the run's folder {path.parent}: {holder}; stop that "
+                "process, or choose another RUN_NAME"
             ) from error
         before = file.read().splitlines()
         names = "\n".join([holder_name(), *before][:_NAMES_KEPT]).encode()
@@ -41,10 +43,13 @@ def hold_lock(path: Path, what: str) -> Iterator[list[str]]:
 
 
 def holder_name() -> str:
-    """Return a name of this process that no other start of a process has, not even in a container."""
+    """Return a name of this process that no other start of a process has, such as in another container.
+
+    The name has the process's id, a random part and the host. It stays the same while the process lives.
+    """
     return f"process {os.getpid()} ({_START}){_ON_THIS_HOST}"
 
 
 def of_this_host(names: Iterable[str]) -> list[str]:
-    """Return the names that `holder_name` returned on this host."""
+    """Return those of `names`, in order, that `holder_name` returned in processes on this host."""
     return [name for name in names if name.endswith(_ON_THIS_HOST)]

@@ -9,9 +9,10 @@ from stat import S_IMODE
 
 @contextmanager
 def umask(octal: str) -> Iterator[None]:
-    """Set the process's umask during the block. Child processes and libraries then obey it too.
+    """Set the process's umask to an octal number during the block, then to what it was before.
 
-    Example: with "027" new files have mode 0640 and new folders 0750.
+    Child processes and libraries obey it too. Example: with "027" new files have mode 0640 and new
+    folders 0750. Raise ValueError if `octal` is no octal number.
     """
     before = os.umask(int(octal, 8))
     try:
@@ -21,9 +22,10 @@ def umask(octal: str) -> Iterator[None]:
 
 
 def share(folder: Path) -> None:
-    """Give all below the folder its mode, files without execution. Raise OSError.
+    """Give all folders below `folder` its mode, and all files its mode without execution.
 
-    Some libraries ignore the umask: safetensors gives each of its files mode 0600.
+    Some libraries ignore the umask: safetensors gives each of its files mode 0600. Raise OSError if a
+    mode cannot be changed.
     """
     mode = S_IMODE(folder.stat().st_mode)
     for path in folder.rglob("*"):

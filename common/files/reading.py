@@ -22,7 +22,12 @@ _DEEPEST = DEEPEST + 8  # a row of evaluations.jsonl holds the columns of a data
 
 @contextmanager
 def reading(what: Path | str, remedy: str) -> Iterator[None]:
-    """Raise ConfigError, naming file and remedy, for the block's errors that damaged content causes."""
+    """Turn an error of the block that damaged content causes into a ConfigError.
+
+    These are ValueError, KeyError, TypeError, MalformedMessage and others of DAMAGE; all others pass
+    through. `what` is the file, or its name, and `remedy` the sentence that says what to do: both are in
+    the error.
+    """
     try:
         yield
     except DAMAGE as error:
@@ -30,7 +35,9 @@ def reading(what: Path | str, remedy: str) -> Iterator[None]:
 
 
 def explain(error: Exception) -> str:
-    """Return an error that damaged content caused in at most 200 letters.
+    """Return the text of an error that damaged content caused, cut to 200 letters.
+
+    Of a KeyError, return "NAME is missing".
 
     Example:
         >>> explain(KeyError("step"))
@@ -42,32 +49,38 @@ def explain(error: Exception) -> str:
 
 
 def parse_json(text: str | bytes) -> PlainData:
-    """Return the value of a JSON text.
+    """Return the value of a JSON text, of None, truth values, numbers, texts, lists and dictionaries.
 
-    Raise ValueError for no JSON, for an object with a key twice, and for faults of `find_fault`.
+    Raise ValueError if the text is no JSON, nested over 40 levels deep, or has an object with a key
+    twice, an integer over 64 bits or a lone surrogate.
     """
     try:
         value = json.loads(text, object_pairs_hook=_unique)
     except RecursionError as error:
-        raise ValueError("its lists and objects are nested too deep") from error
+        raise ValueError(
+            f"a JSON text is nested too deep, expected at most {_DEEPEST} levels"
+        ) from error
     if fault := find_fault(value, _DEEPEST):
         raise ValueError(fault)
     return value
 
 
 def _unique(pairs: list[tuple[str, PlainData]]) -> dict[str, PlainData]:
-    """Return the object of these keys and values. Raise ValueError if a key is there twice."""
+    """Return a dictionary of the pairs of a JSON object. Raise ValueError if a key is there twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         repeated = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {short(repeated)} is there twice in an object, expected once")
+        raise ValueError(
+            f"the key {short(repeated)} is there twice in an object, expected once: remove one"
+        )
     return found
 
 
 def hash_model(folder: Path) -> str:
-    """Return the SHA-256 of a model folder: of its *.json, *.jinja and *.safetensors, with their names.
+    """Return the SHA-256, in hexadecimal, of a model's folder, which identifies the model.
 
-    Raise OSError if one of them cannot be read.
+    Hashed are *.json, *.jinja and *.safetensors, with their names, in order of names. Other files and
+    subfolders do not count. Raise OSError if one of the files cannot be read.
     """
     digest = hashlib.sha256()
     kinds = (".json", ".jinja", ".safetensors")

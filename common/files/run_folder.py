@@ -11,7 +11,7 @@ from penstock.common.files.disk import Disk, T
 
 
 class RunFolder:
-    """The paths of a run's files. Creates none of them."""
+    """The paths of a run's files in its folder `path`. Creates none of them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,45 +39,46 @@ class RunFolder:
         self.server_log = self.server / "server.log"
 
     def claim(self, incarnation: int) -> Path:
-        """Return the file by which a learner claimed this incarnation."""
+        """Return the file by which a learner claimed this incarnation, such as claims/000002.json."""
         return self.claims / f"{incarnation:06d}.json"
 
     def segment(self, incarnation: int, start: int) -> Path:
-        """Return the journal file of an incarnation that begins at this offset."""
+        """Return the journal file of an incarnation that begins at the byte `start` of its journal."""
         return self.journal / f"{incarnation:06d}-{start:012d}.journal"
 
     def checkpoint(self, incarnation: int, step: int) -> Path:
-        """Return the folder of an incarnation's checkpoint, such as checkpoints/000002-00000040."""
+        """Return the folder of the checkpoint after `step` Updates: checkpoints/000002-00000040."""
         return self.checkpoints / f"{incarnation:06d}-{step:08d}"
 
     def version(self, incarnation: int, step: int) -> Path:
-        """Return the absolute folder of a published version."""
+        """Return the absolute path of versions/000002-00000040: weights after `step` (40) Updates."""
         return self.versions.absolute() / f"{incarnation:06d}-{step:08d}"
 
     def best_model(self, step: int) -> Path:
-        """Return the folder of the best model, if the version of this step is the best."""
+        """Return the folder for the weights after `step` Updates if they are the best so far."""
         return self.best / f"{step:08d}"
 
     def completion_table(self, step: int) -> Path:
-        """Return the Parquet file with the completions of this step."""
+        """Return the Parquet file of a step's completions: completions/completions_00040.parquet."""
         return self.completions / f"completions_{step:05d}.parquet"
 
     def results(self, name: Literal["train", "eval"]) -> Path:
-        """Return the file with the final metrics of the training or of the newest evaluation."""
+        """Return the file of the final metrics of the training ("train") or last evaluation ("eval")."""
         return self.path / f"{name}_results.json"
 
     def newest_incarnation(self) -> int:
-        """Return the largest incarnation that was claimed, 0 if there is none."""
+        """Return the largest incarnation that a file in claims/ names, 0 if there is none."""
         names = [path.stem for path in self.claims.glob("[0-9]*.json")]
         return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 class LearnerFolder(RunFolder):
-    """A run's folder as one incarnation of the learner writes it.
+    """A run's folder as the incarnation `incarnation` of the learner writes it.
 
     Each attempt to write first raises RunTaken if a later incarnation has claimed the folder. `disk`
-    waits while the disk is full. Example: incarnation 2 waits for room, and incarnation 3 starts on
-    another host. When there is room again, incarnation 2 raises RunTaken and writes nothing.
+    waits while the disk is full; None: a full disk raises DiskFull at once. Example: incarnation 2 waits
+    for room, and incarnation 3 starts on another host. When there is room again, incarnation 2 raises
+    RunTaken and writes nothing.
     """
 
     def __init__(self, path: Path, incarnation: int, disk: Disk | None = None) -> None:
@@ -90,40 +91,52 @@ class LearnerFolder(RunFolder):
         newest = self.newest_incarnation()
         if newest > self.incarnation:
             now = f"incarnation {newest} of the learner holds the run's folder {self.path}"
-            raise RunTaken(f"{now} and continues the run: this learner was superseded and stops")
+            raise RunTaken(
+                f"{now} and continues the run: this learner was superseded and stops. To go on with "
+                "this one, stop the other learner and start this one again"
+            )
 
     def write(
         self, what: str, path: Path, action: Callable[[], T], needed: int | None, waits: bool = True
     ) -> T:
-        """Return what `action` returns, which writes `what` to `path`; raise its errors.
+        """Return what `action` returns, which writes `path`; raise its errors. Wait on a full disk.
 
-        Raise RunTaken if a later learner has claimed the folder, DiskFull as Disk.write does, which
-        explains the arguments. With `waits` False a full disk raises DiskFull at once.
+        `what` names the thing written, for log and error. `needed` is about how many bytes it takes: a
+        retry waits for as many; None: unknown. With `waits` False a full disk raises DiskFull at once,
+        else after the disk's timeout. Raise RunTaken before each attempt if a later incarnation has
+        claimed the folder.
         """
 
         def attempt() -> T:
-            """Return what `action` returns; raise RunTaken if this learner was superseded."""
+            """Return what `action` returns. First raise RunTaken if this learner was superseded."""
             self.check_not_superseded()
             return action()
 
         return (self.disk if waits else Disk()).write(what, path, attempt, needed)
 
     def write_file(self, path: Path, data: bytes) -> None:
-        """Replace a file of the run as a whole. Raise RunTaken or DiskFull as `write` does."""
+        """Replace the file `path` of the run by `data`, as a whole. Its folder is created if missing.
+
+        Wait while the disk is full. Raise DiskFull if no room came, RunTaken if a later learner has
+        claimed the folder, OSError for other failures.
+        """
         path.parent.mkdir(exist_ok=True)
         self.write(path.name, path, lambda: write_whole(path, data), len(data))
 
     def write_folder(
         self, what: str, path: Path, fill: Callable[[Path], None], waits: bool = True
     ) -> None:
-        """Write a folder aside, which `fill` fills, and rename it to `path`. Raise as `write` does.
+        """Let `fill` fill a temporary folder, then put it at `path`, in place of one there.
 
-        A retry waits until there is as much room as the newest folder beside it takes. RunTaken: a later
-        learner has claimed the folder. DiskFull: no room came. Errors of `fill` are raised.
+        `what` names the folder in the log and the error. A retry after a full disk waits until there is
+        as much room as the newest folder beside `path` takes. Raise RunTaken if a later learner has
+        claimed the folder, DiskFull if no room came (at once if not `waits`), and errors of `fill`.
         """
 
         def write() -> None:
-            """Fill the temporary folder and rename it."""
+            """Make the temporary folder, let `fill` fill it, and rename it to `path`. Raise their
+            errors.
+            """
             with whole_folder(path) as aside:
                 fill(aside)
 
@@ -132,7 +145,10 @@ class LearnerFolder(RunFolder):
         self.write(what, path, write, sum(file.stat().st_size for file in files) or None, waits)
 
     def remove_asides(self) -> None:
-        """Delete folders that a killed learner left unfinished. Raise RunTaken if superseded."""
+        """Delete unfinished versions, checkpoints and best models, which a killed learner left.
+
+        Raise RunTaken if a later learner has claimed the folder. Files that cannot be deleted stay.
+        """
         for parent in (self.versions, self.checkpoints, self.best):
             self.check_not_superseded()
             for aside in parent.glob(".*"):

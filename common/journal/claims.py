@@ -25,7 +25,7 @@ class Position:
     offset: int
 
     def __str__(self) -> str:
-        """Return the record that ends at this place, for errors."""
+        """Return "the journal of incarnation 2, record that ends at byte 900", a text for errors."""
         return f"the journal of incarnation {self.incarnation}, record that ends at byte {self.offset}"
 
 
@@ -43,7 +43,10 @@ class Claim:
 
 
 def read_claims(run_folder: RunFolder) -> dict[int, Claim]:
-    """Return all claims of the run by incarnation. Raise ConfigError if a claim's file is damaged."""
+    """Return all claims of the run by incarnation, in no order; {} if there are none.
+
+    Raise ConfigError if a claim's file is damaged, or its name or its parent does not fit its content.
+    """
     claims = {}
     for path in run_folder.claims.glob("*.json"):
         with reading(path, f"Expected the place from which its learner continued. {REMEDY}"):
@@ -51,14 +54,18 @@ def read_claims(run_folder: RunFolder) -> dict[int, Claim]:
             in_order = int(path.stem) == claim.incarnation > claim.parent >= 0
             if not (in_order and claim.parent_length >= 0):
                 raise ValueError(
-                    "it is of another incarnation than its file's name says, or not above its parent"
+                    f"found incarnation {claim.incarnation} after byte {claim.parent_length} of "
+                    f"{claim.parent}, expected {path.stem} (the file's name) after an earlier one"
                 )
         claims[claim.incarnation] = claim
     return claims
 
 
 def ancestors(run_folder: RunFolder, claims: dict[int, Claim], newest: int) -> list[Claim]:
-    """Return claims of `newest` and its parents, newest first. Raise ConfigError if one is missing."""
+    """Return the claims of the incarnation `newest`, its parent and so on to the first, newest first.
+
+    With `newest` 0 the list is empty. Raise ConfigError if a claim is missing from `claims`.
+    """
     found = []
     while newest:
         if newest not in claims:
@@ -72,10 +79,11 @@ def ancestors(run_folder: RunFolder, claims: dict[int, Claim], newest: int) -> l
 def next_claim(
     run_folder: RunFolder, incarnation: int, holder: str, checkpointed: Position | None = None
 ) -> Claim:
-    """Return the claim of an incarnation that continues at the end of the run's journal. Write nothing.
+    """Return the claim of `incarnation`, which continues where the run's journal ends. Write nothing.
 
-    An incomplete or damaged last record is logged and not counted. Raise ConfigError if a claim or the
-    journal's beginning is missing, or if whole records follow damage that is not before `checkpointed`.
+    `holder` names the process. A last record that is torn or damaged is logged and left out. Raise
+    ConfigError if a claim is missing or damaged, or the journal's beginning is missing, or if whole
+    records follow damage that is not before `checkpointed`, the newest checkpoint's position.
     """
     claims = read_claims(run_folder)
     parent = max(claims, default=0)
@@ -85,7 +93,7 @@ def next_claim(
     rest = left_out(run_folder, parent, length)
     if rest is not None and not rest.torn:
         cut = f"truncate -s {rest.offset} {rest.path}, and delete the later files of that incarnation"
-        gap = explain_gap(run_folder, parent, length)
+        gap = f"damaged journal: {explain_gap(run_folder, parent, length)}"
         raise ConfigError(f"{gap}. To give up the {rest.length} bytes that follow: {cut}")
     return Claim(incarnation, parent, length, holder)
 
@@ -93,10 +101,11 @@ def next_claim(
 def read_chain(
     run_folder: RunFolder, newest: Claim, start: Position | None = None
 ) -> Iterator[tuple[Position, dict[str, Any]]]:
-    """Yield the run's records before `newest`, oldest first, each with the position after it.
+    """Yield the run's records before the claim `newest`, oldest first, each with the position after it.
 
-    `start` skips the records before this position. Raise ConfigError if a record is missing or damaged
-    that a claim counts as part of the run.
+    Records before `start` are left out; None: none. Raise ConfigError if a claim is missing or damaged,
+    or, after the records before it, for a missing or damaged record that a claim counts as part of the
+    run.
     """
     start = start or Position(1, 0)
     parents = ancestors(run_folder, read_claims(run_folder), newest.parent)
@@ -110,9 +119,10 @@ def read_chain(
 
 
 def lengths_on_chain(run_folder: RunFolder, newest: Claim) -> dict[int, int]:
-    """Return by incarnation how many bytes of its journal count: those that its successor's claim names.
+    """Return by incarnation how many bytes of its journal count: as many as its successor's claim names.
 
-    All claims of the folder are read, in no order; `newest` replaces the one with the same parent.
+    All claims of the folder are read. `newest` replaces a claim with the same parent; of two others with
+    the same parent either may count. Raise ConfigError if a claim's file is damaged.
     """
     lengths = {claim.parent: claim.parent_length for claim in read_claims(run_folder).values()}
     return lengths | {newest.parent: newest.parent_length}

@@ -44,7 +44,7 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The journal offset at which the file ends, after whole records or not."""
+        """The offset in the journal at which the file ends, by its size. OSError without a file."""
         return self.start + self.path.stat().st_size
 
 
@@ -60,7 +60,10 @@ class LeftOut:
 
 
 def encode_record(record: dict[str, Any]) -> bytes:
-    """Return a record as the bytes in the file: length, checksum, compressed body."""
+    """Return a record as the bytes in the file: length, checksum, compressed body.
+
+    Raise MalformedMessage for a value that is no plain data.
+    """
     plain = pack(record)
     body = zlib.compress(plain, _ZLIB_LEVEL)
     if len(plain) > _largest(body):
@@ -69,24 +72,28 @@ def encode_record(record: dict[str, Any]) -> bytes:
 
 
 def _largest(body: bytes) -> int:
-    """Return how many bytes a record's compressed body may become."""
+    """Return how many bytes a body may have when decompressed: 16 MiB, and 8 for each of its bytes."""
     return _LEAST_ROOM + _RATIO * len(body)
 
 
 def _decode_body(body: bytes) -> dict[str, Any]:
-    """Return the record in a body. Raise zlib.error or MalformedMessage if damaged or too large."""
+    """Return the record in `body`, its compressed bytes. Raise zlib.error or MalformedMessage.
+
+    A body is refused if it is cut off, is larger than a learner writes, or holds no map with a text
+    `kind`.
+    """
     unpacker = zlib.decompressobj()
     plain = unpacker.decompress(body, _largest(body) + 1)
     if not unpacker.eof or unpacker.unused_data or len(plain) > _largest(body):
-        raise zlib.error("a record is cut off, or larger than a learner writes")
+        raise zlib.error(f"a journal's record is cut off, or larger than a learner writes. {REMEDY}")
     record = unpack(plain, most=len(plain))
     if not (isinstance(record, dict) and isinstance(record.get("kind"), str)):
-        raise MalformedMessage("a record is damaged: expected a map with a field kind")
+        raise MalformedMessage(f"a journal's record is no map with a text `kind`, as expected. {REMEDY}")
     return record
 
 
 def list_segments(run_folder: RunFolder, incarnation: int) -> list[Segment]:
-    """Return the files of an incarnation's journal, by start; [] if it has none."""
+    """Return the files of an incarnation's journal, in order of their start; [] if it has none."""
     found = run_folder.journal.glob(f"{incarnation:06d}-*.journal")
     segments = [Segment(path, int(path.stem.partition("-")[2])) for path in found]
     return sorted(segments, key=lambda segment: segment.start)
@@ -95,9 +102,10 @@ def list_segments(run_folder: RunFolder, incarnation: int) -> list[Segment]:
 def read_journal(
     run_folder: RunFolder, incarnation: int, start: int = 0, end: int = sys.maxsize
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records between two offsets, each with the offset after it.
+    """Yield an incarnation's records from the offset `start` to `end`, each with the offset after it.
 
-    Ends early, without an error, at a torn or damaged record and where a segment is missing.
+    `start` is an offset between two records. A record that ends after `end` is left out. Stop early,
+    without an error, at a torn or damaged record and where a file is missing.
     """
     for segment in list_segments(run_folder, incarnation):
         if segment.start > start:
@@ -109,7 +117,10 @@ def read_journal(
 
 
 def _read_segment(segment: Segment, offset: int, end: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield a segment's records between two offsets; end at the first one that is not whole."""
+    """Yield one file's records from `offset` to `end` of the journal, each with the offset after it.
+
+    Stop at the first record that is torn, damaged, or ends after `end`.
+    """
     size = segment.end - segment.start
     with segment.path.open("rb") as file:
         file.seek(offset - segment.start)
@@ -127,16 +138,16 @@ def _read_segment(segment: Segment, offset: int, end: int) -> Iterator[tuple[int
 
 
 def valid_length(run_folder: RunFolder, incarnation: int, start: int = 0) -> int:
-    """Return the offset after the last whole record that follows `start`. Log what is left out.
+    """Return the offset after the last whole record that follows `start`; `start` if none does.
 
-    `start` is an offset between two records. Raise ConfigError if the journal begins after `start`.
+    `start` is an offset between two records. Log what lies after the result: an interrupted record as a
+    warning, damage as an error. Raise ConfigError if the journal begins after `start`.
     """
     found = list_segments(run_folder, incarnation)
     if found and found[0].start > start:
         raise ConfigError(explain_gap(run_folder, incarnation, start))
     end = max((offset for offset, _ in read_journal(run_folder, incarnation, start)), default=start)
-    rest = left_out(run_folder, incarnation, end)
-    if rest is None:
+    if (rest := left_out(run_folder, incarnation, end)) is None:
         return end
     about = {"file": str(rest.path), "offset": rest.offset, "bytes_left_out": rest.length}
     if not rest.torn:
@@ -149,7 +160,11 @@ def valid_length(run_folder: RunFolder, incarnation: int, start: int = 0) -> int
 
 
 def left_out(run_folder: RunFolder, incarnation: int, end: int) -> LeftOut | None:
-    """Return what an incarnation's journal holds after `end`, the end of its whole records; or None."""
+    """Return what an incarnation's journal holds after `end`, the end of its whole records, else None.
+
+    A last record that a kill may have interrupted is `torn`; it is `complete` if all its bytes are
+    there.
+    """
     rest = [segment for segment in list_segments(run_folder, incarnation) if segment.end > end]
     if not rest:
         return None
@@ -164,10 +179,10 @@ def left_out(run_folder: RunFolder, incarnation: int, end: int) -> LeftOut | Non
 
 
 def _may_hold_record(data: bytes) -> bool:
-    """Return whether a whole record begins after the first byte, or if this takes too long to find out.
+    """Return whether a whole record begins in `data` after the first byte.
 
     Each place where a record may begin costs a checksum over the record's length: half of 64 MiB at 8
-    million places would take hours.
+    million places would take hours. After 4 GiB of checksums the search is given up with True.
     """
     checked = 0
     for found in _MAYBE_PREFIX.finditer(data, 1):
@@ -179,7 +194,7 @@ def _may_hold_record(data: bytes) -> bool:
 
 
 def _checksum_fits(data: bytes, place: int) -> bool | None:
-    """Whether the record at this place has the right checksum, None if its bytes are not all there."""
+    """Return whether the record at byte `place` of `data` has the right checksum, None if cut off."""
     first = place + _PREFIX.size
     length, checksum = _PREFIX.unpack_from(data, place) if first <= len(data) else (0, 0)
     if not 0 < length <= len(data) - first:
@@ -188,7 +203,10 @@ def _checksum_fits(data: bytes, place: int) -> bool | None:
 
 
 def explain_gap(run_folder: RunFolder, incarnation: int, offset: int, end: int | None = None) -> str:
-    """Return the text of an error: why records from `offset` to `end` cannot be read, what to do."""
+    """Return the text of an error: records of an incarnation's journal cannot be read, why, what to do.
+
+    They are those from the byte `offset` on, to `end` unless that is None.
+    """
     found = list_segments(run_folder, incarnation)
     until = f" to {end}" if end is not None else ""
     needed = f"the journal of incarnation {incarnation} is needed from offset {offset}{until}"
@@ -204,7 +222,10 @@ def explain_gap(run_folder: RunFolder, incarnation: int, offset: int, end: int |
 
 
 def segments_before(run_folder: RunFolder, incarnation: int, offset: int) -> list[Path]:
-    """Return older incarnations' files, then those of this one, but its newest, that end by `offset`."""
+    """Return the files of older incarnations, and those of this one that end at or before byte `offset`.
+
+    They are in order of incarnation and start. The newest file of this incarnation is never among them.
+    """
     files = sorted(run_folder.journal.glob("*-*.journal"))
     older = [path for path in files if int(path.name.partition("-")[0]) < incarnation]
     own = pairwise(list_segments(run_folder, incarnation))
