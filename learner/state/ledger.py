@@ -167,8 +167,7 @@ class Ledger:
     def restore(self, snapshot: LedgerTable) -> None:
         """Replace the ledger by a table that `snapshot` returned, and forget unrecorded ends.
 
-        Raise MalformedMessage, perhaps half replaced, for a wrong field or number, or no ticket or
-        version.
+        Raise MalformedMessage for a wrong field, number, ticket or version; half may be replaced then.
         """
         found = fields_as(LedgerTable, snapshot, "ledger")
         single = [found[name] for name in ("next_number", "total_dropped", "repeats")]
