@@ -71,9 +71,9 @@ def summarise(answers: Sequence[Answer], main_reward: str) -> dict[str, float]:
 def _of_k(given: Sequence[Answer], main_reward: str) -> dict[str, float]:
     """Return avg@k, pass@n for n of 1, 2, 4, ... and k, and maj@k, by names such as eval/avg@4.
 
-    `given` have scored completions. Only those count in which the reward `main_reward` applies to one,
-    {} for none; a completion is right if it is above 0. k is the most completions of a question. pass@n
-    is over questions with n or more scored ones, absent without; maj@k is absent for k of 1.
+    `given` have scored completions. Those where the reward `main_reward` applies to none are left out,
+    {} if all are; a completion is right if it is above 0. k is the most completions of a question.
+    pass@n is over questions with n or more scored ones, absent without; maj@k is absent for k of 1.
     """
     judged = [one for one in given if any(row.get(main_reward) is not None for row in one.rewards)]
     if not judged:

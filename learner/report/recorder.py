@@ -89,9 +89,11 @@ class Recorder:
             self._trackers.tell(lambda tracker: tracker.log_completions(rows, step))
 
     def evaluation(self, result: Evaluated, columns: Sequence[Row], metrics: dict[str, float]) -> None:
-        """Append a row per question to evaluations.jsonl; send `metrics`, by name, to the trackers.
+        """Append each answer of `result`, an evaluation that ended, to evaluations.jsonl as a row.
 
-        `columns` are those of the data set, by the question's index. Raise RunTaken, DiskFull.
+        A row has step, version, number of questions, the answer, and its question's columns of the data
+        set, from `columns` by the question's index. Send `metrics`, by name, to the trackers. Raise
+        RunTaken, DiskFull.
         """
         step, version = result.version.step, str(result.version)
         head = {"step": step, "version": version, "questions": len(result.answers)}
@@ -114,8 +116,8 @@ class Recorder:
     def _append(self, path: Path, rows: Sequence[Row]) -> None:
         """Append `rows` as JSON lines to the file at `path`, which is made if missing.
 
-        Nothing is synced to disk: the journal holds the same. A failed append is cut off again. Raise
-        RunTaken, DiskFull, OSError for other failures.
+        Nothing is synced to disk: the journal holds the same. A failed append is cut off again, and a
+        full disk is waited for. Raise RunTaken, DiskFull, OSError for other failures.
         """
         data = _to_lines(rows)
         with path.open("ab", buffering=0) as file:

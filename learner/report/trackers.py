@@ -129,7 +129,8 @@ def _start(name: str, folder: Path, run: str) -> Tracker:
     """Return the tracker `name`, started with the run's folder `folder` and the run's name `run`.
 
     `name` is "wandb", "tensorboard", or a function of the user, see `_load`. Raise ConfigError if it is
-    not found, raises any error or SystemExit, or makes an object that lacks a method of Tracker.
+    not found, raises any error but a PenstockError, or SystemExit, or makes an object that is no
+    Tracker.
     """
     try:
         tracker = (_BUILT_IN.get(name) or _load(name))(folder, run)

@@ -24,7 +24,7 @@ class BestModel(TypedDict):
 
 
 def read_best(run_folder: RunFolder) -> BestModel | None:
-    """Return the best.json of the largest step in best/, None without. Raise ConfigError if damaged."""
+    """Return the best.json of the largest step in best/, or None. Raise ConfigError if damaged."""
     notes = sorted(run_folder.best.glob("[0-9]*/best.json"))
     if not notes:
         return None

@@ -86,17 +86,21 @@ def save_checkpoint(
     """Write and return the checkpoint after `step` Updates, and delete old checkpoints.
 
     `position` is the journal's end and `ledger` the table there: a resume continues with the records
-    after it. `card` is the text of the model's README.md; "" writes none. The newest save_total_limit
-    checkpoints stay. LEARNER_JOURNAL_RETENTION=resume also deletes the journal before the oldest of two
-    or more kept, all undamaged. A full disk is waited for, but with several ranks it raises DiskFull at
-    once: the others wrote their part. Raise RunTaken if a later learner has claimed the folder,
-    NotFinite if a weight is NaN or infinity, ConfigError if a claim's file is damaged.
+    after it. `card` is the text of the model's README.md; "" writes none. With save_only_model the
+    optimizer's state is left out. The newest save_total_limit checkpoints stay.
+    LEARNER_JOURNAL_RETENTION=resume also deletes the journal before the oldest of two or more kept, all
+    undamaged. A full disk is waited for, but with several ranks it raises DiskFull at once: the others
+    wrote their part. Raise RunTaken if a later learner has claimed the folder, NotFinite if a weight is
+    NaN or infinity, ConfigError if a claim's file is damaged.
     """
     state: dict[str, Any] = {"step": step, "position": asdict(position), "ledger": ledger}
     state |= {"trained_with": training_kind(settings), "machine": this_machine()}
 
     def fill(aside: Path) -> None:
-        """Write all files of the checkpoint into the folder `aside`. Raise NotFinite, OSError."""
+        """Write all files of the checkpoint, and last their hashes, into the folder `aside`.
+
+        Raise NotFinite if a weight is NaN or infinity, OSError if a file cannot be written.
+        """
         policy.export(aside / "model")
         if card:
             (aside / "model" / "README.md").write_text(card, encoding="utf-8")
@@ -244,7 +248,8 @@ def _hashes(folder: Path) -> dict[str, Any]:
 def _read(folder: Path) -> Checkpoint:
     """Return the checkpoint in `folder` by its state.json; the other files are not read.
 
-    Raise ValueError if state.json has not the hash in the manifest, and one of _DAMAGE for other damage.
+    Raise ValueError if state.json has not the hash in the manifest. Raise OSError, KeyError, TypeError
+    or MalformedMessage for other damage of the two files.
     """
     path = folder / "state.json"
     if _hashes(folder)[path.name] != hash_file(path):

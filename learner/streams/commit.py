@@ -36,9 +36,9 @@ class CommitLog:
         """Return the next outcomes of tickets of `purpose`, at most `count`, after those read before.
 
         Do not wait: [] if there is none. Malformed entries are deleted and left out. `record` deletes
-        outcomes on the server once their tickets end. Those of tickets that ended by the journal, or
-        were never issued, are returned too, and deleted at once. Raise Connection.call's errors, such as
-        RunTaken.
+        outcomes on the server once their tickets end. Those of tickets whose end is in the journal, or
+        that were never issued, are returned too, and deleted at once. Raise Connection.call's errors,
+        such as RunTaken.
         """
         entries = self._queue.outcomes(purpose, self._read_up_to[purpose], count)
         known = self.ledger.open.keys() | self.ledger.unrecorded.keys() if entries else ()
@@ -68,7 +68,8 @@ class CommitLog:
     def _acknowledge(self, ends: dict[TicketId, list[str]]) -> None:
         """End the tickets of `ends`, mapped to [state, reason], on the server; delete read outcomes.
 
-        Deleted are those whose tickets are not open in the ledger. Raise Connection.call's errors.
+        Deleted and forgotten are those whose tickets are not open in the ledger. Raise Connection.call's
+        errors.
         """
         for purpose, read in self._entries.items():
             ended = [ticket for ticket in ends if ticket.purpose == purpose]

@@ -104,9 +104,9 @@ class Evaluator:
     def poll(self) -> bool:
         """Take the outcomes of eval tickets that are there; return whether one of this evaluation ended.
 
-        Do not wait: return False without a running evaluation. The end of the last ticket records the
-        result in the journal, for `take_ended`. Raise DiskFull, or Connection.call's errors, such as
-        RunTaken.
+        Do not wait: return False without a running evaluation. Take 64 outcomes at most. The end of the
+        last ticket ends the evaluation and records its result in the journal, for `take_ended`. Raise
+        DiskFull, or Connection.call's errors, such as RunTaken.
         """
         if self._version is None:
             return False

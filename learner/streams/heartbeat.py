@@ -41,9 +41,10 @@ def end_process(reason: str) -> None:
 class Heartbeat:
     """Renews the learner's lease while its main loop makes progress; a context that ends the lease.
 
-    The lease lasts `lease_s` after each renewal, by a thread, four times per lease and once a second at
-    least. When `phases` makes no progress for `stall_timeout_s`, the thread calls `on_stall` with a
-    sentence that names the phase, and renews no more. By default `on_stall` ends the process.
+    The lease lasts `lease_s` after each renewal. A thread, which the context starts, renews it four
+    times per lease, and once a second at least. When `phases` makes no progress for `stall_timeout_s`,
+    the thread calls `on_stall` with a sentence that names the phase, and renews no more. By default
+    `on_stall` ends the process.
     """
 
     def __init__(
@@ -98,9 +99,10 @@ class Heartbeat:
     def _run(self) -> None:
         """Renew the lease, with the phase's name, until the context ends or the main loop hangs.
 
+        This is done four times per lease, and once a second at least, with `_guard` after each renewal.
         When the phases have made no progress for the stall timeout, call `on_stall` and return. After
-        RunTaken the lease is not renewed, but a hang is noticed. Other PenstockErrors are logged, and
-        the next renewal is tried as usual. Each renewal also calls `_guard`.
+        RunTaken the lease is not renewed, but a hang is noticed. Other PenstockErrors are logged; the
+        next renewal follows as usual.
         """
         superseded = False
         while not self._left.wait(min(self._lease_s / 4, _LONGEST_PAUSE_S)):

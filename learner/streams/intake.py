@@ -67,8 +67,9 @@ class Intake:
 
         Return False, without any change, if the entry's ticket is not open or its group is held; else
         True. A group that is no answer to the ticket as issued is refused, and the ticket ends stale:
-        once it is in the journal, a group that cannot be trained would end every resume. The ticket of a
-        verdict ends as that says, and that of malformed bytes ends dead. Raise Questions.at's errors.
+        once it is in the journal, a group that cannot be trained would end every resume. A verdict's
+        ticket ends filtered or dead, as the verdict says, that of malformed bytes dead. Ends are
+        counted. Raise Questions.at's errors.
         """
         if entry.ticket not in self._ledger.open or entry.ticket in self.held:
             return False
@@ -127,8 +128,8 @@ class Intake:
         """Remove and return the held groups of the next batch, or None while the batch waits for more.
 
         `step` is the number of Updates made. Held groups over max_staleness are dropped first. A batch
-        has groups_per_step groups, fewer once all its rounds (see `_spent`) are back. The caller ends
-        the tickets of what is returned. Raise NoSignal if all rounds are back without a usable group.
+        has groups_per_step groups, fewer once all its rounds (see `_spent`) are back and the pace allows
+        that. The caller ends the tickets of what is returned. Raise NoSignal if fewer would be none.
         """
         self._drop_over_lag(step)
         size = self._settings.groups_per_step

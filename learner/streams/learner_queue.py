@@ -67,12 +67,13 @@ class LearnerQueue:
     def claim(self, nonce: str, holder: str, lease_s: float = 0.0, gone: Iterable[str] = ()) -> None:
         """Load the server's functions, make the streams and refuse older incarnations from now on.
 
-        `nonce` is the random text of the run's folder, `holder` the name of this process. Raise RunTaken
-        while the lease of another holder has not expired, unless that holder is in `gone`: learners that
-        have surely ended. Raise RunTaken if a newer incarnation has claimed the run, ConfigError for a
-        run of another folder, or Connection.call's errors. `lease_s` 0 neither checks nor changes the
-        lease: this learner claims again, after a server's restart or when another client changed its
-        claim. In the second case no folder is compared.
+        `nonce` is the random text of the run's folder, `holder` the name of this process. Keys of the
+        run that cannot be used, as of another type, are deleted. Raise RunTaken while the lease of
+        another holder has not expired, unless that holder is in `gone`: learners that have surely ended.
+        Raise RunTaken if a newer incarnation has claimed the run, ConfigError for a run of another
+        folder, or Connection.call's errors. `lease_s` 0 neither checks nor changes the lease: this
+        learner claims again, after a server's restart or when another client changed its claim. In the
+        second case no folder is compared.
         """
         self.connection.load_functions()
         restarts = self.connection.restarts

@@ -80,10 +80,11 @@ class TicketFlow:
     def join(self) -> None:
         """Set the run up on the server and restore what the server lacks. Idempotent.
 
-        Claim the run, store contract, state and announced version, issue all open tickets, end others,
-        correct the totals. The next read begins with the first outcome. Raise RunTaken if a newer
-        incarnation has claimed the run, Connection.call's other errors, DiskFull, MalformedMessage for a
-        wrong text on the server, DataError if a ticket is too large, or Questions.at's errors.
+        Claim the run, store contract, state and announced version, open the tickets that the server has
+        since the journal's last record, issue all open ones, end others as stale, and correct the
+        totals. The next read begins with the first outcome. Raise RunTaken if a newer incarnation has
+        claimed the run, Connection.call's other errors, DiskFull, MalformedMessage for a wrong text on
+        the server, DataError if a ticket is too large, or Questions.at's errors.
         """
         self._restarts, self._queue.damaged = self._connection.restarts, False
         self._queue.claim(self._nonce, holder_name())
@@ -262,10 +263,11 @@ class TicketFlow:
     def publish(self, weights: Weights, step: int, evaluate: bool) -> None:
         """Wait for the running evaluation, announce `weights`, and start their evaluation if `evaluate`.
 
-        `step` has no effect. The journal has the version's hash before any actor can load the weights.
-        Otherwise a learner that resumes after a kill would refuse the tokens of its predecessor's last
-        version. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without an outcome, DiskFull,
-        DataError if a ticket is too large for the server, or Connection.call's errors, such as RunTaken.
+        `step` has no effect. A stop ends only the wait. The journal has the version's hash before any
+        actor can load the weights. Otherwise a learner that resumes after a kill would refuse the tokens
+        of its predecessor's last version. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without an
+        outcome, DiskFull, DataError if a ticket is too large for the server, or Connection.call's
+        errors, such as RunTaken.
         """
         self._ledger.publish(weights.version, weights.hash)
         self._commit_log.record("version", version=str(weights.version), hash=weights.hash)
