@@ -29,9 +29,11 @@ def completion_rows(
     batch: Batch,
     weights: Mapping[str, float],
 ) -> list[dict[str, Any]]:
-    """Return a row per completion of the batch of step `step`, and per filtered group with rewards.
+    """Return a row (column: value) per rollout of `groups`, then one per verdict of `filtered`.
 
-    `batch` has the sequences of all rollouts, in order. Raise KeyError for a reward without weight.
+    `step`, counted from 1, is the step that trained `groups`. `batch` was made of these groups: it has a
+    sequence per rollout, in their order. `weights` has the weight of each reward in the total. A verdict
+    without rewards gets no row. Raise KeyError if a reward has no weight.
     """
     advantages = iter(sequence.advantage for sequence in batch.sequences)
     rows = [
@@ -45,9 +47,12 @@ def completion_rows(
 def _trained_row(
     step: int, scored: ScoredGroup, index: int, advantage: float, weights: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Return the row of completion `index` of a group.
+    """Return the row of rollout `index`, counted from 0, of a group that step `step` trained.
 
-    `versions` says which version sampled which tokens, such as `1.0:0-182 1.1:182-200`.
+    `advantage` is that of the rollout, and `weights` has the weight of each reward in the total. `state`
+    is "failed" if the rollout could not be scored, else "trained". Staleness counts from the version
+    before the step: at step 7 a token of version 5 has 1. `versions` says which version sampled which
+    tokens, such as `1.0:0-182 1.1:182-200`. Raise KeyError if a reward has no weight.
     """
     ticket, rollout = scored.group.ticket, scored.group.rollouts[index]
     staleness = token_staleness(rollout, step - 1)
@@ -70,9 +75,12 @@ def _trained_row(
 
 
 def _conversation(rollout: Rollout) -> str:
-    """Return a conversation's messages, each with its role, and calls as JSON; "" without turns.
+    """Return the messages after the prompt, joined by line ends; "" for a single completion.
 
-    Example: two lines, "[assistant] add {"a": 1}" and "[tool add] 3".
+    A message is its role and name, "(failed)" for a tool that failed, its content, and its calls with
+    arguments as JSON. Content and calls of one message are on lines of their own, the later ones
+    indented.
+    Example: two messages, "[assistant] add {"a": 1}" and "[tool add] 3".
     """
     said = []
     for message in rollout.transcript.messages if rollout.transcript else ():
@@ -87,7 +95,13 @@ def _conversation(rollout: Rollout) -> str:
 
 
 def _filtered_row(step: int, verdict: Verdict, weights: Mapping[str, float]) -> dict[str, Any]:
-    """Return the row of a filtered group's first completion with rewards; unknown values are empty."""
+    """Return the row of a group that was filtered, for its first rollout with a reward.
+
+    `step` is the number of the step before which the group ended. `weights` has the weight of each
+    reward in the total. Columns for which a verdict has no value, such as `versions`, are empty as in
+    `_row`; so is completion_length (0) if the verdict has no lengths. Raise KeyError if a reward has no
+    weight.
+    """
     index = first_scored(verdict.rewards)
     return _row(step, verdict.ticket_id, index, verdict.rewards, weights) | {
         "prompt": verdict.prompt,
@@ -100,7 +114,12 @@ def _filtered_row(step: int, verdict: Verdict, weights: Mapping[str, float]) -> 
 def _row(
     step: int, ticket: str, index: int, rewards: Rewards, weights: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Return the columns of completion `index` of a ticket: its rewards, other values empty."""
+    """Return all columns of a row, in the table's order, with the values that come from the rewards.
+
+    These are step, ticket, index (of the rollout in its group), each of its rewards, and `reward`, their
+    sum by `weights`, None without rewards. `state` is "filtered". The caller replaces the other columns,
+    which are 0, None, "" or "{}". Raise KeyError if a reward has no weight.
+    """
     total = float(total_rewards(rewards, weights)[index])
     return {
         "step": step, "prompt": "", "completion": "", "advantage": 0.0,
@@ -112,9 +131,10 @@ def _row(
 
 
 def to_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return rows as a Parquet file's bytes, with the columns of the first row.
+    """Return the bytes of a Parquet file with `rows`, which map columns to values.
 
-    Raise ArrowException if a column mixes kinds of values, OverflowError beyond 64 bits.
+    The first row names the columns. A later row that lacks one has null there, and its other columns are
+    left out. Raise ArrowException if a column mixes kinds of values, OverflowError beyond 64 bits.
     """
     import pyarrow
     from pyarrow import parquet

@@ -16,10 +16,10 @@ _CLEAN = re.compile(r"[\s$]|\\[ ,!;]|(?<=\d),(?=\d{3}(?!\d))")
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
-    """Return the chance that k completions, drawn from n of which `right` are right, hold a right one.
+    """Return the chance that k completions, drawn from n with `right` right ones, hold a right one.
 
+    No completion is drawn twice. Raise ZeroDivisionError if k is above n.
     Source: Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv:2107.03374), eq. 1.
-    Raise ZeroDivisionError if k is above n.
     Example:
         >>> pass_at_k(4, 1, 2)
         0.5
@@ -28,10 +28,11 @@ def pass_at_k(n: int, right: int, k: int) -> float:
 
 
 def majority(answers: Sequence[str], right: Sequence[bool]) -> bool:
-    """Return whether the most frequent answer is right. Among equally frequent answers the first wins.
+    """Return whether the most frequent of `answers` is right. Of equally frequent ones the first wins.
 
-    Answers are compared as text without spaces (LaTeX's too), dollars and thousands separators. The
-    first of equal answers decides. Empty answers do not count; if all are empty, return False.
+    `right` says of each answer whether it is right. Answers are compared as text without spaces (LaTeX's
+    too), dollars and thousands separators: "$1,000" and "1000" are equal. The first of equal answers
+    decides. Empty answers do not count; if all are empty, or there is none, return False.
     """
     cleaned = [_CLEAN.sub("", answer) for answer in answers]
     votes = Counter(filter(None, cleaned)).most_common(1)
@@ -39,9 +40,13 @@ def majority(answers: Sequence[str], right: Sequence[bool]) -> bool:
 
 
 def summarise(answers: Sequence[Answer], main_reward: str) -> dict[str, float]:
-    """Return the metrics of an evaluation by name. A reward that applies to no answer has no metric.
+    """Return the metrics of an evaluation, by their names in metrics.jsonl, from an Answer per question.
 
-    eval/unanswered counts questions without a scored completion, eval/unscored unscored completions.
+    eval/questions counts the questions, eval/unanswered those without a scored completion, eval/unscored
+    the unscored completions. If no completion is scored, these are all. Otherwise the means of rewards
+    and lengths, and the share cut at the longest length, are over the scored completions. A reward that
+    applies to none of them has no mean. `main_reward` names the reward that decides avg@k, pass@k and
+    maj@k: a completion is right if it is above 0.
     """
     given = [answer for answer in answers if answer.scored()]
     metrics: dict[str, float] = {
@@ -64,10 +69,11 @@ def summarise(answers: Sequence[Answer], main_reward: str) -> dict[str, float]:
 
 
 def _of_k(given: Sequence[Answer], main_reward: str) -> dict[str, float]:
-    """Return avg@k, pass@n for n in 1, 2, 4, ..., k, and maj@k, over questions with a main reward.
+    """Return avg@k, pass@n for n of 1, 2, 4, ... and k, and maj@k, by names such as eval/avg@4.
 
-    A question has a main reward if one of its completions has. k is the most completions of a question.
-    pass@n is over the questions with n or more scored completions. There is no maj@k for k of 1.
+    `given` have scored completions. Those where the reward `main_reward` applies to none are left out,
+    {} if all are; a completion is right if it is above 0. k is the most completions of a question.
+    pass@n is over questions with n or more scored ones, absent without; maj@k is absent for k of 1.
     """
     judged = [one for one in given if any(row.get(main_reward) is not None for row in one.rewards)]
     if not judged:

@@ -29,19 +29,27 @@ class HubApi(Protocol):
     """The calls of huggingface_hub's HfApi that are used."""
 
     def whoami(self) -> Any:
-        """Return who the token belongs to. Raise HfHubHTTPError for a wrong token."""
+        """Return the account that the token belongs to. Raise HfHubHTTPError for a wrong token."""
 
     def create_repo(self, repo_id: str, *, private: bool | None, exist_ok: bool) -> Any:
-        """Create the repository unless it exists."""
+        """Create the model repository `repo_id`, and return its URL.
+
+        With `exist_ok` a repository that exists is no error. A `private` of None leaves to the account
+        who sees it. Raise HfHubHTTPError if the hub refuses, HFValidationError for a malformed
+        `repo_id`.
+        """
 
     def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> Any:
-        """Commit the folder's files."""
+        """Commit the files of the folder `folder_path`; return the commit once it is made."""
 
 
 class Hub:
-    """The repository of a run. Creating a Hub checks the token, and creates the repository.
+    """The repository LEARNER_HUB_MODEL_ID on a hub, to which a run's models are uploaded.
 
-    Raise ConfigError if the hub refuses one of the two. A hub that cannot be reached is logged.
+    Creating a Hub checks the token of `api` and creates the repository unless it exists. Raise
+    ConfigError if the hub refuses one of the two. A hub that cannot be reached, or is overloaded, is
+    logged only: each upload tries again. `aside` is a folder on the checkpoints' disk, for links to what
+    is being uploaded.
     """
 
     def __init__(self, settings: LearnerSettings, aside: Path, api: HubApi) -> None:
@@ -57,15 +65,19 @@ class Hub:
                 return
             raise ConfigError(
                 f"LEARNER_PUSH_TO_HUB: the hub refuses HF_TOKEN or LEARNER_HUB_MODEL_ID="
-                f"{settings.hub_model_id}: {_told(error)}. Set a token that may write there"
+                f"{settings.hub_model_id}: {_told(error)}. Set HF_TOKEN to a token that may write "
+                "there, or correct LEARNER_HUB_MODEL_ID (OWNER/NAME)"
             ) from error
         except Exception as error:  # of the network, or of the cache's files
             log.warning("The hub cannot be reached yet.", error=_told(error))
 
     def saved(self, model: Path, step: int, last: bool) -> None:
-        """Upload a checkpoint's model in the background if LEARNER_HUB_STRATEGY asks for it.
+        """Start the upload of a checkpoint's model in the background, as LEARNER_HUB_STRATEGY asks.
 
-        While an upload runs, a model is left out, unless it is the `last`: that one waits for its turn.
+        `model` is the checkpoint's folder of the model, `step` the number of Updates in it, and `last`
+        says that the run ends with it. With the strategy `end` only the last model is uploaded. While
+        another upload runs, a model is left out with a warning, but the last one waits, in the
+        background, until that has ended.
         """
         if self._settings.hub_strategy == "end" and not last:
             return
@@ -79,7 +91,10 @@ class Hub:
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait for a running upload, up to LEARNER_HUB_TIMEOUT_S after its start; log a late one."""
+        """Wait for a running upload, up to LEARNER_HUB_TIMEOUT_S after its start.
+
+        If the upload is still running then, log an error and return: it ends with this process.
+        """
         if self._thread is not None and self._thread.is_alive():
             log.info("Waiting for the upload to the hub.")
             self._thread.join(max(0.0, self._deadline - time.monotonic()))
@@ -87,9 +102,12 @@ class Hub:
             log.error("The upload to the hub took too long (LEARNER_HUB_TIMEOUT_S) and is given up.")
 
     def _upload(self, model: Path, step: int, before: threading.Thread | None) -> None:
-        """Upload a model, after the upload `before` has ended or its time is over. Log what came of it.
+        """Upload the folder `model` as the commit "Model of step `step`". Log a success or the error.
 
-        The files are links beside the checkpoint, which may be deleted meanwhile.
+        First wait until the upload in the thread `before` has ended, LEARNER_HUB_TIMEOUT_S at most;
+        None: there is none. The uploaded files are links, deleted at the end: the checkpoint may be
+        deleted meanwhile. The repository is created if it is not there. No error of the upload is
+        raised.
         """
         if before is not None:
             before.join(max(0.0, self._deadline - time.monotonic()))
@@ -110,26 +128,33 @@ class Hub:
 
 
 def make_hub(settings: LearnerSettings, aside: Path) -> Hub | None:
-    """Return the hub of LEARNER_PUSH_TO_HUB, None without it. Raise ConfigError without HF_TOKEN.
+    """Return the Hub of a run, None unless LEARNER_PUSH_TO_HUB is on. This calls the hub, as Hub does.
 
-    `aside` is a folder on the checkpoints' disk, for links to what is being uploaded.
+    `aside` is a folder on the checkpoints' disk, for links to what is being uploaded. Raise ConfigError
+    if the environment has no HF_TOKEN, or the hub refuses the token or the repository.
     """
     if not settings.push_to_hub:
         return None
     token = os.environ.get("HF_TOKEN")
     if not token:
-        raise ConfigError("LEARNER_PUSH_TO_HUB needs HF_TOKEN: a token of the hub that may write")
+        raise ConfigError(
+            "LEARNER_PUSH_TO_HUB needs HF_TOKEN, and this environment variable is not set: set it to a "
+            "token of the hub that may write, or set LEARNER_PUSH_TO_HUB=false"
+        )
     return Hub(settings, aside, HfApi(token=token))
 
 
 def _may_pass(error: Exception) -> bool:
-    """Return whether an error is the hub's own or one of load, which a later call may not have."""
+    """Return whether an error of the hub may end by itself: HTTP status 429, or 500 and above.
+
+    An error without a status gives False.
+    """
     status = getattr(getattr(error, "response", None), "status_code", 0)
     return status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS
 
 
 def _told(error: Exception) -> str:
-    """Return an error's type and text without passwords and without the token."""
+    """Return an error's class and text, cut to 200 letters, with passwords and HF_TOKEN as `***`."""
     text = hide_passwords(f"{type(error).__name__}: {error}")
     token = os.environ.get("HF_TOKEN")
     return short(text.replace(token, "***") if token else text)

@@ -12,7 +12,12 @@ from penstock.learner.streams.intake import Arrivals
 
 
 def update_metrics(update: Update) -> dict[str, float | None]:
-    """Return an Update's metrics; without trained tokens only loss, norm, learning rate and counts."""
+    """Return the metrics of an Update, by their names in metrics.jsonl, such as "grad_norm".
+
+    Loss and norm (None if every optimizer step was skipped), learning rate, and the numbers of trained
+    tokens and of optimizer steps are always there, `entropy_coef` if the coefficient is adaptive. If a
+    token was trained, so are means and extremes over the trained tokens, and those of `agreement`.
+    """
     tokens = update.tokens
     metrics: dict[str, float | None] = {
         "loss": update.loss,
@@ -45,10 +50,11 @@ def update_metrics(update: Update) -> dict[str, float | None]:
 
 
 def agreement(tokens: TokenRecord) -> dict[str, float]:
-    """Return mean and maximum of |trainer - engine| log-probability; {} if no token is comparable.
+    """Return mean and maximum of |trainer - engine| log-probability, by name; {} if no token counts.
 
-    Only tokens that both computed with equal weights count. Tokens after an older one do not: the engine
-    computed the older token's keys and values with older weights.
+    A token counts if its value was computed before the Update's first optimizer step, and the version in
+    training sampled its whole completion. For a token after an older one the engine's keys and values
+    are those of older weights.
     """
     equal = (tokens.oldest == 0) & tokens.first.astype(bool)
     if not equal.any():
@@ -63,10 +69,13 @@ def agreement(tokens: TokenRecord) -> dict[str, float]:
 def group_metrics(
     groups: Sequence[ScoredGroup], arrivals: Arrivals, weights: dict[str, float]
 ) -> dict[str, float]:
-    """Return the metrics of rewards and lengths over the trained and the filtered groups of a step.
+    """Return a step's metrics of rewards, lengths and ended tickets, by their names in metrics.jsonl.
 
-    trained/ and dropped/ compare the trained groups with those dropped for passing max_staleness. Long
-    completions arrive late, so dropped groups are longer than average. Raise ValueError for no group.
+    `groups` are trained in the step, `arrivals` the other outcomes since the batch before; `weights` has
+    the weight of each reward in the total. Rewards and lengths are those of trained and filtered groups.
+    trained/ and dropped/ compare the trained groups with those dropped for passing max_staleness, which
+    are long as they are late. A metric without values is left out. Raise KeyError if a reward has no
+    weight, ValueError if no length is known.
     """
     rewards = [group.rewards for group in groups]
     rewards += [verdict.rewards for verdict in arrivals.filtered if verdict.rewards]
@@ -108,12 +117,12 @@ def group_metrics(
 
 
 def tool_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the metrics of conversations; {} without any. Names with `tools/` are TRL's.
+    """Return the metrics of conversations, by name; {} if none of the rollouts is one.
 
-    `tools/call_frequency` is the number of calls per rollout, `tools/failure_frequency` the share of
-    them that failed. `turns` is the mean number of completions of a rollout, and `environment/failed`
-    the number of rollouts whose tool or environment broke. `completions/sampled_ratio` is the share of
-    tokens that the policy sampled.
+    `tools/call_frequency` is the number of calls per conversation, `tools/failure_frequency` the share
+    of calls that failed, 0 without calls; both names are TRL's. `turns` is a conversation's mean number
+    of completions, `environment/failed` counts those whose tool or environment broke.
+    `completions/sampled_ratio` is the share of the tokens of all `rollouts` that the policy sampled.
     """
     talks = [rollout.transcript for rollout in rollouts if rollout.transcript]
     if not talks:
@@ -130,7 +139,12 @@ def tool_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _averages(name: str, groups: Sequence[ScoredGroup], weights: dict[str, float]) -> dict[str, float]:
-    """Return NAME/reward and NAME/mean_length of these groups; nothing if there is no group."""
+    """Return NAME/reward and NAME/mean_length of `groups`, NAME being `name`; without values left out.
+
+    The reward is the mean over groups of the mean total reward, with the weight of each reward in
+    `weights`. The length is the mean over completions, in tokens. Raise KeyError if a reward has no
+    weight.
+    """
     totals = [total_rewards(scored.rewards, weights) for scored in groups]
     rewards = [np.nanmean(total) for total in totals if not np.isnan(total).all()]
     lengths = [len(rollout.token_ids) for scored in groups for rollout in scored.group.rollouts]
@@ -138,5 +152,5 @@ def _averages(name: str, groups: Sequence[ScoredGroup], weights: dict[str, float
 
 
 def _mean(name: str, values: Sequence[Any]) -> dict[str, float]:
-    """Return the mean of numbers under this name; nothing if there is no number."""
+    """Return the mean of the numbers `values` as {name: mean}; {} if there is no number."""
     return {name: float(np.mean(values))} if len(values) else {}

@@ -23,9 +23,11 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
 def model_card(settings: LearnerSettings, step: int, metrics: Mapping[str, Any]) -> str:
-    """Return README.md for the model after `step` Updates; `metrics` are those of the newest step.
+    """Return the text of README.md for the model after `step` Updates. Write nothing.
 
-    Files and folders are named without the folders above them.
+    `metrics`, by name, are those of the newest step: the card shows `reward` and `rewards/NAME/mean`,
+    the rewards, settings and package versions in tables. Of a model or data set in a file or folder it
+    has only the last part of the path.
     """
     base = hub_id(settings.model)
     datasets = [found for name in settings.dataset if (found := hub_id(name))]
@@ -49,23 +51,33 @@ def model_card(settings: LearnerSettings, step: int, metrics: Mapping[str, Any])
 
 
 def hub_id(name: str) -> str:
-    """Return the id in a name such as ID:CONFIG@REVISION#N, "" if a file or folder is named."""
+    """Return the hub's id in `name`, its part before the first ":", "@" or "#"; "" if that is none.
+
+    An id has the form NAME or OWNER/NAME, and no file or folder here has this path.
+    Example: "openai/gsm8k:main@abc" gives "openai/gsm8k", "./rows.jsonl" gives "".
+    """
     head = re.split("[:@#]", name)[0]
     return head if _HUB_ID.fullmatch(head) and not Path(head).exists() else ""
 
 
 def public_name(name: str) -> str:
-    """Return the name of a model or data set as others may read it: of a path only the last part."""
+    """Return the name of a model or data set as others may read it: of a path only the last part.
+
+    A hub's id stays as it is, with all that follows it. Example: "/home/me/mine/" gives "mine".
+    """
     return name if hub_id(name) else name.rstrip("/").rpartition("/")[2]
 
 
 def _code(names: Any) -> str:
-    """Return names as Markdown's code, with commas; "no data set" if there are none."""
+    """Return names (any iterable of texts) in backquotes, joined by ", "; "no data set" for none."""
     return ", ".join(f"`{name}`" for name in names) or "no data set"
 
 
 def _table(head: str, values: Mapping[str, Any]) -> str:
-    """Return a table of two columns in Markdown; values that are None or "" have no row."""
+    """Return a Markdown table with a row for each name and value, in order, ended by a line end.
+
+    The columns have the headings `head` and "value". Values that are None or "" have no row.
+    """
     rows = [
         f"| {name} | {_figure(value)} |" for name, value in values.items() if value not in (None, "")
     ]
@@ -73,7 +85,7 @@ def _table(head: str, values: Mapping[str, Any]) -> str:
 
 
 def _figure(value: Any) -> str:
-    """Return a number with at most six digits, and any other value as text."""
+    """Return a float with six significant digits at most, as "0.123457", any other value by str()."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

@@ -23,10 +23,11 @@ log = get_logger(__name__)
 
 
 class Recorder:
-    """Writes the run's metrics, completions and evaluations, and sends them to the trackers.
+    """Writes the run's metrics, completions and evaluations to `folder`, and sends them to trackers.
 
-    A write waits for room on a full disk; raises DiskFull if none comes, RunTaken after a newer claim.
-    Creating a Recorder starts the trackers; raise ConfigError if one is not found or does not start.
+    A write waits for room on a full disk. It raises DiskFull if none comes, RunTaken if a later learner
+    has claimed the folder. Creating a Recorder starts the trackers that `report_to` names, as in
+    LEARNER_REPORT_TO, for the run called `run`. Raise ConfigError if one is not found or does not start.
     """
 
     def __init__(self, folder: LearnerFolder, report_to: Sequence[str], run: str) -> None:
@@ -34,33 +35,46 @@ class Recorder:
         self._trackers = Trackers(report_to, folder.path, run)
 
     def cut_after(self, step: int) -> None:
-        """Delete metrics after `step`, and evaluations cut off by a kill. Raise RunTaken, DiskFull."""
+        """Delete metrics of steps after `step`, and the rows of evaluations that a kill cut off.
+
+        metrics.jsonl and evaluations.jsonl are replaced, without their damaged rows. Raise RunTaken,
+        DiskFull.
+        """
         folder = self._folder
         rows = [row for row in read_json_lines(folder.metrics) if row["step"] <= step]
         folder.write_file(folder.metrics, _to_lines(rows))
         folder.write_file(folder.evaluations, _to_lines(self._whole_evaluations()))
 
     def evaluated_steps(self) -> set[int]:
-        """Return the steps whose evaluation is on disk with all its answers."""
+        """Return the steps whose evaluation is in evaluations.jsonl with one row per question."""
         return {row["step"] for row in self._whole_evaluations()}
 
     def _whole_evaluations(self) -> list[Row]:
-        """Return the rows of evaluations that a kill did not cut off: as many rows as questions."""
+        """Return the rows of evaluations.jsonl, in order, without evaluations that a kill cut off.
+
+        A whole evaluation has as many rows as its questions. Damaged rows are logged and count as
+        missing.
+        """
         rows = read_json_lines(self._folder.evaluations, version=str, questions=int)
         counts = Counter((row["step"], row["version"]) for row in rows)
         return [row for row in rows if counts[row["step"], row["version"]] == row["questions"]]
 
     def metrics(self, step: int, metrics: Row, track: bool = True) -> None:
-        """Append a step's metrics; with `track` tell the trackers too. Raise RunTaken, DiskFull."""
+        """Append the metrics of `step`, by name, to metrics.jsonl; with `track` send them to trackers.
+
+        The field `step` of the row is always `step`. A tracker's failure is logged. Raise RunTaken,
+        DiskFull.
+        """
         self._append(self._folder.metrics, [{"step": step} | metrics | {"step": step}])
         if track:
             self._trackers.tell(lambda tracker: tracker.log(metrics, step))
 
     def completions(self, step: int, make_rows: Callable[[], list[Row]], track: bool = True) -> None:
-        """Write a step's completions, if any; with `track` tell the trackers too.
+        """Write the rows (column to value) that `make_rows` returns as the step's Parquet file.
 
-        A table that cannot be made is logged and left out, because the step is in the journal and would
-        end every resume. Raise RunTaken, DiskFull.
+        With `track` send them to the trackers. No rows: do nothing. If the rows or the table cannot be
+        made, log the error and write nothing: the step is in the journal, and an error would end every
+        resume. Raise RunTaken, DiskFull.
         """
         try:
             rows = make_rows()
@@ -75,7 +89,12 @@ class Recorder:
             self._trackers.tell(lambda tracker: tracker.log_completions(rows, step))
 
     def evaluation(self, result: Evaluated, columns: Sequence[Row], metrics: dict[str, float]) -> None:
-        """Append each question's answers, columns; tell trackers `metrics`. Raise RunTaken, DiskFull."""
+        """Append each answer of `result`, an evaluation that ended, to evaluations.jsonl as a row.
+
+        A row has step, version, number of questions, the answer, and its question's columns of the data
+        set, from `columns` by the question's index. Send `metrics`, by name, to the trackers. Raise
+        RunTaken, DiskFull.
+        """
         step, version = result.version.step, str(result.version)
         head = {"step": step, "version": version, "questions": len(result.answers)}
         rows = [head | asdict(answer) | {"columns": columns[answer.index]} for answer in result.answers]
@@ -83,7 +102,10 @@ class Recorder:
         self._trackers.tell(lambda tracker: tracker.log(metrics, step))
 
     def results(self, name: Literal["train", "eval"], metrics: Row) -> None:
-        """Replace train_results.json or eval_results.json by `metrics`. Raise RunTaken, DiskFull."""
+        """Replace train_results.json or eval_results.json, by `name`, with `metrics` as JSON.
+
+        Values that JSON has no type for become text. Raise RunTaken, DiskFull.
+        """
         data = json.dumps(metrics, indent=2, default=str).encode()
         self._folder.write_file(self._folder.results(name), data)
 
@@ -92,7 +114,11 @@ class Recorder:
         self._trackers.tell(lambda tracker: tracker.close())
 
     def _append(self, path: Path, rows: Sequence[Row]) -> None:
-        """Append rows without a sync: the journal holds the same. Raise RunTaken, DiskFull, OSError."""
+        """Append `rows` as JSON lines to the file at `path`, which is made if missing.
+
+        Nothing is synced to disk: the journal holds the same. A failed append is cut off again, and a
+        full disk is waited for. Raise RunTaken, DiskFull, OSError for other failures.
+        """
         data = _to_lines(rows)
         with path.open("ab", buffering=0) as file:
             write = partial(append_whole, file, data, file.seek(0, os.SEEK_END), sync=False)
@@ -100,5 +126,5 @@ class Recorder:
 
 
 def _to_lines(rows: Sequence[Row]) -> bytes:
-    """Return rows as JSON lines; values that JSON has no type for become text."""
+    """Return each row as a line of JSON in UTF-8. Values that JSON has no type for become text."""
     return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows).encode()

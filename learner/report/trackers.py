@@ -17,13 +17,16 @@ class Tracker(Protocol):
     """A receiver of a run's metrics and completions, step by step."""
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Take the metrics of a step. Values are numbers, and texts in a few cases."""
+        """Take the metrics of step `step`, by name, of the training or of an evaluation.
+
+        Most values are numbers; a few are texts or None.
+        """
 
     def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
-        """Take the step's table of completions, a mapping of column to value per completion."""
+        """Take the completions of step `step`: a mapping of column to value for each, at least one."""
 
     def close(self) -> None:
-        """End the tracker when the run ends."""
+        """End the tracker: the learner ends without an error."""
 
 
 MakeTracker = Callable[[Path, str], Tracker]
@@ -31,7 +34,11 @@ MakeTracker = Callable[[Path, str], Tracker]
 
 
 class WandbTracker:
-    """Weights & Biases, set up by WANDB_PROJECT, WANDB_MODE, ... Raise ImportError without wandb."""
+    """A run of Weights & Biases, set up by the variables WANDB_PROJECT, WANDB_MODE and others.
+
+    Creating the tracker starts the run that has the id and name `run`, or continues it, with its local
+    files in `folder`. Raise ImportError if the package wandb is not installed.
+    """
 
     def __init__(self, folder: Path, run: str) -> None:
         import wandb
@@ -39,11 +46,15 @@ class WandbTracker:
         self._run = wandb.init(dir=str(folder), name=run, resume="allow", id=run)
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Send the metrics of a step."""
+        """Send `metrics`, by name, to W&B as those of step `step`."""
         self._run.log(dict(metrics), step=step)
 
     def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
-        """Send the step's completions as a table, in which W&B escapes markup."""
+        """Send rows, one per completion, to W&B as the table `completions` of step `step`.
+
+        W&B escapes markup in it. The first row names the columns; a value that a later row lacks is
+        None.
+        """
         import wandb
 
         names: list[str | int] = list(rows[0]) if rows else []
@@ -51,12 +62,15 @@ class WandbTracker:
         self._run.log({"completions": wandb.Table(columns=names, data=data)}, step=step)
 
     def close(self) -> None:
-        """End the W&B run."""
+        """End the W&B run, which sends what is left."""
         self._run.finish()
 
 
 class TensorBoardTracker:
-    """Event files under tensorboard/ in the run's folder. Raise ImportError without tensorboard."""
+    """Writes event files of TensorBoard under tensorboard/ in the run's folder `folder`.
+
+    The run's name `run` is not used. Raise ImportError if the package tensorboard is not installed.
+    """
 
     def __init__(self, folder: Path, run: str) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -64,7 +78,7 @@ class TensorBoardTracker:
         self._writer = SummaryWriter(str(RunFolder(folder).tensorboard))
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Write those metrics of a step that are numbers."""
+        """Write those of `metrics`, by name, that are numbers, as points at step `step`."""
         for name, value in metrics.items():
             if isinstance(value, int | float):
                 self._writer.add_scalar(name, value, step)
@@ -73,7 +87,7 @@ class TensorBoardTracker:
         """Do nothing: TensorBoard has no tables."""
 
     def close(self) -> None:
-        """Close the event file."""
+        """Write what is left, and close the event file."""
         self._writer.close()
 
 
@@ -81,9 +95,11 @@ _BUILT_IN: Mapping[str, MakeTracker] = {"wandb": WandbTracker, "tensorboard": Te
 
 
 class Trackers:
-    """The trackers that LEARNER_REPORT_TO names, started. Their later failures never end the run.
+    """The trackers in `names`, the value of LEARNER_REPORT_TO. Later failures never end the run.
 
-    Creating Trackers raises ConfigError if a tracker is not found, fails to start or lacks a method.
+    Creating Trackers starts each of them with the run's folder `folder` and the run's name `run`. A name
+    is "wandb", "tensorboard", or "file.py:function" or "package.module.function" of the user. Raise
+    ConfigError if a tracker is not found, fails to start or lacks a method.
     """
 
     def __init__(self, names: Sequence[str], folder: Path, run: str) -> None:
@@ -91,8 +107,9 @@ class Trackers:
         self._failed: set[str] = set()
 
     def tell(self, call: Callable[[Tracker], None]) -> None:
-        """Call `call` with each tracker. A tracker's first failure is logged, its later ones are not.
+        """Call `call` with each tracker, in the order of the names. No failure of a tracker is raised.
 
+        A tracker's first failure is logged, its later ones are not; it is still called the next time.
         SystemExit counts as a failure: user code must not end the learner with exit code 0.
         """
         for name, tracker in self._started:
@@ -109,7 +126,12 @@ class Trackers:
 
 
 def _start(name: str, folder: Path, run: str) -> Tracker:
-    """Return a started tracker. Raise ConfigError if it is not found, fails, or lacks a method."""
+    """Return the tracker `name`, started with the run's folder `folder` and the run's name `run`.
+
+    `name` is "wandb", "tensorboard", or a function of the user, see `_load`. Raise ConfigError if it is
+    not found, raises any error but a PenstockError, or SystemExit, or makes an object that is no
+    Tracker.
+    """
     try:
         tracker = (_BUILT_IN.get(name) or _load(name))(folder, run)
     except PenstockError:
@@ -119,22 +141,27 @@ def _start(name: str, folder: Path, run: str) -> Tracker:
             problem = f" names {name}, which is not installed: pip install {name}"
         else:
             problem = f"={name}: the tracker does not start: {type(error).__name__}: {error}"
-        raise ConfigError(f"LEARNER_REPORT_TO{problem}. Correct this, or leave it out") from error
+        raise ConfigError(f"LEARNER_REPORT_TO{problem}. Correct this, or leave {name} out") from error
     if not isinstance(tracker, Tracker):
         raise ConfigError(
             f"LEARNER_REPORT_TO={name}: expected an object with the methods log, log_completions and "
-            f"close, found {type(tracker).__name__}"
+            f"close, found {type(tracker).__name__}: return another object, or leave {name} out"
         )
     return tracker
 
 
 def _load(name: str) -> MakeTracker:
-    """Run the module and return the function of `name`. Raise ConfigError for none, or its errors."""
+    """Return the function of `name`: "file.py:function" or "package.module.function". Run its module.
+
+    Raise ConfigError if the file, the module or a function of this name is not there, and any error that
+    running the module raises.
+    """
     source, function = split_source(name)
     module = import_code(find_code(source, f"LEARNER_REPORT_TO={name}"))
     found: MakeTracker | None = getattr(module, function, None)
     if callable(found):
         return found
     raise ConfigError(
-        f"LEARNER_REPORT_TO={name}: {source} has no function {function}; it has {public_names(module)}"
+        f"LEARNER_REPORT_TO={name}: {source} has no function {function}; it has {public_names(module)}: "
+        f"name one of these, or add {function} to {source}"
     )

@@ -24,7 +24,7 @@ class BestModel(TypedDict):
 
 
 def read_best(run_folder: RunFolder) -> BestModel | None:
-    """Return the latest step's note of a best model, None if none. Raise ConfigError if damaged."""
+    """Return the best.json of the largest step in best/, or None. Raise ConfigError if damaged."""
     notes = sorted(run_folder.best.glob("[0-9]*/best.json"))
     if not notes:
         return None
@@ -35,10 +35,12 @@ def read_best(run_folder: RunFolder) -> BestModel | None:
 def keep_if_best(
     folder: LearnerFolder, version: Version, metric: str, value: float, answered: int
 ) -> bool:
-    """Copy a version's model to best/ and delete others if it is better. Return whether it was copied.
+    """Copy a version's model to best/ if it is the best so far, and delete the models kept there before.
 
-    Better are a larger `value` with no fewer `answered` questions (fewer may be the easier), and any
-    value if best/ holds no model by this metric. Raise RunTaken, DiskFull, ConfigError.
+    Return whether it was copied. Best is a larger `value` of `metric` with no fewer `answered` held-out
+    questions than the model in best/ (fewer may be the easier), and any value if best/ holds no model by
+    this metric. Raise RunTaken if a later learner has claimed the folder, DiskFull if the disk stays
+    full, ConfigError if best.json is damaged.
     """
     best = read_best(folder)
     if best is not None and best["metric"] == metric:
@@ -49,7 +51,7 @@ def keep_if_best(
     note = json.dumps({"step": version.step, "version": str(version)} | score)
 
     def copy(aside: Path) -> None:
-        """Write the version's model and best.json into the folder. Raise OSError."""
+        """Write the version's model and best.json into the folder `aside`. Raise OSError."""
         model = folder.version(version.incarnation, version.step)
         shutil.copytree(model, aside / "model", copy_function=link_or_copy)
         write_whole(aside / "best.json", note.encode())
@@ -64,7 +66,7 @@ def keep_if_best(
 
 
 def link_or_copy(source: str, target: str) -> str:
-    """Make a hard link, or a copy if the file system has no hard links. Return the target."""
+    """Make a hard link to the file `source` at `target`, or a copy if that fails. Return `target`."""
     try:
         os.link(source, target)
     except OSError:

@@ -60,12 +60,12 @@ class Checkpoint:
 
     @property
     def model(self) -> Path:
-        """The folder of the policy in Hugging Face form."""
+        """The folder of the policy in Hugging Face form, inside the checkpoint's folder."""
         return self.folder / "model"
 
     @property
     def trainer(self) -> Path:
-        """The folder of weights and optimizer state, for an exact resume."""
+        """The folder of weights and optimizer state. It is missing with LEARNER_SAVE_ONLY_MODEL."""
         return self.folder / "trainer"
 
     @property
@@ -83,18 +83,24 @@ def save_checkpoint(
     settings: LearnerSettings,
     card: str = "",
 ) -> Checkpoint:
-    """Write and return a step's checkpoint, keep the newest save_total_limit. Raise RunTaken, DiskFull.
+    """Write and return the checkpoint after `step` Updates, and delete old checkpoints.
 
-    `card` is the text of the model's README.md; "" writes none.
+    `position` is the journal's end and `ledger` the table there: a resume continues with the records
+    after it. `card` is the text of the model's README.md; "" writes none. With save_only_model the
+    optimizer's state is left out. The newest save_total_limit checkpoints stay.
     LEARNER_JOURNAL_RETENTION=resume also deletes the journal before the oldest of two or more kept, all
-    undamaged. With several ranks a full disk is not waited for: the others wrote their part. Raise
-    NotFinite if a weight holds NaN or infinity, ConfigError if a claim's file is damaged.
+    undamaged. A full disk is waited for, but with several ranks it raises DiskFull at once: the others
+    wrote their part. Raise RunTaken if a later learner has claimed the folder, NotFinite if a weight is
+    NaN or infinity, ConfigError if a claim's file is damaged.
     """
     state: dict[str, Any] = {"step": step, "position": asdict(position), "ledger": ledger}
     state |= {"trained_with": training_kind(settings), "machine": this_machine()}
 
     def fill(aside: Path) -> None:
-        """Write all files of the checkpoint into the folder. Raise NotFinite, OSError."""
+        """Write all files of the checkpoint, and last their hashes, into the folder `aside`.
+
+        Raise NotFinite if a weight is NaN or infinity, OSError if a file cannot be written.
+        """
         policy.export(aside / "model")
         if card:
             (aside / "model" / "README.md").write_text(card, encoding="utf-8")
@@ -112,10 +118,11 @@ def save_checkpoint(
 
 
 def _delete_old(folder: LearnerFolder, settings: LearnerSettings) -> None:
-    """Keep the newest checkpoints on the chain of claims; delete all others, also those off the chain.
+    """Delete checkpoints but the newest save_total_limit that are undamaged and part of the run.
 
-    Trim the journal with journal_retention=resume and two or more kept. Nothing is deleted once a later
-    learner has claimed the folder. Raise ConfigError for a bad claim.
+    Of each only state.json is checked, and whether its learner wrote it before a later one's claim. With
+    journal_retention=resume and two or more kept, trim the journal. Do nothing if a later learner has
+    claimed the folder. Raise ConfigError if a claim's file is damaged.
     """
     found = _newest_first(folder)  # before the claims: none of a later learner's is among them
     claims = read_claims(folder)
@@ -133,7 +140,11 @@ def _delete_old(folder: LearnerFolder, settings: LearnerSettings) -> None:
 
 
 def _trim_journal(run_folder: RunFolder, kept: list[Path], oldest: Position) -> None:
-    """Delete segments before the oldest kept checkpoint; if a kept one is damaged, only log that."""
+    """Delete the journal's files that end before `oldest`, the position of the oldest checkpoint kept.
+
+    `kept` are the folders of the checkpoints that were kept, newest first. If one is damaged, log an
+    error and delete nothing; the newest, just written, is not checked.
+    """
     doomed = segments_before(run_folder, oldest.incarnation, oldest.offset)
     damaged = [folder for folder in kept[1:] if _find_damage(folder)] if doomed else []
     if damaged:
@@ -144,15 +155,16 @@ def _trim_journal(run_folder: RunFolder, kept: list[Path], oldest: Position) -> 
 
 
 def newest_position(run_folder: RunFolder) -> Position | None:
-    """Return the position of the newest checkpoint with a whole state.json, None if there is none."""
+    """Return the journal position of the newest checkpoint whose state.json is undamaged, or None."""
     return next(filter(None, map(_position, _newest_first(run_folder))), None)
 
 
 def newest_checkpoint(folder: LearnerFolder, claim: Claim) -> Checkpoint | None:
-    """Return the newest whole checkpoint on the claim's chain, None if there is none.
+    """Return the newest undamaged checkpoint of the run that `claim` continues, None if there is none.
 
-    Newer ones are logged and renamed to unused-..., so that they do not count among those kept. Raise
-    RunTaken if a later learner has claimed the folder, ConfigError if a claim's file is damaged.
+    Newer ones are logged and renamed to unused-..., so that they do not count among those kept: damaged
+    ones, and those written after a later learner's claim. Raise RunTaken if a later learner has claimed
+    the folder before a rename, ConfigError if a claim's file is damaged.
     """
     ends = lengths_on_chain(folder, claim)
     for path in _newest_first(folder):
@@ -181,7 +193,11 @@ def training_kind(settings: LearnerSettings) -> dict[str, Any]:
 
 
 def check_loadable(checkpoint: Checkpoint, settings: LearnerSettings) -> None:
-    """Raise ConfigError, naming the changes, if the optimizer's state does not fit the settings."""
+    """Raise ConfigError if the optimizer's state in a checkpoint does not fit the settings.
+
+    Compared are the values of `training_kind` now and when the checkpoint was written; the error names
+    those that changed. A checkpoint without optimizer state always fits.
+    """
     now = training_kind(settings)
     changed = [
         f"{short(name)} was {short(then)} and is {now.get(name)}"
@@ -190,18 +206,18 @@ def check_loadable(checkpoint: Checkpoint, settings: LearnerSettings) -> None:
     ]
     if changed and checkpoint.bare_weights is None:
         raise ConfigError(
-            f"the run cannot be resumed from {checkpoint.folder}: {'; '.join(changed)}. Set it back, or "
-            f"start a new run with LEARNER_MODEL={checkpoint.model}"
+            f"the run cannot be resumed from {checkpoint.folder}: {'; '.join(changed)}. Set that "
+            f"back, or start a new run with LEARNER_MODEL={checkpoint.model}"
         )
 
 
 def _newest_first(run_folder: RunFolder) -> list[Path]:
-    """Return the folders of all checkpoints, by incarnation and step, newest first."""
+    """Return the folders of all checkpoints, damaged ones too, by incarnation and step, newest first."""
     return sorted(run_folder.checkpoints.glob("[0-9]*-[0-9]*"), reverse=True)
 
 
 def _find_damage(folder: Path) -> str:
-    """Return what is wrong with a checkpoint's files, "" if all have their hashes."""
+    """Return what is wrong with the files of the checkpoint in `folder`, "" if all have their hashes."""
     try:
         _read(folder)
         for name, expected in _hashes(folder).items():
@@ -216,18 +232,29 @@ def _find_damage(folder: Path) -> str:
 
 
 def _hashes(folder: Path) -> dict[str, Any]:
-    """Return the hash of each file, as the manifest states them. Raise TypeError if it is no map."""
+    """Return the SHA-256 of each file by its name, as the manifest in `folder` states them, unchecked.
+
+    Raise TypeError if the manifest is no map, ValueError if it is no JSON, OSError if it is not there.
+    """
     hashes = parse_json((folder / _MANIFEST).read_bytes())
     if not isinstance(hashes, dict):
-        raise TypeError(f"{_MANIFEST} is damaged: expected a map of names to hashes")
+        raise TypeError(
+            f"the checkpoint's {_MANIFEST} is damaged: expected a map of names to hashes, found a "
+            f"{type(hashes).__name__}: put the checkpoint back from a copy, or delete its folder"
+        )
     return hashes
 
 
 def _read(folder: Path) -> Checkpoint:
-    """Return the checkpoint by its state.json. Raise ValueError if that differs from its hash."""
+    """Return the checkpoint in `folder` by its state.json; the other files are not read.
+
+    Raise ValueError if state.json has not the hash in the manifest. Raise OSError, KeyError, TypeError
+    or MalformedMessage for other damage of the two files.
+    """
     path = folder / "state.json"
     if _hashes(folder)[path.name] != hash_file(path):
-        raise ValueError(f"{path.name} was changed or damaged: its hash is not the one in {_MANIFEST}")
+        changed = f"the checkpoint's {path.name} was changed: its hash is not the one in {_MANIFEST}"
+        raise ValueError(f"{changed}. Put the checkpoint back from a copy, or delete its folder")
     state = fields_as(_State, parse_json(path.read_bytes()), path.name)
     position = Position(**fields_as(Position, state.pop("position"), "position"))
     for number in (state["step"], position.incarnation, position.offset):
@@ -237,7 +264,7 @@ def _read(folder: Path) -> Checkpoint:
 
 
 def _position(folder: Path) -> Position | None:
-    """Return the journal position of a checkpoint, None if its state.json is damaged."""
+    """Return the journal position of the checkpoint in `folder`, None if its state.json is damaged."""
     try:
         return _read(folder).position
     except _DAMAGE:

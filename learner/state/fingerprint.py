@@ -14,7 +14,11 @@ log = get_logger(__name__)
 
 
 def this_machine() -> dict[str, Any]:
-    """Return torch's version, threads, ranks, platform, CPU, instruction set and GPU, by name."""
+    """Return by name what the last bits of the weights depend on.
+
+    This is torch's version, its number of threads, the number of learner processes (ranks), the
+    platform, the CPU's name and its instruction set as torch uses it, and the GPU's name or "cpu".
+    """
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
@@ -27,7 +31,10 @@ def this_machine() -> dict[str, Any]:
 
 
 def warn_of_another_machine(then: Mapping[str, Any]) -> None:
-    """Log a warning with the differences between this machine and `then`, if there are any."""
+    """Log a warning with the values in which `this_machine` now differs from `then`, if there are any.
+
+    `then` is an earlier result of `this_machine`, stored with weights or a journal.
+    """
     now = this_machine()
     other = [name for name in now if then.get(name) != now[name]]
     if other:
@@ -36,7 +43,7 @@ def warn_of_another_machine(then: Mapping[str, Any]) -> None:
 
 
 def _cpu_name() -> str:
-    """Return the CPU's name from /proc/cpuinfo, or what the platform names it."""
+    """Return the CPU's name from /proc/cpuinfo; without one there, Python's, which may be ""."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.is_file() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

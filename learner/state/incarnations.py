@@ -25,7 +25,8 @@ FENCE_JUMP = 1000
 def read_nonce(run_folder: RunFolder) -> str:
     """Return the random text that ties the folder to its run on the server; write it if missing.
 
-    Raise ConfigError if the file is damaged.
+    The text is the content of the file `nonce`: 32 hexadecimal digits. Raise ConfigError if the file is
+    damaged (no UTF-8).
     """
     path = run_folder.nonce
     if not path.is_file():
@@ -37,8 +38,9 @@ def read_nonce(run_folder: RunFolder) -> str:
 def next_incarnation(run_folder: RunFolder, redis_incarnation: int) -> int:
     """Return 1 + the larger of newest claim and server's incarnation. Raise ConfigError for a bad claim.
 
-    A server's number that is over FENCE_JUMP above the folder's next is ignored: no learner wrote such
-    a number, and a claim above such numbers would use up all of them.
+    `redis_incarnation` is the number on the server, 0 for none. A number that is over FENCE_JUMP (1000)
+    above the folder's next is ignored: no learner wrote it, and a claim above such numbers would use up
+    all of them. Nothing is written.
     Example: claims 1 and 2, and 4 on the server: 5. The same claims, and 10^15 on the server: 3.
     """
     newest = max(read_claims(run_folder), default=0)
@@ -46,9 +48,11 @@ def next_incarnation(run_folder: RunFolder, redis_incarnation: int) -> int:
 
 
 def describe_fence(run_folder: RunFolder, incarnation: int, fence: int) -> str:
-    """Return a text: whether a claim in the folder backs `fence`, a higher incarnation on the server.
+    """Return for an error whether a claim in the folder backs `fence`, the incarnation on the server.
 
-    Raise ConfigError if a claim's file is damaged.
+    `incarnation` is this learner's own, lower one. If the folder has a claim above it, the text names
+    the newest of these; otherwise it says that none backs `fence`, and what to do. Raise ConfigError if
+    a claim's file is damaged.
     """
     newer = [number for number in read_claims(run_folder) if number > incarnation]
     folder = run_folder.claim(fence).parent
@@ -62,13 +66,15 @@ def describe_fence(run_folder: RunFolder, incarnation: int, fence: int) -> str:
 
 
 def claim_incarnation(folder: LearnerFolder, checkpointed: Position | None = None) -> Claim:
-    """Claim the folder for its incarnation, claimed on the server before; return the claim.
+    """Write the claim of `folder.incarnation` to the folder, sync it, and return it.
 
-    The server is claimed first: from then on the learner before can acknowledge nothing, so its later
-    records may count or not. Raise RunTaken if this or a later incarnation is claimed here: a learner
-    that was stopped between its two claims must not cut off its successor's journal. Raise ConfigError
-    if a claim or the journal is damaged, OSError if the claim cannot be written. Damage of the journal
-    before `checkpointed`, the newest checkpoint's position, is ignored: a resume reads only the rest.
+    The claim names the incarnation before, and how much of its journal counts. The server was claimed
+    before: from then on the learner before can acknowledge nothing, so its later records may count or
+    not. Raise RunTaken if this or a later incarnation is claimed here: a learner that was stopped
+    between its two claims must not cut off its successor's journal. Raise ConfigError if a claim or the
+    journal is damaged, OSError if the claim cannot be written. Damage of the journal before
+    `checkpointed`, the newest checkpoint's position (None: no checkpoint), is ignored: a resume reads
+    only the rest.
     """
     folder.check_not_superseded()
     claim = next_claim(folder, folder.incarnation, holder_name(), checkpointed)

@@ -32,7 +32,11 @@ from penstock.common.journal.segments import encode_record
 
 
 class Journal:
-    """Appends one incarnation's records. Raise DiskFull, FileExistsError if its first file is there."""
+    """Appends the records of one incarnation, `folder.incarnation`, to files in the run's folder.
+
+    A record that would make a file longer than `segment_bytes` begins the next file. Creating a Journal
+    creates its first file. Raise DiskFull if the disk stays full, FileExistsError if that file is there.
+    """
 
     def __init__(self, folder: LearnerFolder, segment_bytes: int = 64 << 20) -> None:
         folder.journal.mkdir(parents=True, exist_ok=True)
@@ -43,7 +47,12 @@ class Journal:
         self._file = self._open_segment()
 
     def append(self, kind: str, **fields: Any) -> Position:
-        """Write and sync a record, perhaps in a new segment; return its end. Raise DiskFull if full."""
+        """Write a record of `kind` with `fields`, sync it to disk, and return the position after it.
+
+        A record that does not fit in the present file begins a new one. A full disk is waited for, and
+        nothing half written stays. Raise DiskFull if no room comes, FileExistsError if the new file is
+        there already.
+        """
         record = encode_record({"kind": kind, **fields})
         if self._size and self._size + len(record) > self._segment_bytes:
             self._file.close()
@@ -58,13 +67,19 @@ class Journal:
         return Position(self.incarnation, self._start + self._size)
 
     def _open_segment(self) -> FileIO:
-        """Create the segment in which the journal continues. Raise DiskFull, or FileExistsError."""
+        """Create the file in which the journal continues and return it, open for writing.
+
+        Raise DiskFull if the disk stays full, FileExistsError if the file is there already.
+        """
         path = self._folder.segment(self.incarnation, self._start)
         return self._folder.disk.write("the journal's next file", path, partial(_create, path))
 
 
 def _create(path: Path) -> FileIO:
-    """Create and open a file; if its folder cannot be synced, delete the file. Raise OSError."""
+    """Create a file and return it, open for writing; if its folder cannot be synced, delete the file.
+
+    Raise OSError, FileExistsError if the file is there already.
+    """
     file = path.open("xb", buffering=0)
     try:
         sync_path(path.parent)

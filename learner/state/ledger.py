@@ -36,7 +36,11 @@ class LedgerTable(TypedDict):
 
 
 class Ledger:
-    """Open tickets with the version they were first issued at, and the counts of ended tickets."""
+    """Open tickets with the version they were first issued at, and the counts of ended tickets.
+
+    A new ledger is empty. All methods change or read memory only: the journal and the checkpoints store
+    what `snapshot` returns.
+    """
 
     def __init__(self) -> None:
         self.next_number = 0
@@ -56,28 +60,40 @@ class Ledger:
         return sum(1 for ticket in self.open if ticket.purpose == "train")
 
     def opened(self, ticket: TicketId, version: Version) -> None:
-        """Add and count an issued ticket. If the ticket is open already, its first version stays."""
+        """Add an issued ticket as open since `version`, and count it in totals["issued"].
+
+        If the ticket is open already, nothing changes: its first version stays.
+        """
         if ticket not in self.open:
             self.open[ticket] = version
             self.totals["issued"] += 1
 
     def publish(self, version: Version, weights_hash: str) -> None:
-        """Add a published version; forget those that are older than all open tickets.
+        """Store the hash of a published version's weights; forget versions older than all open tickets.
 
-        No ticket is sampled by a version before that of its issue. Example: the oldest open ticket was
-        issued at 1.5: versions from step 5 on are kept.
+        Forgotten are those with a step below that of `version` and of all first issues: no ticket is
+        sampled by a version before its issue. Example: the oldest open ticket was issued at 1.5:
+        versions from step 5 on are kept.
         """
         self.versions[version] = weights_hash
         oldest = min([version.step, *(first.step for first in self.open.values())])
         self.versions = {made: found for made, found in self.versions.items() if made.step >= oldest}
 
     def is_of_earlier_incarnation(self, ticket: TicketId) -> bool:
-        """Return whether an open ticket was first issued by an earlier incarnation of the learner."""
+        """Return whether an open ticket was first issued by an earlier incarnation of the learner.
+
+        The newest incarnation is that of `versions`; without versions return False. Raise KeyError if
+        the ticket is not open.
+        """
         newest = max((version.incarnation for version in self.versions), default=0)
         return self.open[ticket].incarnation < newest
 
     def next_train_ticket(self) -> TicketId:
-        """Use up and return the next id, for a dropped question or, if there is none, the next one."""
+        """Use up the next number and return its ticket, which is not open yet.
+
+        The ticket is for the oldest dropped question that is to be asked again or, if there is none, for
+        the next position of the data set. `position` returns which.
+        """
         number = self.next_number
         self.next_number += 1
         ticket = TicketId.train(number)
@@ -89,25 +105,35 @@ class Ledger:
         return ticket
 
     def position(self, ticket: TicketId) -> int:
-        """Position of an open training ticket's question in the data set, counted over all epochs."""
+        """Return the data set's position, over all epochs, of the question of an open training ticket.
+
+        Example: with 100 questions, position 105 is the sixth of the second epoch. A ticket that is not
+        open gives its number.
+        """
         return self._positions.get(ticket, ticket.number)
 
     def was_issued(self, ticket: TicketId) -> bool:
-        """Whether a training ticket is open or has ended."""
+        """Return whether a training ticket is open or has ended: its number is below `next_number`."""
         return ticket in self.open or ticket.number < self.next_number
 
     def close(self, ticket: TicketId, state: EndState, reason: str = "") -> None:
-        """End a ticket, count `state`, keep the end for the journal. Raise KeyError if not open."""
+        """End an open ticket, count its end `state` in `totals`, and store the end in `unrecorded`.
+
+        `reason`, for people, is stored too, until the next record of the journal. Raise KeyError if the
+        ticket is not open.
+        """
         del self.open[ticket]
         self._positions.pop(ticket, None)
         self.totals[state] += 1
         self.unrecorded[ticket] = [state, reason]
 
     def drop(self, ticket: TicketId, ask_again: bool) -> None:
-        """End a ticket as stale, whose group is over max_staleness; if `ask_again`, repeat its question.
+        """End as stale an open ticket whose group is over max_staleness; count it in `total_dropped`.
 
-        A repeat sets `owes_record`. After a crash, the questions of tickets that were issued after the
-        last record are derived from that record. Raise KeyError if the ticket is not open.
+        With `ask_again` a later ticket asks its question again, and `owes_record` becomes True: the
+        journal then needs a record before a ticket is issued, because after a crash the questions of
+        tickets issued after the last record are derived from that record. Raise KeyError if the ticket
+        is not open.
         """
         self.total_dropped += 1
         if ask_again:
@@ -117,13 +143,16 @@ class Ledger:
         self.close(ticket, "stale", f"over max_staleness{repeated}")
 
     def take_unrecorded(self) -> dict[TicketId, list[str]]:
-        """Return the tickets that ended since the last call, with [state, reason]; clear owes_record."""
+        """Return the tickets that ended since the last call, each with [state, reason], and forget them.
+
+        `owes_record` becomes False: the caller writes these ends to the journal.
+        """
         ends, self.unrecorded = self.unrecorded, {}
         self.owes_record = False
         return ends
 
     def snapshot(self) -> LedgerTable:
-        """Return the table as plain data, without the reasons of ends."""
+        """Return a copy of the table as plain data, without `unrecorded` (the reasons of ends)."""
         return {
             "next_number": self.next_number,
             "open": {ticket: str(version) for ticket, version in self.open.items()},
@@ -136,7 +165,10 @@ class Ledger:
         }
 
     def restore(self, snapshot: LedgerTable) -> None:
-        """Replace the table by a `snapshot`, forget unrecorded ends. Raise MalformedMessage if bad."""
+        """Replace the ledger by a table that `snapshot` returned, and forget unrecorded ends.
+
+        Raise MalformedMessage for a wrong field, number, ticket or version; half may be replaced then.
+        """
         found = fields_as(LedgerTable, snapshot, "ledger")
         single = [found[name] for name in ("next_number", "total_dropped", "repeats")]
         many = [*found["to_repeat"], *found["positions"].values(), *found["totals"].values()]
@@ -154,5 +186,5 @@ class Ledger:
         self.unrecorded, self.owes_record = {}, False
 
     def eval_open(self) -> list[TicketId]:
-        """Return the open evaluation tickets."""
+        """Return the open evaluation tickets, in the order in which they were opened."""
         return [ticket for ticket in self.open if ticket.purpose == "eval"]

@@ -17,9 +17,11 @@ KEEP = 4  # version folders: an actor may still read the version before the anno
 def write_version(
     folder: LearnerFolder, policy: TrainablePolicy, version: Version, parent: str
 ) -> Weights:
-    """Export the policy as a version and return its announcement. Raise RunTaken, DiskFull, NotFinite.
+    """Write the policy's weights to the folder of `version`, and return the announcement to be sent.
 
-    `parent` is the hash of the version before. All but the newest KEEP versions are deleted.
+    `parent` is the hash of the version before, "" for none. All but the newest KEEP (4) versions are
+    deleted. Raise RunTaken if a later learner has claimed the run's folder, DiskFull if the disk stays
+    full, NotFinite if a weight is NaN or infinite.
     """
     path = folder.version(version.incarnation, version.step)
     folder.write_folder("the weights of a version", path, policy.export)

@@ -19,7 +19,8 @@ class CommitLog:
     """Reads outcomes, writes decisions to the journal, then acknowledges them on the queue server.
 
     `position` is the end of the journal, `recorded` the ledger as of there. A checkpoint stores these
-    two: `ledger` may hold decisions that are not in the journal yet.
+    two: `ledger` may hold decisions that are not in the journal yet. `journal` is new and without
+    records, and the first `read` begins with the first outcome.
     """
 
     def __init__(self, ledger: Ledger, journal: Journal, queue: LearnerQueue) -> None:
@@ -32,10 +33,12 @@ class CommitLog:
         self.recorded = ledger.snapshot()
 
     def read(self, purpose: Purpose, count: int = 64) -> list[Entry]:
-        """Return the next outcomes, `count` at most, after those read. Raise Connection.call's errors.
+        """Return the next outcomes of tickets of `purpose`, at most `count`, after those read before.
 
-        `record` deletes them on the server once their tickets end. Those of tickets that ended by the
-        journal, or were never issued, are returned too, and deleted at once.
+        Do not wait: [] if there is none. Malformed entries are deleted and left out. `record` deletes
+        outcomes on the server once their tickets end. Those of tickets whose end is in the journal, or
+        that were never issued, are returned too, and deleted at once. Raise Connection.call's errors,
+        such as RunTaken.
         """
         entries = self._queue.outcomes(purpose, self._read_up_to[purpose], count)
         known = self.ledger.open.keys() | self.ledger.unrecorded.keys() if entries else ()
@@ -48,13 +51,14 @@ class CommitLog:
         return entries
 
     def read_again(self) -> None:
-        """Let the next `read` of each stream begin with its first outcome."""
+        """Let the next `read` of each purpose begin with the first outcome that the server still has."""
         self._read_up_to: dict[Purpose, str] = {"train": BEGINNING, "eval": BEGINNING}
 
     def record(self, kind: str, **fields: Any) -> None:
-        """Append a record and sync the journal, then acknowledge what ended since the last record.
+        """Write and sync a record of `kind` with `fields` and ledger, then end tickets on the server.
 
-        Raise DiskFull, or Connection.call's errors, such as RunTaken and ServerUnavailable.
+        These are the tickets that ended since the last record. `position` and `recorded` are set. Raise
+        DiskFull before anything is acknowledged, or Connection.call's errors, such as RunTaken.
         """
         ends = self.ledger.take_unrecorded()
         self.recorded = self.ledger.snapshot()
@@ -62,7 +66,11 @@ class CommitLog:
         self._acknowledge(ends)
 
     def _acknowledge(self, ends: dict[TicketId, list[str]]) -> None:
-        """Close these tickets, delete read entries of ended ones. Raise Connection.call's errors."""
+        """End the tickets of `ends`, mapped to [state, reason], on the server; delete read outcomes.
+
+        Deleted and forgotten are those whose tickets are not open in the ledger. Raise Connection.call's
+        errors.
+        """
         for purpose, read in self._entries.items():
             ended = [ticket for ticket in ends if ticket.purpose == purpose]
             states = {ticket: cast(EndState, ends[ticket][0]) for ticket in ended}

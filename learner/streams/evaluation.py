@@ -34,7 +34,7 @@ class Answer:
     failures: tuple[str, ...] = ()
 
     def scored(self) -> list[int]:
-        """Return the indices of the completions that were scored."""
+        """Return the indices of the completions that were scored, in order; [] if there are none."""
         failures = self.failures or ("",) * len(self.completions)
         return [index for index, failure in enumerate(failures) if not failure]
 
@@ -48,7 +48,11 @@ class Evaluated:
 
 
 class Evaluator:
-    """Asks the held-out questions of one version at a time, and collects the answers."""
+    """Asks the held-out questions of one version at a time, and collects the answers.
+
+    `source` has the questions and makes the tickets, `queue` issues them, `commit_log` reads their
+    outcomes and records what came of them, and `check` refuses answers to other tickets than were asked.
+    """
 
     def __init__(
         self, commit_log: CommitLog, queue: LearnerQueue, source: TicketSource, check: OutcomeCheck
@@ -68,7 +72,11 @@ class Evaluator:
         return self._version is not None
 
     def start(self, version: Version) -> None:
-        """Record and issue a ticket per held-out question. Raise DiskFull, Connection.call's errors."""
+        """Begin the evaluation of `version`: open, record and issue a ticket per held-out question.
+
+        Do not wait for the answers. Raise DiskFull, DataError if a ticket is too large for the server,
+        or Connection.call's errors, such as RunTaken.
+        """
         self._version, self._answers = version, {}
         for index in range(self._count):
             self._commit_log.ledger.opened(TicketId.evaluation(version, index), version)
@@ -77,7 +85,11 @@ class Evaluator:
         self.issue_missing()
 
     def issue_missing(self) -> None:
-        """Issue a running evaluation's unanswered tickets. Raise DataError, or as Connection.call."""
+        """Issue the tickets of questions that the running evaluation has no answer to, if there is one.
+
+        A ticket that is on the server already is not added again. Raise DataError if a ticket is too
+        large for the server, or Connection.call's errors, such as RunTaken.
+        """
         if self._version is None:
             return
         missing = [index for index in range(self._count) if index not in self._answers]
@@ -90,9 +102,11 @@ class Evaluator:
             raise self._source.too_large(tickets, self._commit_log.ledger.position, error) from error
 
     def poll(self) -> bool:
-        """Take outcomes; return whether a ticket ended. Raise as CommitLog.record.
+        """Take the outcomes of eval tickets that are there; return whether one of this evaluation ended.
 
-        The end of the last ticket ends the evaluation and records its result.
+        Do not wait: return False without a running evaluation. Take 64 outcomes at most. The end of the
+        last ticket ends the evaluation and records its result in the journal, for `take_ended`. Raise
+        DiskFull, or Connection.call's errors, such as RunTaken.
         """
         if self._version is None:
             return False
@@ -106,14 +120,16 @@ class Evaluator:
         return came
 
     def take_ended(self) -> list[Evaluated]:
-        """Return the evaluations that ended since the last call."""
+        """Return the evaluations that ended since the last call, oldest first, and forget them."""
         ended, self._ended = self._ended, []
         return ended
 
     def _take(self, ticket: TicketId, payload: bytes) -> None:
-        """Store the answer that an outcome holds, and end its ticket as evaluated, stale or dead.
+        """Store the answer in `payload`, the outcome of an open ticket, and end the ticket.
 
-        A refused group leaves the question unanswered. Asking again could go on without end.
+        In the ledger it ends as evaluated for a scored group, stale for a refused outcome, dead for a
+        verdict or malformed bytes. The last three leave the question unanswered: asking again could go
+        on without end.
         """
         index = ticket.number
         try:
@@ -141,12 +157,16 @@ class Evaluator:
         self._commit_log.ledger.close(ticket, "evaluated", str(self._version))
 
     def _end_unanswered(self, ticket: TicketId, state: EndState, reason: str) -> None:
-        """End a ticket without an answer, for this reason."""
+        """End an open ticket as `state`; its question has no completions, for `reason`."""
         self._answers[ticket.number] = Answer(ticket.number, reason=reason)
         self._commit_log.ledger.close(ticket, state, reason)
 
     def _finish(self, version: Version) -> None:
-        """Record the evaluation's end, for `take_ended`. Raise DiskFull, Connection.call's errors."""
+        """Write the answers of the evaluation of `version`, which are all there, to the journal.
+
+        No evaluation runs then, and `take_ended` returns this one. Raise DiskFull, or Connection.call's
+        errors.
+        """
         answers = tuple(self._answers[index] for index in sorted(self._answers))
         results = [[answer.index, list(answer.completions), list(answer.rewards)] for answer in answers]
         self._version = None

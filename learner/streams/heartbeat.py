@@ -30,7 +30,10 @@ _LONGEST_PAUSE_S = 1.0  # between two heartbeats, also with a long lease: actors
 
 
 def end_process(reason: str) -> None:
-    """Print the reason, exit at once with DeadlineExceeded's code, also while the main thread hangs."""
+    """Print `reason` to stderr and end the process at once with exit code 81 (DeadlineExceeded).
+
+    This works also while the main thread hangs. Nothing is closed or cleaned up.
+    """
     print(f"learner: {DeadlineExceeded.__name__}: {reason}", file=sys.stderr, flush=True)
     os._exit(DeadlineExceeded.exit_code)
 
@@ -38,8 +41,10 @@ def end_process(reason: str) -> None:
 class Heartbeat:
     """Renews the learner's lease while its main loop makes progress; a context that ends the lease.
 
-    When `phases` makes no progress for `stall_timeout_s`, the heartbeat calls `on_stall` with a
-    sentence that names the phase, and renews no more. By default `on_stall` ends the process.
+    The lease lasts `lease_s` after each renewal. A thread, which the context starts, renews it four
+    times per lease, and once a second at least. When `phases` makes no progress for `stall_timeout_s`,
+    the thread calls `on_stall` with a sentence that names the phase, and renews no more. By default
+    `on_stall` ends the process.
     """
 
     def __init__(
@@ -63,7 +68,11 @@ class Heartbeat:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Stop the thread in up to 5 s; end the lease except after ServerUnavailable. Raise no error."""
+        """Stop the thread, in up to 5 s, then end the lease, so that another learner can start at once.
+
+        If the block raised ServerUnavailable (`kind` is the class of its error), the lease is left to
+        expire. The block's error passes; errors of the queue server while ending the lease are ignored.
+        """
         self._left.set()
         self._thread.join(_JOIN_S)
         if kind is not None and issubclass(kind, ServerUnavailable):
@@ -72,9 +81,10 @@ class Heartbeat:
             self._queue.beat(0.0, "leaving")
 
     def _guard(self) -> None:
-        """Restore what another client changed, and check for eviction, at most four times per lease.
+        """Restore what another client changed on the server, and check that the server evicts no keys.
 
-        If keys may be evicted, log that: the main loop raises it. Raise as LearnerQueue.restore does.
+        Do nothing within a quarter of a lease after the last time. If keys may be evicted, log that
+        once: the main loop raises it. Raise Connection.call's errors, such as RunTaken.
         """
         now = time.monotonic()
         if now < self._guard_at:
@@ -87,9 +97,12 @@ class Heartbeat:
             self._queue.report(f"The learner ends at its next poll: {error}")
 
     def _run(self) -> None:
-        """Renew the lease until the context ends or the main loop hangs; in that case call `on_stall`.
+        """Renew the lease, with the phase's name, until the context ends or the main loop hangs.
 
-        After RunTaken the lease is not renewed, but a hang is noticed. Other PenstockErrors are logged.
+        This is done four times per lease, and once a second at least, with `_guard` after each renewal.
+        When the phases have made no progress for the stall timeout, call `on_stall` and return. After
+        RunTaken the lease is not renewed, but a hang is noticed. Other PenstockErrors are logged; the
+        next renewal follows as usual.
         """
         superseded = False
         while not self._left.wait(min(self._lease_s / 4, _LONGEST_PAUSE_S)):

@@ -47,7 +47,11 @@ class Arrivals:
 
 
 class Intake:
-    """Holds the groups that may be trained, by ticket, and decides which of them form a batch."""
+    """Holds the groups that may be trained, by ticket, and decides which of them form a batch.
+
+    Ends of tickets go to `ledger`. `source` has the settings and makes tickets again for the check of a
+    group; `vocab_size` is above all token ids of the model.
+    """
 
     def __init__(self, ledger: Ledger, source: TicketSource, vocab_size: int) -> None:
         self._arrivals = Arrivals()
@@ -59,11 +63,13 @@ class Intake:
         self.held: dict[TicketId, ScoredGroup] = {}
 
     def fold(self, entry: Entry) -> bool:
-        """Take an open ticket's outcome: hold its group, or end it. Raise Questions.at's errors.
+        """Take an outcome: hold its group for a batch, or end its ticket in the ledger.
 
-        Return False if the ticket is not open, or its group is held. A group that is no answer to the
-        ticket as issued is refused: once it is in the journal, a group that cannot be trained would end
-        every resume.
+        Return False, without any change, if the entry's ticket is not open or its group is held; else
+        True. A group that is no answer to the ticket as issued is refused, and the ticket ends stale:
+        once it is in the journal, a group that cannot be trained would end every resume. A verdict's
+        ticket ends filtered or dead, as the verdict says, that of malformed bytes dead. Ends are
+        counted. Raise Questions.at's errors.
         """
         if entry.ticket not in self._ledger.open or entry.ticket in self.held:
             return False
@@ -86,20 +92,30 @@ class Intake:
         return True
 
     def _hold(self, ticket: TicketId, scored: ScoredGroup) -> None:
-        """Hold a group for a batch; `newest_version` becomes its newest version if that is newer."""
+        """Hold `scored` as the group of `ticket`, until a batch takes it.
+
+        `newest_version` becomes the newest version, by step, that sampled one of its tokens, if that is
+        newer.
+        """
         self.held[ticket] = scored
         versions = [span.version for made in scored.group.rollouts for span in made.spans]
         known = [self.newest_version] if self.newest_version else []
         self.newest_version = max(versions + known, key=lambda found: (found.step, found.incarnation))
 
     def _refuse(self, ticket: TicketId, reason: Reason) -> None:
-        """End the ticket of a refused outcome as stale, and count it."""
+        """End the open ticket of a refused outcome as stale, for `reason`, and count it.
+
+        Also count it as foreign if an earlier incarnation of the learner issued the ticket.
+        """
         self._arrivals.foreign += self._ledger.is_of_earlier_incarnation(ticket)
         self._arrivals.stale += 1
         self._ledger.close(ticket, "stale", f"refused: {MEANING[reason]}")
 
     def _fits(self, verdict: Verdict) -> bool:
-        """Return whether a verdict has the contract's rewards and a possible length per completion."""
+        """Return whether a verdict has the contract's rewards and a possible length for each completion.
+
+        There is one value of each reward, and one length, for each of num_generations completions.
+        """
         size = self._settings.num_generations
         return (
             set(verdict.rewards) == set(self._settings.reward_names)
@@ -109,10 +125,11 @@ class Intake:
         )
 
     def form(self, step: int) -> list[ScoredGroup] | None:
-        """Remove and return the groups of the next batch, or None while the batch waits for more.
+        """Remove and return the held groups of the next batch, or None while the batch waits for more.
 
-        The caller ends their tickets. Held groups over max_staleness are dropped first. Raise NoSignal
-        if all rounds of the batch, see `_spent`, are back without a usable group.
+        `step` is the number of Updates made. Held groups over max_staleness are dropped first. A batch
+        has groups_per_step groups, fewer once all its rounds (see `_spent`) are back and the pace allows
+        that. The caller ends the tickets of what is returned. Raise NoSignal if fewer would be none.
         """
         self._drop_over_lag(step)
         size = self._settings.groups_per_step
@@ -127,13 +144,16 @@ class Intake:
                 f"step {step + 1}: {found.without_signal} groups in a row had nothing to learn from "
                 f"({len(found.filtered)} without spread in their rewards, {found.dead} dead, "
                 f"{found.stale} stale{refused}): the questions are too easy, too hard, or the rewards "
-                f"do not fit; see `penstock samples` and `queues audit`{last}",
+                f"do not fit. Look at `penstock samples` and `queues audit`, then change them{last}",
                 found.filtered,
             )
         return [self.held.pop(ticket) for ticket in chosen]
 
     def take_arrivals(self) -> Arrivals:
-        """Return the counts since the last call and forget them: `form` counts its rounds anew."""
+        """Return the counts since the last call, with all drops of the run and the refusals by reason.
+
+        The counts begin at 0 again, and so do the rounds that `form` waits for.
+        """
         arrivals, self._arrivals = self._arrivals, Arrivals()
         arrivals.total_dropped = self._ledger.total_dropped
         arrivals.refused = self.check.take_refused()
@@ -142,9 +162,9 @@ class Intake:
     def _spent(self, usable: int) -> bool:
         """Return whether all rounds of this batch are back, so that a smaller batch is taken.
 
-        A round is groups_per_step groups; a batch has 1 + max_resample_times rounds, and without any
-        usable group max_empty_updates times as many. Example: 2 groups per step, max_resample_times 1,
-        1 usable group: spent when 3 others had no signal.
+        A round is groups_per_step groups; a batch has 1 + max_resample_times rounds, and with `usable`
+        0, no group to train on, max_empty_updates times as many. Example: 2 groups per step,
+        max_resample_times 1, 1 usable group: spent when 3 others had no signal.
         """
         rounds = 1 + self._settings.max_resample_times
         if not usable:
@@ -152,7 +172,11 @@ class Intake:
         return self._arrivals.without_signal + usable >= rounds * self._settings.groups_per_step
 
     def _drop_over_lag(self, step: int) -> None:
-        """Drop held groups over max_staleness; with "requeue" their questions are asked again."""
+        """Drop the held groups that are over max_staleness after `step` Updates.
+
+        Their tickets end as stale. The groups are counted and stored in the arrivals. With
+        at_max_staleness "requeue" their questions are asked again.
+        """
         for ticket, scored in list(self.held.items()):
             if is_over_lag(scored, step, self._settings):
                 self._arrivals.dropped.append(self.held.pop(ticket))
@@ -160,11 +184,13 @@ class Intake:
                 self._ledger.drop(ticket, ask_again=self._settings.at_max_staleness == "requeue")
 
     def _choose(self, step: int, size: int) -> tuple[list[TicketId], bool]:
-        """Return held tickets for a batch, and whether a batch smaller than `size` may be taken.
+        """Return held tickets for a batch, `size` at most, and whether a smaller batch may be taken.
 
-        It may, unless at_max_staleness is "pace" and open tickets would come too late: more than k x
-        `size` are due within the k batches after this one, for a k below max_staleness. Tickets of this
-        step do not count: new ones are issued as long as there is no batch, without end.
+        The batch follows `step` Updates. The tickets are the first to arrive, or with at_max_staleness
+        "pace" the first that the pace allows. Only with "pace" a smaller batch may be forbidden: if the
+        other open tickets would come too late, as more than k x `size` are due within the k batches
+        after this one, for a k below max_staleness. Tickets of this step are not in that count: new ones
+        are issued as long as there is no batch, without end.
         """
         if self._settings.at_max_staleness != "pace":
             return list(self.held)[:size], True
@@ -174,14 +200,18 @@ class Intake:
         return choose_in_pace(held, due, size), keeps_pace(due, self._settings.max_staleness, size)
 
     def _due_within(self, ticket: TicketId, step: int) -> int:
-        """Return how many batches after this one may still train the ticket, at least 0.
+        """Return how many batches after the one that follows `step` Updates may train the open ticket.
 
-        Example: issued at step 3 with max_staleness 2: 2 at step 3, 0 at step 5.
+        This is at least 0. Example: issued at step 3 with max_staleness 2: 2 at step 3, 0 at step 5.
+        Raise KeyError if the ticket is not open.
         """
         return max(0, self._ledger.open[ticket].step + self._settings.max_staleness - step)
 
     def _end_dead(self, ticket: TicketId, reason: str) -> None:
-        """End the ticket as dead, and count it. Raise KeyError if the ticket is not open."""
+        """End the ticket as dead for `reason`, and count it; `last_dead` names both.
+
+        Raise KeyError if the ticket is not open.
+        """
         self._ledger.close(ticket, "dead", reason)
         self._arrivals.dead += 1
         self._arrivals.last_dead = f"{ticket}: {reason}"

@@ -43,7 +43,11 @@ class OpenPlaces:
 
 
 class LearnerQueue:
-    """The learner's calls. Each raises RunTaken once a newer incarnation has claimed the run."""
+    """The learner's calls. Each raises RunTaken once a newer incarnation has claimed the run.
+
+    `keys` are the names of the run's keys on the queue server of `connection`, and `incarnation` is this
+    learner's number. Creating a LearnerQueue calls nothing: `claim` comes first.
+    """
 
     def __init__(self, connection: Connection, keys: Keys, incarnation: int) -> None:
         self.keys = keys
@@ -63,11 +67,13 @@ class LearnerQueue:
     def claim(self, nonce: str, holder: str, lease_s: float = 0.0, gone: Iterable[str] = ()) -> None:
         """Load the server's functions, make the streams and refuse older incarnations from now on.
 
-        Raise RunTaken while the lease of another holder has not expired, unless that holder is in
-        `gone`: learners that have surely ended. Raise RunTaken if a newer incarnation has claimed the
-        run, ConfigError for a run of another folder, or Connection.call's errors.
-        `lease_s` 0 neither checks nor changes the lease: this learner claims again, after a server's
-        restart or when another client changed its claim. In the second case no folder is compared.
+        `nonce` is the random text of the run's folder, `holder` the name of this process. Keys of the
+        run that cannot be used, as of another type, are deleted. Raise RunTaken while the lease of
+        another holder has not expired, unless that holder is in `gone`: learners that have surely ended.
+        Raise RunTaken if a newer incarnation has claimed the run, ConfigError for a run of another
+        folder, or Connection.call's errors. `lease_s` 0 neither checks nor changes the lease: this
+        learner claims again, after a server's restart or when another client changed its claim. In the
+        second case no folder is compared.
         """
         self.connection.load_functions()
         restarts = self.connection.restarts
@@ -77,15 +83,15 @@ class LearnerQueue:
 
     @property
     def _all_keys(self) -> list[str]:
-        """All keys of the run, the fence first."""
+        """The names of all keys of the run, first the fence, the hash with the learner's claim."""
         return [self.keys.fence, *(key for key in self.keys.all if key != self.keys.fence)]
 
     def restore(self) -> None:
         """Rewrite contract, weights, state, groups, nonce and holder where another client did.
 
-        Do nothing before the claim and while another thread publishes. Each corrected key is logged
-        once. A corrected stream sets `damaged`: its ids may begin again below the reader's position.
-        Raise Connection.call's errors, such as RunTaken.
+        Do nothing before the claim and while another thread publishes. Keys of a wrong type are deleted.
+        Each corrected key is logged once. A corrected stream sets `damaged`: its ids may begin again
+        below the reader's position. Raise Connection.call's errors, such as RunTaken.
         """
         if self._claimed == ("", "") or not self._publishing.acquire(blocking=False):
             return
@@ -104,7 +110,7 @@ class LearnerQueue:
             self.report(f"Another client changed {key}: restored. See who may write to the server.")
 
     def report(self, fault: str) -> None:
-        """Log a fault as an error, each text once."""
+        """Log `fault`, a sentence, as an error, unless the same text was reported before."""
         if fault not in self._logged:
             self._logged.add(fault)
             log.error(shorten(fault))
@@ -112,7 +118,8 @@ class LearnerQueue:
     def places(self) -> OpenPlaces:
         """Return the open tickets on the server, and its totals. Raise Connection.call's errors.
 
-        A slice of them at a time: another client may have written a million tickets there.
+        They are read a thousand or so at a time: another client may have written a million tickets
+        there.
         """
         found, cursor = OpenPlaces(), "0"
         while True:
@@ -126,14 +133,19 @@ class LearnerQueue:
                 return found
 
     def beat(self, lease_s: float, phase: str) -> None:
-        """Renew the lease (0: end it), store the phase. Raise Connection.call's errors, as RunTaken."""
+        """Renew the lease for `lease_s` from now (0: end it), and store the `phase` for `queues status`.
+
+        Raise Connection.call's errors, such as RunTaken.
+        """
         self._fenced("beat", [], [int(1000 * lease_s), phase])
 
     def issue(self, purpose: Purpose, tickets: list[tuple[TicketId, Version, bytes]]) -> list[Version]:
-        """Add tickets (id, version, payload) to their stream; return the versions of first issue.
+        """Add tickets (id, version, payload) to their stream, and return the versions of first issue.
 
-        A ticket whose entry is on the server is not added again; an unusable entry is replaced. Raise
-        MalformedMessage for a wrong version there, or Connection.call's errors.
+        These are in the order of the tickets. A ticket whose entry is on the server is not added again,
+        and keeps its earlier version; an entry with another payload, or that no worker will get, is
+        replaced. Raise MalformedMessage for a wrong version there, or Connection.call's errors, such as
+        RunTaken.
         """
         args = [part for name, version, data in tickets for part in (name, str(version), data)]
         keys = [self.keys.open, self.keys.ledger, self.keys.tickets_for(purpose)]
@@ -141,8 +153,9 @@ class LearnerQueue:
         return [Version.parse(text(version)) for version in reply]
 
     def outcomes(self, purpose: Purpose, after: str, count: int) -> list[Entry]:
-        """Return the next `count` outcomes at most, and delete malformed ones between them.
+        """Return the next `count` outcomes at most of tickets of `purpose`; [] if there is none.
 
+        They follow the entry with the id `after`. Malformed ones between them are deleted and left out.
         Raise Connection.call's errors, such as RunTaken.
         """
         reply = self._fenced("outcomes", [self.keys.outcomes_for(purpose)], [after, count])
@@ -154,13 +167,17 @@ class LearnerQueue:
         ends: Mapping[TicketId, EndState] | Mapping[bytes, EndState],
         entries: Iterable[str] = (),
     ) -> int:
-        """End tickets, delete outcomes, return how many ended now. Raise Connection.call's errors."""
+        """End tickets of `purpose` on the server, each in its state in `ends`, and delete outcomes.
+
+        `entries` are the ids of the outcomes. Return how many of the tickets were open until now. Raise
+        Connection.call's errors, such as RunTaken.
+        """
         flat = [part for ticket, state in ends.items() for part in (ticket, state)]
         keys = [self.keys.open, self.keys.ledger, self.keys.outcomes_for(purpose)]
         return int(self._fenced("close", keys, [len(ends), *flat, *entries]))
 
     def publish_contract(self, contract: bytes) -> None:
-        """Store the contract, which actors and rewarders read. Raise Connection.call's errors."""
+        """Store the encoded contract for actors and rewarders. Raise Connection.call's errors."""
         self._publish(self.keys.contract, contract)
 
     def announce(self, weights: Weights) -> None:
@@ -172,20 +189,28 @@ class LearnerQueue:
         self._publish(self.keys.state, state.encode())
 
     def _publish(self, key: str, value: bytes) -> None:
-        """Store a value. `restore` undoes changes by other clients. Raise Connection.call's errors."""
+        """Store `value` under `key` on the server, and remember it for `restore`.
+
+        Wait while `restore` runs in another thread. Raise Connection.call's errors, such as RunTaken.
+        """
         with self._publishing:
             self._published[key] = value
             self._fenced("put", [key], [value])
 
     def set_totals(self, totals: Mapping[str, int]) -> None:
-        """Replace all counters of tickets. Raise Connection.call's errors, such as RunTaken."""
+        """Replace the server's counts of tickets, "issued" and one per end state, by `totals`.
+
+        Raise Connection.call's errors, such as RunTaken.
+        """
         flat = [part for name, count in totals.items() for part in (name, count)]
         self._fenced("set_totals", [self.keys.ledger], flat)
 
     def _fenced(self, function: str, keys: list[str], args: list[Any]) -> Any:
-        """Call a function as this incarnation, return its reply. Raise RunTaken, or as Connection.call.
+        """Call a server function as this incarnation, and return its reply.
 
-        A claim deletes keys of another type, then the call is made again; `damaged` tells the caller.
+        The fence comes before `keys`, and the incarnation before `args`. If a key is of another type,
+        log that, set `damaged`, delete such keys by a new claim, and call once more. Raise RunTaken if a
+        newer incarnation has claimed the run, or as Connection.call.
         """
         call = partial(
             self.connection.call, function, [self.keys.fence, *keys], [self.incarnation, *args]

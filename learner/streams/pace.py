@@ -14,10 +14,10 @@ from penstock.common.wire.ids import TicketId
 
 
 def choose_in_pace(held: Mapping[TicketId, int], due: Counter[int], size: int) -> list[TicketId]:
-    """Return the held tickets that the pace lets a batch take, `size` at most; remove them from `due`.
+    """Return up to `size` held tickets for a batch, in order of arrival, and remove them from `due`.
 
-    `held`, in order of arrival, maps tickets to the steps they are due within. `due` counts open ones.
-
+    A ticket is taken if all more urgent ones can still be trained in time. `held` maps tickets to the
+    steps they are due within (0: in this batch), and `due` counts all open tickets by these steps.
     Example:
         >>> choose_in_pace({"train:2": 1, "train:0": 0}, Counter({0: 2, 1: 2}), size=2)
         ['train:0']
@@ -36,6 +36,10 @@ def choose_in_pace(held: Mapping[TicketId, int], due: Counter[int], size: int) -
 
 
 def keeps_pace(due: Counter[int], below: int, size: int, room: int = 0) -> bool:
-    """Return whether for every k < below at most k x size + room tickets are due within k steps."""
+    """Return whether for every k < `below` at most k x size + room tickets are due within k steps.
+
+    `due` counts tickets by the steps they are due within, `size` is that of a batch, and `room` is the
+    number of further tickets that the present batch takes.
+    """
     waiting = accumulate(due[within] for within in range(below))
     return all(count <= within * size + room for within, count in enumerate(waiting))

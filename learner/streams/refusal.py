@@ -57,12 +57,13 @@ def why_refused(
     longest_prompt: int = 0,
     episodes: bool = False,
 ) -> Reason | None:
-    """Return why a group is no answer to the ticket that was asked, None if the group is one.
+    """Return why a group is no answer to the ticket `asked`, the first reason found; None if it is one.
 
     `published` maps versions to the hash of their weights, and `rewards` are the contract's names. Each
-    field of the ticket is compared as bytes: 1, 1.0 and True differ. `longest_prompt` is the most tokens
-    of a rollout's own prompt, 0 in a run without an environment. Without `episodes`, tools or an
-    environment, all tokens of a rollout are sampled, and it ends as a completion does.
+    field of the ticket is compared as bytes: 1, 1.0 and True differ. `vocab_size` is above all token ids
+    of the model. `longest_prompt` is the most tokens of a rollout's own prompt, 0 in a run without an
+    environment. Without `episodes`, tools or an environment, all tokens of a rollout are sampled, and it
+    ends as a completion does. Tokens of an evaluation must be of the ticket's version.
     """
     found = scored.group.ticket
     if encode(found) != encode(asked):
@@ -88,13 +89,19 @@ def why_refused(
 
 
 def _is_completion(rollout: Rollout) -> bool:
-    """Return whether a rollout is a single completion, without answers of tools."""
+    """Return whether a rollout is a single completion, all of its tokens sampled, without a transcript.
+
+    The completion ended with an end token or stop string ("stop"), or at the longest length ("length").
+    """
     single = rollout.transcript is None and rollout.finish_reason in ("stop", "length")
     return single and bool(rollout.mask.all())
 
 
 def _first_difference(found: Ticket, asked: Ticket) -> Reason:
-    """Return the reason for the first field in which two tickets differ."""
+    """Return the reason for the first field, in the order of _FIELDS, in which two tickets differ.
+
+    Raise StopIteration if all fields are equal.
+    """
     bodies = (unpack(encode(ticket))[2] for ticket in (found, asked))
     ours, theirs = ([pack(part) for part in body] for body in bodies)
     differ = {name for name, one, two in zip(Ticket.__slots__, ours, theirs, strict=True) if one != two}
@@ -102,7 +109,11 @@ def _first_difference(found: Ticket, asked: Ticket) -> Reason:
 
 
 class OutcomeCheck:
-    """Compares groups with what the learner issued and published; counts refused ones by reason."""
+    """Compares groups with what the learner issued and published; counts refused ones by reason.
+
+    `ledger` has the open tickets and the published versions, `source` makes tickets again, and
+    `vocab_size` is above all token ids of the model.
+    """
 
     def __init__(self, ledger: Ledger, source: TicketSource, vocab_size: int) -> None:
         self._ledger = ledger
@@ -112,10 +123,11 @@ class OutcomeCheck:
         self._logged: set[Reason] = set()
 
     def why_refused(self, ticket: TicketId, outcome: Outcome) -> Reason | None:
-        """Return why an outcome is no answer to an open ticket, None if the outcome is usable.
+        """Return why an outcome is no answer to the open `ticket`, None if the outcome is usable.
 
-        Of a verdict only the ticket is compared. Refusals are counted, the first of each logged. Raise
-        KeyError if the ticket is not open, or the errors of Questions.at.
+        Of a verdict only the ticket's id is compared. A refusal is counted in `refused`, and logged if
+        it is the first for its reason. Raise KeyError if the ticket is not open, or the errors of
+        Questions.at.
         """
         if isinstance(outcome, Verdict):
             reason: Reason | None = None if outcome.ticket_id == ticket else "ticket"
@@ -131,19 +143,23 @@ class OutcomeCheck:
         return reason
 
     def take_refused(self) -> Counter[Reason]:
-        """Return the counts of refused groups since the last call, by reason."""
+        """Return by reason how many outcomes were refused since the last call, and count anew."""
         refused, self.refused = self.refused, Counter()
         return refused
 
     def _asked(self, ticket: TicketId) -> Ticket:
-        """Return an open ticket as it was issued. Raise KeyError, or the errors of Questions.at."""
+        """Return an open ticket as it was issued. Raise KeyError if not open, Questions.at's errors."""
         first = self._ledger.open[ticket]
         if ticket.purpose == "eval":
             return self._source.evaluation(first, ticket.number)
         return self._source.train(ticket, first, self._ledger.position(ticket))
 
     def _log(self, ticket: TicketId, outcome: Outcome, reason: Reason) -> None:
-        """Log the first refusal for a reason, with the processes that made the outcome, if known."""
+        """Log a warning for the first refusal with this reason, with ticket, metric and makers.
+
+        The makers are the actor and the rewarder of a group, "" for a verdict. Later refusals with the
+        same reason are not logged.
+        """
         if reason in self._logged:
             return
         self._logged.add(reason)

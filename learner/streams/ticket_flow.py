@@ -43,7 +43,12 @@ class TakenGroups:
 
 
 class TicketFlow:
-    """Issues tickets, takes groups and announces versions. `join` comes before all other calls."""
+    """Issues tickets, takes groups and announces versions. `join` comes before all other calls.
+
+    `queue` and `commit_log` are those of this learner, `plan` has data, contract and steps, `run` the
+    timeouts, and `nonce` is the random text of the run's folder. Waits end when `stopping` is set, and
+    name themselves in `phases`. Creating a flow calls nothing.
+    """
 
     def __init__(
         self,
@@ -75,8 +80,11 @@ class TicketFlow:
     def join(self) -> None:
         """Set the run up on the server and restore what the server lacks. Idempotent.
 
-        Raise RunTaken if a newer incarnation has claimed the run, Connection.call's other errors,
-        DiskFull, MalformedMessage for a wrong text on the server, or Questions.at's errors.
+        Claim the run, store contract, state and announced version, open the tickets that the server has
+        since the journal's last record, issue all open ones, end others as stale, and correct the
+        totals. The next read begins with the first outcome. Raise RunTaken if a newer incarnation has
+        claimed the run, Connection.call's other errors, DiskFull, MalformedMessage for a wrong text on
+        the server, DataError if a ticket is too large, or Questions.at's errors.
         """
         self._restarts, self._queue.damaged = self._connection.restarts, False
         self._queue.claim(self._nonce, holder_name())
@@ -97,11 +105,12 @@ class TicketFlow:
             self._queue.announce(self._weights)
 
     def _adopt(self, places: OpenPlaces) -> None:
-        """Open the tickets that were issued after the journal's last record.
+        """Open the tickets of `places` (on the server) that were issued after the journal's last record.
 
         They have the next numbers without a gap, entries of their own, versions that this run can have,
         and are no more than a learner issues between two records. Others were written by another client.
-        Example: the ledger ends at train:4, the server has 5, 6 and 999: train:5 and train:6 are opened.
+        Raise MalformedMessage for a text that is no version. Example: the ledger ends at train:4, the
+        server has 5, 6 and 999: train:5 and train:6 are opened.
         """
         ledger, settings = self._ledger, self._plan.source.settings
         rounds = (1 + settings.max_resample_times) * settings.max_empty_updates
@@ -115,7 +124,10 @@ class TicketFlow:
             ledger.opened(ledger.next_train_ticket(), version)
 
     def _withdraw(self, places: OpenPlaces) -> None:
-        """End as stale the server's tickets that the ledger lacks. Raise Connection.call's errors."""
+        """End as stale, on the server, the tickets of `places` that the ledger lacks or has otherwise.
+
+        So end names that are no tickets, too. Raise Connection.call's errors, such as RunTaken.
+        """
         ended = [name for name, (first, _) in places.tickets.items() if self._is_other(name, first)]
         stale: EndState = "stale"
         for purpose in ("train", "eval"):
@@ -126,14 +138,18 @@ class TicketFlow:
             self._queue.close("train", dict.fromkeys(places.strange[start : start + _SLICE], stale))
 
     def _is_other(self, ticket: TicketId, first: str) -> bool:
-        """Return whether the server's ticket is not open in the ledger, or since another version."""
+        """Return whether a ticket on the server is not open in the ledger since the version `first`.
+
+        `first` is the version of first issue that the server has, as text.
+        """
         return ticket not in self._ledger.open or str(self._ledger.open[ticket]) != first
 
     def _check_server(self) -> None:
         """Join again if the server differs from the ledger, at most 4 times per lease; log each cause.
 
-        Another client made the difference: this loop alone issues and ends tickets. Read outcomes again
-        if none came for as long. Raise ConfigError if the server may evict keys by now, or as `join`.
+        Another client made the difference: this loop alone issues and ends tickets. If no outcome came
+        for a quarter of the lease, the next read begins with the first outcome. Raise ConfigError if the
+        server may evict keys by now, or the errors of `join`.
         """
         if time.monotonic() < self._check_at:
             return
@@ -147,7 +163,10 @@ class TicketFlow:
             self.join()
 
     def _difference(self, places: OpenPlaces) -> str:
-        """Return what on the server differs from the ledger, less its unrecorded ends, or ""."""
+        """Return what in `places`, read from the server, differs from the ledger; "" if nothing does.
+
+        Tickets whose end is not in the journal yet may still be open on the server.
+        """
         ledger, there = self._ledger, places.tickets
         expected = Counter(ledger.snapshot()["totals"])
         expected.subtract(state for state, _ in ledger.unrecorded.values())
@@ -160,9 +179,10 @@ class TicketFlow:
         return "" if +expected == +Counter(places.totals) else f"the totals in {self._queue.keys.ledger}"
 
     def _issue(self, tickets: list[TicketId]) -> None:
-        """Issue tickets: open ones at the version of their first issue, new ones at the current version.
+        """Issue tickets: open ones at the version of their first issue, others at the announced one.
 
-        Raise as `issue_tickets`.
+        The ledger opens the others; before any announcement their version is 0.0. Raise DataError if a
+        ticket is too large for the server, or the errors of `issue_tickets`.
         """
         ledger, source = self._ledger, self._plan.source
         version = self._weights.version if self._weights else Version(0, 0)
@@ -180,12 +200,13 @@ class TicketFlow:
                 ledger.opened(name, first)
 
     def issue_tickets(self, step: int) -> None:
-        """Issue new tickets as far as the credit and the rest of the run allow.
+        """Issue new tickets, after `step` Updates, as far as the credit and the rest of the run allow.
 
         Example: credit 4 and 1 step of 2 groups left: at most 2 tickets are open. That a question is
         asked again is journalled before its new ticket is issued. After a kill between the two, a
-        resumed learner would otherwise take that ticket for another question. Raise DiskFull, the errors
-        of Connection.call and Questions.at, or MalformedMessage for an empty prompt or a wrong version.
+        resumed learner would otherwise take that ticket for another question. Raise DiskFull, DataError
+        if a ticket is too large for the server, the errors of Connection.call and Questions.at, or
+        MalformedMessage for an empty prompt or a wrong version.
         """
         ledger, settings = self._ledger, self._plan.source.settings
         if ledger.owes_record:
@@ -196,16 +217,17 @@ class TicketFlow:
     def take_groups(self, step: int) -> TakenGroups | None:
         """Issue tickets, wait for evaluation and batch, return the batch; None when asked to stop.
 
-        The groups are within max_staleness, have a spread of rewards, and are in order of arrival.
-        Unblocked by outcomes from the rewarders. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S
-        without any outcome, and NoSignal when too many groups in a row had nothing to learn from. Raise
-        the errors of `join` and `issue_tickets`, such as RunTaken, DiskFull and DataError.
+        `step` is the number of Updates made. The groups are within max_staleness, have a spread of
+        rewards, and are in order of arrival. Unblocked by outcomes from the rewarders. Raise
+        DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without any outcome, and NoSignal, which the
+        journal then records, when too many groups in a row had nothing to learn from. Raise the errors
+        of `join` and `issue_tickets`, such as RunTaken, DiskFull and DataError.
         """
         self._deadline.restart()
         with self._phases.enter(WAITING):
             while not self._stopping.is_set():
                 self.issue_tickets(step)
-                self._advance(step)
+                self._advance()
                 if self.evaluator.running:
                     continue  # a resume past this step would not evaluate the version again
                 try:
@@ -218,10 +240,12 @@ class TicketFlow:
                     return TakenGroups(groups, self.intake.take_arrivals())
         return None
 
-    def _advance(self, step: int) -> None:
-        """Join again after a server restart, read outcomes and answers; sleep 10 ms if none arrived.
+    def _advance(self) -> None:
+        """Join again after a server restart, read outcomes and answers; sleep 10 ms if none was there.
 
-        Raise DeadlineExceeded if none arrived for RUN_PROGRESS_TIMEOUT_S, and the errors of `join`.
+        Groups go to the intake, answers to the evaluator. Each outcome of an open ticket restarts the
+        deadline. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without one, and the errors of
+        `join`.
         """
         self._phases.poll()
         if self._connection.restarts != self._restarts or self._queue.damaged:
@@ -237,11 +261,13 @@ class TicketFlow:
             time.sleep(_POLL_S)
 
     def publish(self, weights: Weights, step: int, evaluate: bool) -> None:
-        """Wait for the running evaluation, announce a version, and start its evaluation if asked to.
+        """Wait for the running evaluation, announce `weights`, and start their evaluation if `evaluate`.
 
-        The journal has the version's hash before any actor can load the weights. Otherwise a learner
-        that resumes after a kill would refuse the tokens of its predecessor's last version. Raise
-        DeadlineExceeded as `take_groups` does, DiskFull, or Connection.call's errors.
+        `step` has no effect. A stop ends only the wait. The journal has the version's hash before any
+        actor can load the weights. Otherwise a learner that resumes after a kill would refuse the tokens
+        of its predecessor's last version. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without an
+        outcome, DiskFull, DataError if a ticket is too large for the server, or Connection.call's
+        errors, such as RunTaken.
         """
         self._ledger.publish(weights.version, weights.hash)
         self._commit_log.record("version", version=str(weights.version), hash=weights.hash)
@@ -252,18 +278,22 @@ class TicketFlow:
             self.evaluator.start(weights.version)
 
     def finish_evaluation(self, step: int) -> None:
-        """Wait until no evaluation is running, or the learner is asked to stop.
+        """Wait until no evaluation is running, or the learner is asked to stop. `step` has no effect.
 
         No training tickets are issued: their staleness would count from a version that is about to be
-        replaced. Raise DeadlineExceeded as `take_groups` does, or the errors of `join`.
+        replaced. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without an outcome, or the errors
+        of `join`.
         """
         self._deadline.restart()
         with self._phases.enter(WAITING):
             while self.evaluator.running and not self._stopping.is_set():
-                self._advance(step)
+                self._advance()
 
     def close_rest(self) -> None:
-        """End open tickets as unused, write the last record. Raise as CommitLog.record does."""
+        """End all open tickets as unused, and write the last record, "end", to the journal.
+
+        Raise DiskFull, or Connection.call's errors, such as RunTaken.
+        """
         for ticket in list(self._ledger.open):
             self._ledger.close(ticket, "unused", "the run ended")
         self._commit_log.record("end")
@@ -271,7 +301,7 @@ class TicketFlow:
     def release_workers(self) -> None:
         """Set the run's state to "ended", at which actors and rewarders leave.
 
-        If the server was restarted, `join` and set the lost state again. Raise as `join` does.
+        If the server was restarted, `join` and set the lost state again. Raise the errors of `join`.
         """
         self._queue.set_state("ended")
         while self._connection.restarts != self._restarts:
@@ -279,7 +309,10 @@ class TicketFlow:
             self._queue.set_state("ended")
 
     def _check_deadline(self) -> None:
-        """Log the wait every 30 s. After RUN_PROGRESS_TIMEOUT_S raise DeadlineExceeded."""
+        """Log a warning every 30 s of the wait, with what `_missing` returns.
+
+        Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without an outcome.
+        """
         waited_s = f"{self._deadline.waited_s:.0f} s"
         if self._deadline.expired():
             missing = f"{self._missing()}. Start what is missing, or raise RUN_PROGRESS_TIMEOUT_S"
@@ -288,7 +321,11 @@ class TicketFlow:
             log.warning(shorten(f"Waiting for groups since {waited_s}: {self._missing()}."))
 
     def _missing(self) -> str:
-        """Return who holds tickets, and if new weights lack results. Raise RunNotReady without a run."""
+        """Return, for people, who holds tickets, and whether the announced weights lack results.
+
+        A key of a wrong type on the server is named instead of the holders. Raise RunNotReady if the run
+        is not set up on the server.
+        """
         try:
             held = describe_waiting(self._connection, self._queue.keys, self._run.lease_s)
         except WrongType as error:
