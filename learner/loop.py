@@ -226,7 +226,7 @@ class Learner:
         version = Version(self._folder.incarnation, self._step)
         weights = write_version(self._folder, self._policy, version, self._parent)
         self._parent = weights.hash
-        self._flow.publish(weights, self._step, self._evaluation_due())
+        self._flow.publish(weights, self._evaluation_due())
         self._record_evaluations()
 
     def _evaluation_due(self) -> bool:
@@ -334,7 +334,7 @@ class Learner:
         DeadlineExceeded if the evaluation gets no answer, NotFinite, DiskFull, RunTaken,
         ServerUnavailable, or ConfigError for a damaged claim or best.json.
         """
-        self._flow.finish_evaluation(self._step)
+        self._flow.finish_evaluation()
         self._record_evaluations()
         complete = self._step >= self._plan.steps and not self._stopping.is_set()
         if complete:

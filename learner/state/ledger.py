@@ -112,10 +112,6 @@ class Ledger:
         """
         return self._positions.get(ticket, ticket.number)
 
-    def was_issued(self, ticket: TicketId) -> bool:
-        """Return whether a training ticket is open or has ended: its number is below `next_number`."""
-        return ticket in self.open or ticket.number < self.next_number
-
     def close(self, ticket: TicketId, state: EndState, reason: str = "") -> None:
         """End an open ticket, count its end `state` in `totals`, and store the end in `unrecorded`.
 

@@ -260,25 +260,25 @@ class TicketFlow:
         if not entries:
             time.sleep(_POLL_S)
 
-    def publish(self, weights: Weights, step: int, evaluate: bool) -> None:
+    def publish(self, weights: Weights, evaluate: bool) -> None:
         """Wait for the running evaluation, announce `weights`, and start their evaluation if `evaluate`.
 
-        `step` has no effect. A stop ends only the wait. The journal has the version's hash before any
-        actor can load the weights. Otherwise a learner that resumes after a kill would refuse the tokens
-        of its predecessor's last version. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without an
+        A stop ends only the wait. The journal has the version's hash before any actor can load the
+        weights. Otherwise a learner that resumes after a kill would refuse the tokens of its
+        predecessor's last version. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without an
         outcome, DiskFull, DataError if a ticket is too large for the server, or Connection.call's
         errors, such as RunTaken.
         """
         self._ledger.publish(weights.version, weights.hash)
         self._commit_log.record("version", version=str(weights.version), hash=weights.hash)
-        self.finish_evaluation(step)
+        self.finish_evaluation()
         self._weights, self._announced_at = weights, time.monotonic()
         self._queue.announce(weights)
         if evaluate:
             self.evaluator.start(weights.version)
 
-    def finish_evaluation(self, step: int) -> None:
-        """Wait until no evaluation is running, or the learner is asked to stop. `step` has no effect.
+    def finish_evaluation(self) -> None:
+        """Wait until no evaluation is running, or the learner is asked to stop.
 
         No training tickets are issued: their staleness would count from a version that is about to be
         replaced. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without an outcome, or the errors

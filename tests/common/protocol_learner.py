@@ -60,7 +60,7 @@ class Learner:
         self.flow.issue_tickets(PLAN.steps - self.ledger.train_open - count)
 
     def announce(self, version: str) -> None:
-        self.flow.publish(Weights(Version.parse(version), "folder", "hash", ""), 0, evaluate=False)
+        self.flow.publish(Weights(Version.parse(version), "folder", "hash", ""), evaluate=False)
 
     def evaluate(self, version: str) -> None:
         """As the Evaluator starts."""

@@ -59,7 +59,7 @@ class Bench:
     def publish(self, step, evaluate=False):
         version = Version(self.claim.incarnation, step)
         weights = Weights(version, "folder", weights_hash(version), "")
-        self.flow.publish(weights, step, evaluate)
+        self.flow.publish(weights, evaluate)
 
     def work(self, stream="tickets", limit=100, late=(), edit=lambda scored: scored):
         """Answer what lies on a ticket stream: a group per ticket, straight to the learner.
@@ -256,7 +256,7 @@ def test_a_run_of_the_same_name_from_another_folder_is_refused(bench):
 def test_held_out_questions_are_answered_and_never_trained(bench):
     bench.publish(0, evaluate=True)
     bench.work("eval_tickets")
-    bench.flow.finish_evaluation(0)
+    bench.flow.finish_evaluation()
     (result,) = bench.flow.evaluator.take_ended()
     assert summarise(result.answers, "accuracy")["eval/pass@1"] == 1.0
     assert [answer.index for answer in result.answers] == [0, 1]
@@ -285,7 +285,7 @@ def test_a_dead_question_is_counted_and_the_evaluation_ends(bench):
     for entry in work.take(1):
         work.bury(entry, "eval", "broken")
     bench.work("eval_tickets")
-    bench.flow.finish_evaluation(0)
+    bench.flow.finish_evaluation()
     (result,) = bench.flow.evaluator.take_ended()
     assert [answer.reason for answer in result.answers] == ["broken", ""]
     assert [answer.finish_reasons for answer in result.answers] == [(), ("stop",)]
@@ -389,7 +389,7 @@ def test_with_max_staleness_0_the_run_is_synchronous(tmp_path, connection, keys)
         bench.flow.issue_tickets(step)
         answer(ends_filtered=True)
         bench.work("eval_tickets")
-        bench.flow.finish_evaluation(step)
+        bench.flow.finish_evaluation()
         bench.flow.issue_tickets(step)
         answer(ends_filtered=False)
         groups = bench.flow.take_groups(step).groups

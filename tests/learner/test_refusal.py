@@ -230,7 +230,7 @@ def test_an_evaluation_ends_although_all_its_answers_are_forged(
     bench = Bench(tmp_path, connection, keys)
     bench.publish(0, evaluate=True)
     bench.work("eval_tickets", edit=of_ticket(columns={"answer": "forged"}))
-    bench.flow.finish_evaluation(0)
+    bench.flow.finish_evaluation()
     (result,) = bench.flow.evaluator.take_ended()
     assert [answer.reason for answer in result.answers] == [f"refused: {MEANING['columns']}"] * 2
     assert [answer.completions for answer in result.answers] == [(), ()]
