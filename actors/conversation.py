@@ -85,12 +85,13 @@ class Conversation:
         self._turns = self._calls = self._failures = 0
 
     async def run(self, pool: EpisodePool, sample: Sample, in_thread: InThread) -> Rollout:
-        """Hold the conversation in an episode of `pool`, and return it as a rollout.
+        """Hold the conversation in a new episode of `pool`, and return it as a rollout.
 
         `sample` returns a completion for the name of the request, the tokens so far and a sampling.
-        `in_thread` calls the blocking functions of the episode. If the environment or a tool breaks, the
-        rollout has the tokens so far, a failure and the finish reason "environment". Raise what `sample`
-        raises, such as Aborted. The episode is ended in any case.
+        `in_thread` calls blocking functions in a thread. If the environment or a tool breaks, this is
+        logged, and the rollout has the tokens so far, a failure and the finish reason "environment";
+        else the transcript has the environment's reward. Raise what `sample` raises, such as Aborted.
+        The episode is ended in any case.
         """
         episode: Episode | None = None
         try:
@@ -156,9 +157,10 @@ class Conversation:
     ) -> FinishReason | None:
         """Add a completion and the answers to its calls. Return why the conversation ends, else None.
 
-        The calls are run one after the other. Return the completion's own reason if it has no calls or
-        was cut, "turns" if it is over the limit of completions with calls, "template" if no turn can be
-        appended exactly, "length" if no token would be left. Raise EpisodeFailed if a tool broke.
+        The calls are run in `episode`, one after the other, by `in_thread`. Return the completion's own
+        reason if it has no calls or was cut, "turns" if it is over the limit of completions with calls,
+        "template" if no turn can be appended exactly, "length" if no token would be left. Raise
+        EpisodeFailed if a tool broke.
         """
         self._tokens.add_sampled(sampled)
         self._turns += 1
@@ -187,8 +189,9 @@ class Conversation:
     async def _answer(self, call: ToolCall, episode: Episode, in_thread: InThread) -> Message:
         """Run a tool call, count it, and return a message with the answer, also for the transcript.
 
-        A call with an `error` is not run: the error is the answer. It counts as a failure, as does a
-        tool that raises. Raise EpisodeFailed if the episode broke.
+        `in_thread` runs the call in `episode`. A call with an `error` is not run: the error is the
+        answer. It counts as a failure, as does a tool that raises. Raise EpisodeFailed if the episode
+        broke.
         """
         self._calls += 1
         text, failed = call.error, True

@@ -59,11 +59,11 @@ class Engine(Protocol):
         """
 
     async def take_weights(self, weights: Weights) -> None:
-        """Verify published weights and load them; `version` and later tokens' spans are of theirs then.
+        """Verify published weights, load them, and label the tokens that are sampled later with them.
 
-        Requests in flight wait meanwhile, and continue with the new weights. Raise WeightsRejected,
-        before anything has changed, if the files are not the announced ones, EngineFailed if the engine
-        is broken.
+        Requests in flight wait meanwhile, and continue with the new weights. `version` is theirs then.
+        Raise WeightsRejected, before anything has changed, if the files are not the announced ones,
+        EngineFailed if the engine is broken.
         """
 
     def room(self) -> int:

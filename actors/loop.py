@@ -41,11 +41,11 @@ MakeEngine = Callable[[ActorSettings, Contract, Path], Engine]
 def run(settings: ActorCommand, stopping: threading.Event, make_engine: MakeEngine) -> None:
     """Join the run, start an engine by `make_engine`, and turn tickets into groups until the run ends.
 
-    Return too when `stopping` is set. After an emptied queue server the actor joins again with the same
-    engine. The engine is stopped and the connection closed at the end, also after an error. Raise
-    DeadlineExceeded if no learner comes or its heartbeat stops, RunNotReady if the learner publishes
-    another contract, MalformedMessage if its contract cannot be read, ConfigError, ServerUnavailable,
-    EngineFailed.
+    Return too when `stopping` is set. Wait up to RUN_JOIN_TIMEOUT_S for a learner. After an emptied
+    queue server join again with the same engine. At the end stop the engine and close the connection,
+    also after an error. Raise DeadlineExceeded if no learner comes or its heartbeat stops, RunNotReady
+    if the learner publishes another contract, MalformedMessage if its contract cannot be read,
+    ConfigError, ServerUnavailable, EngineFailed.
     """
     asyncio.run(_run(settings, stopping, make_engine))
 

@@ -139,9 +139,9 @@ class TicketWorker:
     async def _take(self, purpose: Purpose) -> bool:
         """Take as many tickets of a purpose as there is room for, then start each job that may start.
 
-        Return whether the queue server gave a ticket, also one that was not held (see `_admit`); False
-        as well without room. Wait up to 0.1 s for training tickets. Raise ServerUnavailable and the
-        other errors of Connection.call.
+        Return whether the queue server gave an entry, also if it was not held as a ticket; False as well
+        without room. Wait up to 0.1 s for training tickets. Raise ServerUnavailable and the other errors
+        of Connection.call.
         """
         count = self._held.places(purpose, self._groups.room(), self._engine.version)
         if count == 0:
@@ -222,7 +222,8 @@ class TicketWorker:
     def _start_jobs(self) -> None:
         """Set `running` of each held job that may start now, and start a `_serve` task for it.
 
-        None starts while the worker is ending. Which jobs may start: see HeldTickets.startable.
+        A job may start with the version of the engine's weights that its ticket asks for, if no job has
+        to run alone. None starts while the worker is ending.
         """
         for job in self._held.startable(self._engine.version, steady=not self._follower.taking):
             if self._ending:
@@ -241,7 +242,8 @@ class TicketWorker:
         `stopping` is set, the ticket is back on its stream, uncounted. A refused prompt, broken episodes
         or a malformed completion are logged and count as a failed attempt.
         Ends when: the job is no longer held, nor its lease renewed; an error ends both too.
-        Raise EngineFailed unless `stopping` is set, or an error of Connection.call: ServerUnavailable.
+        Raise EngineFailed unless `stopping` is set, ServerUnavailable or another error of
+        Connection.call.
         """
         ticket = job.ticket
         try:

@@ -49,7 +49,8 @@ def read_calls(text: str) -> tuple[str, list[ToolCall]]:
     Calls are <tool_call> blocks, or a whole text that is one JSON object with arguments. A block that is
     no call gives a call with an `error`, and so does the 65th, the last that is returned. A text without
     calls is returned unchanged with []. Calls in a model's reasoning, up to the last </think>, are not
-    read. Example:
+    read, and the reasoning stays in the text.
+    Example:
         >>> read_calls('Sum: <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
         ('Sum:', [ToolCall(name='add', arguments={'a': 1}, error='')])
     """

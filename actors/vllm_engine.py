@@ -96,7 +96,8 @@ class VllmEngine:
 
         `request_id` is the name of the request for `abort`. At temperature 0 one completion is sampled
         and repeated. Raise Aborted after `abort`, PromptRefused if vLLM refuses the prompt or the regex,
-        MalformedMessage if a completion is no Rollout, EngineFailed if vLLM fails or has no weights yet.
+        MalformedMessage if a completion is no Rollout, EngineFailed if vLLM fails or has no weights yet,
+        ValueError if vLLM takes no such `sampling`.
         """
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input

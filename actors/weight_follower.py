@@ -48,7 +48,7 @@ class WeightFollower:
         self._reported = ""
 
     async def poll(self) -> bool:
-        """Load the announced weights unless the engine has them or an eval ticket runs. Return whether.
+        """Load newly announced weights unless an eval ticket runs; return whether weights were loaded.
 
         Refused weights are logged. Raise EngineFailed if the engine breaks; after `learner_timeout_s`
         DeadlineExceeded without weights and heartbeat, WeightsRejected without usable weights.
@@ -103,9 +103,9 @@ class WeightFollower:
             )
 
     def _refuse(self, weights: Weights, reason: WeightsRejected) -> None:
-        """Raise `reason` if no usable weights came for RUN_JOIN_TIMEOUT_S, else log it.
+        """Raise `reason` if no usable weights came for RUN_JOIN_TIMEOUT_S, else log it as a warning.
 
-        A reason with the text of the last logged one is not logged again.
+        A reason with the text of the last logged one is not logged again. `weights` are those refused.
         """
         if self._deadline.expired():
             raise reason

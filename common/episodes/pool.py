@@ -70,8 +70,9 @@ class EpisodePool:
     """Starts episodes for one run, at most `settings.episode_workers` at a time.
 
     `spec` has the tools and environments. The user's code is imported only in sandbox processes;
-    `modules` are imported before the rights of these are given up. Making a pool starts no process.
-    Raise ConfigError if the user of the processes does not exist.
+    `modules` are imported before the rights of these are given up. Making a pool starts no process, but
+    hides this process's memory from others of its user. Raise ConfigError if the user of the processes
+    does not exist.
     """
 
     def __init__(
@@ -110,8 +111,9 @@ class EpisodePool:
     def begin(self, row: Mapping[str, Any]) -> "Episode":
         """Return a new episode for a row of the data. Its `tools` are set, its environment is not reset.
 
-        Wait for a process to start, if none is idle. Raise EpisodeFailed if none starts, the code cannot
-        be imported, the row names no environment of the run, or the environment's class raises.
+        Wait for a process to start, if none is idle, and for the environment's class. Raise
+        EpisodeFailed if no process starts, the code cannot be imported, the row names no environment of
+        the run, or the class raises.
         """
         try:
             tools = self.spec.tools_of(row)
@@ -213,7 +215,7 @@ class Episode:
         return encodable(found)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> ToolAnswer:
-        """Call a tool with the arguments that the policy wrote, by name, and return the tool's answer.
+        """Call the tool `name` with the arguments that the policy wrote, and return the tool's answer.
 
         The answer has `failed` if the tool raises or does not exist, or the arguments cannot be sent.
         Raise EpisodeFailed, after which the episode has ended, for a crash, over the time limit or for a

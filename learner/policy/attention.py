@@ -160,7 +160,9 @@ def _attend_per_sequence(qkv: _QKV, bounds: list[int], options: _Options) -> Ten
 def _causal_attention(query: Tensor, key: Tensor, value: Tensor, options: _Options) -> Tensor:
     """Return causal attention (B, heads, width, head size) of B sequences of the same padded width.
 
-    Padding behind a sequence changes no output of the sequence, because attention is causal.
+    Key and value may have fewer heads. A token sees all tokens before it, or with `options.window` 3
+    itself and 2. Padding behind a sequence changes no output of the sequence, because attention is
+    causal.
     """
     dropout, scale, window = options
     width, mask = query.shape[2], None
@@ -184,12 +186,14 @@ class _SequencesByLength(NamedTuple):
 
 @lru_cache(maxsize=2)  # every layer of a forward pass calls with the same row
 def _group_by_length(bounds: tuple[int, ...], device: torch.device) -> _SequencesByLength:
-    """Return the grouping, on `device`, of a row: `bounds` [0, 3, 8] are sequences of 3 and 5 tokens."""
+    """Return the sequences of a row in parts of like length: `bounds` [0, 3, 8] are 3 and 5 tokens.
+
+    Up to 128 tokens, those with the same next multiple of 16 share a part. Tensors are on `device`.
+    """
     starts = torch.tensor(bounds[:-1])
     lengths = torch.tensor(bounds[1:]) - starts
-    classes = torch.where(
-        lengths <= _SHORT_TOKENS, (lengths + _PADDING_STEP - 1) // _PADDING_STEP * _PADDING_STEP, lengths
-    )
+    padded = (lengths + _PADDING_STEP - 1) // _PADDING_STEP * _PADDING_STEP
+    classes = torch.where(lengths <= _SHORT_TOKENS, padded, lengths)
     parts, places = [], []
     for size in classes.unique().tolist():
         same = (classes == size).nonzero()[:, 0]

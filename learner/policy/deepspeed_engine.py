@@ -33,8 +33,9 @@ class OptimizerStep:
 class DeepSpeedEngine:
     """The PolicyModel `module` in training under ZeRO 0 to 3. Creating one joins the process group.
 
-    In bf16 the stage is at least 1, because only then DeepSpeed keeps fp32 master weights: a step of
-    1e-6 on a weight of 1.0 rounds to nothing in bf16. All ranks call a method together.
+    `settings` give the stage of ZeRO, the precision and the optimizer. In bf16 the stage is at least 1,
+    because only then DeepSpeed keeps fp32 master weights: a step of 1e-6 on a weight of 1.0 rounds to
+    nothing in bf16. All ranks call a method together.
     """
 
     def __init__(self, module: PolicyModel, settings: LearnerSettings) -> None:
@@ -67,7 +68,8 @@ class DeepSpeedEngine:
     def step(self) -> OptimizerStep:
         """Clip the accumulated gradients, step the optimizer, clear the gradients; return the result.
 
-        grad_norm is the norm before clipping. If the gradients are not finite, no weight changes.
+        grad_norm is the norm before clipping. If the gradients are not finite, no weight changes, and
+        `skipped` of the result is True. All ranks call together.
         """
         if self.stage == 0:
             gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
@@ -107,7 +109,7 @@ class DeepSpeedEngine:
         self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
 
     def load(self, folder: Path) -> None:
-        """Restore weights and optimizer state exactly as saved. All ranks must call together.
+        """Restore weights and optimizer state exactly as `save` wrote them. All ranks call together.
 
         The files are unpickled, which can execute code: load only the run's own folder.
         """
@@ -117,7 +119,8 @@ class DeepSpeedEngine:
 def join_process_group() -> None:
     """Join the launcher's process group; without a launcher, make one of this process alone.
 
-    The launcher's environment variables are set then. The backend is nccl with a GPU, else gloo.
+    Without one, the environment variables of a launcher are set too. The backend is nccl with a GPU,
+    else gloo. DeepSpeed's shared-memory messages are switched off.
     """
     # DeepSpeed would compile its shared-memory op for a minute, which only saves gloo some copies.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -132,7 +135,7 @@ def leave_process_group() -> None:
 
 
 def _config(settings: LearnerSettings, stage: int) -> dict[str, Any]:
-    """Return DeepSpeed's configuration for the settings, with ZeRO stage `stage` (0 to 3)."""
+    """Return DeepSpeed's options for precision, clipping, offloading and ZeRO stage `stage` (0 to 3)."""
     offloaded = [name for name in ("offload_optimizer", "offload_param") if getattr(settings, name)]
     zero = {"stage": stage} | {name: {"device": "cpu"} for name in offloaded}
     return {

@@ -62,9 +62,9 @@ class LogprobHead(nn.Module):
     def forward(
         self, hidden_ND: Tensor, token_ids_N: Tensor, temperature_N: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and entropies of the tokens, both (N,), in nats, with gradients.
+        """Return log-probabilities of `token_ids_N` and entropies, both (N,), in nats, with gradients.
 
-        The logits of `hidden_ND` are divided by `temperature_N`, which is above 0.
+        The logits of the hidden states `hidden_ND` are divided by `temperature_N`, which is above 0.
         """
         return token_logprobs(
             hidden_ND, self.weight, token_ids_N, temperature_N,
@@ -118,7 +118,7 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, token_ids_N: Tensor,
         temperature_N: Tensor, chunk: int, fp32: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Return log-probabilities and entropies, (N,) each, `chunk` tokens at a time; fill `ctx`."""
+        """Return log-probabilities, entropies (N,), `chunk` tokens at a time; save inputs in `ctx`."""
         count, dtype = len(hidden_ND), _reduction_dtype(hidden_ND)
         logprobs, entropy, lse = (hidden_ND.new_empty(count, dtype=dtype) for _ in range(3))
         for start in range(0, count, chunk):

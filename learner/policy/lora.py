@@ -47,7 +47,7 @@ def add_adapter(model: PreTrainedModel, settings: LearnerSettings) -> PeftModel:
 def merge_adapter(state: Mapping[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
     """Return the weights of a model without adapters that computes the same: W + scale x B A.
 
-    `state` holds weights and adapters by peft's names, and is not changed. A merged weight has its
+    `state` holds weights and adapters by peft's names, and is not changed. A merged weight keeps its
     dtype; the names are those of the model without adapters. Merging into the trained weights and back
     would change them by rounding. LoRA, arXiv:2106.09685, sect. 4.1. Raise KeyError without A or B.
     Example: W = [[1]], A = [[2]], B = [[3]] and scale 0.5 give [[4]].

@@ -55,7 +55,8 @@ def pack_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
     `lengths` are the sequences' tokens. A row holds at most `budget` tokens; a longer sequence gets a
     row of its own. First-fit decreasing needs at most 11/9 of the fewest possible rows, plus 1 (Yue
     1991). Rows are ordered by their longest sequence, longest first; indices in a row ascend. Equal
-    input gives equal output. Example:
+    input gives equal output.
+    Example:
         >>> pack_rows([3, 9, 3, 5, 12, 3], budget=10)
         [[4], [1], [0, 3], [2, 5]]
     """
@@ -74,6 +75,8 @@ def pack_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 def pack_for_ranks(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int]]]:
     """Return the rows of each rank (indices of sequences), the same number of rows for every rank.
+
+    `lengths` are the sequences' tokens, `budget` is the most tokens of a row with several sequences.
 
     1. Longest first, each sequence goes to the rank with the fewest tokens. Two ranks then differ by at
        most the longest sequence.

@@ -90,7 +90,8 @@ class Policy:
         `step` counts the Updates made before. The reference and the optimizer are changed first if their
         schedules say so. The result depends only on weights, reference, optimizer state, coefficient of
         adaptive entropy, batch, step and settings: a replay repeats it. An optimizer step whose
-        gradients are not finite is skipped, and left out of the means of loss and grad_norm.
+        gradients are not finite is skipped; loss and grad_norm are means over the others, None if all
+        were skipped.
         """
         self._apply_schedules(step)
         rate = learning_rate(self._settings, step, self._steps)
@@ -117,15 +118,15 @@ class Policy:
         )  # fmt: skip
 
     def _adapt_entropy(self, step: OptimizerStep, record: TokenRecord) -> None:
-        """Change the coefficient of adaptive entropy by the mean entropy of an optimizer step's tokens.
+        """Adapt the entropy coefficient to the mean entropy of `record`, an optimizer step's tokens.
 
-        Do nothing without adaptive entropy, after a skipped step, and for a record without tokens.
+        Do nothing without adaptive entropy, after a skipped `step`, and for a record without tokens.
         """
         if self._settings.use_adaptive_entropy and not step.skipped and len(record.entropy):
             self._set_entropy(adapt(self._entropy, float(record.entropy.mean()), self._settings))
 
     def _set_entropy(self, control: EntropyControl) -> None:
-        """Store the state of adaptive entropy; if that is used, give the loss its coefficient."""
+        """Store `control`, the state of adaptive entropy; if used, the loss gets its coefficient."""
         self._entropy = control
         if self._settings.use_adaptive_entropy:
             coef = applied_coef(control, self._settings)
@@ -136,7 +137,7 @@ class Policy:
 
         ref_model_sync_steps 10 mixes at steps 10, 20, 30, with ref_model_mixup_alpha as the policy's
         part. outer_iteration_steps 10 copies then, and resets the optimizer, with or without a
-        reference.
+        reference. Nothing is due at step 0.
         """
         settings, reference = self._settings, self._reference
         mixes = step and settings.sync_ref_model and step % settings.ref_model_sync_steps == 0

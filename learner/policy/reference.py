@@ -71,7 +71,7 @@ class FrozenCopyReference:
     def save(self, folder: Path) -> None:
         """Write the weights, unless they never changed, into FOLDER/reference.safetensors.
 
-        `soft_update` changes them, and `load` of changed ones.
+        `soft_update` changes them. Weights that `load` restored have changed too.
         """
         if self._changed:
             save_weights(self._model, str(folder / _FILE))
