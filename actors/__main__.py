@@ -12,7 +12,13 @@ class Actor(ActorCommand):
     """Generate completions for the tickets of a run, with one inference engine."""
 
     def work(self) -> int:
-        """Generate until the run's end or a signal and return 0. Raise as actors.loop.run does."""
+        """Turn the run's tickets into groups with vLLM until the run ends or a signal comes; return 0.
+
+        The first SIGINT or SIGTERM ends the work in order, a second one at once. A guard process is
+        started, which kills this process's children when this process has ended. Raise ConfigError,
+        EngineFailed, DeadlineExceeded, RunNotReady, MalformedMessage or ServerUnavailable, as
+        actors.loop.run does.
+        """
         stopping = begin_role()
         with heavy_imports():
             from penstock.actors.loop import run
@@ -23,7 +29,7 @@ class Actor(ActorCommand):
 
 
 def main() -> None:
-    """Run the `actor` command and exit with its code."""
+    """Run the `actor` command with the process's arguments, and end the process with its exit code."""
     sys.exit(execute_command(Actor, "actor"))
 
 

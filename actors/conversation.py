@@ -45,17 +45,17 @@ class _Tokens:
     count: int = 0
 
     def add_sampled(self, rollout: Rollout) -> None:
-        """Add a completion of the engine."""
+        """Append a completion of the engine. Its spans are moved to their place in the conversation."""
         at = self.count
         self.spans += [replace(one, start=one.start + at, end=one.end + at) for one in rollout.spans]
         self._add(rollout.token_ids, rollout.logprobs, rollout.mask)
 
     def add_answer(self, ids: Int32s) -> None:
-        """Add tokens that the policy did not sample."""
+        """Append tokens that the policy did not sample, with log-probability 0 and mask False."""
         self._add(ids, np.zeros(len(ids), dtype="<f4"), np.zeros(len(ids), dtype=bool))
 
     def _add(self, ids: Int32s, logprobs: np.ndarray, mask: np.ndarray) -> None:
-        """Add tokens with their log-probabilities and mask."""
+        """Append T tokens, their log-probabilities and their mask, (T,) each; raise `count` by T."""
         self.ids.append(ids)
         self.logprobs.append(logprobs)
         self.masks.append(mask)
@@ -63,10 +63,11 @@ class _Tokens:
 
 
 class Conversation:
-    """A conversation about one ticket, as its rollout `index`. `run` it once.
+    """A conversation about one ticket, as its rollout `index`, from 0. `run` it once.
 
-    `limits` are the most tokens of the prompt, and the completions with tool calls after which a further
-    one ends the conversation (0: no limit).
+    `template` renders further turns. `limits` are the most tokens of a prompt that an environment
+    extended, and the most completions whose tool calls are run (0: no limit). With 2, a third completion
+    with calls ends the conversation.
     """
 
     def __init__(
@@ -84,9 +85,13 @@ class Conversation:
         self._turns = self._calls = self._failures = 0
 
     async def run(self, pool: EpisodePool, sample: Sample, in_thread: InThread) -> Rollout:
-        """Return the rollout, with a failure if the environment or a tool broke.
+        """Hold the conversation in a new episode of `pool`, and return it as a rollout.
 
-        Raise what `sample` raises. The episode is closed in any case.
+        `sample` returns a completion for the name of the request, the tokens so far and a sampling.
+        `in_thread` calls blocking functions in a thread. If the environment or a tool breaks, this is
+        logged, and the rollout has the tokens so far, a failure and the finish reason "environment";
+        else the transcript has the environment's reward. Raise what `sample` raises, such as Aborted.
+        The episode is ended in any case.
         """
         episode: Episode | None = None
         try:
@@ -108,17 +113,19 @@ class Conversation:
                 episode.abandon()
 
     async def _begin(self, episode: Episode, in_thread: InThread) -> None:
-        """Reset the environment, and make the prompt of what it returned. Raise EpisodeFailed."""
+        """Reset the environment; store the messages, and the prompt's tokens if reset's text extends it.
+
+        Raise EpisodeFailed if reset breaks, the template refuses its text, or the prompt gets too long.
+        """
         observation = await in_thread(episode.reset)
-        prompt = self._ticket.columns.get("prompt", "")
-        self._messages = self._template.messages_of(prompt, observation)
+        self._messages = self._template.messages_of(self._ticket.columns.get("prompt", ""), observation)
         if observation is None:
             return
         self._said.append({"role": "user", "content": observation})
         try:
             ids = await in_thread(self._template.prompt_ids, self._messages, self._tools)
         except ValueError as error:
-            raise EpisodeFailed(f"the chat template refuses what reset returned: {error}") from error
+            raise EpisodeFailed(f"template and reset's text do not fit, change one: {error}") from error
         if len(ids) > self._most_prompt:
             raise EpisodeFailed(
                 f"the prompt has {len(ids)} tokens with what reset returned, expected at most "
@@ -127,13 +134,16 @@ class Conversation:
         self._own_prompt = ids
 
     def _ids_so_far(self) -> Int32s:
-        """Return the tokens of the prompt and all that came after it."""
+        """Return the tokens of the prompt and of all turns and answers after it, in one array (L,)."""
         prompt = self._own_prompt if len(self._own_prompt) else self._ticket.prompt_ids
         ids: Int32s = np.concatenate([prompt, *self._tokens.ids])
         return ids
 
     def _sampling(self) -> Sampling:
-        """Return the sampling of the next turn: the tokens that are left, and a seed of its own."""
+        """Return the ticket's sampling for the next turn, with the tokens that are left and a new seed.
+
+        The first turn has the ticket's seed + index. Later seeds are a hash of that seed and the turn.
+        """
         asked = self._ticket.sampling
         seed = asked.seed + self._index
         if self._turns:
@@ -145,9 +155,12 @@ class Conversation:
     async def _take(
         self, sampled: Rollout, episode: Episode, in_thread: InThread
     ) -> FinishReason | None:
-        """Add a completion and the answers to its calls; return why the conversation ends, or None.
+        """Add a completion and the answers to its calls. Return why the conversation ends, else None.
 
-        Raise EpisodeFailed if a tool broke.
+        The calls are run in `episode`, one after the other, by `in_thread`. Return the completion's own
+        reason if it has no calls or was cut, "turns" if it is over the limit of completions with calls,
+        "template" if no turn can be appended exactly, "length" if no token would be left. Raise
+        EpisodeFailed if a tool broke.
         """
         self._tokens.add_sampled(sampled)
         self._turns += 1
@@ -174,7 +187,12 @@ class Conversation:
         return None
 
     async def _answer(self, call: ToolCall, episode: Episode, in_thread: InThread) -> Message:
-        """Return a tool's message, or one with an error for a failed call. Raise EpisodeFailed."""
+        """Run a tool call, count it, and return a message with the answer, also for the transcript.
+
+        `in_thread` runs the call in `episode`. A call with an `error` is not run: the error is the
+        answer. It counts as a failure, as does a tool that raises. Raise EpisodeFailed if the episode
+        broke.
+        """
         self._calls += 1
         text, failed = call.error, True
         if not call.error:
@@ -186,9 +204,11 @@ class Conversation:
         return message
 
     def _rollout(self, finish: FinishReason, reward: float | None = None, failure: str = "") -> Rollout:
-        """Return the conversation so far as a rollout.
+        """Return the conversation so far as a rollout, with its transcript.
 
-        A conversation without a token gets one that is not sampled, because a rollout has at least one.
+        `reward` is the environment's, None without one; `failure` says why the episode broke, "" if it
+        did not. A conversation without a token gets one that is not sampled, because a rollout has at
+        least one.
         """
         if not self._tokens.count:
             self._tokens.add_answer(np.zeros(1, dtype="<i4"))
@@ -206,7 +226,10 @@ class Conversation:
 
 
 async def _begun(starting: Awaitable[Episode]) -> Episode:
-    """Return an episode once it has begun; one that begins after a cancellation is abandoned."""
+    """Return the episode that `starting` gives. After a cancellation of this wait raise CancelledError.
+
+    An episode that begins after that is abandoned.
+    """
     future = asyncio.ensure_future(starting)
     try:
         return await asyncio.shield(future)
@@ -216,11 +239,11 @@ async def _begun(starting: Awaitable[Episode]) -> Episode:
 
 
 def _abandon(begun: asyncio.Future[Episode]) -> None:
-    """Abandon the episode of a future that is done, if it has one."""
+    """End a done future's episode, without waiting; do nothing if the future failed or was cancelled."""
     if not begun.cancelled() and begun.exception() is None:
         begun.result().abandon()
 
 
 def _shown(message: Message) -> Message:
-    """Return a message with its content cut to what a transcript keeps."""
+    """Return a copy of a message with its content cut to the 20,000 letters that a transcript keeps."""
     return message | {"content": short(message["content"], _LONGEST_SHOWN)}

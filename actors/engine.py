@@ -21,7 +21,7 @@ class PromptRefused(PenstockError):
 
 
 class Aborted(Exception):
-    """A request was aborted; `partial` holds the completions up to that moment that have a token.
+    """The request `request_id` was aborted; `partial` has its completions so far that have a token.
 
     A completion that was cut short has the finish reason "length".
     """
@@ -36,41 +36,49 @@ class Engine(Protocol):
 
     @property
     def version(self) -> Version | None:
-        """The version in use; None before `take_weights` was called for the first time."""
+        """Return the version whose weights are in use; None until `take_weights` has succeeded once."""
 
     async def stop(self) -> None:
-        """End the engine and its processes."""
+        """End the engine and its processes; it cannot be used afterwards. Call this once."""
 
     async def generate(
         self, request_id: str, prompt_ids: Int32s, sampling: Sampling, num_generations: int
     ) -> tuple[Rollout, ...]:
-        """Return `num_generations` completions of one prompt.
+        """Return `num_generations` completions of the prompt `prompt_ids` (P,), in order of their seeds.
 
-        Raise Aborted after `abort`, PromptRefused if only this request is at fault, EngineFailed if the
-        engine is broken, MalformedMessage if a completion is no Rollout.
+        `request_id` is the name of the request for `abort`; no other request in flight has it.
+        Completion i gets the seed `sampling.seed` + i. Wait until all have ended. Raise Aborted after
+        `abort`, PromptRefused if only this request is at fault, EngineFailed if the engine is broken,
+        MalformedMessage if one is no Rollout.
         """
 
     async def abort(self, request_id: str) -> None:
-        """End a request early: its `generate` raises Aborted with the completions so far."""
+        """End a request early: its `generate` raises Aborted with the completions so far.
+
+        Nothing happens if no request in flight has this id.
+        """
 
     async def take_weights(self, weights: Weights) -> None:
-        """Change to these weights. Requests in flight continue with them.
+        """Verify published weights, load them, and label the tokens that are sampled later with them.
 
-        Raise WeightsRejected before anything has changed, EngineFailed if the engine is broken.
+        Requests in flight wait meanwhile, and continue with the new weights. `version` is theirs then.
+        Raise WeightsRejected, before anything has changed, if the files are not the announced ones,
+        EngineFailed if the engine is broken.
         """
 
     def room(self) -> int:
-        """Return how many more completions can start now."""
+        """Return how many more completions can start now; 0 or less if none can."""
 
     def tokens_generated(self) -> int:
-        """Return the number of tokens sampled since the start; constant while the engine hangs."""
+        """Return the number of tokens sampled since the start; it stays equal while the engine hangs."""
 
 
 def verify_weights(weights: Weights) -> Path:
-    """Return the folder of weights. Raise WeightsRejected unless the file has the announced hash.
+    """Return the folder of published weights, `weights.path`, after checking its model.safetensors.
 
-    Raise WeightsRejected as well if the folder holds other weights, whose hash nobody announced: an
-    engine loads all that it finds.
+    Raise WeightsRejected if the file cannot be read or has another hash than the announced one, or if
+    the folder holds another file of weights, whose hash nobody announced: an engine loads all that it
+    finds.
     """
     folder = Path(weights.path)
     try:
@@ -79,7 +87,7 @@ def verify_weights(weights: Weights) -> Path:
     except OSError as error:
         raise WeightsRejected(
             f"the weights of version {weights.version} cannot be read: {error}; "
-            "share the run's folder with this actor, and name its parent in RUN_DIR"
+            "share the run's folder with this actor, and set RUN_DIR to its parent folder"
         ) from error
     if found != weights.hash:
         raise WeightsRejected(
@@ -89,13 +97,13 @@ def verify_weights(weights: Weights) -> Path:
     others.remove(WEIGHTS_FILE)
     if others:
         raise WeightsRejected(
-            f"{folder} holds {', '.join(sorted(others))[:200]} beside {WEIGHTS_FILE}, which has no "
-            "announced hash; remove what the learner did not write"
+            f"{folder} holds {', '.join(sorted(others))[:200]} beside {WEIGHTS_FILE}, expected no other "
+            "file of weights; remove what the learner did not write"
         )
     return folder
 
 
 def hash_weights(folder: Path) -> str:
-    """Return the SHA-256 of a model folder's weights, in hex. Raise OSError if they cannot be read."""
+    """Return the SHA-256 of a folder's model.safetensors, in hex. Raise OSError if it cannot be read."""
     with (folder / WEIGHTS_FILE).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

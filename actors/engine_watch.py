@@ -16,7 +16,11 @@ log = get_logger(__name__)
 
 
 class EngineWatch:
-    """Detects an engine that has tickets and samples nothing; logs the engine's speed."""
+    """Detects an engine that has tickets and samples nothing for `stall_timeout_s`; logs its speed.
+
+    `groups` samples the rollouts with `engine`, `held` has the tickets, and `follower` changes the
+    weights.
+    """
 
     def __init__(
         self,
@@ -37,15 +41,15 @@ class EngineWatch:
     def progress(self) -> int:
         """Return a counter that grows with the sampled tokens, and stays equal while the engine hangs.
 
-        Each call while no ticket runs, weights are loaded, or every rollout waits for a tool adds 1:
-        loading and tools have timeouts of their own.
+        Each call while no ticket runs, weights are loaded, or every rollout waits for a tool adds 1 as
+        well: loading and tools have timeouts of their own.
         """
         if self._follower.taking or not self._held.running or self._groups.waits_for_tools():
             self._idle_checks += 1
         return self._engine.tokens_generated() + self._idle_checks
 
     def check(self) -> None:
-        """Raise EngineFailed if there was no progress for ACTOR_STALL_TIMEOUT_S."""
+        """Raise EngineFailed if `progress` has been equal in all calls for ACTOR_STALL_TIMEOUT_S."""
         if self._stall.expired(self.progress()):
             raise EngineFailed(
                 f"the engine has {len(self._held.running)} tickets and sampled no token for "
@@ -54,7 +58,10 @@ class EngineWatch:
             )
 
     def report(self) -> None:
-        """Log what the engine does, at most every 10 s."""
+        """Log running completions, tokens/s since the last log, the weights, and waiting tickets.
+
+        Do nothing within 10 s of the last log.
+        """
         now, tokens = time.monotonic(), self._engine.tokens_generated()
         then, tokens_then = self._reported
         if now - then >= _REPORT_S:

@@ -26,17 +26,19 @@ class Job:
 
     @property
     def request_id(self) -> str:
-        """The engine's name for this attempt; another attempt at the same ticket has another name.
+        """Return the engine's name for this attempt, TICKET/ENTRY, such as "train:7/1700000000000-0".
 
-        The name is made of the entry alone: the ticket id in the entry's payload may be wrong.
+        A ticket that was put back is another entry, so its next attempt has another name. Both parts are
+        the entry's own, because the ticket id in the entry's payload may be wrong.
         """
         return f"{self.entry.ticket}/{self.entry.id}"
 
     def is_ready(self, version: Version | None, steady: bool) -> bool:
-        """Return whether the job may start with the engine at `version`.
+        """Return whether the job may start with the engine at `version`; False for None, no weights.
 
-        A training ticket needs at least its min_step: with min_step 3, versions 1.3 and 1.4 do. An eval
-        ticket needs exactly its version, and an engine that is not loading weights (`steady`).
+        A training ticket needs a step of at least its min_step: with min_step 3, versions 1.3 and 1.4
+        do. An eval ticket needs exactly its version, and an engine that is not loading weights
+        (`steady`).
         """
         if self.ticket.purpose == "eval":
             return steady and version == self.ticket.version
@@ -44,7 +46,10 @@ class Job:
 
 
 class HeldTickets:
-    """The jobs of an actor, in the order in which they were taken; at most `credit` train."""
+    """The jobs that an actor holds, at first none, in the order in which they were added.
+
+    `credit` is the most training tickets that `places` lets the actor hold.
+    """
 
     def __init__(self, credit: int) -> None:
         self._credit = credit
@@ -52,23 +57,23 @@ class HeldTickets:
         self._last_size: dict[Purpose, int] = {"train": 0, "eval": 0}
 
     def __contains__(self, entry: Entry) -> bool:
-        """Return whether the ticket is held as this very entry."""
+        """Return whether a job with this entry's ticket and entry id is held."""
         return any(
             (job.entry.ticket, job.entry.id) == (entry.ticket, entry.id) for job in self._jobs.values()
         )
 
     @property
     def running(self) -> list[Job]:
-        """Jobs that have started: those being sampled or handed off."""
+        """Return a new list of the started jobs, oldest first: those being sampled or handed off."""
         return [job for job in self._jobs.values() if job.running]
 
     @property
     def waiting(self) -> list[Job]:
-        """Jobs that have not started."""
+        """Return a new list of the jobs that have not started, oldest first."""
         return [job for job in self._jobs.values() if not job.running]
 
     def add(self, job: Job) -> None:
-        """Hold a job; note its number of completions for `places`."""
+        """Hold a job, replacing one of the same `request_id`; store its group's size for `places`."""
         self._jobs[job.request_id] = job
         self._last_size[job.ticket.purpose] = job.ticket.num_generations
 
@@ -81,11 +86,12 @@ class HeldTickets:
         return any(job.ticket.purpose == "eval" for job in self.running)
 
     def startable(self, version: Version | None, steady: bool) -> list[Job]:
-        """Return the jobs that may start now with this version loaded (None: none), eval tickets first.
+        """Return the waiting jobs that may start now: first eval tickets, each kind oldest first.
 
-        `steady`: the engine is loading no weights; only then do eval tickets start. Once a job marked
-        `alone` is ready, no other starts until that job has ended, and that job starts when none runs
-        any more: if the engine dies then, that ticket is known to be the cause.
+        `version` is the engine's (None: no weights). `steady`: the engine is loading no weights; only
+        then do eval tickets start. Once a job marked `alone` is ready, no other job starts until that
+        job has ended. That job starts when none runs any more: if the engine dies then, that ticket is
+        known to be the cause.
         """
         running = self.running
         if any(job.alone for job in running):
@@ -97,13 +103,14 @@ class HeldTickets:
         return sorted(ready, key=lambda job: job.ticket.purpose != "eval")
 
     def places(self, purpose: Purpose, room: int, version: Version | None) -> int:
-        """Return how many more tickets to take while the engine has room for `room` completions.
+        """Return how many more tickets of `purpose` to take; the engine has room for `room` completions.
 
-        A group is assumed to be as large as the last of its purpose; without one, at most 1 is taken.
-        Example: room for 20 completions, 4 promised to waiting tickets, 8 in the last group: 2. While no
-        job runs, the result is at least 1, because the learner may need that ticket's group before it
-        publishes the version for which others wait. But at most `credit` train tickets are held.
-        Without a version, or while a job runs alone or is about to, the result is 0.
+        `version` is the engine's (None: no weights). A group is assumed to be as large as the last one
+        held of its purpose; without one, at most 1 is taken. Example: room for 20 completions, 4
+        promised to waiting tickets, 8 in the last group: 2. While no job runs, the result is at least 1,
+        because the learner may need that ticket's group before it publishes the version for which others
+        wait. But at most `credit` train tickets are held. Without a version, or while a job marked
+        `alone` runs or may start, the result is 0.
         """
         alone = [job for job in self._jobs.values() if job.alone]
         if version is None or any(job.running or job.is_ready(version, steady=True) for job in alone):

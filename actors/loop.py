@@ -39,16 +39,26 @@ MakeEngine = Callable[[ActorSettings, Contract, Path], Engine]
 
 
 def run(settings: ActorCommand, stopping: threading.Event, make_engine: MakeEngine) -> None:
-    """Work as an actor until the run ends or `stopping` is set.
+    """Join the run, start an engine by `make_engine`, and turn tickets into groups until the run ends.
 
-    Raise ConfigError, ServerUnavailable, EngineFailed, DeadlineExceeded if no learner comes, RunNotReady
-    if the learner publishes another contract, MalformedMessage if its messages cannot be read.
+    Return too when `stopping` is set. Wait up to RUN_JOIN_TIMEOUT_S for a learner. After an emptied
+    queue server join again with the same engine. At the end stop the engine and close the connection,
+    also after an error. Raise DeadlineExceeded if no learner comes or its heartbeat stops, RunNotReady
+    if the learner publishes another contract, MalformedMessage if its contract cannot be read,
+    ConfigError, ServerUnavailable, EngineFailed.
     """
     asyncio.run(_run(settings, stopping, make_engine))
 
 
 async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: MakeEngine) -> None:
-    """Do the work of `run`, with its errors; after RunNotReady join again. Stop the engine at last."""
+    """Join the run, start an engine by `make_engine`, and turn tickets into groups until the run ends.
+
+    Return too when `stopping` is set, also while waiting up to RUN_JOIN_TIMEOUT_S for a contract. After
+    a RunNotReady, which is logged, wait 0.5 s and for the contract, then go on with the same engine. At
+    last stop the engine, and close the episodes and the connection, also after an error. Raise
+    DeadlineExceeded if no learner comes, RunNotReady if the new contract is another one, and the other
+    errors of the worker.
+    """
     connection = await asyncio.to_thread(connect, settings.redis_url, settings.run, stopping)
     view = RunView(connection, Keys(settings.run.name))
     waiting = (view, settings.run.join_timeout_s, stopping)
@@ -83,7 +93,12 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
 
 
 def _start_engine(settings: ActorCommand, contract: Contract, make_engine: MakeEngine) -> Engine:
-    """Return an engine. Raise EngineFailed, ContractMismatch, or ConfigError without a tokenizer."""
+    """Return an engine started by `make_engine` on the contract's model folder; block until it is ready.
+
+    The begin and the time it took are logged. Raise EngineFailed if the engine does not start,
+    ContractMismatch if the folder is missing here or has another tokenizer than the learner's,
+    ConfigError if it has none.
+    """
     model = check_tokenizer(contract)
     log.info(f"Starting the inference engine on {model}.")
     began = time.monotonic()
@@ -93,10 +108,11 @@ def _start_engine(settings: ActorCommand, contract: Contract, make_engine: MakeE
 
 
 async def _make_groups(settings: ActorCommand, contract: Contract, engine: Engine) -> Completions:
-    """Return what samples the rollouts of tickets: with live episodes if the contract has tools.
+    """Return the sampler of rollouts: Conversations for a contract with tools, else Completions.
 
-    Raise ContractMismatch if the code of a tool or environment is not the learner's, ConfigError or
-    SandboxFailed if no process can be started for the code.
+    A contract with an environment counts as one with tools. Conversations run at most
+    `settings.actor.episode_workers` episodes at a time; none is started here. Raise ConfigError if the
+    user of the episodes' processes does not exist.
     """
     if not contract.episodes.active:
         return Completions(engine)

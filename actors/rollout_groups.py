@@ -14,38 +14,44 @@ from penstock.common.wire.messages import Int32s, Rollout, Sampling, Ticket
 
 
 class Completions:
-    """Samples the rollouts of a run without tools and environments: one request per ticket."""
+    """Samples rollouts without tools and environments by `engine`, with one request per ticket."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def generate(self, request_id: str, ticket: Ticket) -> tuple[Rollout, ...]:
-        """Return the ticket's rollouts; raise as Engine.generate."""
+        """Return the rollouts of a ticket, as many as the ticket asks for, in the order of their seeds.
+
+        `request_id` is the name of the request, for `abort`. Raise Aborted after `abort`, PromptRefused
+        if the engine cannot serve this prompt, EngineFailed if the engine is broken, MalformedMessage if
+        a completion is no Rollout.
+        """
         return await self._engine.generate(
             request_id, ticket.prompt_ids, ticket.sampling, ticket.num_generations
         )
 
     async def abort(self, request_id: str) -> None:
-        """End a group early: its `generate` raises Aborted."""
+        """End a ticket's request early: its `generate` raises Aborted. Ignore an unknown one."""
         await self._engine.abort(request_id)
 
     def room(self) -> int:
-        """Return how many more rollouts can start now."""
+        """Return how many more rollouts can start now; 0 or less if none can."""
         return self._engine.room()
 
     def waits_for_tools(self) -> bool:
-        """Return whether the engine has nothing to do because every rollout waits for a tool."""
+        """Return False: rollouts without tools never wait for one."""
         return False
 
     def close(self) -> None:
-        """End what the rollouts need beside the engine: nothing."""
+        """Do nothing: these rollouts need only the engine, which its owner stops."""
 
 
 class Conversations(Completions):
-    """Samples conversations, each with a live episode of `pool`; at most `places` live at a time.
+    """Samples conversations by `engine`, each with a live episode of `pool`; at most `places` at once.
 
-    `folder` is the model's, with its tokenizer. A conversation whose episode breaks becomes a rollout
-    with a failure. Such a rollout has no reward.
+    `contract` has the chat template and the limits of turns and tokens. `folder` is the model's, with
+    its tokenizer. A conversation whose episode breaks becomes a rollout with a failure and without a
+    reward. `close` closes the pool.
     """
 
     def __init__(
@@ -65,10 +71,13 @@ class Conversations(Completions):
         self._aborted: set[str] = set()
 
     async def generate(self, request_id: str, ticket: Ticket) -> tuple[Rollout, ...]:
-        """Return the ticket's conversations.
+        """Return the ticket's conversations as rollouts, in order of their index, once all ended.
 
-        Raise EpisodeFailed if fewer than two of several have no failure, or the only one has one. Raise
-        as Engine.generate if the engine fails at one of them; the others are cancelled then.
+        `request_id` is their common name, for `abort`. A conversation whose episode broke has a failure.
+        Raise EpisodeFailed if fewer than two have none, or if the only conversation of a ticket has one.
+        If the engine fails at one, cancel the others and raise the first error: Aborted after `abort`,
+        PromptRefused for this ticket's fault, EngineFailed for a broken engine, MalformedMessage for a
+        completion that is no Rollout.
         """
         size = ticket.num_generations
         self._requests[request_id] = set()
@@ -87,34 +96,58 @@ class Conversations(Completions):
         rollouts = tuple(task.result() for task in tasks)
         failures = [rollout.failure for rollout in rollouts if rollout.failure]
         if size - len(failures) < min(2, size):
-            raise EpisodeFailed(f"{len(failures)} of {size} episodes broke: {failures[0]}")
+            found = f"{len(failures)} of {size} episodes broke: {failures[0]}"
+            raise EpisodeFailed(
+                f"{found}; expected {min(2, size)} whole ones at least: correct the tool or environment"
+            )
         return rollouts
 
     async def abort(self, request_id: str) -> None:
-        """End a group early: its `generate` raises Aborted, once running tools have answered."""
+        """End a ticket's conversations early: `generate` raises Aborted once running tools have ended.
+
+        The engine's requests are aborted at once. An unknown `request_id` does nothing.
+        """
         if request_id in self._requests:
             self._aborted.add(request_id)
             for name in tuple(self._requests[request_id]):
                 await self._engine.abort(name)
 
     def room(self) -> int:
-        """Return how many more rollouts can start now: engine and episodes have a place for each."""
+        """Return how many more rollouts can start now, for which engine and episodes both have a place.
+
+        The result is 0 or less if none can.
+        """
         return min(self._engine.room(), self._places - self._rollouts)
 
     def waits_for_tools(self) -> bool:
-        """Return whether the engine has nothing to do because every rollout waits for a tool."""
+        """Return whether tickets are running but no request is at the engine, which samples nothing.
+
+        Each rollout then waits for a tool, a reset, or a place. False without running tickets.
+        """
         return bool(self._requests) and not any(self._requests.values())
 
     def close(self) -> None:
-        """End all episodes and their threads."""
+        """End the episodes' idle processes and threads; a running episode's process ends with it.
+
+        The threads' calls that have begun are not waited for, others are dropped.
+        """
         self._pool.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _converse(self, request_id: str, ticket: Ticket, index: int) -> Rollout:
-        """Return conversation `index` of a ticket. Raise as Engine.generate; Aborted after `abort`."""
+        """Return a ticket's conversation `index`, from 0; wait first for a place among the live ones.
+
+        `request_id` is the name of the ticket's group. A broken episode gives a rollout with a failure.
+        Raise Aborted after `abort`, and PromptRefused, EngineFailed or MalformedMessage if the engine
+        does.
+        """
 
         async def sample(name: str, prompt_ids: Int32s, sampling: Sampling) -> Rollout:
-            """Return one completion. Raise as Engine.generate; Aborted after `abort`."""
+            """Return the engine's completion of a prompt (P,); the request is "REQUEST_ID#NAME".
+
+            `abort` of the group ends the request. Raise Aborted then or if the group was aborted before,
+            and PromptRefused, EngineFailed or MalformedMessage if the engine does.
+            """
             if request_id in self._aborted:
                 raise Aborted(request_id)
             own = f"{request_id}#{name}"
@@ -126,7 +159,7 @@ class Conversations(Completions):
             return rollout
 
         def in_thread(function: Any, *arguments: Any) -> Any:
-            """Return an awaitable of the function's result, computed in a thread of the episodes."""
+            """Call `function(*arguments)` in a thread of the pool; return an awaitable result."""
             return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
         limits = (self._most_tokens - ticket.sampling.max_tokens, self._max_turns)

@@ -43,9 +43,12 @@ log = get_logger(__name__)
 
 
 class TicketWorker:
-    """Turns tickets into groups under one contract. Made inside of an event loop.
+    """Turns the tickets of a run into groups, by `run`. Make a worker inside of a running event loop.
 
-    `groups` samples the rollouts of a ticket with `engine`, whose weights the worker keeps current.
+    `settings` have the run's name, folder and timeouts, `contract` is the one that the actor joined
+    with. `groups` samples the rollouts of a ticket with `engine`, whose weights the worker changes to
+    each announced version. `consumer` is this actor's name on the queue server behind `connection`. The
+    worker ends when `stopping` is set.
     """
 
     def __init__(
@@ -93,10 +96,12 @@ class TicketWorker:
         self._handing_off = asyncio.Lock()
 
     async def run(self) -> None:
-        """Work until the run ends or `stopping` is set. Call this once.
+        """Turn tickets into groups until the learner ends the run or `stopping` is set. Call this once.
 
-        Raise RunNotReady if the run is gone or has another contract. Raise what ends the actor:
-        EngineFailed, ServerUnavailable, MalformedMessage, or DeadlineExceeded if the learner is gone.
+        At the end waiting tickets are given back, running ones may end for 10 s and are then aborted,
+        and the consumer leaves its streams. Raise RunNotReady if the run is gone or has another
+        contract, DeadlineExceeded if the learner's heartbeat is missing too long, EngineFailed, or
+        ServerUnavailable and the other errors of Connection.call.
         """
         self._leases.start()
         try:
@@ -121,9 +126,10 @@ class TicketWorker:
     async def _take_tickets(self) -> None:
         """Take tickets of both purposes and start those that are ready, until the worker is ending.
 
-        Waits for: room in the engine, credit, and tickets.
+        Waits for: room in the engine, credit, and tickets, which are looked for at least every 0.05 s.
         Unblocked by: the learner issuing tickets, tickets that end, expired leases of other actors.
-        Produces: held tickets, whose leases are renewed. Raise what `_take` raises.
+        Produces: held tickets, whose leases are renewed.
+        Raise ServerUnavailable and the other errors of Connection.call.
         """
         while not self._ending:
             taken = [await self._take(purpose) for purpose in _PURPOSES]
@@ -131,7 +137,12 @@ class TicketWorker:
                 await asyncio.sleep(_IDLE_S)
 
     async def _take(self, purpose: Purpose) -> bool:
-        """Take a ticket per place, start ready jobs; return if any came. Raise as `_claim`, `_admit`."""
+        """Take as many tickets of a purpose as there is room for, then start each job that may start.
+
+        Return whether the queue server gave an entry, also if it was not held as a ticket; False as well
+        without room. Wait up to 0.1 s for training tickets. Raise ServerUnavailable and the other errors
+        of Connection.call.
+        """
         count = self._held.places(purpose, self._groups.room(), self._engine.version)
         if count == 0:
             return False
@@ -142,7 +153,12 @@ class TicketWorker:
         return bool(entries)
 
     def _claim(self, purpose: Purpose, count: int) -> list[Entry]:
-        """Return up to `count` entries, twice per lease expired ones first. Raise as WorkStream.take."""
+        """Take up to `count` entries of a purpose from its stream: expired ones, else new ones.
+
+        Expired leases of other actors are looked for until none is left, then again after half a lease.
+        Block up to 0.1 s for new training tickets, not for eval tickets; [] if none came. Raise
+        ServerUnavailable and the other errors of Connection.call.
+        """
         stream = self._streams[purpose]
         if time.monotonic() >= self._reclaim_at[purpose]:
             late = stream.reclaim(count)
@@ -152,7 +168,13 @@ class TicketWorker:
         return stream.take(count, _BLOCK_MS if purpose == "train" else 0)
 
     async def _admit(self, purpose: Purpose, entry: Entry) -> None:
-        """Hold a new ticket; bury a doomed, fail an unreadable one. Raise as Connection.call does."""
+        """Hold the ticket of a taken entry as a waiting job, and renew its lease from now on.
+
+        Nothing happens if the entry is held already. A doomed entry, whose lease expired while its
+        ticket ran alone, is logged and its ticket ends as dead. A payload that is no ticket, or has
+        another ticket or version than the entry, counts as a failed attempt. Raise ServerUnavailable and
+        the other errors of Connection.call.
+        """
         stream = self._streams[purpose]
         if entry in self._held:  # reclaimed from ourselves after a pause: the job is still running
             return
@@ -166,7 +188,8 @@ class TicketWorker:
             if (ticket.id, str(ticket.version)) != (entry.ticket, entry.version):
                 found = f"holds {ticket.id} of version {ticket.version}"
                 raise MalformedMessage(
-                    f"the entry of {entry.ticket}, issued at {entry.version}, {found}"
+                    f"the entry of {entry.ticket}, issued at {entry.version}, {found}, expected "
+                    "the same: see who else may write to the queue server"
                 )
         except MalformedMessage as error:
             await asyncio.to_thread(stream.fail, entry, purpose, str(error))
@@ -175,13 +198,17 @@ class TicketWorker:
         self._held.add(job)
 
         def on_lost() -> None:  # runs in the lease thread
-            """Call `_lose` in the event loop."""
+            """Let the event loop call `_lose` for the job soon. The lease thread calls this."""
             self._loop.call_soon_threadsafe(self._lose, job)
 
         self._leases.hold(stream, entry, on_lost)
 
     def _lose(self, job: Job) -> None:
-        """Mark a job as lost; unless the worker is ending, abort it, or remove it if it waits."""
+        """Set `job.lost`, because another actor took the ticket over, and stop the work on the ticket.
+
+        A running job's request is aborted in a task of its own, a waiting job is not held any more.
+        While the worker is ending only `job.lost` is set.
+        """
         job.lost = True
         if self._ending:
             return
@@ -193,7 +220,11 @@ class TicketWorker:
     # Serving them
 
     def _start_jobs(self) -> None:
-        """Start a `_serve` task for each job that may start now; none while the worker is ending."""
+        """Set `running` of each held job that may start now, and start a `_serve` task for it.
+
+        A job may start with the version of the engine's weights that its ticket asks for, if no job has
+        to run alone. None starts while the worker is ending.
+        """
         for job in self._held.startable(self._engine.version, steady=not self._follower.taking):
             if self._ending:
                 return
@@ -203,12 +234,16 @@ class TicketWorker:
             task.add_done_callback(self._serving.discard)
 
     async def _serve(self, job: Job) -> None:
-        """Sample one ticket's group and hand it off, then start the jobs that have room now.
+        """Sample a running job's group and send it to the rewarders, then start jobs that fit now.
 
-        Waits for: the engine's completions, then the queue server's confirmation.
+        Waits for: the engine's completions and tools, then the queue server's confirmation.
         Unblocked by: the engine, or an abort when the lease is lost or the worker ends.
-        Produces: a group on `rollouts`, or the ticket back on its stream, or a failed attempt.
-        Ends when: the ticket is not held. Raise as Connection.call, or EngineFailed unless stopping.
+        Produces: a group on the stream `rollouts`. After an abort, or if the engine fails while
+        `stopping` is set, the ticket is back on its stream, uncounted. A refused prompt, broken episodes
+        or a malformed completion are logged and count as a failed attempt.
+        Ends when: the job is no longer held, nor its lease renewed; an error ends both too.
+        Raise EngineFailed unless `stopping` is set, ServerUnavailable or another error of
+        Connection.call.
         """
         ticket = job.ticket
         try:
@@ -233,7 +268,11 @@ class TicketWorker:
         self._start_jobs()
 
     async def _hand_off(self, job: Job, rollouts: tuple[Rollout, ...]) -> None:
-        """Send a job's group, with others that wait. Raise MalformedMessage, or as Connection.call."""
+        """Send a job's rollouts to the rewarders, in one round trip with up to 31 other groups.
+
+        Return once the group is sent, by this call or by another job's. Raise MalformedMessage for a
+        group that cannot be encoded, ServerUnavailable and the other errors of Connection.call.
+        """
         group = Group(job.ticket, rollouts, self._consumer)
         self._finished[job.stream].append((job.entry, group))
         async with self._handing_off:
@@ -244,7 +283,13 @@ class TicketWorker:
                 await asyncio.to_thread(self._hand_off_all, job.stream, finished)
 
     def _hand_off_all(self, stream: WorkStream, finished: list[tuple[Entry, Group]]) -> None:
-        """Send groups in one round trip; log those that came too late. Raise as Connection.call does."""
+        """Replace entries of `stream` by their groups on the stream `rollouts`, in one round trip.
+
+        `finished` has the entries with their groups. A group is dropped, and this is logged, if its
+        ticket has ended, is another actor's, or died because the group is too large. Block until the
+        server answers. Raise MalformedMessage for a group that cannot be encoded, ServerUnavailable and
+        the other errors of Connection.call.
+        """
         encoded = [(entry, encode(group)) for entry, group in finished]
         first = stream.handoff_all(encoded, self._keys.rollouts)
         for (entry, _), was_first in zip(finished, first, strict=True):
@@ -252,7 +297,11 @@ class TicketWorker:
                 log.info(f"Dropped a group: ticket {entry.ticket} had ended, or went to another actor.")
 
     async def _give_back(self, job: Job) -> None:
-        """Put a ticket back, uncounted, unless another actor has it. Raise as Connection.call does."""
+        """Stop holding a job and renewing its lease, and put its ticket back on its stream, uncounted.
+
+        A job that is `lost` is not put back, because another actor has the ticket. Raise
+        ServerUnavailable and the other errors of Connection.call.
+        """
         self._leases.release(job.stream, job.entry)
         self._held.remove(job)
         if not job.lost:
@@ -261,11 +310,12 @@ class TicketWorker:
     # Beside the tickets
 
     async def _follow_weights(self) -> None:
-        """Keep the engine at the announced version until the worker is ending.
+        """Keep the engine at the announced version until the worker is ending, with a look every 0.05 s.
 
         Waits for: an announcement by the learner, and the end of running eval tickets.
         Produces: new weights in the engine, and the start of jobs that waited for them.
-        Raise what WeightFollower.poll raises.
+        Raise EngineFailed if the engine breaks, WeightsRejected without usable weights and
+        DeadlineExceeded without a heartbeat for RUN_JOIN_TIMEOUT_S, and Connection.execute's errors.
         """
         while not self._ending:
             if await self._follower.poll():
@@ -273,10 +323,12 @@ class TicketWorker:
             await asyncio.sleep(_IDLE_S)
 
     async def _watch_run(self) -> None:
-        """Check the run, the engine and the learner once a second, and log the engine's speed.
+        """Check run, engine and learner once a second until the run has ended or `stopping` is set.
 
-        Ends when: the learner ended the run, or a signal set `stopping`. Raise RunNotReady if the run is
-        lost, EngineFailed if the engine hangs, DeadlineExceeded without learner, or as RunView.weights.
+        The engine's speed is logged every 10 s. Raise RunNotReady if the run is gone or has another
+        contract, EngineFailed if the engine sampled nothing for ACTOR_STALL_TIMEOUT_S, DeadlineExceeded
+        if no heartbeat of the learner came for RUN_PROGRESS_TIMEOUT_S, ServerUnavailable and
+        Connection.call's other errors.
         """
         check_at = 0.0
         while not self._stopping.is_set():
@@ -291,15 +343,26 @@ class TicketWorker:
             await asyncio.sleep(_IDLE_S)
 
     def _has_ended(self) -> bool:
-        """Return whether the run is over. Raise RunNotReady if it is gone or has another contract."""
+        """Return whether the learner has ended the run, as the queue server says. The call blocks.
+
+        Raise RunNotReady if the server has no contract of the run, or another one than the worker's, and
+        ServerUnavailable or another error of Connection.execute.
+        """
         data = self._view.contract()
         if data is None:
-            raise RunNotReady("the run is gone from the queue server")
+            raise RunNotReady(
+                f"the run's contract, {self._keys.contract}, is gone from the queue server: the actor "
+                "joins again; start the learner if it does not run, to set the run up again"
+            )
         check_same(self._contract, data)
         return self._view.ended()
 
     async def _finish(self) -> None:
-        """Give back waiting tickets, let running ones end for 10 s, abort others, cancel after 5 s."""
+        """Give waiting tickets back, wait 10 s for running ones, then abort these, cancel after 5 s.
+
+        An aborted ticket is given back by its `_serve`, a cancelled one is not: its lease expires. Raise
+        ServerUnavailable and the other errors of Connection.call.
+        """
         for job in self._held.waiting:
             await self._give_back(job)
         if self._serving:
@@ -313,19 +376,25 @@ class TicketWorker:
 
 
 def check_same(joined: Contract, data: bytes) -> None:
-    """Raise RunNotReady, with the differences, for another contract, or one that cannot be read."""
+    """Raise RunNotReady unless `data`, the encoded contract on the queue server, is the `joined` one.
+
+    The error lists the fields that differ, or says why the data cannot be read.
+    """
     try:
         published = decode(data, Contract)
     except MalformedMessage as error:
-        raise RunNotReady(f"the contract on the queue server cannot be read: {error}") from error
+        raise RunNotReady(
+            f"the contract on the queue server cannot be read: {error}. A running learner replaces it "
+            "soon; start the learner if none runs"
+        ) from error
     if published.hash != joined.hash:
         raise RunNotReady(
-            "the learner published another contract, start the actor again:\n"
-            + describe_difference(joined, published)
+            "the learner published another contract than this actor joined with, in these fields "
+            "(joined -> published); start the actor again:\n" + describe_difference(joined, published)
         )
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error of a task group, without the groups around it."""
+    """Return the first error in a group of errors. Groups in it are searched, and not returned."""
     error = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error

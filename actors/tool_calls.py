@@ -2,9 +2,10 @@
 
 Two forms are read, which cover most chat templates that know tools:
 
-    <tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>     Hermes, Qwen 2.5 and 3,
-    SmolLM {"name": "add", "parameters": {"a": 1, "b": 2}}                           Llama 3, the whole
-    text
+    <tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>
+    {"name": "add", "parameters": {"a": 1, "b": 2}}
+
+The first is that of Hermes, Qwen 2.5 and 3, and SmolLM, the second, as the whole text, that of Llama 3.
 """
 
 import re
@@ -35,15 +36,20 @@ class ToolCall:
 
     @property
     def as_message(self) -> dict[str, Any]:
-        """Return the call in the form of a chat message's `tool_calls`."""
+        """Return {"type": "function", "function": {"name": ..., "arguments": {...}}}, without `error`.
+
+        This is the form of an item of `tool_calls` in a chat message.
+        """
         return {"type": "function", "function": {"name": self.name, "arguments": dict(self.arguments)}}
 
 
 def read_calls(text: str) -> tuple[str, list[ToolCall]]:
-    """Return the text without its tool calls, and the calls in their order.
+    """Return a completion's text without its tool calls, and the calls in their order.
 
-    A call that cannot be read has an `error`. A text without calls is returned unchanged. Calls in a
-    model's reasoning, before the last </think>, are not read.
+    Calls are <tool_call> blocks, or a whole text that is one JSON object with arguments. A block that is
+    no call gives a call with an `error`, and so does the 65th, the last that is returned. A text without
+    calls is returned unchanged with []. Calls in a model's reasoning, up to the last </think>, are not
+    read, and the reasoning stays in the text.
     Example:
         >>> read_calls('Sum: <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
         ('Sum:', [ToolCall(name='add', arguments={'a': 1}, error='')])
@@ -64,7 +70,7 @@ def read_calls(text: str) -> tuple[str, list[ToolCall]]:
 
 
 def _read_call(text: str) -> ToolCall:
-    """Return the call in a JSON text; one with an error if the text is no call."""
+    """Return the call in a JSON text; for a text that is no call, one whose `error` says why."""
     try:
         found = parse_json(text)
     except ValueError as error:

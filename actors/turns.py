@@ -35,9 +35,10 @@ log = get_logger(__name__)
 
 
 class TurnTemplate:
-    """The chat template of a run, for prompts and for further turns. `folder` holds the tokenizer.
+    """The chat template of a run, for prompts and for further turns. `folder` holds tokenizer.json.
 
-    The methods may be called from several threads. They wait for one process, which renders.
+    `chat` has the template, its variables and the system prompt. The methods may be called from several
+    threads. They wait for one process, which renders and is started by the first call.
     """
 
     def __init__(self, chat: ChatSpec, folder: Path) -> None:
@@ -49,10 +50,11 @@ class TurnTemplate:
         self._lock = threading.Lock()
 
     def messages_of(self, prompt: object, observation: str | None = None) -> list[Message]:
-        """Return the messages of a question, a text or a list of messages, after the system prompt.
+        """Return new messages for a question: the system prompt, if the run has one, then the `prompt`.
 
-        An observation, which an environment's `reset` returned, is added to the last user's message, as
-        in TRL; without a last user's message it is one of its own.
+        A prompt that is no list of messages becomes a user's message. `observation`, the text that an
+        environment's `reset` returned, is appended to the last message if that is a user's, as in TRL;
+        else it becomes a user's message of its own. None adds nothing.
         """
         given = prompt if isinstance(prompt, list) else [{"role": "user", "content": str(prompt)}]
         messages = [dict(message) for message in given]
@@ -67,13 +69,20 @@ class TurnTemplate:
         return messages
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Any]) -> Int32s:
-        """Return the tokens of a prompt (P,). Raise ValueError if the template refuses the messages."""
+        """Return the tokens (P,) of messages and the beginning of the assistant's turn, by the template.
+
+        `tools` are the JSON schemas that the template shows. Raise ValueError if the template refuses
+        the messages, or its subclass RendererFailed if its process ended or took over 10 s.
+        """
         with self._lock:
             text = self._renderer.render(messages, tools)
         return self._encode(text)
 
     def text_of(self, token_ids: Sequence[int]) -> str:
-        """Return the text of a completion without its end token; other special tokens stay."""
+        """Return the text of a completion without its end token; other special tokens stay.
+
+        The end token is a last token that the tokenizer's file lists as added, such as <|im_end|>.
+        """
         ids = list(token_ids)
         if ids and ids[-1] in self._added:
             ids.pop()
@@ -87,16 +96,20 @@ class TurnTemplate:
         tools: Sequence[Any],
         last_token: int,
     ) -> Int32s | None:
-        """Return the tokens behind `last_token` up to the assistant's next turn, None if unproven.
+        """Return the tokens to append after a completion for `answers`, up to the assistant's next turn.
 
-        `messages` are those before the assistant's message, `answers` those after it. The first reason
-        for a None is logged. Raise EpisodeFailed if the template's process ended or took too long.
+        `messages` are those before the `assistant` message, `answers` those after it; `tools` are the
+        JSON schemas that the template shows, and `last_token` is the completion's last id. Return None
+        if it cannot be proven that the appended tokens are exactly those of the template; the first None
+        is logged with its reason. Raise EpisodeFailed if the template's process ended or took over 10 s.
         """
         try:
             with self._lock:
                 suffix, reason = self._suffix(messages, assistant, answers, tools, last_token)
         except RendererFailed as error:
-            raise EpisodeFailed(f"the chat template failed: {short(error, 300)}") from error
+            raise EpisodeFailed(
+                f"no turn can be added to a conversation: {short(error, 300)}"
+            ) from error
         except ValueError as error:
             suffix, reason = "", f"it fails: {short(error, 300)}"
         if not reason:
@@ -118,9 +131,11 @@ class TurnTemplate:
         self, messages: Sequence[Message], assistant: Message, answers: Sequence[Message],
         tools: Sequence[Any], last_token: int,
     ) -> tuple[str, str]:  # fmt: skip
-        """Return the text behind the end token, or "" and the reason why it is not proven.
+        """Return (text that the template writes behind a completion's end token, ""), or ("", reason).
 
-        Raise ValueError if the template refuses the messages.
+        The reason says why it is not proven that the text is exact. `messages` are those before the
+        `assistant` message, `answers` those after it. Raise ValueError if the template refuses the
+        messages, or its subclass RendererFailed if its process ended or took over 10 s.
         """
         if last_token not in self._added:
             return "", "the completion did not end with an end token"
@@ -144,10 +159,10 @@ class TurnTemplate:
         return found[0], ""
 
     def _encode(self, text: str) -> Int32s:
-        """Return the tokens of a text, without those that a tokenizer adds around a text."""
+        """Return the ids (P,) of a text's tokens, without those that a tokenizer adds around a text."""
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype="<i4")
 
 
 def answer_message(name: str, text: str) -> Message:
-    """Return the message of a tool's answer, in the form of TRL."""
+    """Return a tool's answer as TRL's message {"role": "tool", "name": name, "content": text}."""
     return {"role": "tool", "name": name, "content": text}

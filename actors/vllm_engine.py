@@ -48,8 +48,10 @@ _CPU_BATCH_TOKENS = 4096
 class VllmEngine:
     """An Engine on vLLM 0.32, on a GPU or on the CPU. Make it inside of an event loop.
 
-    __init__ loads the model folder and blocks until vLLM is ready. Raise EngineFailed if vLLM fails or
-    takes more than ACTOR_START_TIMEOUT_S. Environment variables of vLLM that have no value get one.
+    __init__ starts vLLM on the model folder `model` and blocks until it is ready. `contract` has the
+    limit of tokens and the precision where the `settings` (ACTOR_*) leave them open. Environment
+    variables of vLLM that have no value get one. Raise ConfigError for damaged configs of the model or a
+    wrong ACTOR_ENGINE_ARGS, EngineFailed if vLLM fails or takes more than ACTOR_START_TIMEOUT_S.
     """
 
     def __init__(self, settings: ActorSettings, contract: Contract, model: Path) -> None:
@@ -73,32 +75,37 @@ class VllmEngine:
         try:
             self._llm: Any = AsyncLLM.from_engine_args(arguments, stat_loggers=counters)
         except Exception as error:  # vLLM's start raises whatever its parts raise
-            raise EngineFailed(f"vLLM did not start on {model}: {error}") from error
+            raise EngineFailed(
+                f"vLLM did not start on {model}: {error}; correct the ACTOR_* settings, or the model"
+            ) from error
 
     @property
     def version(self) -> Version | None:
-        """The version in use; None before `take_weights` was called for the first time."""
+        """Return the version whose weights are in use; None until `take_weights` has succeeded once."""
         return self._version
 
     async def stop(self) -> None:
-        """End the engine and its processes. Call this once."""
+        """End the engine and its processes; it cannot be used afterwards. Call this once."""
         self._llm.shutdown()
         del self._llm  # freed now: at the interpreter's end its __del__ would print an error
 
     async def generate(
         self, request_id: str, prompt_ids: Int32s, sampling: Sampling, num_generations: int
     ) -> tuple[Rollout, ...]:
-        """Return `num_generations` completions of one prompt.
+        """Return `num_generations` completions of the prompt `prompt_ids` (P,), in order of their seeds.
 
-        At temperature 0 one is sampled and repeated. Raise Aborted after `abort`, PromptRefused by vLLM,
-        MalformedMessage if a completion is no Rollout, EngineFailed if vLLM fails or has no weights.
+        `request_id` is the name of the request for `abort`. At temperature 0 one completion is sampled
+        and repeated. Raise Aborted after `abort`, PromptRefused if vLLM refuses the prompt or the regex,
+        MalformedMessage if a completion is no Rollout, EngineFailed if vLLM fails or has no weights yet,
+        ValueError if vLLM takes no such `sampling`.
         """
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
 
         if self._version is None:
             raise EngineFailed(
-                f"request {request_id} came before the first weights; start the actor again"
+                f"the engine has no weights at request {request_id}, expected those of the first "
+                "announced version: start the actor again"
             )
         distinct = 1 if sampling.temperature == 0.0 else num_generations
         prompt = tokens_input(prompt_ids.tolist(), cache_salt=f"weights-{self._changes}")
@@ -108,7 +115,10 @@ class VllmEngine:
             async for latest in self._llm.generate(prompt, parameters, request_id):
                 output = latest
         except (VLLMClientError, ValueError) as error:
-            raise PromptRefused(f"the engine refused the prompt of {request_id}: {error}") from error
+            raise PromptRefused(
+                f"vLLM refused the prompt of {request_id}: {error}; if the prompt is too long, raise "
+                "ACTOR_MAX_MODEL_LEN"
+            ) from error
         except Exception as error:  # a dead engine raises whatever it was doing
             raise EngineFailed(
                 f"vLLM failed at {request_id}: {error!r}; start the actor again"
@@ -125,9 +135,10 @@ class VllmEngine:
         return rollouts * (num_generations // distinct)
 
     def _sampling(self, sampling: Sampling, count: int) -> Any:
-        """Return vLLM's SamplingParams for `count` completions. Raise ValueError if vLLM refuses.
+        """Return vLLM's SamplingParams for `count` completions. Raise ValueError if vLLM refuses them.
 
-        Only stop strings need texts. Special tokens count as text then: `<|im_end|>` can be one.
+        vLLM makes texts only for stop strings; special tokens count as text then: `<|im_end|>` can be
+        one.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -144,14 +155,18 @@ class VllmEngine:
         )  # fmt: skip
 
     async def abort(self, request_id: str) -> None:
-        """End a request early: its `generate` raises Aborted with the completions so far."""
+        """End a request early: its `generate` raises Aborted with the completions so far.
+
+        Nothing happens if no request in flight has this id.
+        """
         await self._llm.abort(request_id)
 
     async def take_weights(self, weights: Weights) -> None:
-        """Verify the weights, pause requests, load them if they differ, label later tokens, resume.
+        """Verify published weights, pause requests, load the weights if their hash is new, and resume.
 
-        Raise WeightsRejected before anything has changed. Raise EngineFailed if a later step fails: then
-        the engine stays paused, because half-loaded weights must not sample.
+        Later tokens have the new version. Raise WeightsRejected before anything has changed. Raise
+        EngineFailed if a later step fails: then the engine stays paused, because half-loaded weights
+        must not sample.
         """
         folder = await asyncio.to_thread(verify_weights, weights)
         try:
@@ -164,21 +179,26 @@ class VllmEngine:
             await self._llm.resume_generation()
         except Exception as error:  # vLLM raises whatever its parts raise
             raise EngineFailed(
-                f"vLLM did not take {weights.version}: {error!r}; start the actor again"
+                f"vLLM did not load weights {weights.version}: {error!r}; start the actor again"
             ) from error
 
     def room(self) -> int:
-        """Return how many more completions can start now."""
+        """Return how many more completions can start now; 0 or less if none can."""
         unfinished: int = self._llm.output_processor.get_num_unfinished_requests()
         return self._max_num_seqs - unfinished
 
     def tokens_generated(self) -> int:
-        """Return the number of tokens sampled since the start."""
+        """Return the number of tokens sampled since the start; it stays equal while the engine hangs."""
         return self._tokens[0]
 
 
 def engine_arguments(settings: ActorSettings, contract: Contract, model: Path) -> dict[str, Any]:
-    """Return the arguments of vLLM's AsyncEngineArgs. Raise ConfigError for one that vLLM lacks."""
+    """Return the arguments of vLLM's AsyncEngineArgs for the model folder `model`, by name.
+
+    They join ACTOR_ENGINE_ARGS with those that Penstock sets, which win. `contract` has the longest
+    sequence and the precision where the settings leave them open. Raise ConfigError if ACTOR_ENGINE_ARGS
+    has a name that vLLM lacks.
+    """
     from vllm.platforms import current_platform
 
     max_model_len = settings.max_model_len or contract.tokens_per_sequence
@@ -229,7 +249,10 @@ def _check_names(names: Iterable[str]) -> None:
 
 
 def read_stop_ids(model: Path) -> list[int]:
-    """Return the end tokens that a model folder's configs name, sorted. Raise ConfigError if damaged."""
+    """Return the end tokens in a folder's generation_config.json and config.json, sorted, each once.
+
+    A file that is missing or names none adds none. Raise ConfigError for a damaged file.
+    """
     found: set[int] = set()
     for path in (model / "generation_config.json", model / "config.json"):
         with reading(path, "Copy the learner's model folder"):
@@ -240,7 +263,12 @@ def read_stop_ids(model: Path) -> list[int]:
 
 
 def _rollout(completion: Any) -> Rollout:
-    """Return a completion that vLLM sampled with flat_logprobs as a Rollout. Raise MalformedMessage."""
+    """Return a completion that vLLM sampled with flat_logprobs as a Rollout.
+
+    Log-probabilities above 0, which rounding gives, become 0. Any finish reason but "stop" becomes
+    "length". Raise MalformedMessage for a span's label without a version, or a log-probability such as
+    NaN.
+    """
     spans = completion.weight_versions
     return Rollout(
         token_ids=np.array(completion.token_ids, dtype="<i4"),
@@ -252,25 +280,30 @@ def _rollout(completion: Any) -> Rollout:
 
 
 def _span(label: str, start: int, end: int) -> Span:
-    """Return the span of vLLM with the label "VERSION HASH" as a Span. Raise MalformedMessage."""
+    """Return tokens `start` to `end` - 1, which vLLM labelled "VERSION HASH", as a Span.
+
+    Raise MalformedMessage if the label begins with no version.
+    """
     version, _, weights_hash = label.partition(" ")
     return Span(Version.parse(version), start, end, weights_hash)
 
 
 def _token_counter(total: list[int]) -> Any:
-    """Return a vLLM stat logger class that adds each step's tokens to `total[0]`."""
+    """Return a class for vLLM's stat_loggers that adds each step's number of tokens to `total[0]`."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class TokenCounter(StatLoggerBase):
+        """Adds each step's number of tokens to `total[0]`. Making one uses neither parameter."""
+
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
             pass
 
         def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-            """Add the tokens that a step generated."""
+            """Add the tokens in `iteration_stats`, of one step, to `total[0]`; None adds nothing."""
             if iteration_stats is not None:
                 total[0] += iteration_stats.num_generation_tokens
 
         def log_engine_initialized(self) -> None:
-            """Do nothing."""
+            """Do nothing: vLLM calls this once the engine is ready, and nothing is to be logged."""
 
     return TokenCounter

@@ -21,10 +21,12 @@ log = get_logger(__name__)
 
 
 class WeightFollower:
-    """Changes the engine's weights to the announced version, except while an eval ticket is running.
+    """Changes the weights of `engine` to the announced version, except while an eval ticket is running.
 
     The announced version counts, not the highest: after 2.7, a restarted learner may announce 3.5.
-    `taking` is True while the engine changes its weights.
+    `view` reads the announcement, `held` has the running tickets, and `folder` is the run's, which has
+    the weights. `learner_timeout_s` (RUN_JOIN_TIMEOUT_S) limits the wait for usable weights,
+    `take_timeout_s` (ACTOR_START_TIMEOUT_S) a change of weights. `taking` is True during a change.
     """
 
     def __init__(
@@ -46,10 +48,10 @@ class WeightFollower:
         self._reported = ""
 
     async def poll(self) -> bool:
-        """Take the announced version if the engine has another and no eval ticket runs. Return whether.
+        """Load newly announced weights unless an eval ticket runs; return whether weights were loaded.
 
-        Raise EngineFailed if the engine broke, or as RunView.weights. After `learner_timeout_s` raise
-        DeadlineExceeded without announcement and heartbeat, WeightsRejected without usable weights.
+        Refused weights are logged. Raise EngineFailed if the engine breaks; after `learner_timeout_s`
+        DeadlineExceeded without weights and heartbeat, WeightsRejected without usable weights.
         """
         weights = await asyncio.to_thread(self._view.weights)
         if weights is None:
@@ -67,9 +69,10 @@ class WeightFollower:
         return True
 
     async def _take(self, weights: Weights) -> None:
-        """Load announced weights from the run's folder into the engine.
+        """Load announced weights from the run's folder into the engine; `taking` is True meanwhile.
 
-        Raise WeightsRejected for unusable weights, EngineFailed after a failed load or the timeout.
+        Raise WeightsRejected, with the engine unchanged, for unusable weights, EngineFailed if the load
+        fails or takes more than ACTOR_START_TIMEOUT_S.
         """
         began = time.monotonic()
         self.taking = True
@@ -86,7 +89,11 @@ class WeightFollower:
         log.debug(f"Took weights {weights.version} in {time.monotonic() - began:.3f} s.")
 
     async def _check_learner(self) -> None:
-        """Raise DeadlineExceeded after RUN_JOIN_TIMEOUT_S without a heartbeat, or as RunView.learner."""
+        """Raise DeadlineExceeded if the learner's last heartbeat is RUN_JOIN_TIMEOUT_S old.
+
+        A new heartbeat starts the time again. Raise ServerUnavailable and the other errors of
+        Connection.execute.
+        """
         sign = await asyncio.to_thread(self._view.learner)
         if self._deadline.expired(progress=sign):
             raise DeadlineExceeded(
@@ -96,7 +103,10 @@ class WeightFollower:
             )
 
     def _refuse(self, weights: Weights, reason: WeightsRejected) -> None:
-        """Log each `reason` once; raise it if no usable weights came for RUN_JOIN_TIMEOUT_S."""
+        """Raise `reason` if no usable weights came for RUN_JOIN_TIMEOUT_S, else log it as a warning.
+
+        A reason with the text of the last logged one is not logged again. `weights` are those refused.
+        """
         if self._deadline.expired():
             raise reason
         if str(reason) != self._reported:
@@ -108,9 +118,10 @@ class WeightFollower:
 
 
 def find_weights(weights: Weights, folder: RunFolder) -> Weights:
-    """Return announced weights with the path that their version has in the run's folder.
+    """Return a copy of announced weights with the path that their version has in the run's folder.
 
-    Raise WeightsRejected if the file there is a link that leads out of the folder of versions.
+    The announced path is not used. Raise WeightsRejected if the file there is a link that leads out of
+    the folder of versions. Whether there is a file is not checked.
     """
     path = folder.version(weights.version.incarnation, weights.version.step)
     if not (path / WEIGHTS_FILE).resolve().is_relative_to(folder.versions.resolve()):

@@ -9,12 +9,12 @@ class WorkerExtension:
     model_runner: Any
 
     def take_weights(self, folder: str) -> None:
-        """Replace the current weights by those of a model folder. Raise what vLLM raises.
+        """Replace this worker's weights by those in a model folder. Raise what vLLM raises.
 
-        On the CPU vLLM multiplies with packed copies of the weights. When the output head is tied to the
-        embedding, `reload_weights` (vLLM 0.32) renews the embedding and keeps the head's old packed
-        copy: log-probabilities are off by 0.03 to 0.08, and the only log line is "ParallelLMHead: Failed
-        to load weights". Therefore a tied head is packed again here.
+        A tied output head is packed again. On the CPU vLLM multiplies with packed copies of the weights.
+        When the output head is tied to the embedding, `reload_weights` (vLLM 0.32) renews the embedding
+        and keeps the head's old packed copy: log-probabilities are off by 0.03 to 0.08, and the only log
+        line is "ParallelLMHead: Failed to load weights".
         """
         self.model_runner.reload_weights(weights_path=folder)
         model = self.model_runner.get_model()

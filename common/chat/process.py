@@ -36,14 +36,14 @@ class Generation(Extension):
     tags = {"generation"}  # noqa: RUF012  # as in jinja2
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Return the block's content."""
+        """Return the block's content as a scope; move the `parser` behind {% endgeneration %}."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body).set_lineno(line)
 
 
 def compile_template(text: str) -> Template:
-    """Return a chat template. Raise TemplateError if the text is no valid one."""
+    """Return a chat template for jinja2's sandbox. Raise TemplateError if `text` is no template."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
@@ -60,32 +60,36 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return a value as JSON, without the escapes of HTML that jinja2's own filter makes."""
+    """Return a value as JSON, without the escapes of HTML that jinja2's own filter makes.
+
+    The options are those of json.dumps. Raise TypeError for a value that JSON has no form for.
+    """
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 
 def _raise_exception(message: str) -> None:
-    """Raise TemplateError: a template refuses messages by this function."""
+    """Raise TemplateError with `message`: a template calls this function to refuse messages."""
     raise TemplateError(message)
 
 
 def render(template: Template, variables: dict[str, Any], asked: dict[str, Any]) -> str:
-    """Return messages as one text. Raise whatever the template raises.
+    """Return messages as one text by a chat template. Raise whatever the template raises.
 
-    `asked` has `messages`, `tools` (JSON schemas, or None) and `add_generation_prompt`, the variables of
-    every chat template; `variables` are those of this one.
+    `asked` has `messages`, `tools` (JSON schemas, or None) and `add_generation_prompt`, the variables
+    that every chat template gets. `variables` are further ones; `asked` wins where a name is in both.
     """
     return template.render(**{"documents": None, **variables, **asked})
 
 
 def serve(channel: socket.socket) -> None:
-    """Answer each line of the socket until it closes. Raise OSError if the parent is gone.
+    """Answer each JSON line of the socket with one until the other end closes it; close it then.
 
     The first line is {"template": ..., "variables": ...}, and its answer {"text": ""}. Each further line
-    is what `render` is asked for, and its answer {"text": ...}, or {"error": ...} for whatever is
-    raised.
+    is the `asked` of `render`, and its answer {"text": ...}, or {"error": ...} for whatever that raises,
+    cut to 300 letters. Raise OSError if an answer cannot be sent, ValueError if the first line is no
+    JSON.
     """
     with channel, channel.makefile("rb") as lines:
         head = json.loads(lines.readline())
@@ -101,15 +105,18 @@ def serve(channel: socket.socket) -> None:
 
 
 def _answer(channel: socket.socket, answer: dict[str, str]) -> None:
-    """Send an answer, or an error if over MOST_BYTES. Raise OSError if the parent is gone."""
+    """Send an answer as a JSON line, an {"error": ...} instead of a line over 16 MiB (MOST_BYTES).
+
+    Raise OSError if the other end of the socket is closed.
+    """
     line = json.dumps(answer).encode()
     if len(line) > MOST_BYTES:
-        line = json.dumps({"error": f"its text has more than {MOST_BYTES} bytes"}).encode()
+        line = json.dumps({"error": f"its text has over {MOST_BYTES} bytes, expected fewer"}).encode()
     channel.sendall(line + b"\n")
 
 
 def limit_process() -> None:
-    """Let this process use 1 GiB more than now, and write no file and no core dump."""
+    """Let this process use 1 GiB of address space more than now, and write no file and no core dump."""
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY_BYTES,) * 2)

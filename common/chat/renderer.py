@@ -31,7 +31,10 @@ class RendererFailed(ValueError):
 
 
 class ChatRenderer:
-    """Renders messages by one template, in a process from the first prompt to the renderer's end."""
+    """Renders messages by one chat template, a jinja2 text, in a process that the first `render` starts.
+
+    `variables` are the template's own, such as bos_token. The process ends with this object.
+    """
 
     def __init__(self, template: str, variables: Mapping[str, Any]) -> None:
         self._head = {"template": template, "variables": dict(variables)}
@@ -49,9 +52,11 @@ class ChatRenderer:
     ) -> str:
         """Return the messages as one text. Raise ValueError, with the reason, if the template fails.
 
-        `tools` are the JSON schemas that the template shows to the model. With `add_generation_prompt`
-        the text ends with the beginning of the assistant's turn. The template fails if it raises, takes
-        too long or too much memory, or makes too long a text.
+        `tools` are the JSON schemas that the template shows to the model; None or [] shows none. With
+        `add_generation_prompt` the text ends with the beginning of the assistant's turn. The first call
+        starts the process, in up to 120 s. A text may take 10 s, less after slow ones. The error is a
+        RendererFailed if the process takes longer or ends, as over its limit of memory: the next call
+        starts another process.
         """
         if self._channel is None:
             self._start()
@@ -67,7 +72,10 @@ class ChatRenderer:
         return text
 
     def _start(self) -> None:
-        """Start the process. Raise ValueError if it ends at once or does not answer."""
+        """Start the process and send it the template. Raise RendererFailed without answer in 120 s.
+
+        `pid` is its process id then, and its time for prompts is full again.
+        """
         self._channel, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
@@ -81,7 +89,11 @@ class ChatRenderer:
         self._ask(self._head, _START_S)
 
     def _ask(self, question: Any, limit_s: float) -> str:
-        """Return the answer to a line. Raise RendererFailed for none, ValueError for an error."""
+        """Send a value as a JSON line and return the text in the answer, within `limit_s` seconds.
+
+        Raise RendererFailed, and end the process, if no readable answer comes in time. Raise ValueError,
+        with the template's error, for an answer without a text: the process goes on.
+        """
         assert self._channel is not None
         deadline = time.monotonic() + limit_s
         try:
@@ -91,40 +103,49 @@ class ChatRenderer:
         except TimeoutError as error:
             self._close()
             raise RendererFailed(
-                f"it, or slow prompts together, took longer than {_LIMIT_S:g} s: simplify the template"
+                f"the chat template took over {_LIMIT_S:g} s for a prompt, or for slow ones together: "
+                "simplify the template"
             ) from error
         except (OSError, ValueError) as error:
             self._close()
             raise RendererFailed(
-                f"its process ended or failed ({error}), expected it to use at most 1 GiB of memory"
+                f"the chat template gave no text ({error}): let it use less than 1 GiB of memory, or "
+                "try again"
             ) from error
         if not isinstance(answer, dict) or not isinstance(answer.get("text"), str):
             reason = answer.get("error") if isinstance(answer, dict) else None
-            raise ValueError(reason if isinstance(reason, str) else "its process gave no text")
+            wrong = "the process of the chat template answered without a text: simplify the template"
+            raise ValueError(reason if isinstance(reason, str) else wrong)
         return str(answer["text"])
 
     def _read_line(self, deadline: float) -> bytes:
-        """Return the next line. Raise TimeoutError, ConnectionError, or ValueError for a longer one."""
+        """Return the next line from the process without its line end; keep the bytes after it.
+
+        Raise TimeoutError at `deadline`, a time of time.monotonic, ConnectionError if the process ends
+        before, ValueError for over 16 MiB without a line end.
+        """
         assert self._channel is not None
         while b"\n" not in self._unread:
             if len(self._unread) > MOST_BYTES + 1:
-                raise ValueError(f"it sent over {MOST_BYTES} bytes, which no sound template does")
+                raise ValueError(
+                    f"over {MOST_BYTES} bytes from a chat template, expected a shorter text"
+                )
             self._channel.settimeout(max(deadline - time.monotonic(), 1e-3))
             found = self._channel.recv(1 << 20)
             if not found:
-                raise ConnectionError("the template's process ended")
+                raise ConnectionError("the process of a chat template ended before it answered")
             self._unread += found
         line, _, self._unread = self._unread.partition(b"\n")
         return line
 
     def _close(self) -> None:
-        """End the process. The next prompt starts another one."""
+        """End the process and wait for its end. The next prompt starts another one."""
         self._stop()
         self._channel = None
 
 
 def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
-    """End the process and wait until it has ended."""
+    """Close our end of the process's socket, kill the process, and wait until it has ended."""
     channel.close()
     process.kill()
     process.wait()

@@ -28,7 +28,7 @@ _PROCESS = "penstock.common.episodes.process"
 _CLEANERS = 4
 _DESCRIBE_S = 60.0
 _SECTION = "ACTOR_EPISODE"
-_FORGED = f"its process gave an answer of another form: {frames.FOREIGN}"
+_FORGED = f"the code's process gave an answer of another form: {frames.FOREIGN}"
 
 
 class EpisodeFailed(PenstockError):
@@ -51,7 +51,11 @@ class ToolAnswer:
 
 
 def _sandbox(settings: ActorSettings, limit_s: float, modules: tuple[str, ...]) -> SandboxSettings:
-    """Return the settings of the episodes' processes."""
+    """Return the settings of the episodes' sandbox processes, by the actor's `settings`.
+
+    `limit_s` is the time limit of a step in seconds. `modules` are imported before any process starts,
+    beside the module that runs episodes.
+    """
     return SandboxSettings(
         settings.episode_workers, limit_s, settings.episode_memory_gib, settings.episode_user,
         environment=tuple(settings.episode_environment),
@@ -65,8 +69,10 @@ def _sandbox(settings: ActorSettings, limit_s: float, modules: tuple[str, ...]) 
 class EpisodePool:
     """Starts episodes for one run, at most `settings.episode_workers` at a time.
 
-    The user's code is imported only in sandbox processes. `modules` are imported before the rights of
-    the processes are given up. Raise ConfigError if the user of the processes does not exist.
+    `spec` has the tools and environments. The user's code is imported only in sandbox processes;
+    `modules` are imported before the rights of these are given up. Making a pool starts no process, but
+    hides this process's memory from others of its user. Raise ConfigError if the user of the processes
+    does not exist.
     """
 
     def __init__(
@@ -85,7 +91,12 @@ class EpisodePool:
         self.cleaners = ThreadPoolExecutor(_CLEANERS, "episode-end")
 
     def describe(self, schema_of: str) -> dict[str, list[Any]]:
-        """Return the schemas of the tools, see `process.describe`. Raise ConfigError."""
+        """Return the JSON schemas of the tools by the environment's name, "" without environments.
+
+        `schema_of` names the function, "package.module:function", that a process calls for a tool's
+        schema. Start and end an episode for it. The calls have 60 s. Raise ConfigError if the code
+        cannot be imported, is no tool or environment, or fails.
+        """
         try:
             episode, found = self._start(
                 "reading the tools", "describe", asdict(self.spec), schema_of, limit_s=_DESCRIBE_S
@@ -98,10 +109,11 @@ class EpisodePool:
         return found
 
     def begin(self, row: Mapping[str, Any]) -> "Episode":
-        """Return a new episode for a row, whose environment is made but not reset.
+        """Return a new episode for a row of the data. Its `tools` are set, its environment is not reset.
 
-        Wait for a process to start, if none is idle. Raise EpisodeFailed if none starts, or if the class
-        of the environment raises.
+        Wait for a process to start, if none is idle, and for the environment's class. Raise
+        EpisodeFailed if no process starts, the code cannot be imported, the row names no environment of
+        the run, or the class raises.
         """
         try:
             tools = self.spec.tools_of(row)
@@ -112,7 +124,10 @@ class EpisodePool:
         return episode
 
     def give_back(self, handle: Handle) -> None:
-        """Keep a process for later episodes, or end it if it cannot serve any."""
+        """Keep a process for later episodes, or end it.
+
+        The process is ended if it is not usable, cannot fork for each episode, or the pool is closed.
+        """
         with self._lock:
             if handle.usable and handle.forks and not self._closed:
                 self._idle.append(handle)
@@ -120,7 +135,10 @@ class EpisodePool:
         handle.end()
 
     def close(self) -> None:
-        """End the idle processes, and those of episodes as they are closed. Twice is harmless."""
+        """End the idle processes, and wait for abandoned episodes to end. Twice is harmless.
+
+        The process of an episode that is still running ends when that episode is closed.
+        """
         with self._lock:
             idle, self._idle, self._closed = self._idle, [], True
         for handle in idle:
@@ -131,18 +149,26 @@ class EpisodePool:
     def _start(
         self, step: str, function: str, *arguments: Any, limit_s: float = 0.0
     ) -> tuple["Episode", Any]:
-        """Return a new episode, and what `ask` of it returns. Raise EpisodeFailed.
+        """Return a new episode and the result of its first step, `function` of episodes/process.py.
 
-        A process that was killed while it was idle is replaced.
+        `step` is the step's name in errors, `limit_s` its limit in seconds; 0 is the run's. A process
+        that was killed while it was idle is replaced. Raise EpisodeFailed if 5 were killed, none starts,
+        or the step fails.
         """
         for _ in range(STARTS):
             with suppress(_NeverBegan):
                 episode = self._episode()
                 return episode, episode.ask(step, function, *arguments, limit_s=limit_s)
-        raise EpisodeFailed(f"the process of an episode was killed {STARTS} times before it began")
+        raise EpisodeFailed(
+            f"{STARTS} processes for an episode were killed before it began: see what kills them here"
+        )
 
     def _episode(self) -> "Episode":
-        """Return an episode in a process. Raise EpisodeFailed, _NeverBegan for a killed process."""
+        """Return an episode in an idle process, else in a new one. Nothing has been asked of it yet.
+
+        Raise EpisodeFailed if no process starts, its subclass _NeverBegan if the idle process was
+        killed.
+        """
         with self._lock:
             handle = self._idle.pop() if self._idle else None
         started = handle or self._starter.start(self._code)
@@ -152,14 +178,18 @@ class EpisodePool:
             return Episode(self, started, started.open())
         except ProcessGone as error:
             started.end()
-            raise _NeverBegan("its process was killed before") from error
+            raise _NeverBegan(
+                "the idle process for an episode was killed: ask for another episode"
+            ) from error
 
 
 class Episode:
-    """One live episode. `tools` are the schemas of its tools, `step` is the name of the running step.
+    """One live episode in the process of `handle`, whose requests go through `session`.
 
-    The steps block, and raise EpisodeFailed, which names the step, after the time limit, for a crash,
-    and for an answer of another form. After that the episode has ended. Call one step at a time.
+    `tools` are the schemas of its tools, at first none. `step` is the name of the running step, ""
+    between steps. The steps block, and raise EpisodeFailed, which names the step, after the time limit,
+    for a crash, and for an answer of another form. After that the episode has ended, and `pool` has the
+    process again. Call one step at a time.
     """
 
     def __init__(self, pool: EpisodePool, handle: Handle, session: Session) -> None:
@@ -172,7 +202,11 @@ class Episode:
         self._ended = False
 
     def reset(self) -> str | None:
-        """Return the observation of the environment's reset, None for none. Raise EpisodeFailed."""
+        """Call the environment's reset and return its observation, a text; None for none.
+
+        Raise EpisodeFailed, after which the episode has ended, if reset raises, takes too long or
+        returns no text.
+        """
         found = self.ask("reset", "reset")
         if found is None:
             return None
@@ -181,7 +215,12 @@ class Episode:
         return encodable(found)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> ToolAnswer:
-        """Return a tool's answer to the arguments that the policy wrote. Raise EpisodeFailed."""
+        """Call the tool `name` with the arguments that the policy wrote, and return the tool's answer.
+
+        The answer has `failed` if the tool raises or does not exist, or the arguments cannot be sent.
+        Raise EpisodeFailed, after which the episode has ended, for a crash, over the time limit or for a
+        wrong answer.
+        """
         step = f"tool {frames.short(name)[:80]}"
         try:
             frames.pack_request([name, dict(arguments)])
@@ -194,7 +233,11 @@ class Episode:
         return ToolAnswer(encodable(text), failed)
 
     def reward(self) -> float | None:
-        """Return the reward of the environment, None if it has none. Raise EpisodeFailed."""
+        """Return what the environment's get_reward returns; None for None, and without get_reward.
+
+        Raise EpisodeFailed, after which the episode has ended, if get_reward fails, or for a number over
+        1e9.
+        """
         found = self.ask("get_reward", "reward")
         if found is None:
             return None
@@ -203,14 +246,17 @@ class Episode:
         return float(found)
 
     def ask(self, step: str, function: str, *arguments: Any, limit_s: float = 0.0) -> Any:
-        """Return the result of a function of `process`, called `step` in errors. Raise EpisodeFailed.
+        """Return the result of `function` of episodes/process.py, called in the episode's process.
 
-        `limit_s` is its time limit in seconds; 0 is the run's.
+        `step` is the name of the call in errors. `limit_s` is its time limit in seconds; 0 is the run's.
+        Raise EpisodeFailed, and end the episode, if the function raises, the process crashes or the time
+        is over. Raise EpisodeFailed too if the episode has ended before; the subclass _NeverBegan if its
+        process was killed while idle.
         """
         request = {"work": f"{_PROCESS}:{function}", "arguments": arguments, "more": True}
         with self._lock:
             if self._ended:
-                raise EpisodeFailed(f"{step}: the episode has ended")
+                raise EpisodeFailed(f"{step}: the episode has ended: begin another one")
             self.step = step
             try:
                 return self._result(step, request, limit_s or self._pool.sandbox.timeout_s)
@@ -221,13 +267,18 @@ class Episode:
                 self.step = ""
 
     def _result(self, step: str, request: Mapping[str, Any], limit_s: float) -> Any:
-        """Return the result of a request. Raise EpisodeFailed, _NeverBegan if no process got it."""
+        """Return the result of `request`, a call for the process; `limit_s` is its limit in seconds.
+
+        `step` is the name of the call in errors. Raise EpisodeFailed if it fails or takes longer, or its
+        arguments are no plain data, its subclass _NeverBegan if the process ended before it got the
+        request.
+        """
         try:
             outcome = self._handle.ask(self._session, frames.pack_request(request), limit_s)
         except (TypeError, ValueError, OverflowError) as error:
-            raise EpisodeFailed(f"{step}: the arguments are no plain data: {error}") from error
+            raise EpisodeFailed(f"{step}: expected arguments as JSON has them: {error}") from error
         except ProcessGone as error:
-            raise _NeverBegan(f"{step}: its process was killed before") from error
+            raise _NeverBegan(f"{step}: its idle process was killed: begin another episode") from error
         result = outcome_of(outcome, self._pool.sandbox, limit_s)
         if isinstance(result, Mistake):
             separator = ": " if isinstance(outcome, dict) else " "  # an exception, or what happened
@@ -235,12 +286,15 @@ class Episode:
         return result
 
     def _forged(self, step: str) -> EpisodeFailed:
-        """End the episode; return the error for an answer that only other code than Penstock's gives."""
+        """End the episode and wait for that; return an error for `step`, for the caller to raise.
+
+        The error says that the step's answer came from other code than Penstock's.
+        """
         self.close()
         return EpisodeFailed(f"{step}: {_FORGED}")
 
     def abandon(self) -> None:
-        """End the episode soon, without waiting. A running step then raises EpisodeFailed."""
+        """End the episode soon, in a thread, without waiting. A running step raises EpisodeFailed."""
         self._session.hang_up()
         try:
             self._pool.cleaners.submit(self.close)
@@ -248,13 +302,19 @@ class Episode:
             threading.Thread(target=self.close, daemon=True).start()
 
     def close(self) -> None:
-        """End the episode, and wait until its process and all below it are killed. Twice is harmless."""
+        """End the episode, and wait until its process and all below it are killed. Twice is harmless.
+
+        A step that runs in another thread ends first, with EpisodeFailed.
+        """
         self._session.hang_up()
         with self._lock:
             self._end()
 
     def _end(self) -> None:
-        """End the episode unless it has ended. The caller holds the lock."""
+        """End the episode unless it has ended: kill what it left, and give its process back to the pool.
+
+        The caller holds the lock.
+        """
         if not self._ended:
             self._ended = True
             self._handle.close_session(self._session)

@@ -29,7 +29,11 @@ _live: list["_Live"] = []
 
 
 def load(source: str, digest: str) -> None:
-    """Import the user's code of a source. Raise ConfigError if it is another code than the learner's."""
+    """Import the user's code of `source`, a file's path or a module's name, for later calls of `find`.
+
+    `digest` is the SHA-256 that the learner found. Raise ConfigError, before the import, if the code is
+    not there or has another digest. Raise what the code raises.
+    """
     code = find_code(source, "LEARNER_TOOLS and LEARNER_ENVIRONMENT")
     if (found := digest_of(code)) != digest:
         raise ConfigError(
@@ -40,28 +44,32 @@ def load(source: str, digest: str) -> None:
 
 
 def find(code: OwnCode) -> Any:
-    """Return the function or class of a loaded code. Raise ConfigError if the code has none so named."""
+    """Return the function or class `code.name` of a code that `load` has imported.
+
+    Raise ConfigError if the code has no function or class of this name.
+    """
     module = _modules[code.source]
     if not callable(found := getattr(module, code.name, None)):
         raise ConfigError(
-            f"{code.source} has no function or class {code.name}; it has {public_names(module)}"
+            f"{code.source} has no function or class {code.name}, it has {public_names(module)}: "
+            "correct LEARNER_TOOLS or LEARNER_ENVIRONMENT"
         )
     return found
 
 
 def tools_of(spec: EpisodeSpec, environment: object | None) -> dict[str, Callable[..., Any]]:
-    """Return what the policy may call, by name: functions, and an environment's public methods.
+    """Return what the policy may call, by name: functions of `spec`, public methods of `environment`.
 
-    Raise ConfigError for two of one name, or an environment without `reset`.
+    `environment` is an object or its class; None has no methods. Its `reset` and `get_reward` are left
+    out. Raise ConfigError for two of one name, an environment without `reset`, or a name that its code
+    lacks.
     """
     found: dict[str, Callable[..., Any]] = {code.name: find(code) for code in spec.tools}
     if environment is None:
         return found
     kind = environment if inspect.isclass(environment) else type(environment)
     if not callable(getattr(kind, "reset", None)):
-        raise ConfigError(
-            f"the environment {kind.__name__} has no method reset, expected reset(self, **row)"
-        )
+        raise ConfigError(f"the environment {kind.__name__} has no reset, expected reset(self, **row)")
     for name, _ in inspect.getmembers(kind, inspect.isfunction):  # of an object it would run properties
         if name.startswith("_") or name in _NO_TOOLS:
             continue
@@ -74,8 +82,9 @@ def tools_of(spec: EpisodeSpec, environment: object | None) -> dict[str, Callabl
 def describe(spec: Mapping[str, Any], schema_of: str) -> dict[str, list[Any]]:
     """Return the schemas of the tools by the environment's name, "" without environments.
 
-    `schema_of` names the function, "package.module:function", that returns a tool's schema. Raise
-    ConfigError for code that is no tool or environment, and whatever `schema_of` raises.
+    `spec` is an EpisodeSpec as dataclasses.asdict gives it. `schema_of` names the function,
+    "package.module:function", that returns a tool's schema. Raise ConfigError for code that is no tool
+    or environment, and whatever `schema_of` raises.
     """
     asked = EpisodeSpec.from_plain(spec)
     module, _, name = schema_of.partition(":")
@@ -90,7 +99,12 @@ def describe(spec: Mapping[str, Any], schema_of: str) -> dict[str, list[Any]]:
 
 
 class _Live:
-    """The state of the episode: its environment, if any, the tools, and an event loop for async ones."""
+    """The state of an episode: an environment made for `row`, if any, the tools, and an event loop.
+
+    `spec` has the run's tools and environments. `columns` are the row's columns for reset: all but
+    `environment`, if the run has several. The loop runs tools that are async. Raise ValueError if the
+    row names no environment, ConfigError for wrong tools, and what the environment's class raises.
+    """
 
     def __init__(self, spec: EpisodeSpec, row: Mapping[str, Any]) -> None:
         self.row = row
@@ -102,34 +116,39 @@ class _Live:
         self.tools = tools_of(spec, self.environment)
 
     def finished(self, value: Any) -> Any:
-        """Return a value, or the result of an awaitable."""
+        """Return the `value`; of an awaitable, run in the episode's event loop, return its result."""
         if not inspect.isawaitable(value):
             return value
 
         async def wait() -> Any:
-            """Return the awaitable's result."""
+            """Return the result of the awaitable `value`."""
             return await value
 
         return self.runner.run(wait())
 
 
 def begin(spec: Mapping[str, Any], row: Mapping[str, Any]) -> None:
-    """Make the environment of a row. Raise what its class raises."""
+    """Make the environment of a row of the data, and store both as the episode of this process.
+
+    `spec` is an EpisodeSpec as dataclasses.asdict gives it. Raise ValueError if the row names no
+    environment of the run, ConfigError for wrong tools, and what the environment's class raises.
+    """
     _live[:] = [_Live(EpisodeSpec.from_plain(spec), row)]
 
 
 def _episode() -> _Live:
-    """Return the episode. Raise RuntimeError before `begin`."""
+    """Return the episode of this process. Raise RuntimeError before `begin`."""
     if not _live:
-        raise RuntimeError("the episode was asked for a step before it began")
+        raise RuntimeError("an episode was asked for a step, expected the call `begin` before it")
     return _live[0]
 
 
 def reset() -> str | None:
-    """Call the environment's reset with the row; return its observation, None for none.
+    """Call the environment's reset with the row's columns as keyword arguments; return its text or None.
 
-    A reset without ** gets the columns that it has parameters for. Raise TypeError if the observation is
-    no text, and what reset raises.
+    The result is None without an environment too. A reset without ** gets only columns that it has
+    parameters for. Lone surrogates are escaped. Raise TypeError if it returns no text, and what reset
+    raises.
     """
     live = _episode()
     if live.environment is None:
@@ -145,10 +164,11 @@ def reset() -> str | None:
 
 
 def call(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Call a tool; return its answer as {"text": ..., "failed": ...}.
+    """Call a tool with keyword arguments; return its answer as {"text": ..., "failed": ...}.
 
-    Like TRL, answer an exception of the tool by its text; so too a tool that does not exist. Raise
-    ValueError for an answer over the limit, and MemoryError or SystemExit if the tool does.
+    Like TRL, answer an exception of the tool by its text; so too a tool that does not exist. Both have
+    failed True. Raise ValueError for a text over LONGEST_ANSWER, MemoryError or SystemExit if the tool
+    does.
     """
     live = _episode()
     if name not in live.tools:
@@ -161,12 +181,12 @@ def call(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     except Exception as error:  # the policy reads what went wrong
         return _failed(_text_of(error))
     if len(text) > LONGEST_ANSWER:  # as JSON it would need a multiple of this memory
-        raise ValueError(f"it returned {len(text)} letters, expected at most {LONGEST_ANSWER}")
+        raise ValueError(f"a tool returned {len(text)} letters, expected at most {LONGEST_ANSWER}")
     return {"text": encodable(text), "failed": False}
 
 
 def _text_of(error: Exception) -> str:
-    """Return the text of an exception, else the name of its class."""
+    """Return the text of an exception; the name of its class if the text is "" or cannot be made."""
     try:
         return str(error) or type(error).__name__
     except Exception:  # the exception is the user's, its methods too
@@ -174,14 +194,18 @@ def _text_of(error: Exception) -> str:
 
 
 def _failed(reason: str) -> dict[str, Any]:
-    """Return the answer to a failed call, in TRL's form."""
+    """Return {"text": "{'error': REASON}", "failed": True}, the answer to a failed call, as in TRL.
+
+    A reason over LONGEST_ANSWER letters is cut.
+    """
     return {"text": encodable(str({"error": reason[:LONGEST_ANSWER]})), "failed": True}
 
 
 def reward() -> float | None:
-    """Return the environment's reward, None without get_reward or if that returns None.
+    """Return what the environment's get_reward returns as a float.
 
-    Raise ValueError if it is no finite number within 1e9, and what get_reward raises.
+    Return None without an environment or get_reward, or for None. Raise ValueError if it is no finite
+    number within 1e9, and what get_reward raises.
     """
     live = _episode()
     function = getattr(live.environment, "get_reward", None)

@@ -46,7 +46,7 @@ of such a row need boundaries; without boundaries the attention raises ConfigErr
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """Switch a Hugging Face model to packed attention. Raise ConfigError if it would not be exact."""
+    """Switch a Hugging Face model to packed attention. Raise ConfigError if that would not be exact."""
     reason = _unsupported_feature(model)
     if reason:
         raise ConfigError(_REFUSAL.format(f"{type(model).__name__} {reason}"))
@@ -88,10 +88,10 @@ def packed_attention(
 ) -> tuple[Tensor, None]:  # fmt: skip
     """Return the attention output (1, L, heads, width) of a row's query (1, heads, L, width), and None.
 
-    `cu_seq_lens_q` (S + 1,) holds the start of each of the S sequences, then L: [0, 3, 8] are sequences
-    of 3 and 5 tokens; `attention_mask` is then unused. Key and value may have fewer heads than query.
-    `sliding_window` counts the tokens visible to a token, itself included. Raise ConfigError for
-    arguments that are not implemented, and for a packed row without boundaries.
+    `cu_seq_lens_q` has the starts of the sequences, then L: [0, 3, 8] are sequences of 3 and 5 tokens;
+    `attention_mask` is then unused, `max_length_q` their longest length. None: each row is one sequence.
+    Key and value may have fewer heads. `sliding_window` counts a token's visible tokens, itself
+    included. Raise ConfigError for unsupported `kwargs`, and for a packed row without boundaries.
     """
     _refuse_unsupported_call(module, kwargs)
     qkv, options = (query, key, value), _Options(dropout, scaling, sliding_window)
@@ -106,8 +106,9 @@ def packed_attention(
 def _refuse_unsupported_call(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
     """Raise ConfigError if the call asks for attention that packed rows do not compute.
 
-    These are an argument in `kwargs` of _UNSUPPORTED_ARGUMENTS that is not None, and attention to later
-    tokens: is_causal of `kwargs`, or if missing or None of `module`, is false.
+    This is an argument in `kwargs` that is not None of softcap, s_aux, position_bias, indices and
+    block_indices, or attention to later tokens: is_causal of `kwargs`, or if missing or None of
+    `module`, is false. Without is_causal the attention is causal.
     """
     found = [what for name, what in _UNSUPPORTED_ARGUMENTS.items() if kwargs.get(name) is not None]
     causal = kwargs.get("is_causal")
@@ -120,9 +121,10 @@ def _refuse_unsupported_call(module: torch.nn.Module, kwargs: dict[str, Any]) ->
 def _unpacked_attention(
     module: torch.nn.Module, qkv: _QKV, mask: Tensor | None, options: _Options, kwargs: dict[str, Any]
 ) -> tuple[Tensor, None]:
-    """Return the attention of a batch in which each row is one sequence, as `packed_attention` does.
+    """Return the attention (B, L, heads, width) of a batch whose rows are one sequence each, and None.
 
-    transformers' own sdpa computes it with a mask or a key cache. Raise ConfigError for a packed row.
+    transformers' own sdpa computes it, with `kwargs`, if there is a `mask` or a key cache. Raise
+    ConfigError for a packed row, whose mask is the marker _BOUNDARIES_NEEDED.
     """
     if mask is _BOUNDARIES_NEEDED:
         raise ConfigError(
@@ -138,7 +140,10 @@ def _unpacked_attention(
 
 
 def _attend_per_sequence(qkv: _QKV, bounds: list[int], options: _Options) -> Tensor:
-    """Return the row's attention (1, L, heads, width). Short sequences of like length share a call."""
+    """Return the row's attention (1, L, heads, width). Short sequences of like length share a call.
+
+    `bounds` [0, 3, 8] are sequences of 3 and 5 tokens, which see only tokens of their own.
+    """
     tokens = [part[0].transpose(0, 1) for part in qkv]
     outputs = []
     groups = _group_by_length(tuple(bounds), tokens[0].device)
@@ -155,7 +160,9 @@ def _attend_per_sequence(qkv: _QKV, bounds: list[int], options: _Options) -> Ten
 def _causal_attention(query: Tensor, key: Tensor, value: Tensor, options: _Options) -> Tensor:
     """Return causal attention (B, heads, width, head size) of B sequences of the same padded width.
 
-    Padding behind a sequence changes no output of the sequence, because attention is causal.
+    Key and value may have fewer heads. A token sees all tokens before it, or with `options.window` 3
+    itself and 2. Padding behind a sequence changes no output of the sequence, because attention is
+    causal.
     """
     dropout, scale, window = options
     width, mask = query.shape[2], None
@@ -179,12 +186,14 @@ class _SequencesByLength(NamedTuple):
 
 @lru_cache(maxsize=2)  # every layer of a forward pass calls with the same row
 def _group_by_length(bounds: tuple[int, ...], device: torch.device) -> _SequencesByLength:
-    """Return the grouping, on `device`, of a row: `bounds` [0, 3, 8] are sequences of 3 and 5 tokens."""
+    """Return the sequences of a row in parts of like length: `bounds` [0, 3, 8] are 3 and 5 tokens.
+
+    Up to 128 tokens, those with the same next multiple of 16 share a part. Tensors are on `device`.
+    """
     starts = torch.tensor(bounds[:-1])
     lengths = torch.tensor(bounds[1:]) - starts
-    classes = torch.where(
-        lengths <= _SHORT_TOKENS, (lengths + _PADDING_STEP - 1) // _PADDING_STEP * _PADDING_STEP, lengths
-    )
+    padded = (lengths + _PADDING_STEP - 1) // _PADDING_STEP * _PADDING_STEP
+    classes = torch.where(lengths <= _SHORT_TOKENS, padded, lengths)
     parts, places = [], []
     for size in classes.unique().tolist():
         same = (classes == size).nonzero()[:, 0]
@@ -206,7 +215,11 @@ def _can_use_flash(query: Tensor, value: Tensor, dropout: float) -> bool:
 
 
 def _flash_attention(qkv: _QKV, bounds: Tensor, longest: int, options: _Options) -> Tensor:
-    """Return attention (1, L, heads, width) by one CUDA call. Raise ImportError before torch 2.10."""
+    """Return the row's attention (1, L, heads, width) by one CUDA call for all sequences.
+
+    `bounds` [0, 3, 8] are sequences of 3 and 5 tokens; `longest` is then 5. Raise ImportError before
+    torch 2.10.
+    """
     from torch.nn.attention.varlen import varlen_attn  # needs torch 2.10
 
     queries, keys, values = (part.squeeze(0).transpose(0, 1).contiguous() for part in qkv)
@@ -226,8 +239,10 @@ def _make_mask(
 ) -> Tensor | None:  # fmt: skip
     """Return the mask for `packed_attention`: with padding or cache "sdpa"'s, else None or a marker.
 
-    None is for whole sequences, the marker _BOUNDARIES_NEEDED for packed rows. Raise ConfigError if the
-    model adds a mask function of its own, except with padding or cache.
+    `attention_mask` has the padding; with a cache `kv_length` is more than `q_length`. Else None is for
+    whole sequences, the marker _BOUNDARIES_NEEDED for packed rows (`allow_is_causal_skip` is False).
+    Raise ConfigError, except with padding or cache, if the model adds a mask function of its own
+    (`use_vmap`).
     """
     if attention_mask is not None or q_length != kv_length:
         kwargs |= {"allow_is_causal_skip": allow_is_causal_skip, "use_vmap": use_vmap}

@@ -24,32 +24,41 @@ class TrainablePolicy(Protocol):
         """Train on the batch and return the Update; `step` counts the Updates made before."""
 
     def save(self, folder: Path) -> None:
-        """Write the state of the training into the folder, for `load`."""
+        """Write the state of the training into the existing folder, for `load`."""
 
     def load(self, folder: Path) -> None:
-        """Restore the state that `save` wrote, exactly."""
+        """Restore the state of the training that `save` wrote into the folder, exactly."""
 
     def export(self, folder: Path) -> None:
-        """Write the weights as a Hugging Face model. Raise NotFinite on NaN or infinity."""
+        """Write the weights as a Hugging Face model. Raise NotFinite if one is NaN or infinite."""
 
     def close(self) -> None:
-        """Release the process group."""
+        """Leave the process group of the ranks; the policy cannot be used afterwards."""
 
 
 class AllRanksPolicy:
-    """Rank 0's policy. All ranks execute its methods; a call is a phase such as "making an Update"."""
+    """Rank 0's policy, whose methods all ranks execute on policies of their own.
+
+    Each call broadcasts its name and arguments. In `phases` it is a phase such as "making an Update".
+    """
 
     def __init__(self, policy: TrainablePolicy, phases: Phases) -> None:
         self._policy, self._phases = policy, phases
 
     def _on_all_ranks(self, phase: str, method: str, *arguments: Any) -> Any:
-        """Enter the phase and call the method on all ranks; return or raise what it does on rank 0."""
+        """Enter `phase` and call `method` on all ranks; return or raise what it does on rank 0.
+
+        All get the same `arguments`. Raise RuntimeError if a rank is lost.
+        """
         with self._phases.enter(phase):
             broadcast((method, arguments))
             return getattr(self._policy, method)(*arguments)
 
     def update(self, batch: Batch, step: int) -> Update:
-        """Train on the batch on all ranks; return the Update. Raise RuntimeError if a rank is lost."""
+        """Train on the batch on all ranks; return the Update. `step` counts the Updates made before.
+
+        Raise RuntimeError if a rank is lost.
+        """
         made: Update = self._on_all_ranks(UPDATE, "update", batch, step)
         return made
 
@@ -58,22 +67,29 @@ class AllRanksPolicy:
         self._on_all_ranks("writing a checkpoint", "save", folder)
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote, on all ranks. Raise RuntimeError if one is lost."""
+        """Restore what `save` wrote into the folder, on all ranks. Raise RuntimeError if one is lost."""
         self._on_all_ranks("reading a checkpoint", "load", folder)
 
     def export(self, folder: Path) -> None:
-        """Write the weights as a Hugging Face model. Raise NotFinite on NaN or infinity."""
+        """Write the weights into the folder as a Hugging Face model, with all ranks' parts.
+
+        Raise NotFinite on NaN or infinity, RuntimeError if a rank is lost.
+        """
         self._on_all_ranks("writing weights", "export", folder)
 
     def close(self) -> None:
-        """Release the process group on all ranks; the other ranks end."""
+        """Leave the process group on all ranks; `execute_calls` of the other ranks returns.
+
+        Raise RuntimeError if a rank is lost.
+        """
         self._on_all_ranks("closing the policy", "close")
 
 
 def execute_calls(policy: TrainablePolicy) -> None:
     """Execute the calls that rank 0 broadcasts, on any other rank, up to and including `close`.
 
-    Raise DeadlineExceeded when the connection to rank 0 is lost, and what a call itself raises.
+    Wait for each call, at most a day. Raise DeadlineExceeded when the connection to rank 0 is lost, and
+    what a call itself raises.
     """
     method = ""
     while method != "close":

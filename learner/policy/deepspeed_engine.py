@@ -31,10 +31,11 @@ class OptimizerStep:
 
 
 class DeepSpeedEngine:
-    """A PolicyModel in training under ZeRO 0 to 3.
+    """The PolicyModel `module` in training under ZeRO 0 to 3. Creating one joins the process group.
 
-    In bf16 the stage is at least 1, because only then DeepSpeed keeps fp32 master weights: a step of
-    1e-6 on a weight of 1.0 rounds to nothing in bf16. Creating an engine joins the process group.
+    `settings` give the stage of ZeRO, the precision and the optimizer. In bf16 the stage is at least 1,
+    because only then DeepSpeed keeps fp32 master weights: a step of 1e-6 on a weight of 1.0 rounds to
+    nothing in bf16. All ranks call a method together.
     """
 
     def __init__(self, module: PolicyModel, settings: LearnerSettings) -> None:
@@ -54,9 +55,10 @@ class DeepSpeedEngine:
         return logprobs_N, entropy_N
 
     def accumulate(self, loss: torch.Tensor, last: bool) -> None:
-        """Add the gradient of a row's loss to the mini-batch's; `last` marks the mini-batch's last row.
+        """Compute the gradient of a row's loss and add it to the mini-batch's.
 
-        The gradient of the step is that of the sum of all rows' losses over all ranks.
+        `last` marks the mini-batch's last row on this rank: `step` comes next. The gradient of the step
+        is that of the sum of all rows' losses over all ranks.
         """
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss * world_size())  # DeepSpeed averages over the ranks
@@ -64,7 +66,11 @@ class DeepSpeedEngine:
             self._engine.step()
 
     def step(self) -> OptimizerStep:
-        """Clip the accumulated gradients, step the optimizer, clear the gradients; return the result."""
+        """Clip the accumulated gradients, step the optimizer, clear the gradients; return the result.
+
+        grad_norm is the norm before clipping. If the gradients are not finite, no weight changes, and
+        `skipped` of the result is True. All ranks call together.
+        """
         if self.stage == 0:
             gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients)
@@ -79,7 +85,7 @@ class DeepSpeedEngine:
         return OptimizerStep(float(self._engine.get_global_grad_norm()), skipped=False)
 
     def set_optimizer_options(self, options: Mapping[str, Any]) -> None:
-        """Set `options`, as `adamw_options` returns them, in the next optimizer steps."""
+        """Set options of AdamW, such as {"lr": 1e-6}, for the optimizer steps from now on."""
         for group in self._optimizer.param_groups:
             group.update(options)
 
@@ -89,7 +95,7 @@ class DeepSpeedEngine:
         inner.state.clear()
 
     def full_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Yield each parameter's name and the whole parameter.
+        """Yield each parameter's name and the whole parameter, not a copy.
 
         Under ZeRO 3 all ranks must iterate together, and a parameter is whole only until the next one.
         """
@@ -99,11 +105,11 @@ class DeepSpeedEngine:
                 yield name, parameter
 
     def save(self, folder: Path) -> None:
-        """Write weights and optimizer state into the folder. All ranks must call together."""
+        """Write weights and optimizer state into the folder, for `load`. All ranks call together."""
         self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
 
     def load(self, folder: Path) -> None:
-        """Restore weights and optimizer state exactly as saved. All ranks must call together.
+        """Restore weights and optimizer state exactly as `save` wrote them. All ranks call together.
 
         The files are unpickled, which can execute code: load only the run's own folder.
         """
@@ -111,7 +117,11 @@ class DeepSpeedEngine:
 
 
 def join_process_group() -> None:
-    """Join the launcher's process group; without one set its variables for this process alone."""
+    """Join the launcher's process group; without a launcher, make one of this process alone.
+
+    Without one, the environment variables of a launcher are set too. The backend is nccl with a GPU,
+    else gloo. DeepSpeed's shared-memory messages are switched off.
+    """
     # DeepSpeed would compile its shared-memory op for a minute, which only saves gloo some copies.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     set_single_process_environment()
@@ -125,7 +135,7 @@ def leave_process_group() -> None:
 
 
 def _config(settings: LearnerSettings, stage: int) -> dict[str, Any]:
-    """Return DeepSpeed's configuration for the settings, with ZeRO stage `stage` (0 to 3)."""
+    """Return DeepSpeed's options for precision, clipping, offloading and ZeRO stage `stage` (0 to 3)."""
     offloaded = [name for name in ("offload_optimizer", "offload_param") if getattr(settings, name)]
     zero = {"stage": stage} | {name: {"device": "cpu"} for name in offloaded}
     return {

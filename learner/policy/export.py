@@ -18,9 +18,10 @@ _MODEL = "model."
 
 
 def whole_state(engine: DeepSpeedEngine) -> dict[str, Tensor]:
-    """Return the Hugging Face model's parameters and persistent buffers by name.
+    """Return the Hugging Face model's parameters and persistent buffers by name; {} on ranks above 0.
 
-    All ranks call together; above 0 they get {}. Raise NotFinite on all ranks for NaN or infinity.
+    All ranks call together. Tensors are the model's own, under ZeRO 3 copies on the CPU. Raise NotFinite
+    on all ranks if a parameter has NaN or infinity.
     """
     state = {}
     for name, parameter in engine.full_parameters():
@@ -46,7 +47,8 @@ def write_model(
 ) -> None:  # fmt: skip
     """Write config, tokenizer and one model.safetensors with the weights of `state` into the folder.
 
-    With an adapter the weights are the merged ones, and folder/adapter holds the adapter alone.
+    `state` is as `whole_state` returns it. With an adapter the weights are the merged ones, and
+    folder/adapter holds the adapter alone; `settings` have its scale.
     """
     if adapter is not None:
         save_adapter(adapter, state, folder / "adapter")

@@ -35,24 +35,37 @@ class FlopCounter:
         self._attention = 2 * config.num_hidden_layers * config.num_attention_heads * width
 
     def forward(self, lengths: Iterable[tuple[int, int]]) -> float:
-        """Return the operations of a forward pass; `lengths`: (all tokens, completion tokens) pairs."""
+        """Return the operations of a forward pass over sequences.
+
+        `lengths` has (all tokens, completion tokens) of each sequence.
+        """
         return self._operations(lengths, self._body, self._head)
 
     def training(self, lengths: Iterable[tuple[int, int]]) -> float:
-        """Return the operations of a forward and a backward pass over sequences, as in `forward`."""
+        """Return the operations of a forward and a backward pass over sequences.
+
+        `lengths` has (all tokens, completion tokens) of each sequence.
+        """
         lengths = list(lengths)
         trained = self._operations(lengths, self._trained_body, self._trained_head)
         return 2.0 * self.forward(lengths) + trained
 
     def _operations(self, lengths: Iterable[tuple[int, int]], body: int, head: int) -> float:
-        """Return the operations of `body` weights (all tokens), `head` (completions) and attention."""
+        """Return the operations of one pass over sequences: of linear layers and of attention.
+
+        `lengths` has (all tokens, completion tokens) of each sequence. `body` weights count for all
+        tokens, those of the output layer, `head`, for completion tokens.
+        """
         return float(
             sum(2 * body * whole + 2 * head * new + self._attention * whole**2 for whole, new in lengths)
         )
 
 
 def peak_flops(tflops: float) -> float | None:
-    """Return the device's peak operations per second: `tflops` if not 0, else by its name, or None."""
+    """Return the device's peak operations per second.
+
+    This is `tflops` x 10^12 if not 0. Else the GPU's name gives it; None for a CPU or an unknown name.
+    """
     if tflops:
         return tflops * 1e12
     if not torch.cuda.is_available():

@@ -49,8 +49,9 @@ def token_logprobs(
 
 
 class LogprobHead(nn.Module):
-    """The module form of `token_logprobs` for a model's own output layer.
+    """The module form of `token_logprobs` for an output layer with weight (V, D) and bias (V,) or None.
 
+    `chunk` is the number of tokens whose logits are held at a time; `fp32` computes the logits in fp32.
     The module holds the Parameter itself, so that ZeRO-3 gathers the weight as for any other layer.
     """
 
@@ -61,7 +62,10 @@ class LogprobHead(nn.Module):
     def forward(
         self, hidden_ND: Tensor, token_ids_N: Tensor, temperature_N: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and entropies of the tokens, both (N,); see `token_logprobs`."""
+        """Return log-probabilities of `token_ids_N` and entropies, both (N,), in nats, with gradients.
+
+        The logits of the hidden states `hidden_ND` are divided by `temperature_N`, which is above 0.
+        """
         return token_logprobs(
             hidden_ND, self.weight, token_ids_N, temperature_N,
             bias_V=self.bias, chunk=self.chunk, fp32=self.fp32,
@@ -71,6 +75,7 @@ class LogprobHead(nn.Module):
 def make_logprob_head(model: PreTrainedModel, chunk: int, fp32: bool) -> LogprobHead:
     """Return the head that maps a Hugging Face model's last hidden states to log-probabilities.
 
+    `chunk` is the number of tokens whose logits are held at a time; `fp32` computes the logits in fp32.
     For a PEFT model pass the wrapped model (`get_base_model()`). Raise ConfigError for a model whose
     logits are more than its output layer, a torch.nn.Linear, applied to these hidden states.
     """
@@ -113,7 +118,7 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, token_ids_N: Tensor,
         temperature_N: Tensor, chunk: int, fp32: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Return log-probabilities and entropies, (N,) each, from `chunk` tokens' logits at a time."""
+        """Return log-probabilities, entropies (N,), `chunk` tokens at a time; save inputs in `ctx`."""
         count, dtype = len(hidden_ND), _reduction_dtype(hidden_ND)
         logprobs, entropy, lse = (hidden_ND.new_empty(count, dtype=dtype) for _ in range(3))
         for start in range(0, count, chunk):
@@ -131,7 +136,11 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Return the gradients to hidden, weight and bias, and None for the other inputs."""
+        """Return the gradients to hidden states, weight and bias, and None for the other four inputs.
+
+        `grads` are those to log-probabilities and entropies, None for one without. A gradient that is
+        not wanted is None. The logits are computed again.
+        """
         hidden, weight, bias, *per_token = ctx.saved_tensors
         if all(grad is None for grad in grads):
             return (None,) * 7
@@ -147,7 +156,10 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 class _GradientSums:
-    """Sums of the gradients to hidden states, weight and bias; None where `wanted` is false."""
+    """Sums of the gradients to hidden states (N, D), weight (V, D) and bias (V,), over parts of words.
+
+    `wanted` says in this order which are computed; the others are None.
+    """
 
     def __init__(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: tuple[bool, ...]
@@ -158,7 +170,10 @@ class _GradientSums:
         self.to_bias = torch.empty_like(bias) if bias is not None and wanted[2] else None
 
     def add(self, part: slice, grad: Tensor, fp32: bool) -> None:
-        """Take in `grad` (N, width), the gradient of the words `part`' logits; each part comes once."""
+        """Take in `grad` (N, width), the gradient of the logits of words `part`; each part comes once.
+
+        `fp32` multiplies in fp32, else in the dtype of the hidden states.
+        """
         hidden, weight = self._hidden, self._weight[part]
         if self.to_bias is not None:
             self.to_bias[part] = grad.sum(dim=0)
@@ -177,7 +192,7 @@ class _GradientSums:
 
     @property
     def to_hidden(self) -> Tensor | None:
-        """The gradient to the hidden states in their dtype, None if not wanted."""
+        """Return the gradient to the hidden states (N, D) in their dtype, None if not wanted."""
         return None if self._to_hidden is None else self._to_hidden.to(self._hidden.dtype)
 
 
@@ -190,7 +205,10 @@ _CAST_ROWS = 8192  # rows of the output weight that are cast to fp32 at a time
 
 
 def _compute_logits(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, fp32: bool) -> Tensor:
-    """Return new logits (N, V) before temperature: float64 for float64 hidden states, else float32."""
+    """Return new logits (N, V) before temperature: float64 for float64 hidden states, else float32.
+
+    `fp32` multiplies in that dtype too, else in the dtype of the hidden states.
+    """
     dtype = _reduction_dtype(hidden_ND)
     if not fp32 or weight_VD.dtype == dtype:
         hidden = hidden_ND.to(weight_VD.dtype) if fp32 else hidden_ND
@@ -204,7 +222,7 @@ def _compute_logits(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None,
 
 
 def _reduce_logits_(logits_NV: Tensor, token_ids_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the tokens' log-probabilities, entropies and log-sum-exps. Overwrites the logits."""
+    """Return log-probabilities, entropies and log-sum-exps, (N,) each. Overwrite the logits."""
     largest = logits_NV.amax(dim=-1)
     shifted = logits_NV.sub_(largest[:, None])
     weights = shifted.exp()
@@ -219,9 +237,11 @@ def _logit_grad_(
     logits_NW: Tensor, start: int, token_ids_N: Tensor, temperature_N: Tensor, lse_N: Tensor,
     entropy_N: Tensor, grad_logprobs_N: Tensor | None, grad_entropy_N: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Return the gradient (N, W) of the logits of words start to start + W - 1. Overwrites the logits.
+    """Return the gradient (N, W) of words `start` to `start` + W - 1's logits. Overwrite the logits.
 
-    `lse_N` and `entropy_N` are those of the whole vocabulary.
+    The logits are before temperature. `lse_N` (log-sum-exp) and `entropy_N` are those of the whole
+    vocabulary. `grad_logprobs_N` and `grad_entropy_N` are the gradients to the results, None for no
+    gradient.
     """
     logprobs = logits_NW.div_(temperature_N[:, None]).sub_(lse_N[:, None])
     if grad_entropy_N is None:

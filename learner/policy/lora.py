@@ -16,9 +16,10 @@ _BASE = ".base_layer.weight"
 
 
 def add_adapter(model: PreTrainedModel, settings: LearnerSettings) -> PeftModel:
-    """Add new adapters, the only weights trained from then on, to the model; return peft's wrapper.
+    """Add new LoRA adapters to the model, then the only trained weights; return peft's wrapper.
 
-    Raise ConfigError if LEARNER_LORA_TARGET_MODULES does not fit the model.
+    Their first values are drawn from LEARNER_SEED. Raise ConfigError if LEARNER_LORA_TARGET_MODULES
+    names nothing in the model, or a layer that is no torch.nn.Linear.
     """
     targets = settings.lora_target_modules
     config = LoraConfig(
@@ -38,7 +39,7 @@ def add_adapter(model: PreTrainedModel, settings: LearnerSettings) -> PeftModel:
         if isinstance(layer, LoraLayer) and type(layer.get_base_layer()) is not torch.nn.Linear:
             raise ConfigError(
                 f"LEARNER_LORA_TARGET_MODULES={','.join(targets)} puts an adapter on {name}, a "
-                f"{type(layer.get_base_layer()).__name__}: expected torch.nn.Linear layers only"
+                f"{type(layer.get_base_layer()).__name__}: name torch.nn.Linear layers only"
             )
     return adapted
 
@@ -46,8 +47,9 @@ def add_adapter(model: PreTrainedModel, settings: LearnerSettings) -> PeftModel:
 def merge_adapter(state: Mapping[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
     """Return the weights of a model without adapters that computes the same: W + scale x B A.
 
-    `state` holds weights and adapters by name, and is not changed. Merging into the trained weights and
-    back would change them by rounding. LoRA, arXiv:2106.09685, sect. 4.1. Raise KeyError without A or B.
+    `state` holds weights and adapters by peft's names, and is not changed. A merged weight keeps its
+    dtype; the names are those of the model without adapters. Merging into the trained weights and back
+    would change them by rounding. LoRA, arXiv:2106.09685, sect. 4.1. Raise KeyError without A or B.
     Example: W = [[1]], A = [[2]], B = [[3]] and scale 0.5 give [[4]].
     """
     merged = {name: value for name, value in state.items() if ".lora_" not in name}
@@ -60,9 +62,10 @@ def merge_adapter(state: Mapping[str, torch.Tensor], scale: float) -> dict[str, 
 
 
 def save_adapter(peft: PeftModel, state: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Write the adapter alone into the folder, in the form that peft loads.
+    """Write the adapter of `peft` alone into the folder, with its config, in the form that peft loads.
 
-    `state` holds the weights by name, as `whole_state` returns them; the adapter's values are from it.
+    `state` holds all weights by name, as `whole_state` returns them; the adapter's values are taken from
+    it. The folder is made if it is missing.
     """
     named = {f"base_model.model.{name}": value for name, value in state.items()}
     peft.save_pretrained(str(folder), state_dict=named)

@@ -23,7 +23,11 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class PolicyModel(nn.Module):
-    """A model that maps packed rows to log-probabilities. Raise ConfigError as make_logprob_head."""
+    """A model that maps packed rows to log-probabilities: `model` without its output layer, then a head.
+
+    `settings` say whether rows are packed, and how the head computes. Raise ConfigError for a model
+    whose logits are more than a torch.nn.Linear of its last hidden states.
+    """
 
     def __init__(self, model: PreTrainedModel, settings: LearnerSettings) -> None:
         super().__init__()
@@ -32,7 +36,10 @@ class PolicyModel(nn.Module):
         self.head = make_logprob_head(model, settings.logprob_chunk, settings.cast_lm_head_to_fp32)
 
     def forward(self, row: Row) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and entropies of the row's completion tokens, both (N,)."""
+        """Return log-probabilities and entropies of the row's completion tokens, both (N,), in nats.
+
+        Without packing the row has one sequence.
+        """
         inputs = row.model_inputs
         if not self._packed:  # the row is one sequence; the model's own attention knows no boundaries
             inputs = {name: inputs[name] for name in ("input_ids", "position_ids", "use_cache")}
@@ -42,7 +49,12 @@ class PolicyModel(nn.Module):
 
 
 def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
-    """Load a model, dropout off. Raise ConfigError if it is no causal safetensors model, or OSError."""
+    """Return the model in a folder, in LEARNER_DTYPE and with dropout off.
+
+    With LEARNER_PACKING its attention is that of packed rows. LEARNER_USE_LIGER_KERNEL replaces layers.
+    Raise ConfigError if the folder holds no causal language model as safetensors, or one that the
+    settings do not fit; OSError if the disk or the network fails.
+    """
     dtype = _DTYPES[settings.dtype]
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -51,13 +63,16 @@ def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
             attn_implementation=settings.attn_implementation or None,
         )  # fmt: skip
     except ImportError as error:
-        raise ConfigError(f"LEARNER_ATTN_IMPLEMENTATION cannot be used here: {error}") from error
+        raise ConfigError(
+            f"LEARNER_ATTN_IMPLEMENTATION={settings.attn_implementation} cannot be used here: {error}; "
+            "install what it needs, or leave it empty"
+        ) from error
     except (OSError, ValueError, SafetensorError) as error:
         if isinstance(error, OSError) and error.errno not in (None, ENOENT):
             raise  # of the disk or the network: a restart may help
         raise ConfigError(
             f"{folder} (LEARNER_MODEL, or a checkpoint's model): expected a causal language model with "
-            f"weights as *.safetensors: {error}"
+            f"weights as *.safetensors, choose one: {error}"
         ) from error
     if settings.packing:
         use_packed_attention(model)
@@ -73,9 +88,10 @@ def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
 
 
 def load_policy(folder: Path, settings: LearnerSettings) -> tuple[PolicyModel, PeftModel | None]:
-    """Return the model to train from the folder, and its new LoRA adapter, None if lora_rank is 0.
+    """Return the model to train, from the folder, and its new LoRA adapter, None if lora_rank is 0.
 
-    With gradient_checkpointing the model is in training mode. Raise ConfigError if unusable.
+    With gradient_checkpointing the model is in training mode. Raise ConfigError if the model cannot be
+    used with the settings; OSError if the disk fails.
     """
     model = load_model(folder, settings)
     adapter = add_adapter(model, settings) if settings.lora_rank else None
@@ -91,6 +107,6 @@ def _use_liger(model: PreTrainedModel) -> None:
         from liger_kernel.transformers import _apply_liger_kernel_to_instance
     except ImportError as error:
         raise ConfigError(
-            "LEARNER_USE_LIGER_KERNEL is set but liger-kernel is not installed: pip install liger-kernel"
+            "LEARNER_USE_LIGER_KERNEL is set but liger-kernel is not installed: install or unset it"
         ) from error
     _apply_liger_kernel_to_instance(model=model)

@@ -12,13 +12,13 @@ from penstock.common.config.learner_settings import LearnerSettings
 def make_optimizer(
     parameters: Iterable[torch.nn.Parameter], settings: LearnerSettings
 ) -> torch.optim.AdamW:
-    """Return AdamW over those of the parameters that require a gradient."""
+    """Return AdamW over those of the parameters that require a gradient, with the settings' options."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return torch.optim.AdamW(trained, fused=True, **adamw_options(settings, settings.learning_rate))
 
 
 def adamw_options(settings: LearnerSettings, learning_rate: float) -> dict[str, Any]:
-    """Return the options of AdamW's parameter groups.
+    """Return AdamW's options: lr is `learning_rate`; betas, eps and weight_decay are the settings'.
 
     The policy sets them before each Update: a checkpoint restores the options of the run that saved it.
     """

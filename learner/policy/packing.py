@@ -41,7 +41,7 @@ class Row:
 
     @property
     def model_inputs(self) -> dict[str, Any]:
-        """The keyword arguments of a Hugging Face model with packed attention."""
+        """Return a Hugging Face model's keyword arguments for the row and its sequences' bounds."""
         return {
             "input_ids": self.input_ids, "position_ids": self.position_ids, "use_cache": False,
             "cu_seq_lens_q": self.cu_seqlens, "cu_seq_lens_k": self.cu_seqlens,
@@ -50,11 +50,12 @@ class Row:
 
 
 def pack_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Return the indices of the sequences of each row, packed by first-fit decreasing.
+    """Return the rows, each as the indices of its sequences, packed by first-fit decreasing.
 
-    A row holds at most `budget` tokens; a longer sequence gets a row of its own. First-fit decreasing
-    needs at most 11/9 of the fewest possible rows, plus 1 (Yue 1991). Rows are ordered by their
-    longest sequence, longest first; indices in a row ascend. Equal input gives equal output.
+    `lengths` are the sequences' tokens. A row holds at most `budget` tokens; a longer sequence gets a
+    row of its own. First-fit decreasing needs at most 11/9 of the fewest possible rows, plus 1 (Yue
+    1991). Rows are ordered by their longest sequence, longest first; indices in a row ascend. Equal
+    input gives equal output.
     Example:
         >>> pack_rows([3, 9, 3, 5, 12, 3], budget=10)
         [[4], [1], [0, 3], [2, 5]]
@@ -74,6 +75,8 @@ def pack_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 def pack_for_ranks(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int]]]:
     """Return the rows of each rank (indices of sequences), the same number of rows for every rank.
+
+    `lengths` are the sequences' tokens, `budget` is the most tokens of a row with several sequences.
 
     1. Longest first, each sequence goes to the rank with the fewest tokens. Two ranks then differ by at
        most the longest sequence.
@@ -107,7 +110,11 @@ def pack_for_ranks(lengths: Sequence[int], budget: int, ranks: int) -> list[list
 
 
 def _split_off_shortest(rows: list[list[int]], lengths: Sequence[int]) -> list[int]:
-    """Remove the shortest sequence that shares a row and return it as a new row, or [] if none does."""
+    """Remove the shortest sequence that shares a row from that row, and return it as a new row, [index].
+
+    `rows` have the indices of their sequences, `lengths` the tokens of each. Return [] if no row has
+    two.
+    """
     spare = [(lengths[index], index, row) for row in rows if len(row) > 1 for index in row]
     if not spare:
         return []
@@ -117,13 +124,13 @@ def _split_off_shortest(rows: list[list[int]], lengths: Sequence[int]) -> list[i
 
 
 def build_row(sequences: Sequence[TrainSequence], device: torch.device) -> Row:
-    """Return the row of one or more sequences, its tensors on the device."""
+    """Return the row of one or more sequences in this order, its tensors on the device."""
     lengths = np.array([item.length for item in sequences])
     completions = np.array([len(item.token_ids) for item in sequences])
     ends = np.cumsum(lengths)
 
     def joined(arrays: Sequence[np.ndarray], dtype: type) -> Tensor:
-        """Return the arrays, concatenated and converted to `dtype`, as a tensor on the device."""
+        """Return the arrays, concatenated and converted to `dtype`, as a tensor on the row's device."""
         return torch.from_numpy(np.concatenate(arrays).astype(dtype)).to(device)
 
     def repeated(values: Sequence[float], dtype: type) -> Tensor:

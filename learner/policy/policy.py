@@ -59,9 +59,10 @@ class MiniBatch:
 class Policy:
     """A TrainablePolicy: a model under DeepSpeed and its reference. All ranks call a method together.
 
-    Creating one loads weights from the folder `start`, or if None from the model; the model is the
-    reference. `steps` is the number of Updates of the run, over which the learning rate falls. Raise
-    ConfigError if settings, model and machine do not fit. Joins the process group, which `close` leaves.
+    Creating one loads the weights of the folder `start`, or if that is None of `model_folder`, whose
+    model is the reference. `steps` is the number of Updates of the run, over which the learning rate
+    falls. Raise ConfigError if settings, model and machine do not fit. Joins the process group, which
+    `close` leaves.
     """
 
     def __init__(
@@ -80,14 +81,17 @@ class Policy:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The Hugging Face model in training."""
+        """Return the Hugging Face model in training."""
         return self._engine.module.model
 
     def update(self, batch: Batch, step: int) -> Update:
-        """Make all optimizer steps on the batch of Update `step` + 1, and return the Update.
+        """Train on the batch: make all optimizer steps of Update `step` + 1, and return the Update.
 
-        A function of weights, reference, optimizer state, coefficient of adaptive entropy, batch, step
-        and settings: a replay repeats it.
+        `step` counts the Updates made before. The reference and the optimizer are changed first if their
+        schedules say so. The result depends only on weights, reference, optimizer state, coefficient of
+        adaptive entropy, batch, step and settings: a replay repeats it. An optimizer step whose
+        gradients are not finite is skipped; loss and grad_norm are means over the others, None if all
+        were skipped.
         """
         self._apply_schedules(step)
         rate = learning_rate(self._settings, step, self._steps)
@@ -98,7 +102,7 @@ class Policy:
         steps: list[OptimizerStep] = []
         losses, records = [], []
         for mini in self._mini_batches(batch, step):
-            loss, record = self._accumulate_gradients(batch, mini, fixed)
+            loss, record = self._gradients(batch, mini, fixed)
             steps.append(self._engine.step())
             self._adapt_entropy(steps[-1], record)
             losses.append(loss)
@@ -114,21 +118,26 @@ class Policy:
         )  # fmt: skip
 
     def _adapt_entropy(self, step: OptimizerStep, record: TokenRecord) -> None:
-        """Adapt the coefficient to an optimizer step's tokens; a skipped one changes nothing."""
+        """Adapt the entropy coefficient to the mean entropy of `record`, an optimizer step's tokens.
+
+        Do nothing without adaptive entropy, after a skipped `step`, and for a record without tokens.
+        """
         if self._settings.use_adaptive_entropy and not step.skipped and len(record.entropy):
             self._set_entropy(adapt(self._entropy, float(record.entropy.mean()), self._settings))
 
     def _set_entropy(self, control: EntropyControl) -> None:
-        """Make this the state of adaptive entropy, and use its coefficient from now on if adaptive."""
+        """Store `control`, the state of adaptive entropy; if used, the loss gets its coefficient."""
         self._entropy = control
         if self._settings.use_adaptive_entropy:
             coef = applied_coef(control, self._settings)
             self._options = replace(self._options, entropy_coef=coef)
 
     def _apply_schedules(self, step: int) -> None:
-        """If due, mix the policy into a frozen reference, or copy it there and reset the optimizer.
+        """If due after `step` Updates, mix the policy into a frozen reference, or copy it there.
 
-        ref_model_sync_steps 10 mixes at steps 10, 20, 30; outer_iteration_steps 10 copies, resets then.
+        ref_model_sync_steps 10 mixes at steps 10, 20, 30, with ref_model_mixup_alpha as the policy's
+        part. outer_iteration_steps 10 copies then, and resets the optimizer, with or without a
+        reference. Nothing is due at step 0.
         """
         settings, reference = self._settings, self._reference
         mixes = step and settings.sync_ref_model and step % settings.ref_model_sync_steps == 0
@@ -140,7 +149,12 @@ class Policy:
             self._engine.reset_optimizer()
 
     def _score_fixed(self, batch: Batch) -> FixedValues:
-        """Return what the loss compares with, computed before any step by a forward pass each."""
+        """Return the values of the batch's tokens that stay fixed in all steps of the Update.
+
+        Each takes a forward pass, and is None if the settings do not use it: the proximal
+        log-probabilities with a decoupled loss of several steps, the reference's with a KL term,
+        `high_entropy` with top_entropy_quantile below 1.
+        """
         sequences, settings, reference = batch.sequences, self._settings, self._reference
         # With a single optimizer step the proximal policy is the current one.
         several = settings.num_iterations * settings.num_mini_batches > 1
@@ -151,17 +165,22 @@ class Policy:
         )
 
     def _high_entropy(self, sequences: Sequence[TrainSequence]) -> list[np.ndarray]:
-        """Return which tokens have the highest entropies of the batch, (T,) each, see `high_entropy`."""
+        """Return for each token, (T,) per sequence, whether its entropy is in the batch's highest.
+
+        The share of these tokens is top_entropy_quantile. The entropies take a forward pass, without
+        gradient.
+        """
         with torch.no_grad():
             entropies = self._score(sequences, lambda row: self._engine(row)[1])
         masks = [sequence.mask for sequence in sequences]
         return high_entropy(entropies, masks, self._settings.top_entropy_quantile)
 
     def _mini_batches(self, batch: Batch, step: int) -> list[MiniBatch]:
-        """Return the mini-batches of the Update, one per optimizer step.
+        """Return the mini-batches of Update `step` + 1, one per optimizer step, in order.
 
-        Each iteration splits the batch into num_mini_batches, at most one per sequence, in its order, or
-        with shuffle_mini_batch in one drawn from seed, step and iteration. 2 iterations of 3 make 6.
+        Each of num_iterations splits the batch into num_mini_batches, at most one per sequence: in its
+        order, or with shuffle_mini_batch in one drawn from seed, step and iteration. 2 iterations of 3
+        make 6.
         """
         settings = self._settings
         minis: list[MiniBatch] = []
@@ -179,20 +198,19 @@ class Policy:
                 minis.append(MiniBatch(chosen, weights, first=not minis))
         return minis
 
-    def _accumulate_gradients(
-        self, batch: Batch, mini: MiniBatch, fixed: FixedValues
-    ) -> tuple[float, TokenRecord]:
-        """Accumulate the gradients of a mini-batch, row by row; return loss and tokens of all ranks."""
+    def _gradients(self, batch: Batch, mini: MiniBatch, fixed: FixedValues) -> tuple[float, TokenRecord]:
+        """Add up a mini-batch's gradients, row by row; return its loss and trained tokens, of all ranks.
+
+        `fixed` has values of the whole batch's tokens. The engine's `step` changes the weights later.
+        """
         sequences = [batch.sequences[index] for index in mini.sequences]
         rows = self._rows_of_this_rank(sequences)
         results = []
         for number, members in enumerate(rows, 1):
-            # A rank with an empty row computes a sequence at weight 0: the other ranks would wait for
-            # its gradient exchange.
+            # An empty row computes a sequence at weight 0: other ranks wait for its gradient exchange.
             chosen, weights = (members, mini.weights[members]) if members else ([0], np.zeros(1))
             row = build_row([sequences[index] for index in chosen], self._engine.device)
-            indices = mini.sequences[chosen]
-            tokens = self._loss_tokens(row, weights, indices, fixed)
+            tokens = self._loss_tokens(row, weights, mini.sequences[chosen], fixed)
             terms = policy_loss(tokens, self._options)
             self._engine.accumulate(terms.loss, last=number == len(rows))
             if members:
@@ -201,9 +219,10 @@ class Policy:
         return sum(loss for loss, _ in of_rows), TokenRecord.join([record for _, record in of_rows])
 
     def _rows_of_this_rank(self, sequences: Sequence[TrainSequence]) -> list[list[int]]:
-        """Return this rank's rows of the sequences, as indices; one sequence per row without packing.
+        """Return this rank's rows, each as indices of `sequences`. Without packing a row has one.
 
-        All ranks get the same number of rows, so that a row may be empty.
+        A row has at most micro_batch_tokens, unless one sequence is longer. All ranks get the same
+        number of rows, so that a row may be empty.
         """
         budget = self._settings.micro_batch_tokens if self._settings.packing else 1
         return pack_for_ranks([sequence.length for sequence in sequences], budget, world_size())[rank()]
@@ -211,33 +230,39 @@ class Policy:
     def _loss_tokens(
         self, row: Row, weights: np.ndarray, indices: np.ndarray, fixed: FixedValues
     ) -> LossTokens:
-        """Return the row's tokens; old_N is the behaviour's, or if decoupled the proximal, policy's."""
+        """Return the row's tokens for the loss, after a forward pass with gradient.
+
+        `weights` has a token's weight per sequence of the row, `indices` the sequences' places in the
+        batch. old_N: the behaviour's log-probabilities, or with decoupled_loss the proximal policy's.
+        """
         logprobs_N, entropy_N = self._engine(row)
-        per_sequence = torch.as_tensor(weights, dtype=torch.float32, device=row.sequence_N.device)
-        if not self._settings.decoupled_loss:
-            old_N = row.behaviour_N
-        elif fixed.proximal is None:
-            old_N = logprobs_N.detach()
-        else:
-            old_N = _values_of_row(fixed.proximal, indices, row)
+        proximal = fixed.proximal  # None: the proximal policy is the current one
+        proximal_N = _values_of_row(proximal, indices, row) if proximal else logprobs_N.detach()
+        old_N = proximal_N if self._settings.decoupled_loss else row.behaviour_N
         return LossTokens(
             logprobs_N=logprobs_N, entropy_N=entropy_N, old_N=old_N, behaviour_N=row.behaviour_N,
             reference_N=_values_of_row(fixed.reference, indices, row) if fixed.reference else None,
-            advantages_N=row.advantages_N, weight_N=per_sequence[row.sequence_N],
-            mask_N=row.mask_N, sequence_N=row.sequence_N, sequences=row.sequences,
+            weight_N=torch.as_tensor(weights).to(row.advantages_N)[row.sequence_N],
+            advantages_N=row.advantages_N, mask_N=row.mask_N, sequence_N=row.sequence_N,
             high_entropy_N=_values_of_row(fixed.high_entropy, indices, row) > 0
-            if fixed.high_entropy else None,
+            if fixed.high_entropy else None, sequences=row.sequences,
         )  # fmt: skip
 
     def logprobs(self, sequences: Sequence[TrainSequence]) -> list[np.ndarray]:
-        """Return the log-probabilities of each sequence's completion, (T,) each, without training."""
+        """Return the log-probabilities of each sequence's completion, (T,), in the order of `sequences`.
+
+        They are after temperature, without gradient. All ranks call together, and get all values.
+        """
         with torch.no_grad():
             return self._score(sequences, lambda row: self._engine(row)[0])
 
     def _score(
         self, sequences: Sequence[TrainSequence], score: Callable[[Row], Tensor]
     ) -> list[np.ndarray]:
-        """Return `score` of each sequence's completion, (T,) each. All ranks call together."""
+        """Return the values of each sequence's completion, (T,) each, in the order of `sequences`.
+
+        `score` gives a row's values, (N,). All ranks call together, and get all values.
+        """
         found: dict[int, np.ndarray] = {}
         for members in self._rows_of_this_rank(sequences):
             chosen = members or [0]  # a rank with an empty row takes part in the collective forward
@@ -249,7 +274,10 @@ class Policy:
         return [scored[index] for index in range(len(sequences))]
 
     def save(self, folder: Path) -> None:
-        """Write weights, optimizer, entropy's coefficient, and the reference if it changed."""
+        """Write weights, optimizer, adaptive entropy's state, and a changed reference, for `load`.
+
+        `folder` exists. All ranks call together; the call returns once every rank has written its part.
+        """
         self._engine.save(folder)
         if self._settings.use_adaptive_entropy and rank() == 0:
             (folder / _ENTROPY).write_text(json.dumps(asdict(self._entropy)))
@@ -258,7 +286,11 @@ class Policy:
         gather(None)  # return on rank 0 only after every rank has written its part
 
     def load(self, folder: Path) -> None:
-        """Restore exactly what `save` wrote. Raise ConfigError for a damaged file."""
+        """Restore what `save` wrote into the folder, exactly. All ranks call together.
+
+        Without a file of the adaptive entropy or the reference, these stay. Raise ConfigError for a
+        damaged file of the entropy.
+        """
         self._engine.load(folder)
         if (folder / _ENTROPY).is_file():
             with reading(folder / _ENTROPY, "Resume from another checkpoint"):
@@ -267,18 +299,22 @@ class Policy:
             self._reference.load(folder)
 
     def export(self, folder: Path) -> None:
-        """Write a Hugging Face folder, by rank 0. Raise NotFinite on every rank for NaN or infinity."""
+        """Write the weights as a Hugging Face model, with tokenizer. All ranks call together.
+
+        Rank 0 writes; with LoRA the adapter is merged, and written alone into folder/adapter too. Raise
+        NotFinite on every rank, and write nothing, if a weight is NaN or infinite.
+        """
         state = whole_state(self._engine)
         if rank() == 0:
             write_model(folder, self.model, self._tokenizer, state, self._adapter, self._settings)
 
     def close(self) -> None:
-        """Leave the process group."""
+        """Leave the process group. Call this at the end, on all ranks."""
         leave_process_group()
 
 
 def _token_counts(sequence: TrainSequence) -> tuple[int, int]:
-    """Return (all tokens, completion tokens), for FlopCounter."""
+    """Return the number of all tokens of a sequence, and that of its completion's."""
     return sequence.length, len(sequence.token_ids)
 
 
@@ -294,7 +330,8 @@ def _values_of_row(per_sequence: list[np.ndarray], indices: np.ndarray, row: Row
 def _token_record(row: Row, tokens: LossTokens, terms: LossTerms, first: bool) -> TokenRecord:
     """Return the values of the row's trained tokens that the metrics need, as arrays on the CPU.
 
-    `first` says whether this is the first optimizer step of its Update, and is stored for each token.
+    `tokens` and `terms` are the input and result of the row's loss. `first` says whether this is the
+    first optimizer step of its Update, and is stored for each token.
     """
     oldest_S = row.staleness_N.new_zeros(row.sequences)
     oldest_S = oldest_S.scatter_reduce(0, row.sequence_N, row.staleness_N, "amax")

@@ -23,19 +23,20 @@ ends after RUN_PROGRESS_TIMEOUT_S."""
 
 
 def rank() -> int:
-    """Return this process's number among the processes that train together, from 0."""
+    """Return this process's number among those that train together, from 0; 0 without a launcher."""
     return int(os.environ.get("RANK", "0"))
 
 
 def world_size() -> int:
-    """Return how many processes train together."""
+    """Return how many processes train together: the variable WORLD_SIZE, 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def set_single_process_environment() -> None:
-    """Set a launcher's environment variables for a group of one on loopback, unless a launcher has.
+    """Set a launcher's environment variables for a group of one process on loopback.
 
-    Port 0 lets the process take a free port: a parent may use the port of the inherited environment.
+    Do nothing under torchrun or with several processes. MASTER_PORT 0 lets the process take a free port:
+    a parent may use the port of the inherited environment.
     """
     if world_size() > 1 or _LAUNCHED in os.environ:
         return
@@ -44,14 +45,15 @@ def set_single_process_environment() -> None:
 
 
 def end_with_launcher() -> None:
-    """Start a thread that kills this process when its launcher ends; without a launcher do nothing.
+    """Start a thread that kills this process when its parent, the launcher, ends; else do nothing.
 
-    Ranks that outlive a killed torchrun would train on, and hold the run's lock against a restart.
+    A process has a launcher under torchrun or with several processes. Ranks that outlive a killed
+    torchrun would train on, and hold the run's lock against a restart.
     """
     launcher = os.getppid()
 
     def watch() -> None:
-        """Kill this process once its parent is another process, because the launcher has ended."""
+        """Kill this process once its parent is another one, because the launcher has ended."""
         while os.getppid() == launcher:
             time.sleep(_LAUNCHER_CHECK_S)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -61,7 +63,10 @@ def end_with_launcher() -> None:
 
 
 def broadcast(value: Any) -> Any:
-    """Return rank 0's value on every rank; all call together. Raise RuntimeError if a rank is lost."""
+    """Return rank 0's `value` on every rank, where another rank's own value is not used.
+
+    All ranks call together. A rank waits for rank 0 at most a day. Raise RuntimeError if a rank is lost.
+    """
     if world_size() == 1:
         return value
     box = [value]
@@ -70,7 +75,10 @@ def broadcast(value: Any) -> Any:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return all ranks' values, in order; all call together. Raise RuntimeError if a rank is lost."""
+    """Return all ranks' values, in the order of the ranks, on every rank.
+
+    All ranks call together and wait for each other, at most a day. Raise RuntimeError if a rank is lost.
+    """
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
@@ -80,10 +88,11 @@ def gather(value: Any) -> list[Any]:
 
 @lru_cache(maxsize=1)
 def message_group() -> dist.ProcessGroup:
-    """Return the process group that carries Python objects, made at the first call.
+    """Return the process group that carries Python objects: made at the first call, then the same one.
 
     The backend is gloo also on GPUs, where nccl carries the gradients: a message may take a day, a
-    gradient may not. `cache_clear` forgets the group. Raise ValueError without a default process group.
+    gradient may not. `cache_clear` forgets the group. All ranks make it together. Raise ValueError
+    without a default process group.
     """
     group = dist.new_group(backend="gloo", timeout=_MESSAGE_TIMEOUT)
     assert isinstance(group, dist.ProcessGroup)

@@ -21,21 +21,25 @@ _FILE = "reference.safetensors"
 
 
 class BaseModelReference:
-    """LoRA's base model: the policy with its adapter switched off. No extra memory, never changes."""
+    """LoRA's base model as reference: the policy of `engine` with its `adapter` switched off.
+
+    It needs no extra memory and never changes.
+    """
 
     def __init__(self, engine: DeepSpeedEngine, adapter: PeftModel) -> None:
         self._engine, self._adapter = engine, adapter
 
     def logprobs(self, row: Row) -> Tensor:
-        """Return the row's log-probabilities under the base model, (N,), without gradient."""
+        """Return the completion tokens' log-probabilities under the base model, (N,), no gradient."""
         with self._adapter.disable_adapter(), torch.no_grad():
             return self._engine(row)[0]
 
 
 class FrozenCopyReference:
-    """A second model, not trained, whole on every rank, on the policy's device or LEARNER_REF_DEVICE.
+    """A second model, loaded from `folder` and not trained, whole on every rank.
 
-    Creating one raises ConfigError if LEARNER_REF_DEVICE is no device here, and load_model's errors.
+    It is on `device`, or on LEARNER_REF_DEVICE if that is set. Raise ConfigError if that is no device
+    here, or the folder holds no usable model.
     """
 
     def __init__(self, folder: Path, settings: LearnerSettings, device: torch.device) -> None:
@@ -45,7 +49,10 @@ class FrozenCopyReference:
         self._changed = False
 
     def logprobs(self, row: Row) -> Tensor:
-        """Return the row's log-probabilities under the copy, (N,), without gradient."""
+        """Return the completion tokens' log-probabilities under the copy, (N,), without gradient.
+
+        They are on the row's device.
+        """
         with torch.no_grad():
             logprobs_N: Tensor = self._model(_row_on(row, self._device))[0]
             return logprobs_N.to(row.input_ids.device)
@@ -53,7 +60,8 @@ class FrozenCopyReference:
     def soft_update(self, parameters: Iterator[tuple[str, torch.nn.Parameter]], alpha: float) -> None:
         """Set weights to alpha x parameters + (1 - alpha) x weights (TR-DPO, arXiv:2404.09656, eq. 3).
 
-        Example: alpha 0.6, parameter 1.0 and weight 0.0 make 0.6.
+        `parameters` are the policy's, by the same names. alpha 1 copies them. Raise KeyError for another
+        name. Example: alpha 0.6, parameter 1.0 and weight 0.0 make 0.6.
         """
         self._changed = True
         own = dict(self._model.named_parameters())
@@ -61,19 +69,22 @@ class FrozenCopyReference:
             own[name].lerp_(parameter.detach().to(self._device), alpha)
 
     def save(self, folder: Path) -> None:
-        """Write the weights into the existing folder, if `soft_update` ever changed them."""
+        """Write the weights, unless they never changed, into FOLDER/reference.safetensors.
+
+        `soft_update` changes them. Weights that `load` restored have changed too.
+        """
         if self._changed:
             save_weights(self._model, str(folder / _FILE))
 
     def load(self, folder: Path) -> None:
-        """Restore the weights that `save` wrote, if it wrote any."""
+        """Restore the weights that `save` wrote into the folder; do nothing if it wrote none."""
         if (folder / _FILE).is_file():
             load_weights(self._model, str(folder / _FILE))
             self._changed = True
 
 
 def _find_device(name: str) -> torch.device:
-    """Return the device of this name. Raise ConfigError if this machine has none."""
+    """Return the device called `name`, such as cuda:1. Raise ConfigError if this machine has none."""
     try:
         return torch.zeros((), device=name).device
     except (RuntimeError, AssertionError) as error:
@@ -84,7 +95,7 @@ def _find_device(name: str) -> torch.device:
 
 
 def _row_on(row: Row, device: torch.device) -> Row:
-    """Return the row with its tensors on the device."""
+    """Return a copy of the row with its tensors on the device; those already there are shared."""
     values = ((field.name, getattr(row, field.name)) for field in fields(row))
     moved: dict[str, Any] = {name: v.to(device) for name, v in values if isinstance(v, Tensor)}
     return replace(row, **moved)
@@ -96,7 +107,7 @@ def make_reference(
     """Return the KL term's reference, None if LEARNER_BETA is 0.
 
     With an `adapter` this is the model of `engine` with the adapter off. Without one (None) a frozen
-    copy is loaded from `folder`, which raises as FrozenCopyReference does.
+    copy is loaded from `folder`. Raise ConfigError if the folder or LEARNER_REF_DEVICE cannot be used.
     """
     if not settings.beta:
         return None

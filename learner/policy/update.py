@@ -24,7 +24,7 @@ class TokenRecord:
 
     @classmethod
     def join(cls, records: Sequence["TokenRecord"]) -> "TokenRecord":
-        """Return the concatenation of the records, all as float64; empty arrays for no records."""
+        """Return one record of all records' tokens, in order, as float64; empty arrays for none."""
         columns = ([getattr(record, field.name) for record in records] for field in fields(cls))
         return cls(*(np.concatenate([np.zeros(0), *column]) for column in columns))
 

@@ -273,11 +273,11 @@ def test_an_episode_is_nobody(pool: EpisodePool) -> None:
 
 
 WRONG = {
-    "no_name": ("", "g", "", "no function or class g; it has"),
+    "no_name": ("", "g", "", "no function or class g, it has"),
     "no_function": ("f = 5", "f", "", "no function or class f"),
     "no_class": ("def f() -> int: ...", "", "f", "the environment f is no class"),
-    "no_reset": ("class F: ...", "", "F", "no method reset"),
-    "no_method": ("class F:\n    reset = 5", "", "F", "no method reset"),
+    "no_reset": ("class F: ...", "", "F", "F has no reset"),
+    "no_method": ("class F:\n    reset = 5", "", "F", "F has no reset"),
     "twice": (
         "def f() -> int: ...\nclass F:\n    def reset(self): ...\n    def f(self) -> int: ...",
         "f",

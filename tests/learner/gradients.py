@@ -57,7 +57,7 @@ def gradients(policy: Policy) -> dict[str, torch.Tensor]:
     """The whole gradient of every trained parameter of the Hugging Face model."""
     batch = make_batch()
     (mini,) = policy._mini_batches(batch, 0)
-    policy._accumulate_gradients(batch, mini, policy._score_fixed(batch))
+    policy._gradients(batch, mini, policy._score_fixed(batch))
     found = {}
     for name, parameter in policy._engine.module.named_parameters():
         gradient = parameter.grad if policy._engine.stage == 0 else safe_get_full_grad(parameter)

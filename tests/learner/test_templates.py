@@ -165,9 +165,9 @@ def test_the_environment_of_a_template_is_that_of_transformers(template):
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        ("{% for a in range(99999) %}" * 2 + "{% endfor %}" * 2, "longer than 2 s"),
+        ("{% for a in range(99999) %}" * 2 + "{% endfor %}" * 2, "took over 2 s"),
         ("{{ 'a' * 20000000000 }}", "MemoryError"),
-        ("{{ 'a' * (messages | length * 10000000) }}", "more than 16777216 bytes"),
+        ("{{ 'a' * (messages | length * 10000000) }}", "over 16777216 bytes"),
         ("{{ messages.__class__.__mro__ }}", "unsafe"),
         ("{{ raise_exception('no system') }}", r"own\) fails .* of the roles system, user: .*no system"),
         ("{% for m in messages %}", "TemplateSyntaxError"),
@@ -177,7 +177,7 @@ def test_the_environment_of_a_template_is_that_of_transformers(template):
     ids=["time", "memory", "output", "escape", "refusal", "syntax", "division", "surrogate"],
 )  # fmt: skip
 def test_a_hostile_template_ends_with_an_error_that_names_it(template, words, monkeypatch):
-    if "longer" in words:
+    if "took over" in words:
         monkeypatch.setattr(chat_renderer, "_LIMIT_S", 2.0)
     with pytest.raises(ConfigError, match=words) as caught:
         render(MESSAGES, template, prompt_template="chat")
@@ -198,7 +198,7 @@ def test_many_slow_prompts_end_as_one_slow_prompt_does(monkeypatch):
     monkeypatch.setattr(chat_renderer, "_PER_PROMPT_S", 0.0001)
     renderer = ChatRenderer("{% for a in range(20000) %}{{ a }}{% endfor %}", {})
     prompts = [[{"role": "user", "content": str(number)}] for number in range(10_000)]
-    with pytest.raises(ValueError, match="longer than"):
+    with pytest.raises(ValueError, match="took over 1 s"):
         list(map(renderer.render, prompts))
 
 
