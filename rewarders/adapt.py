@@ -156,7 +156,7 @@ class OwnReward:
         return {name: everything[sources[0]] for name, sources in found.items() if sources}
 
     def _sources(self, parameter: str) -> tuple[str, ...]:
-        """Return the names of the arguments that the parameter of this name may get, the best first.
+        """Return the names of the arguments that the function's `parameter` may get, the best first.
 
         `sources` has them; without an entry the only one is `prompts` for the parameter prompt,
         `completion_ids` for completions_ids, else the parameter's own name.
@@ -167,10 +167,10 @@ class OwnReward:
 def adapt(found: object, name: str, completions: str = "auto") -> OwnReward:
     """Return a reward of TRL's signature for `found`, a user's function or class; errors call it `name`.
 
-    The names of the parameters decide whether it is as TRL's, ms-swift's or verl's, or f(completion,
-    answer). `completions` is the form in which a function like TRL's gets completions: "messages",
-    "text", or "auto", as the prompts are. Others get texts. Of a class an instance is created. Raise
-    ConfigError if `found` has none of the known forms, and what a class raises when made.
+    The names of its parameters decide whether it is like TRL's, ms-swift's or verl's, f(completion) or
+    f(completion, answer). `completions` is the form in which a function like TRL's gets completions:
+    "messages", "text", or "auto", messages if the prompts are messages. Others get texts. Of a class an
+    instance is created. Raise ConfigError for no known form, and what a class raises when made.
     """
     is_class = inspect.isclass(found)
     function = _callable_of(found) if inspect.isclass(found) else found

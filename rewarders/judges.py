@@ -75,7 +75,7 @@ class Judges:
         """Ask the judge `spec` about each completion of a group, and return the scores, in order.
 
         An answer without a score is None; the share of these is the metric NAME/unparsed. `arguments`
-        have one value per completion. Scores are cached by judge and question; equal questions are asked
+        have one value per completion. Numbers are cached by judge and question. Equal questions are sent
         once. Raise JudgeFailed for an unknown {NAME} in the prompt, or, caching nothing, a failed call.
         """
         judge, count = _judge_of(spec), len(arguments["completions"])

@@ -240,7 +240,9 @@ class Rewarder:
         group = decode(entry.payload, Group)
         if group.ticket.id != entry.ticket:
             found = f"the entry of ticket {entry.ticket} holds a group of {group.ticket.id}"
-            raise MalformedMessage(f"{found}, which no actor sends: see who else writes to the server")
+            raise MalformedMessage(
+                f"{found}, which no actor sends: see who else writes to the queue server"
+            )
         return self._scorer.for_group(group).score_group(group)
 
     def _count(self, what: str) -> None:

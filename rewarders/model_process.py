@@ -45,9 +45,9 @@ class RewardModel:
         model: Any = AutoModelForSequenceClassification.from_pretrained(
             folder, trust_remote_code=False, dtype=dtype, use_safetensors=True
         )
-        if model.config.num_labels != 1:
-            found = f"the model in {folder} has {model.config.num_labels} outputs"
-            raise ConfigError(f"{found}, expected a reward model with one: name another model")
+        if (outputs := model.config.num_labels) != 1:
+            found = f"the model in {folder} has {outputs} outputs, expected a reward model with one"
+            raise ConfigError(f"{found}: name another in LEARNER_REWARDS")
         text = model.config.get_text_config()
         if text.pad_token_id is None:
             text.pad_token_id = self._tokenizer.pad_token_id
@@ -116,8 +116,8 @@ def load(asked: Mapping[str, Any]) -> RewardModel:
         wanted = ["*.json", "*.safetensors", "*.jinja"]
         place = snapshot_download(place, revision=asked["revision"], allow_patterns=wanted)
     elif not os.path.isdir(place):
-        found = f"there is no folder {place} with the reward model on this host"
-        raise ConfigError(f"{found}: copy the learner's folder here")
+        missing = f"there is no folder {place} with the reward model on this host"
+        raise ConfigError(f"{missing}: copy the learner's folder here")
     elif hash_model(Path(place)) != asked["digest"]:
         found = f"the reward model's files in {place}"
         raise ConfigError(f"{found} are not the learner's: copy the learner's folder here")

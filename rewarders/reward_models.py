@@ -78,8 +78,8 @@ class ModelProcess:
             self._ready()
             found = self._ask({"talks": list(talks)})
         if not isinstance(found, list) or len(found) != len(talks):
-            wanted = f"{len(talks)} numbers, one for each completion: start the rewarder again"
-            raise ModelFailed(f"the reward model's process sent no list of {wanted}")
+            numbers = f"{len(talks)} numbers, one for each completion: start the rewarder again"
+            raise ModelFailed(f"the reward model's process sent no list of {numbers}")
         for value in found:
             if not isinstance(value, float) or not abs(value) <= HIGHEST_REWARD:
                 shown = value if isinstance(value, float) and math.isfinite(value) else "no number"

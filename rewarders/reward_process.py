@@ -130,11 +130,12 @@ def check_logged(extra: Mapping[str, Sequence[Any]], metrics: Mapping[str, float
     """
     for kind, names in (("log_extra", extra), ("log_metric", metrics)):
         if len(names) > MOST_NAMES:
-            raise ValueError(f"{kind} got {len(names)} names; expected at most {MOST_NAMES}: log fewer")
+            many = f"{kind} got {len(names)} names for a group"
+            raise ValueError(f"{many}; expected at most {MOST_NAMES}: log fewer")
         for name in names:
             if len(name) > LONGEST_NAME:
-                found = f"{kind} got a name of {len(name)} letters, {name[:40]!r}..."
-                raise ValueError(f"{found}; expected at most {LONGEST_NAME}: log a shorter name")
+                long = f"{kind} got a name of {len(name)} letters, {name[:40]!r}..."
+                raise ValueError(f"{long}; expected at most {LONGEST_NAME}: log a shorter name")
     for name, values in extra.items():
         if fault := find_fault(values):
             raise ValueError(f"log_extra({name!r}) got a wrong value: {fault}; log a simpler one")
@@ -144,8 +145,8 @@ def check_logged(extra: Mapping[str, Sequence[Any]], metrics: Mapping[str, float
         finite = "expected finite numbers: log None instead"
         raise ValueError(f"log_extra has NaN or infinity, {finite}") from None
     if size > LOGGED_BYTES:
-        found = f"log_extra and log_metric got {size} bytes for one group"
-        raise ValueError(f"{found}, larger than {LOGGED_BYTES} bytes: log fewer or shorter values")
+        large = f"log_extra and log_metric got {size} bytes for one group"
+        raise ValueError(f"{large}, larger than {LOGGED_BYTES} bytes: log fewer or shorter values")
 
 
 _REPLACED = (
@@ -209,8 +210,8 @@ def _finite(value: Any) -> float:
         found = f"found {str(value)[:80]} ({kind}): correct what the reward returns"
         raise ValueError(f"expected finite numbers or None, {found}")
     if abs(float(number)) > HIGHEST_REWARD:
-        found = f"found {float(number):g}: let the reward return smaller numbers"
-        raise ValueError(f"expected numbers within {HIGHEST_REWARD:g} of 0, {found}")
+        large = f"found {float(number):g}: let the reward return smaller numbers"
+        raise ValueError(f"expected numbers within {HIGHEST_REWARD:g} of 0, {large}")
     return float(number)
 
 

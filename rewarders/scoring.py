@@ -99,12 +99,11 @@ class Scorer:
         )  # fmt: skip
 
     def _score_texts(self, group: Group, texts: list[str]) -> GroupScores:
-        """Return the rewards and logged data of one group.
+        """Return the rewards, logged data and failures of one group, whose `texts` the rewards read.
 
-        A rollout that cannot be scored has None for every reward, and the reason in `failures`. `texts`
-        has for each rollout the text that rewards read. Raise ScoringFailed if fewer than two rollouts,
-        or not the only one, could be scored, or a reward itself is at fault, MalformedMessage for a
-        negative token id in the prompt.
+        A rollout with a failure has None for every reward. Raise ScoringFailed if fewer than two
+        rollouts, or not the only one, could be scored, or a reward is at fault, MalformedMessage for a
+        negative id.
         """
         arguments = self._arguments(group, texts)
         size = len(texts)
@@ -113,7 +112,8 @@ class Scorer:
             self._score(spec, arguments | _state(spec, group), scores)
             if len(scores.healthy) < min(2, size):
                 failures = [failure for failure in scores.failures if failure]
-                raise ScoringFailed(f"{len(failures)} of {size} completions: {failures[0]}")
+                few = f"{len(failures)} of {size} completions have no reward, which leaves too few"
+                raise ScoringFailed(f"{few}; correct what failed first: {failures[0]}")
         for values in scores.rewards.values():
             for index, failure in enumerate(scores.failures):
                 values[index] = None if failure else values[index]
@@ -148,7 +148,7 @@ class Scorer:
         try:
             check_logged(scores.extra, scores.metrics)
         except ValueError as error:
-            raise ScoringFailed(f"reward {spec.name}, with those before it: {error}") from error
+            raise ScoringFailed(f"reward {spec.name} and those before it: {error}") from error
 
     def _check_without_completion(
         self, spec: RewardSpec, arguments: dict[str, list[Any]], found: ScoringFailed

@@ -190,7 +190,7 @@ def _readings(text: str) -> Iterator[Value]:
 def _by_verdict(
     completions: list[str], solution: list[Any], value: Callable[[int, bool], float]
 ) -> list[float | None]:
-    """Return value(index, whether the answer is right) for each completion, in order.
+    """Return value(index, whether its answer is right) for each completion, in order of `index`.
 
     All get None if the gold answer, solution[0], cannot be read. Raise MemoryError or RecursionError, as
     sympy does.

@@ -117,9 +117,9 @@ def _differ(one: Any, other: Any) -> bool:
     """Return whether two expressions, or two equations, are found different at one point.
 
     Both are computed at one value of their symbols; of two equations, a root of the first is put into
-    the second. Return False if there is no value or root, or for an equation and something else. This
-    spares sympy's simplification, which takes 0.1 to 0.3 s for most equations that are different. Raise
-    MemoryError or RecursionError.
+    the second. Return False if there is no value or root, for an equation and another thing, and for
+    unknown functions or exponents over 20. This spares sympy's simplification, which takes 0.1 to 0.3 s
+    for most equations that are different. Raise MemoryError or RecursionError.
     """
     if isinstance(one, Eq) != isinstance(other, Eq) or not isinstance(one, Eq | Expr):
         return False

@@ -70,7 +70,7 @@ def is_word(letters: str) -> bool:
 
 
 def has_sentence(text: str) -> bool:
-    """Return whether a text has at least two words (see is_word) that are no commands of LaTeX."""
+    """Return whether a text has two words or more, LaTeX commands, xy, sin and the like not counted."""
     return sum(is_word(run) for run in _RUN.findall(text)) > 1
 
 

@@ -201,7 +201,7 @@ def test_a_group_under_another_tickets_name_ends_as_dead(
     assert isinstance(outcomes[1], Verdict)
     assert outcomes[1].reason.startswith(
         "the entry of ticket train:1 holds a group of train:0, which no actor sends: "
-        "see who else writes to the server (reported by rewarder-"
+        "see who else writes to the queue server (reported by rewarder-"
     )
 
 
