@@ -15,14 +15,17 @@ class Rewarder(RewarderCommand):
     """Score the completions of a run and filter groups without signal."""
 
     def execute(self) -> int:
-        """Score, or with --check read standard input and print a JSON object; return the exit code.
+        """Score until the run ends, print help or settings (`help`, --dry-run), or check; return 0.
 
-        Raise ConfigError for --check at a terminal, PenstockError if the work fails.
+        With --check, read the lines of `learner --dry-run --json` from standard input, and print as one
+        JSON object what is wrong with rewards and gold answers. Raise ConfigError for --check with a
+        terminal as standard input, PenstockError if the work fails.
         """
         if not self.check or self.words:
             return super().execute()
         if sys.stdin.isatty():
-            raise ConfigError("--check reads `learner --dry-run --json`: use `penstock check`")
+            wanted = "expected what `learner --dry-run --json` prints: use `penstock check`"
+            raise ConfigError(f"--check: standard input is a terminal, {wanted}, which joins the two")
         configure_logs("rewarder", self.run.log_format)
         begin_role()
         from penstock.rewarders.check import check_lines
@@ -31,7 +34,11 @@ class Rewarder(RewarderCommand):
         return 0
 
     def work(self) -> int:
-        """Score until the run's end or a signal and return 0. Raise PenstockError if that fails."""
+        """Score until the run has ended or SIGINT or SIGTERM has come, and return 0.
+
+        Groups in progress are finished first; a second signal ends the process at once. Raise
+        PenstockError if the work fails.
+        """
         stopping = begin_role()
         with heavy_imports():
             from penstock.rewarders.loop import run
@@ -41,7 +48,7 @@ class Rewarder(RewarderCommand):
 
 
 def main() -> None:
-    """Run the `rewarder` command and exit with its code."""
+    """Run the `rewarder` command with the words of the command line, and exit with its exit code."""
     sys.exit(execute_command(Rewarder, "rewarder"))
 
 

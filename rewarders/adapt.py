@@ -32,18 +32,10 @@ _GROUP = ("prompts", "completions", "completion_ids", "completions_ids", "respon
 """Arguments of TRL and ms-swift with a value per completion. A function of one of them gets a group."""
 _OTHER_NAMES = {"prompt": ("prompts",), "completions_ids": ("completion_ids",)}
 """Names of parameters and the arguments that they get. TRL's guide had completions_ids by mistake."""
-OWN_ARGUMENTS = frozenset(
-    {
-        *_GROUP,
-        "prompt",
-        "transcripts",
-        "environment_reward",
-        "log_extra",
-        "log_metric",
-        "environments",
-        "trainer_state",
-    }
-)
+OWN_ARGUMENTS = frozenset({
+    *_GROUP, "prompt", "transcripts", "environment_reward", "log_extra", "log_metric", "environments",
+    "trainer_state",
+})  # fmt: skip
 """Columns of the data set that a reward does not get by these names: its own arguments replace them."""
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _runner = asyncio.Runner()
@@ -51,7 +43,10 @@ _runner = asyncio.Runner()
 
 
 def columns_of(prompt: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what rewards get of a question: `prompts`, and the columns without own arguments' names."""
+    """Return what rewards get of a question, by name: `prompt` as "prompts", and the data's columns.
+
+    Columns whose name is in OWN_ARGUMENTS, such as "completions", are left out.
+    """
     return {"prompts": prompt} | {
         name: value for name, value in columns.items() if name not in OWN_ARGUMENTS
     }
@@ -70,7 +65,10 @@ class Reward(Protocol):
     """
 
     def __call__(self, *args: Any, **arguments: Any) -> Sequence[float | None]:
-        """Return one value per completion."""
+        """Return G numbers, one per completion of a group, or None where the reward does not apply.
+
+        `arguments` are lists of G values by name. Penstock passes nothing by position, in `args`.
+        """
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,12 @@ class OwnReward:
     each: bool = False
 
     def __call__(self, **arguments: Any) -> Any:
-        """Return the function's values for a group; raise what the function raises."""
+        """Return what the function gives for a group, usually a list of one value per completion.
+
+        `arguments` are lists by name, with one value per completion. The function is called once, or per
+        completion if `each`. Awaitables are awaited. Scores of functions like verl's, maps and tuples,
+        become numbers. The values are not checked. Raise what the function raises.
+        """
         size = len(arguments["completions"])
         given = self._given(self._all(arguments))
         if self.each:
@@ -101,7 +104,11 @@ class OwnReward:
         return values if self.form else [_number_of(score) for score in values]
 
     def missing(self, columns: Iterable[str]) -> list[str]:
-        """Return the arguments that the function requires and gets neither from us nor from a column."""
+        """Return the names of what the function requires and does not get; [] if nothing is missing.
+
+        `columns` are the names of the data's columns. A parameter with a default is not required. Of a
+        parameter that takes the gold answer, the name is `solution`.
+        """
         there = {*OWN_ARGUMENTS, *columns} | ({"data_source", "extra_info"} if not self.form else set())
         found = inspect.signature(self.function).parameters.values()
         required = [one.name for one in found if one.default is one.empty and one.kind in _BY_NAME]
@@ -109,7 +116,13 @@ class OwnReward:
         return [names[-1] for names in sources if there.isdisjoint(names)]
 
     def _all(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments in the form that the function gets, with those of other frameworks."""
+        """Return a new map of the arguments that the function may get, in the form that it expects.
+
+        `arguments` are lists with one value per completion. Functions like verl's also get `data_source`
+        and `extra_info`, by default "" and {}. Others get `environments` (None), `response_token_ids`,
+        and `trainer_state` as an object. With the form "messages", or "auto" and prompts that are
+        messages, prompts and completions are lists of messages.
+        """
         size = len(arguments["completions"])
         if not self.form:
             extra = [one or {} for one in arguments.get("extra_info", [None] * size)]
@@ -131,7 +144,10 @@ class OwnReward:
         return everything
 
     def _given(self, everything: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those arguments that the function has parameters for; more if it takes **kwargs."""
+        """Return by parameter those of the arguments `everything` that the function has parameters for.
+
+        A function with **kwargs gets all of them; one like verl's only those that `sources` names.
+        """
         parameters = inspect.signature(self.function).parameters
         names = [name for name, one in parameters.items() if one.kind in _BY_NAME]
         if _takes_any(parameters):
@@ -140,23 +156,28 @@ class OwnReward:
         return {name: everything[sources[0]] for name, sources in found.items() if sources}
 
     def _sources(self, parameter: str) -> tuple[str, ...]:
-        """Return the arguments that a parameter may get, the best first."""
+        """Return the names of the arguments that the function's `parameter` may get, the best first.
+
+        `sources` has them; without an entry the only one is `prompts` for the parameter prompt,
+        `completion_ids` for completions_ids, else the parameter's own name.
+        """
         return self.sources.get(parameter) or _OTHER_NAMES.get(parameter, (parameter,))
 
 
 def adapt(found: object, name: str, completions: str = "auto") -> OwnReward:
-    """Return a reward of TRL's signature for a user's function or class, called `name` in errors.
+    """Return a reward of TRL's signature for `found`, a user's function or class; errors call it `name`.
 
-    `completions` is the form in which a function gets them: as messages, as text, or (auto) as the
-    prompts are. Classes get texts, as in ms-swift.
-
-    Raise ConfigError if `found` has none of the known forms, and what a class raises when made.
+    The names of its parameters decide whether it is like TRL's, ms-swift's or verl's, f(completion) or
+    f(completion, answer). `completions` is the form in which a function like TRL's gets completions:
+    "messages", "text", or "auto", messages if the prompts are messages. Others get texts. Of a class an
+    instance is created. Raise ConfigError for no known form, and what a class raises when made.
     """
     is_class = inspect.isclass(found)
     function = _callable_of(found) if inspect.isclass(found) else found
     if not callable(function):
         kind = "class without __call__" if is_class else type(found).__name__
-        raise ConfigError(f"reward {name} is a {kind}; expected a function or a class with __call__")
+        wanted = "expected a function or a class with __call__: correct LEARNER_REWARDS"
+        raise ConfigError(f"reward {name} is a {kind}; {wanted}")
     parameters = inspect.signature(function).parameters
     form = "text" if is_class else completions
     if "completions" in parameters:
@@ -190,15 +211,21 @@ def adapt(found: object, name: str, completions: str = "auto") -> OwnReward:
 
 
 def _verl_sources(text: str, plural: str = "") -> dict[str, tuple[str, ...]]:
-    """Return the sources of the parameters of verl's compute_score, whose completion is `text`."""
+    """Return, by parameter of verl's compute_score, the name of the argument that the parameter gets.
+
+    `text` is the parameter of the completion. `plural` ends the other parameters' names: "s" for a
+    function of a whole group. Example: ground_truths gets ("solution",).
+    """
     same = {f"{name}{plural}": (name,) for name in ("data_source", "extra_info")}
     return {**same, text: ("completions",), f"ground_truth{plural}": ("solution",)}
 
 
 def _callable_of(kind: type) -> object:
-    """Return a new instance, or `__call__` if its first parameter is `completions`. Raise its errors.
+    """Return a new instance of the user's class `kind`, to be called as a reward.
 
-    As in ms-swift, `args` is passed to an `__init__` that requires it. Here `args` is None.
+    As in ms-swift, an `__init__` that requires `args` gets it, here None. If the first parameter of
+    `__call__` is `completions` and not self, return that function without an instance. Raise what
+    `__init__` raises.
     """
     call = kind.__call__
     if next(iter(inspect.signature(call).parameters), "") == "completions":  # as in ms-swift's guide
@@ -209,24 +236,29 @@ def _callable_of(kind: type) -> object:
 
 
 def _message(role: str, text: str) -> list[dict[str, str]]:
-    """Return a conversation of one message."""
+    """Return a conversation of one message: [{"role": role, "content": text}]."""
     return [{"role": role, "content": text}]
 
 
 def _number_of(score: Any) -> Any:
     """Return the number of a score of verl: of a map its `score`, of a tuple or list the first item.
 
-    Raise ValueError for a map without a score.
+    Any other score is returned unchanged. Raise ValueError for a map without `score`.
     """
     if isinstance(score, dict):
         if "score" not in score:
-            raise ValueError(f"expected a map with `score`, found one with {', '.join(map(str, score))}")
+            there = ", ".join(map(str, score)) or "no key"
+            found = f"expected a map with `score`, found one with {there}"
+            raise ValueError(f"{found}: let the reward return its number as `score`")
         return score["score"]
     return score[0] if isinstance(score, (tuple, list)) else score
 
 
 def _listed(values: Any) -> Any:
-    """Return an array, tensor, iterator or other ordered values as a list; the rest unchanged."""
+    """Return an array, tensor, iterator or other ordered values as a list.
+
+    Texts, bytes, maps, sets and values that are no collection are returned unchanged.
+    """
     if hasattr(values, "tolist"):
         return values.tolist()
     ordered = isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping, Set))
@@ -239,13 +271,19 @@ def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
 
 
 async def _all_of(values: Sequence[Any]) -> list[Any]:
-    """Return the values, awaitables replaced by their results; these run side by side."""
+    """Return the values in order, awaitables replaced by their results; these run side by side.
+
+    Raise the error of the first awaitable in order that fails.
+    """
     waiting = [asyncio.ensure_future(one) if inspect.isawaitable(one) else one for one in values]
     return [await one if inspect.isawaitable(one) else one for one in waiting]
 
 
 def _finished(value: Any) -> Any:
-    """Return a value, or an awaitable's result; raise its errors. Tasks left behind are cancelled."""
+    """Return `value` itself, or an awaitable's result, after running it in this process's event loop.
+
+    Tasks that it leaves in the loop are cancelled. Raise what the awaitable raises.
+    """
     if not inspect.isawaitable(value):
         return value
     try:

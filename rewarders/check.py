@@ -22,16 +22,19 @@ Reading = tuple[str | None, str]
 def check_lines(lines: Iterable[str], settings: RewarderSettings) -> dict[str, Any]:
     """Return what is wrong with rewards and gold answers in the lines of `learner --dry-run --json`.
 
-    The result has `rewards` (the reason why each cannot be used, "" if it can), `data` (per data set the
-    number of `golds`, and place, gold answer and reason of those `unreadable`), and `rows`: of each row
-    to show the columns that rewards get, and its gold answer as it is read. Gold answers are read if a
-    built-in reward needs them. All is read in sandbox processes. Raise ConfigError for other lines, or
-    as ScoringPool does.
+    `rewards` has by name the reason why each cannot be used, "" if it can. `data` has per data set the
+    number of `golds`, and [place, gold answer, reason] of each of the `unreadable`. `rows` has, for each
+    row to show, the `columns` that rewards get, the gold answer as it is `read` (None if it cannot be),
+    and `why` not (else ""). Gold answers are read only if a built-in reward needs them; otherwise `data`
+    is {}, `read` None and `why` "". The work runs in sandbox processes with the limits of `settings`;
+    they have ended when this function returns. Reward models are loaded, judges are not asked. Raise
+    ConfigError for other lines, SandboxFailed or ConfigError if no sandbox process can be started.
     """
     contract, rows, golds = _parse(lines)
     specs = [RewardSpec(**spec) for spec in contract["rewards"]]
     needed = NEED_GOLD & {spec.name for spec in specs if not spec.source}
-    asked = [row["columns"].get("solution") for row in rows] + [gold for _, gold in golds]
+    shown = [row["columns"] for row in rows]
+    asked = [columns.get("solution") for columns in shown] + [gold for _, gold in golds]
     with ScoringPool(settings) as pool:
         found = {spec.name: pool.check(spec) for spec in specs}
         readings = list(_read(asked, pool, settings.workers, needed)) if needed else []
@@ -39,20 +42,17 @@ def check_lines(lines: Iterable[str], settings: RewarderSettings) -> dict[str, A
         "rewards": found,
         "data": _by_data(golds, readings[len(rows) :]) if needed else {},
         "rows": [
-            {
-                "columns": columns_of(row["columns"].get("prompt"), row["columns"]),
-                "read": read,
-                "why": why,
-            }
-            for row, (read, why) in zip(rows, readings or [(None, "")] * len(rows), strict=False)
+            {"columns": columns_of(columns.get("prompt"), columns), "read": read, "why": why}
+            for columns, (read, why) in zip(shown, readings or [(None, "")] * len(rows), strict=False)
         ],
     }
 
 
 def _parse(lines: Iterable[str]) -> tuple[dict[str, Any], list[dict[str, Any]], list[list[Any]]]:
-    """Return the contract, the rows and the gold answers of the lines, which may have others between.
+    """Return the contract, the rows and the gold answers in `lines`, rows and golds in their order.
 
-    Raise ConfigError without one contract, or for a damaged line.
+    A line with a gold answer is {"gold": [place, answer]}. Lines that do not begin with {" are skipped.
+    Raise ConfigError for no contract or two, a damaged line, or a key but contract, row and gold.
     """
     found: dict[str, list[Any]] = {"contract": [], "row": [], "gold": []}
     try:
@@ -62,7 +62,8 @@ def _parse(lines: Iterable[str]) -> tuple[dict[str, Any], list[dict[str, Any]], 
         (contract,) = found["contract"]
     except (ValueError, KeyError, AttributeError) as error:
         raise ConfigError(
-            "--check: standard input is not what `learner --dry-run --json` prints; use `penstock check`"
+            "--check: standard input is not what `learner --dry-run --json` prints, a contract, rows "
+            "and gold answers as JSON; use `penstock check`, which joins the two commands"
         ) from error
     return contract, found["row"], found["gold"]
 
@@ -70,9 +71,11 @@ def _parse(lines: Iterable[str]) -> tuple[dict[str, Any], list[dict[str, Any]], 
 def _read(
     golds: Sequence[Any], pool: ScoringPool, threads: int, needed: frozenset[str]
 ) -> Iterator[Reading]:
-    """Yield the reading of each gold answer, by the rewards `needed`. Log the progress.
+    """Yield for each of `golds`, in order, ("number 72", ""), or (None, the reason) if it is unreadable.
 
-    `correctness` alone compares texts. Raise as SandboxPool.run.
+    `needed` are the names of the rewards that need gold answers: if it is `correctness` alone, answers
+    are read as texts, else as values. At most `threads` calls of the pool run at a time. The progress is
+    logged every 10 s. Raise SandboxFailed or ConfigError if no sandbox process can be started.
     """
     chunks = [golds[start : start + _CHUNK] for start in range(0, len(golds), _CHUNK)]
     with ThreadPoolExecutor(threads) as executor:
@@ -82,9 +85,11 @@ def _read(
 
 
 def _read_chunk(golds: Sequence[Any], as_text: bool, pool: ScoringPool) -> list[Reading]:
-    """Return the readings of some gold answers, one by one if reading them together fails.
+    """Return for each of `golds`, in order, ("number 72", ""), or (None, the reason) if unreadable.
 
-    One that hangs or crashes a sandbox process alone cannot be read. Raise as SandboxPool.run.
+    `as_text`: answers are compared as texts, not as values. All are read in one call of the pool, or in
+    one call each if that fails. An answer whose own call hangs or crashes is unreadable. Raise
+    SandboxFailed or ConfigError if no sandbox process can be started.
     """
     outcome = pool.run("penstock.rewarders.rewards.golds:describe_golds", list(golds), as_text)
     if isinstance(outcome, list) and len(outcome) == len(golds):
@@ -97,6 +102,8 @@ def _read_chunk(golds: Sequence[Any], as_text: bool, pool: ScoringPool) -> list[
 def _by_data(golds: Sequence[Sequence[Any]], readings: Sequence[Reading]) -> dict[str, dict[str, Any]]:
     """Return, per data set, the number of gold answers, and place, answer and reason of unreadable ones.
 
+    `golds` are pairs of place and answer. `readings` has for each the answer as it is read, None if it
+    is unreadable, and the reason.
     Example: {"gsm8k.jsonl": {"golds": 7473, "unreadable": [["gsm8k.jsonl, row 3", "?", "a sentence"]]}}.
     """
     found: dict[str, dict[str, Any]] = {}

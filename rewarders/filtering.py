@@ -16,9 +16,9 @@ _SMALLEST_SPREAD = 1e-6
 def why_filtered(totals_G: np.ndarray, filter_zero_std: bool) -> str | None:
     """Return the reason why a group is not trained on; None if it is.
 
-    At least two rollouts need a total. `totals_G` has one per rollout, see `group_totals`, NaN where
-    no reward applies. With normalize_then_sum a total is a sum of normalized rewards. Example: 1.0, NaN
-    and NaN have "no reward applies"; with `filter_zero_std` 1.0, 1.0 and NaN have "no spread".
+    `totals_G` (G,) has the total reward of each rollout, NaN where no reward applies. With fewer than
+    two totals the reason is "no reward applies": 1.0, NaN, NaN. With `filter_zero_std`, totals that
+    differ by less than 1e-6 have the reason "no spread": 1.0, 1.0, NaN.
     """
     present = totals_G[~np.isnan(totals_G)]
     if len(present) < 2:

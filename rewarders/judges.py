@@ -35,7 +35,11 @@ class JudgeFailed(Exception):
 
 
 def longest_call_s(settings: RewarderSettings) -> float:
-    """Return the seconds after which a call of a judge with all its retries is given up."""
+    """Return the seconds after which a call of a judge with all its retries is given up.
+
+    Each try may take REWARDER_JUDGE_TIMEOUT_S, and each wait before a retry 60 s. Example: 60 s and 5
+    retries give 660.
+    """
     retries = settings.judge_max_retries
     return settings.judge_timeout_s * (retries + 1) + _LONGEST_WAIT_S * retries
 
@@ -43,7 +47,9 @@ def longest_call_s(settings: RewarderSettings) -> float:
 class Judges:
     """The judges of one rewarder, which share a client, a limit of calls in flight, and a cache.
 
-    `on_answer` is called after each call, whether or not it failed.
+    `settings` has the timeout, the number of retries and the limit of calls in flight. `on_answer` is
+    called, in the judges' thread, after each call, whether or not it failed. Creating the object starts
+    neither thread nor client.
     """
 
     def __init__(self, settings: RewarderSettings, on_answer: Callable[[], None]) -> None:
@@ -53,7 +59,10 @@ class Judges:
         self._cache: dict[tuple[str, str], float] = {}
 
     def check(self, spec: RewardSpec) -> str:
-        """Return the reason why a judge cannot be used here; "" if it can. The judge is not asked."""
+        """Return the reason why a judge cannot be used here; "" if it can. The judge is not asked.
+
+        Reasons are wrong options in `spec`, and no OPENAI_API_KEY in the environment.
+        """
         try:
             _judge_of(spec)
         except JudgeFailed as error:
@@ -63,13 +72,13 @@ class Judges:
         return ""
 
     def score(self, spec: RewardSpec, arguments: Mapping[str, Sequence[Any]]) -> Scores:
-        """Return a number per completion, None for an answer without a score, and their share.
+        """Ask the judge `spec` about each completion of a group, and return the scores, in order.
 
-        The share is the metric NAME/unparsed. Numbers are cached by judge and question, and equal
-        questions are asked once. Raise JudgeFailed if a call fails; the others' numbers stay cached.
+        An answer without a score is None; the share of these is the metric NAME/unparsed. `arguments`
+        have one value per completion. Numbers are cached by judge and question. Equal questions are sent
+        once. Raise JudgeFailed for an unknown {NAME} in the prompt, or, caching nothing, a failed call.
         """
-        judge = _judge_of(spec)
-        count = len(arguments["completions"])
+        judge, count = _judge_of(spec), len(arguments["completions"])
         questions = [_question(judge.prompt, arguments, index) for index in range(count)]
         name = judge.model_dump_json()
         new = [text for text in dict.fromkeys(questions) if (name, text) not in self._cache]
@@ -84,7 +93,10 @@ class Judges:
         return Scores(values, {}, {f"{spec.name}/unparsed": values.count(None) / count})
 
     async def _ask_all(self, judge: JudgeFile, questions: Sequence[str]) -> list[str]:
-        """Return the judge's answers. Raise JudgeFailed, once all calls have ended, if one failed."""
+        """Return the judge's answers to `questions`, in order; all calls run side by side.
+
+        Raise the JudgeFailed of the first question whose call failed, once all calls have ended.
+        """
         calls = (self._ask(judge, text) for text in questions)
         answers = await asyncio.gather(*calls, return_exceptions=True)
         for answer in answers:
@@ -93,7 +105,12 @@ class Judges:
         return [answer for answer in answers if isinstance(answer, str)]
 
     async def _ask(self, judge: JudgeFile, question: str) -> str:
-        """Return the judge's answer to one question. Raise JudgeFailed if none comes in time."""
+        """Return the judge's answer to one question, "" for an answer without text.
+
+        Wait first while REWARDER_JUDGE_MAX_CONCURRENCY calls are in flight. `_on_answer` is called at
+        the end. Raise JudgeFailed if no answer comes within `longest_call_s`, retries included, if the
+        server refuses the call, or if its answer has another form.
+        """
         from openai import OpenAIError
 
         messages = [{"role": "user", "content": question}]
@@ -106,19 +123,26 @@ class Judges:
                     )
                 return answer.choices[0].message.content or ""
             except TimeoutError:
-                raise JudgeFailed(f"the judge did not answer in {limit:g} s with all retries") from None
+                late = f"the judge did not answer in {limit:g} s with all retries"
+                raise JudgeFailed(f"{late}: raise REWARDER_JUDGE_TIMEOUT_S") from None
             except OpenAIError as error:
-                raise JudgeFailed(f"the judge failed: {_without_key(error)}") from None
+                where = "see OPENAI_BASE_URL, OPENAI_API_KEY and the judge's file"
+                raise JudgeFailed(f"the judge failed: {_without_key(error)}; {where}") from None
             except (AttributeError, LookupError, TypeError, ValueError) as error:
+                wanted = "expected a chat completion as of OpenAI's API: see OPENAI_BASE_URL"
                 raise JudgeFailed(
-                    f"the judge's answer has another form: {_without_key(error)}"
+                    f"the judge's answer has another form ({_without_key(error)}), {wanted}"
                 ) from None
             finally:
                 self._on_answer()
 
     @cached_property
     def _client(self) -> Any:
-        """OpenAI's client. It is made at the first call, because its import takes a second."""
+        """Return OpenAI's client, the same one each time, for OPENAI_BASE_URL and OPENAI_API_KEY.
+
+        The first access creates the client, because the import takes a second, and lets the loggers
+        openai, httpx and httpcore log warnings and errors only.
+        """
         from openai import AsyncOpenAI
 
         for name in ("openai", "httpx", "httpcore"):  # they log each request, at debug its headers too
@@ -129,15 +153,20 @@ class Judges:
 
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of all calls, in a thread of its own that ends with the process."""
+        """Return the event loop of all calls, the same one each time.
+
+        The first access creates the loop and starts its thread, which ends with the process.
+        """
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, name="judges", daemon=True).start()
         return loop
 
 
 def score_in(answer: str, judge: JudgeFile) -> float | None:
-    """Return the number behind the last `score_after`; None without one, or out of its bounds.
+    """Return the number behind the judge's last `score_after` in `answer`, in upper or lower case.
 
+    Only spaces, quotes, brackets and * = : may be between. Return None without a number there, or if the
+    number is not from the judge's `lowest` to its `highest`.
     Example:
         >>> judge = JudgeFile(model="m", prompt="{completion}")
         >>> score_in("Score: 3? No. **Score:** 8/10", judge), score_in("Score: 11", judge)
@@ -150,17 +179,20 @@ def score_in(answer: str, judge: JudgeFile) -> float | None:
 
 
 def _judge_of(spec: RewardSpec) -> JudgeFile:
-    """Return the judge in a contract. Raise JudgeFailed if its options are wrong."""
+    """Return the judge that the options of `spec` describe. Raise JudgeFailed if they are wrong."""
     try:
         return JudgeFile(**spec.options)
     except ValidationError as error:
-        raise JudgeFailed(f"the contract's judge is wrong: {explain_judge(error)}") from None
+        found = f"the contract's judge is wrong: {explain_judge(error)}"
+        raise JudgeFailed(f"{found}; correct its file and start the learner again") from None
 
 
 def _question(template: str, arguments: Mapping[str, Sequence[Any]], index: int) -> str:
-    """Return the template with the values of completion `index`. What is put in is not replaced again.
+    """Return `template` with each {NAME} in it replaced by the argument NAME of completion `index`.
 
-    Raise JudgeFailed if the template names neither an argument nor a column.
+    `arguments` have one value per completion each. {prompt} and {completion} become texts, or the
+    messages of a conversation; other values are JSON unless they are texts. What is put in is not
+    replaced again. Raise JudgeFailed if there is no argument of a name.
     """
     talks = arguments.get("transcripts")
     values = {name: rows[index] for name, rows in arguments.items()}
@@ -169,14 +201,18 @@ def _question(template: str, arguments: Mapping[str, Sequence[Any]], index: int)
     names = set(_PLACE.findall(template)) - values.keys()
     if names:
         raise JudgeFailed(
-            f"its prompt has {{{min(names)}}}, but the data has no such column: "
-            f"there are {', '.join(sorted(values))}"
+            f"the judge's prompt has {{{min(names)}}}, but the data has no such column: "
+            f"there are {', '.join(sorted(values))}; correct the prompt in the judge's file"
         )
     return _PLACE.sub(lambda place: as_text(values[place[1]]), template)
 
 
 def _spoken(value: Any) -> str:
-    """Return a text, or messages as "role: content" lines; of a single user message its content."""
+    """Return the text of a prompt or completion, in which a list of messages is "role: content" lines.
+
+    A single message of a user is its content alone, a message without content its tool calls as JSON.
+    A `value` that is no list stays a text, or becomes JSON.
+    """
     if not isinstance(value, list):
         return as_text(value)
     lines = [as_text(one.get("content") or one.get("tool_calls") or "") for one in value]
@@ -186,7 +222,7 @@ def _spoken(value: Any) -> str:
 
 
 def _without_key(error: Exception) -> str:
-    """Return an error's class and text, in which the key is `***`: a server may repeat the key."""
+    """Return an error's class and text, in at most 200 letters, with OPENAI_API_KEY's value as `***`."""
     key = os.environ.get("OPENAI_API_KEY", "")
     text = str(error)
     return short(f"{type(error).__name__}: {text.replace(key, '***') if key else text}")

@@ -11,20 +11,20 @@ from penstock.rewarders.swift import offer_swift
 
 
 def load_reward(spec: RewardSpec) -> Reward:
-    """Return the reward with its options bound; an option wins over a column of the same name.
+    """Return the function of a reward, to be called with lists of one value per completion, by name.
 
-    Raise ConfigError if the reward is unknown, not found, of another hash, of no known form, or
-    requires a column that is not there.
-    Whatever a user's module raises on import is raised too.
+    A built-in reward gets its options too; an option wins over a column of the same name. A user's
+    module is run, once per process. Raise ConfigError if the reward is unknown, not found, of another
+    hash, of no known form, or requires what is no column in the option `columns`, and what the module
+    raises.
     """
     if spec.source:
         reward = _load_own(spec.source, spec.name, spec.digest, spec.options.get("completions", "auto"))
         columns = spec.options.get("columns")  # None outside a run
         if columns is not None and (missing := reward.missing(columns)):
-            there = ", ".join(columns)
             raise ConfigError(
-                f"reward {spec.name} requires {', '.join(missing)}, which is no column of the "
-                f"data; it has {there}. Rename one of the two, or give the argument a default"
+                f"reward {spec.name} requires {', '.join(missing)}, which is no column of the data; the "
+                f"data has {', '.join(columns)}. Rename one of the two, or give the argument a default"
             )
         return reward
     from penstock.rewarders.rewards import REWARDS  # math_verify would make each fork dearer
@@ -39,11 +39,12 @@ def load_reward(spec: RewardSpec) -> Reward:
 
 @lru_cache(maxsize=64)
 def _load_own(source: str, name: str, digest: str, completions: str) -> OwnReward:
-    """Return the reward of a user's module, adapted.
+    """Return the reward `name` of a user's module, made into a reward of TRL's signature. Cached.
 
-    `source` is a file or a dotted module name, `digest` the SHA-256 of its code. The reward is that
-    entry of the dictionary `orms`, which gets texts as in ms-swift, else the attribute `name`. Raise
-    ConfigError if there is none, and as `run_module` and `adapt` do.
+    `source` is a file or a dotted module name, `digest` the SHA-256 of its code. The reward is the entry
+    `name` of the module's dictionary `orms`, which gets texts as in ms-swift, else the attribute `name`,
+    which gets the form `completions`: auto, text or messages. Raise ConfigError if there is neither, if
+    the reward is of no known form, or the module is missing or of another hash; and the module's errors.
     """
     module = run_module(source, digest)
     orms = getattr(module, "orms", None)
@@ -51,22 +52,26 @@ def _load_own(source: str, name: str, digest: str, completions: str) -> OwnRewar
         return adapt(orms[name], name, "text")
     found = getattr(module, name, None)
     if found is None:
-        raise ConfigError(f"{source} has no {name}; it has {public_names(module)}: correct the name")
+        there = f"the module has {public_names(module) or 'no public names'}"
+        raise ConfigError(f"{source} has no {name}; {there}: correct the name in LEARNER_REWARDS")
     return adapt(found, name, completions)
 
 
 @lru_cache(maxsize=64)
 def run_module(source: str, digest: str) -> ModuleType:
-    """Run a user's module once per digest and return it.
+    """Run a user's module, once per `source` and `digest` in this process, and return the module.
 
-    Raise its errors, ConfigError if the module is missing or of another hash.
+    `source` is a file or a dotted module name, `digest` the SHA-256 that the code must have. Where
+    ms-swift is not installed, a stand-in is put in its place before. Raise ConfigError if the module is
+    missing or of another hash, and what the module raises.
     """
     code = find_code(source, f"the contract's reward {source}")
     found = digest_of(code)
     if found != digest:
         raise ConfigError(
             f"the reward's code in {path_of(code)} differs from the learner's: hash {found[:12]} here, "
-            f"{digest[:12]} in the contract; copy the learner's, or start the learner again"
+            f"{digest[:12]} in the contract; copy the learner's file here, or start the learner again "
+            "with this file"
         )
     offer_swift()
     return import_code(code)

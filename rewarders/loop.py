@@ -35,10 +35,13 @@ log = get_logger(__name__)
 
 
 def run(settings: RewarderCommand, stopping: threading.Event) -> None:
-    """Work as a rewarder until the run ends or `stopping` is set.
+    """Work as a rewarder until the run ends or `stopping` is set, and finish the groups in progress.
 
-    Raise ConfigError, SandboxFailed, ServerUnavailable, DeadlineExceeded without a learner,
-    ContractMismatch if the contract cannot be served, RunNotReady or MalformedMessage as `serve` does.
+    Wait up to RUN_JOIN_TIMEOUT_S for the learner's contract first, and close the connection at the end.
+    Raise ConfigError if the server or a setting cannot be used, SandboxFailed if
+    no scoring process can be started, ServerUnavailable, RunNotReady if the server was emptied,
+    DeadlineExceeded without a learner, ContractMismatch if the contract cannot be served,
+    MalformedMessage for a contract or ticket id that cannot be read.
     """
     connection = connect(settings.redis_url, settings.run, stopping)
     view = RunView(connection, Keys(settings.run.name))
@@ -55,7 +58,9 @@ def run(settings: RewarderCommand, stopping: threading.Event) -> None:
 class Rewarder:
     """Takes as many groups as there are free scoring processes, and scores each group in a thread.
 
-    Use it as a context. Raise ContractMismatch or ConfigError if it cannot serve the contract.
+    `connection` is to the queue server, `pool` computes the rewards, `contract` is the run's, encoded.
+    Use the rewarder as a context, which closes the pool. Creating it loads the rewards. Raise
+    ContractMismatch or ConfigError if this process cannot serve the contract.
     """
 
     def __init__(
@@ -86,13 +91,18 @@ class Rewarder:
         self._reported = (0, time.monotonic())
 
     def __enter__(self) -> "Rewarder":
-        """Start to renew leases and return this rewarder."""
+        """Start the thread that renews the leases of held groups, log the begin, and return self."""
         self._keeper.start()
         log.info(f"{self._stream.consumer} joined run {self._settings.run.name}.")
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Finish groups in progress, stop renewals, kill processes, leave. Raise ConfigError."""
+        """Wait for the groups in progress, stop renewing leases, kill the scoring processes, and leave.
+
+        To leave is to remove the consumer from the stream, which is skipped if the server is lost. Then
+        the counts are logged. The error of the `with` block, `_`, goes on. Raise ConfigError if the
+        server refuses the removal.
+        """
         self._threads.shutdown()
         self._keeper.stop()
         self._pool.close()
@@ -101,10 +111,12 @@ class Rewarder:
         log.info(f"{self._stream.consumer} left run {self._settings.run.name}: {self._progress()}.")
 
     def serve(self, stopping: threading.Event) -> None:
-        """Score groups until the run has ended or `stopping` is set; then finish those in progress.
+        """Score groups until the run has ended or `stopping` is set; then wait for those in progress.
 
+        If the server was emptied, wait up to RUN_JOIN_TIMEOUT_S for the learner to set the run up again.
         Raise DeadlineExceeded if the learner is gone, RunNotReady or ServerUnavailable if the server is,
-        ContractMismatch if it cannot serve a new contract, MalformedMessage for a wrong ticket id.
+        ContractMismatch or ConfigError if a new contract cannot be served, SandboxFailed if no scoring
+        process can be started, MalformedMessage for a contract or ticket id that cannot be read.
         """
         while not stopping.is_set() and not self._view.ended():
             try:
@@ -119,7 +131,12 @@ class Rewarder:
         self._settle(wait_for_all=True)
 
     def _start_work(self) -> None:
-        """Start scoring a group per free process, or wait 1 s. Raise as WorkStream.take and `_start`."""
+        """Take a group for each free scoring process, and start a thread that scores each group.
+
+        Wait at most 1 s for groups, or for a free process if there is none. The leases of the groups are
+        renewed from now on. Raise RunNotReady or ServerUnavailable if the server is lost, and the errors
+        that ended earlier threads.
+        """
         free = self._settings.rewarder.workers - len(self._busy)
         if not free:
             wait(self._busy, BLOCK_MS / 1000, FIRST_COMPLETED)
@@ -131,7 +148,12 @@ class Rewarder:
             self._start(entry)
 
     def _next_entries(self, count: int) -> list[Entry]:
-        """Take up to `count` groups, at times only ones with lost leases. Raise as WorkStream.take."""
+        """Take up to `count` groups from the stream; [] if none comes within 1 s.
+
+        Groups whose rewarder lost its lease are taken first, and then no others. They are looked for
+        every half lease, and after each call that found nothing. Raise RunNotReady or ServerUnavailable
+        if the server is lost.
+        """
         now = time.monotonic()
         if now >= self._reclaim_at:
             self._reclaim_at = now + self._settings.run.lease_s / 2
@@ -143,9 +165,12 @@ class Rewarder:
         return entries
 
     def _start(self, entry: Entry) -> None:
-        """Score a group in a thread. A last attempt runs alone, and this method waits for its end.
+        """Start a thread that scores the group of `entry`.
 
-        If it dies then, that group is known to be the cause. Raise as `_settle` and Connection.call.
+        A ticket's last attempt runs alone: wait until all other threads have ended, and then for this
+        one. If this process dies meanwhile, the group is known to be the cause. A group that lost its
+        lease before is not scored. Raise the error of a thread that ended, or RunNotReady or
+        ServerUnavailable.
         """
         alone = self._stream.runs_alone(entry) and not entry.doomed
         if alone:
@@ -158,7 +183,11 @@ class Rewarder:
             self._settle(wait_for_all=True)
 
     def _settle(self, wait_for_all: bool = False) -> None:
-        """Remove ended threads from `_busy`; raise the first error that concerns more than one group."""
+        """Remove ended threads from `_busy`, and raise the error of one of them, if any has one.
+
+        `wait_for_all`: wait first, without limit, until all threads have ended. A thread has an error
+        only if more than its own group is concerned, such as a lost server.
+        """
         if wait_for_all:
             wait(self._busy)
         done = {future for future in self._busy if future.done()}
@@ -167,7 +196,11 @@ class Rewarder:
             future.result()
 
     def _serve_entry(self, entry: Entry) -> None:
-        """Score a group and release its lease; log one that the server lost. Raise as `_score_entry`."""
+        """Score the group of `entry`, hand on the outcome, and in any case stop renewing its lease.
+
+        If the server was emptied meanwhile, log that the ticket is issued again. Raise ContractMismatch
+        or ConfigError for a new contract that cannot be served, SandboxFailed, or ServerUnavailable.
+        """
         try:
             self._score_entry(entry)
         except RunNotReady:
@@ -176,7 +209,12 @@ class Rewarder:
             self._keeper.release(self._stream, entry)
 
     def _score_entry(self, entry: Entry) -> None:
-        """Hand off, fail or bury a group's outcome. Raise ContractMismatch, or as Connection.call."""
+        """Score the group of `entry`, hand its outcome to the learner, and count it by outcome.
+
+        A group that cannot be scored is logged, and put back or, after its last attempt, dead. A doomed
+        entry, whose last attempt ended its rewarder, is dead at once. Raise ContractMismatch or
+        ConfigError for a new contract, SandboxFailed, RunNotReady, ServerUnavailable.
+        """
         purpose = entry.ticket.purpose
         if entry.doomed:
             self._count("failed")
@@ -194,20 +232,21 @@ class Rewarder:
             self._count("scored" if isinstance(outcome, ScoredGroup) else "filtered")
 
     def _outcome_of(self, entry: Entry) -> Outcome:
-        """Decode and score one group.
+        """Decode and score the group of `entry`; return a ScoredGroup, or a Verdict if it is filtered.
 
-        Raise ScoringFailed or MalformedMessage for this group, ContractMismatch if this process cannot
-        serve the learner's contract, or as Connection.execute does.
+        Raise ScoringFailed or MalformedMessage for this group, ContractMismatch or ConfigError if this
+        process cannot serve a new contract, or as Connection.execute does.
         """
         group = decode(entry.payload, Group)
         if group.ticket.id != entry.ticket:
+            found = f"the entry of ticket {entry.ticket} holds a group of {group.ticket.id}"
             raise MalformedMessage(
-                f"the entry of ticket {entry.ticket} holds a group of {group.ticket.id}"
+                f"{found}, which no actor sends: see who else writes to the queue server"
             )
         return self._scorer.for_group(group).score_group(group)
 
     def _count(self, what: str) -> None:
-        """Add 1 to a count."""
+        """Add 1 to the count of `what`: scored, filtered or failed. Any thread may call this."""
         with self._counting:
             self._counts[what] += 1
 
@@ -217,7 +256,10 @@ class Rewarder:
         return ", ".join(f"{self._counts[name]} groups {name}" for name in names)
 
     def _report(self) -> None:
-        """Log the counts, at most every 10 s and only if they have changed."""
+        """Log the counts and the groups per second since the last such line.
+
+        There is such a line at most every 10 s, and only if a count has changed.
+        """
         before, since = self._reported
         total, now = self._counts.total(), time.monotonic()
         if now - since >= _REPORT_EVERY_S and total != before:

@@ -27,9 +27,12 @@ class TooLong(ValueError):
 
 
 class RewardModel:
-    """A model that reads a conversation and gives a number. `folder` holds model and tokenizer.
+    """A model, loaded from the safetensors files of `folder`, that gives a number for a conversation.
 
-    Creating it raises ConfigError for a model with more than one output or without a tokenizer.
+    `device` is as torch names it, "" for a GPU if there is one, else the CPU, where numbers are float32.
+    The model reads `batch_size` conversations at a time, or 1 without a padding token. Creating it
+    raises ConfigError for a model that has not exactly one output, and transformers' errors if a file is
+    missing.
     """
 
     def __init__(self, folder: Path, device: str, batch_size: int) -> None:
@@ -42,10 +45,9 @@ class RewardModel:
         model: Any = AutoModelForSequenceClassification.from_pretrained(
             folder, trust_remote_code=False, dtype=dtype, use_safetensors=True
         )
-        if model.config.num_labels != 1:
-            raise ConfigError(
-                f"the model has {model.config.num_labels} outputs, expected a reward model with one"
-            )
+        if (outputs := model.config.num_labels) != 1:
+            found = f"the model in {folder} has {outputs} outputs, expected a reward model with one"
+            raise ConfigError(f"{found}: name another in LEARNER_REWARDS")
         text = model.config.get_text_config()
         if text.pad_token_id is None:
             text.pad_token_id = self._tokenizer.pad_token_id
@@ -55,16 +57,17 @@ class RewardModel:
         self._model = model.to(self._device).eval()
 
     def score(self, talks: Sequence[Sequence[Mapping[str, Any]]]) -> list[float]:
-        """Return the model's number for each conversation, a list of messages with role and content.
+        """Return the model's number for each of `talks`, in order; any float, also NaN.
 
-        Raise TooLong for a conversation that is longer than the model's context.
+        A conversation is a list of messages with role and content. Raise TooLong, before the model runs,
+        if one has more tokens than the model's context.
         """
         rows = [self._tokens(talk) for talk in talks]
         for number, row in enumerate(rows):
             if len(row) > self._longest:
                 raise TooLong(
-                    f"conversation {number} has {len(row)} tokens, and the reward model takes "
-                    f"{self._longest}: lower LEARNER_MAX_COMPLETION_LENGTH"
+                    f"conversation {number} of a group has {len(row)} tokens, and the reward model "
+                    f"takes at most {self._longest}: lower LEARNER_MAX_COMPLETION_LENGTH"
                 )
         found: list[float] = []
         for start in range(0, len(rows), self._batch_size):
@@ -72,7 +75,10 @@ class RewardModel:
         return found
 
     def _tokens(self, talk: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return a conversation's tokens by the chat template; without one, of the texts in a row."""
+        """Return the token ids of a conversation, a list of messages, by the tokenizer's chat template.
+
+        Without a template, tokenize the messages' contents, joined with nothing between them.
+        """
         if getattr(self._tokenizer, "chat_template", None):
             text = self._tokenizer.apply_chat_template(list(talk), tokenize=False)
             return list(self._tokenizer(text, add_special_tokens=False).input_ids)
@@ -80,7 +86,10 @@ class RewardModel:
         return list(self._tokenizer(texts).input_ids)
 
     def _score_batch(self, rows: Sequence[list[int]]) -> list[float]:
-        """Return the numbers of a batch, whose rows are padded on the right."""
+        """Return the model's first output for each of `rows`, the token ids of conversations, in order.
+
+        Rows are padded on the right to the longest one. There must be at least one row.
+        """
         import torch
 
         longest = max(map(len, rows))
@@ -94,7 +103,12 @@ class RewardModel:
 
 
 def load(asked: Mapping[str, Any]) -> RewardModel:
-    """Return the model that the first request names. Raise ConfigError if its files are others."""
+    """Load the model that the request `asked` names onto its `device`, and return the model.
+
+    With a `revision`, `model` is a hub id, and that commit is downloaded if it is not in the cache. Else
+    `model` is a folder whose files have the hash `digest`. Raise ConfigError if there is no such folder
+    here, its files have another hash, or the model has not exactly one output.
+    """
     place = str(asked["model"])
     if asked.get("revision"):
         from huggingface_hub import snapshot_download
@@ -102,16 +116,20 @@ def load(asked: Mapping[str, Any]) -> RewardModel:
         wanted = ["*.json", "*.safetensors", "*.jinja"]
         place = snapshot_download(place, revision=asked["revision"], allow_patterns=wanted)
     elif not os.path.isdir(place):
-        raise ConfigError(f"there is no folder {place} on this host: share or copy the learner's")
+        missing = f"there is no folder {place} with the reward model on this host"
+        raise ConfigError(f"{missing}: copy the learner's folder here")
     elif hash_model(Path(place)) != asked["digest"]:
-        raise ConfigError(f"the files in {place} are not the learner's: copy the learner's folder")
+        found = f"the reward model's files in {place}"
+        raise ConfigError(f"{found} are not the learner's: copy the learner's folder here")
     return RewardModel(Path(place), asked["device"], asked["batch_size"])
 
 
 def serve(channel: socket.socket) -> None:
-    """Answer each request of the socket until it closes, with `value` or `mistake`.
+    """Answer the requests that come on the socket `channel`; return once its other end is closed.
 
-    After any mistake but a conversation that is too long the process ends: a device may be lost.
+    The first request names a model; loading it is answered by {"value": []}. Later ones have `talks`,
+    lists of messages, and are answered by {"value": numbers}. An error is answered by {"mistake": text}.
+    Return after any error but a conversation that is too long: a device may be lost.
     """
     model: RewardModel | None = None
     while True:

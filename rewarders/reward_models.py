@@ -31,7 +31,11 @@ class ModelFailed(Exception):
 
 
 def conversations_of(arguments: Mapping[str, Sequence[Any]]) -> list[list[dict[str, Any]]]:
-    """Return the messages that a reward model reads: of the prompt, then of each completion."""
+    """Return for each completion the messages that a reward model reads: prompt, then completion.
+
+    `arguments` are a reward's arguments, each with one value per completion. A prompt that is a text
+    becomes a user's message, a completion an assistant's; `transcripts`, if given, replace completions.
+    """
     talks = arguments.get("transcripts")
     found = []
     for index, text in enumerate(arguments["completions"]):
@@ -43,7 +47,10 @@ def conversations_of(arguments: Mapping[str, Sequence[Any]]) -> list[list[dict[s
 
 
 class ModelProcess:
-    """The process of one reward model, started at the first call. Calls wait for one another."""
+    """The process of the reward model `spec`, started at the first call. Calls wait for one another.
+
+    `settings` has the model's device and batch size, and the seconds that a call or the start may take.
+    """
 
     def __init__(self, spec: RewardSpec, settings: RewarderSettings) -> None:
         self._spec = spec
@@ -53,25 +60,38 @@ class ModelProcess:
         self._channel: socket.socket | None = None
 
     def start(self) -> None:
-        """Load the model, unless that has been done. Raise ModelFailed, with the reason."""
+        """Start the process and wait until the model is loaded; do nothing if the process runs.
+
+        Raise ModelFailed, with the reason, if loading fails or takes REWARDER_REWARD_MODEL_TIMEOUT_S.
+        """
         with self._lock:
             self._ready()
 
     def score(self, talks: Sequence[Any]) -> list[float]:
-        """Return a finite number per conversation. Raise ModelFailed after the deadline or a crash."""
+        """Return the model's number for each of `talks`, lists of messages, in order.
+
+        The process is started first if it does not run. Raise ModelFailed if that fails, if the answer
+        takes REWARDER_REWARD_MODEL_TIMEOUT_S, if the process ends or reports a mistake, or for a number
+        that is not within 1e9 of 0.
+        """
         with self._lock:
             self._ready()
             found = self._ask({"talks": list(talks)})
         if not isinstance(found, list) or len(found) != len(talks):
-            raise ModelFailed("the model's process sent another number of values")
+            numbers = f"{len(talks)} numbers, one for each completion: start the rewarder again"
+            raise ModelFailed(f"the reward model's process sent no list of {numbers}")
         for value in found:
             if not isinstance(value, float) or not abs(value) <= HIGHEST_REWARD:
                 shown = value if isinstance(value, float) and math.isfinite(value) else "no number"
-                raise ModelFailed(f"the model gave {shown}, expected a number within 1e9 of 0")
+                wanted = "expected a number within 1e9 of 0: use another model"
+                raise ModelFailed(f"the reward model gave {shown}, {wanted}")
         return found
 
     def close(self) -> None:
-        """End the process."""
+        """Kill the process, if one was started, wait for its end, and close the socket to it.
+
+        The next call starts a new process.
+        """
         if self._process is not None and self._channel is not None:
             self._channel.close()
             self._process.kill()
@@ -79,7 +99,10 @@ class ModelProcess:
         self._process = self._channel = None
 
     def _ready(self) -> None:
-        """Start the process and load the model, if that has not been done. Raise ModelFailed."""
+        """Start the process and load the model, unless the process runs; the caller holds the lock.
+
+        Raise ModelFailed, after the process is killed, if the model cannot be loaded in time.
+        """
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
@@ -89,19 +112,18 @@ class ModelProcess:
                 [sys.executable, "-P", "-m", "penstock.rewarders.model_process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=_environment(),
             )  # fmt: skip
-        settings = self._settings
-        asked = self._spec.options | {"digest": self._spec.digest}
-        asked |= {"device": settings.reward_model_device, "batch_size": settings.reward_model_batch_size}
+        asked = {"batch_size": self._settings.reward_model_batch_size, "digest": self._spec.digest}
         try:
-            self._ask(asked)
+            self._ask(self._spec.options | asked | {"device": self._settings.reward_model_device})
         except ModelFailed:
             self.close()
             raise
 
     def _ask(self, request: Mapping[str, Any]) -> Any:
-        """Return the value that the process answers.
+        """Send `request` to the running process and return the `value` of its answer, None without one.
 
-        Raise ModelFailed for a mistake, and, after the process is ended, for none or a broken answer.
+        Raise ModelFailed if the answer is a mistake, with its text. Raise it too, after the process is
+        killed, if no answer comes in time, the process ends, or the answer is broken.
         """
         assert self._channel is not None
         try:
@@ -109,16 +131,21 @@ class ModelProcess:
         except TimeoutError:
             self.close()
             limit = f"{self._settings.reward_model_timeout_s:g} s (REWARDER_REWARD_MODEL_TIMEOUT_S)"
-            raise ModelFailed(f"the model took more than {limit}") from None
+            raise ModelFailed(f"the reward model took more than {limit}: raise that limit") from None
         except (OSError, EOFError, BrokenFrame) as error:
             self.close()
-            raise ModelFailed(f"the model's process ended: {error or 'it closed its socket'}") from error
+            cause = f"the reward model's process ended: {error or 'it closed its socket'}"
+            raise ModelFailed(f"{cause}; see the rewarder's standard error") from error
         if "mistake" in answer:
             raise ModelFailed(frames.short(answer["mistake"]))
         return answer.get("value")
 
     def _exchange(self, request: bytes) -> dict[str, Any]:
-        """Send a request and return the answer's frame. Raise TimeoutError, OSError, EOFError."""
+        """Send the bytes of a packed request, and return the answer to it, an object of JSON.
+
+        Raise TimeoutError if that takes REWARDER_REWARD_MODEL_TIMEOUT_S, EOFError if the process closes
+        its socket, OSError if it is reset, BrokenFrame for an answer that is no object or over 4 MiB.
+        """
         channel, reader = self._channel, FrameReader()
         assert channel is not None
         end = time.monotonic() + self._settings.reward_model_timeout_s
@@ -134,5 +161,9 @@ class ModelProcess:
 
 
 def _environment() -> dict[str, str]:
-    """Return the variables of a sandbox process, and those of devices and downloads."""
+    """Return the environment variables, by name, that a reward model's process gets.
+
+    They are this process's variables of sandbox processes, such as PATH, and of devices and downloads,
+    such as CUDA_VISIBLE_DEVICES and HF_TOKEN. OMP_NUM_THREADS and the like are "1" unless set.
+    """
     return environment(tuple(name for name in os.environ if name.startswith(_PREFIXES)))

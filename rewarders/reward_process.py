@@ -22,13 +22,7 @@ LOGGED_BYTES = 2**20
 """Most bytes of JSON that one group may log for people to read: columns, metrics and their names."""
 _HIGHEST_METRIC = 1e30
 _WARM_UP = (
-    r"$\frac{1}{2}$",
-    "72",
-    "x^2+1",
-    r"\boxed{(1,2)}",
-    r"$\sqrt{2}$",
-    r"$x \in [0,1]$",
-    r"$\{1,2\}$",
+    *(r"$\frac{1}{2}$", "72", "x^2+1", r"\boxed{(1,2)}", r"$\sqrt{2}$", r"$x \in [0,1]$", r"$\{1,2\}$"),
 )
 
 
@@ -42,7 +36,10 @@ class Scores:
 
 
 def import_built_in() -> None:
-    """Import the built-in rewards with what they load when they are first used."""
+    """Import the built-in rewards, and call `accuracy` and `language_consistency` on short answers.
+
+    Later calls in this process, or in one forked from it, then import nothing. The results are dropped.
+    """
     from penstock.rewarders.rewards import REWARDS
 
     for answer in _WARM_UP:
@@ -52,7 +49,10 @@ def import_built_in() -> None:
 
 
 def check_reward(spec: Mapping[str, Any]) -> str:
-    """Return the reason why a reward cannot be loaded here; "" if it can."""
+    """Return why a reward cannot be loaded in this process, such as "ConfigError: ..."; "" if it can.
+
+    `spec` has the fields of a RewardSpec. A user's module is run. Whatever it raises becomes the reason.
+    """
     try:
         load_reward(RewardSpec(**spec))
     except BaseException as error:  # loading runs a user's module, which may raise anything
@@ -61,15 +61,21 @@ def check_reward(spec: Mapping[str, Any]) -> str:
 
 
 def call_reward(spec: Mapping[str, Any], arguments: Arguments) -> dict[str, Any]:
-    """Load and apply a reward. Raise ConfigError, ValueError for wrong values, or its own errors."""
+    """Return the `values`, `extra` columns and `metrics` of one reward of a group, loading it first.
+
+    `spec` has the fields of a RewardSpec. Each of `arguments` has one value per completion. Raise
+    ConfigError if the reward cannot be loaded, ValueError for wrong values, or the reward's own errors.
+    """
     asked = RewardSpec(**spec)
     return asdict(apply_reward(load_reward(asked), arguments, is_own=bool(asked.source)))
 
 
 def apply_reward(reward: Reward, arguments: Arguments, is_own: bool) -> Scores:
-    """Call a loaded reward and check what it returns and logs. Only a user's own reward may log.
+    """Return what a loaded reward returns and logs for a group, after a check.
 
-    Raise ValueError for wrong values or too much that is logged, and whatever the reward raises.
+    `arguments`, `completions` among them, have one value per completion. If the reward `is_own`, a
+    user's, it also gets log_extra and log_metric. Raise ValueError for another number of values, for
+    values that are no numbers within 1e9 of 0, or too much that is logged, and what the reward raises.
     """
     log = Log(len(arguments["completions"]))
     own = {"log_extra": log.log_extra, "log_metric": log.log_metric} if is_own else {}
@@ -79,7 +85,10 @@ def apply_reward(reward: Reward, arguments: Arguments, is_own: bool) -> Scores:
 
 
 class Log:
-    """TRL's log_extra and log_metric, for one call of a reward on `size` completions."""
+    """TRL's log_extra and log_metric, for one call of a reward on `size` completions.
+
+    `extra` (columns by name) and `metrics` (numbers by name) hold what was logged; both begin empty.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -87,68 +96,84 @@ class Log:
         self.metrics: dict[str, float] = {}
 
     def log_extra(self, column: str, values: Sequence[Any]) -> None:
-        """Store a column of the completions table. Its values become plain JSON values.
+        """Store `values`, one per completion, as the `column` of the table of completions.
 
-        Raise ValueError unless there is one value per completion.
+        They replace what was logged under this name before, and become JSON values: other objects their
+        str(), an integer over 64 bits a text, a lone surrogate "?". Raise ValueError unless there is one
+        value per completion.
         """
         text = json.dumps(list(values), default=str, ensure_ascii=False)
         # A lone surrogate becomes a question mark, and a number too long for a message becomes a text.
         plain = json.loads(text.encode("utf-8", "replace"), parse_int=_whole_number)
         if (count := len(plain)) != self.size:
-            raise ValueError(f"log_extra({column!r}) has {count} values for {self.size} completions")
+            wanted = f"expected {self.size}: pass one value for each completion"
+            raise ValueError(f"log_extra({column!r}) has {count} values, {wanted}")
         self.extra[encodable(str(column))] = tuple(plain)
 
     def log_metric(self, name: str, value: float) -> None:
-        """Store a number to average over a step's groups. Raise ValueError beyond 1e30, or TypeError."""
+        """Store a number to average over a step's groups, in place of an older `value` of this name.
+
+        Raise ValueError for NaN or a number farther than 1e30 from 0, TypeError for no number.
+        """
         if not abs(value) <= _HIGHEST_METRIC:
-            expected = f"expected a finite number within {_HIGHEST_METRIC:g} of 0"
+            expected = f"expected a finite number within {_HIGHEST_METRIC:g} of 0: log another or none"
             raise ValueError(f"log_metric({name!r}) is {value}; {expected}")
         self.metrics[encodable(str(name))] = float(value)
 
 
 def check_logged(extra: Mapping[str, Sequence[Any]], metrics: Mapping[str, float]) -> None:
-    """Raise ValueError if what a group logs exceeds a limit of names, depth or bytes, or is no JSON."""
+    """Raise ValueError if what the rewards of one group logged exceeds a limit, or is no JSON.
+
+    `extra` has columns by name, `metrics` numbers by name. Each may have 1024 names of up to 200
+    letters. A value may be nested 32 levels deep. All together may have 1 MiB as JSON, without NaN or
+    infinity.
+    """
     for kind, names in (("log_extra", extra), ("log_metric", metrics)):
         if len(names) > MOST_NAMES:
-            raise ValueError(f"{kind} has {len(names)} names; expected at most {MOST_NAMES}")
+            many = f"{kind} got {len(names)} names for a group"
+            raise ValueError(f"{many}; expected at most {MOST_NAMES}: log fewer")
         for name in names:
             if len(name) > LONGEST_NAME:
-                found = f"a name of {len(name)} letters"
-                raise ValueError(f"{kind}: {found}; expected at most {LONGEST_NAME}")
+                long = f"{kind} got a name of {len(name)} letters, {name[:40]!r}..."
+                raise ValueError(f"{long}; expected at most {LONGEST_NAME}: log a shorter name")
     for name, values in extra.items():
         if fault := find_fault(values):
-            raise ValueError(f"log_extra({name!r}): {fault}")
+            raise ValueError(f"log_extra({name!r}) got a wrong value: {fault}; log a simpler one")
     try:
         size = len(json.dumps([extra, metrics], allow_nan=False))
     except ValueError:
-        raise ValueError("log_extra has NaN or infinity, expected finite numbers") from None
+        finite = "expected finite numbers: log None instead"
+        raise ValueError(f"log_extra has NaN or infinity, {finite}") from None
     if size > LOGGED_BYTES:
-        raise ValueError(
-            f"log_extra and log_metric: {size} bytes for one group, larger than {LOGGED_BYTES} bytes"
-        )
+        large = f"log_extra and log_metric got {size} bytes for one group"
+        raise ValueError(f"{large}, larger than {LOGGED_BYTES} bytes: log fewer or shorter values")
 
 
 _REPLACED = (
-    "the reward's code answers in place of Penstock; remove what replaces Penstock's functions or "
-    "writes to its connection"
+    "the reward's code answers in place of Penstock; remove from the code what replaces Penstock's "
+    "functions or writes to its connection"
 )
 
 
 def scores_of(answer: Any, size: int) -> Scores:
-    """Return the scores in an answer of a process that is not trusted. Raise ValueError if wrong."""
+    """Return the scores in `answer`, which a sandbox process that is not trusted sent for a group.
+
+    `size` is the group's number of completions. Raise ValueError for an answer of another form, another
+    number of values, or anything over the limits, OverflowError for an integer over 1e308.
+    """
     if not isinstance(answer, dict) or answer.keys() != {"values", "extra", "metrics"}:
-        raise ValueError(f"the process sent no scores: {_REPLACED}")
+        raise ValueError(f"the sandbox process sent no scores: {_REPLACED}")
     extra, metrics = answer["extra"], answer["metrics"]
     if not isinstance(extra, dict) or not isinstance(metrics, dict):
-        raise ValueError(f"the process sent no columns or metrics: {_REPLACED}")
+        raise ValueError(f"the sandbox process sent no maps of what was logged: {_REPLACED}")
     for name, values in extra.items():
         if not isinstance(values, list) or len(values) != size:
-            raise ValueError(f"log_extra({name[:80]!r}): expected a list of {size} values")
+            raise ValueError(f"log_extra({name[:80]!r}) has no list of {size} values: {_REPLACED}")
     for name, value in metrics.items():
         if type(value) not in (int, float) or not abs(value) <= _HIGHEST_METRIC:
-            raise ValueError(f"log_metric({name[:80]!r}): expected a finite number")
+            raise ValueError(f"log_metric({name[:80]!r}) has no number within 1e30 of 0: {_REPLACED}")
     if any(type(value) not in (int, float, type(None)) for value in _listed(answer["values"])):
-        raise ValueError(f"the process sent values that are no numbers: {_REPLACED}")
+        raise ValueError(f"the sandbox process sent values that are no numbers: {_REPLACED}")
     check_logged(extra, metrics)
     columns = {encodable(name): tuple(values) for name, values in extra.items()}
     numbers = {encodable(name): float(value) for name, value in metrics.items()}
@@ -156,29 +181,44 @@ def scores_of(answer: Any, size: int) -> Scores:
 
 
 def _listed(values: object) -> list[Any]:
-    """Return a list unchanged; an empty one for anything else, which `checked_values` refuses."""
+    """Return `values` itself if it is a list, else a new empty list."""
     return values if isinstance(values, list) else []
 
 
 def checked_values(values: object, count: int) -> tuple[float | None, ...]:
-    """Return `count` numbers within 1e9 of 0, or None, as plain floats; raise ValueError otherwise."""
+    """Return the values of a reward as floats and None, which stays None; True is 1.0.
+
+    `values` is a list or tuple of `count` numbers within 1e9 of 0, or None. Numbers are also scalars of
+    numpy and torch, Fraction and Decimal. Raise ValueError for anything else, OverflowError for an
+    integer over 1e308.
+    """
     if not isinstance(values, (list, tuple)) or len(values) != count:
-        raise ValueError(f"expected a list of {count} values, found {str(values)[:80]}")
+        found = f"found {str(values)[:80]}: let the reward return one value for each completion"
+        raise ValueError(f"expected a list of {count} values, {found}")
     return tuple(None if value is None else _finite(value) for value in values)
 
 
 def _finite(value: Any) -> float:
-    """Return a number as a float; raise ValueError if it is no number or not finite."""
+    """Return a number, also a scalar of numpy or torch, as a float; True is 1.0.
+
+    Raise ValueError for what is no number, NaN, infinity, or a number farther than 1e9 from 0,
+    OverflowError for an integer over 1e308.
+    """
     number = value.item() if hasattr(value, "item") else value  # a scalar of numpy or torch
     if not (isinstance(number, (Real, Decimal)) and math.isfinite(number)):
         kind = type(value).__name__
-        raise ValueError(f"expected finite numbers or None, found {str(value)[:80]} ({kind})")
+        found = f"found {str(value)[:80]} ({kind}): correct what the reward returns"
+        raise ValueError(f"expected finite numbers or None, {found}")
     if abs(float(number)) > HIGHEST_REWARD:
-        raise ValueError(f"expected numbers within {HIGHEST_REWARD:g} of 0, found {float(number):g}")
+        large = f"found {float(number):g}: let the reward return smaller numbers"
+        raise ValueError(f"expected numbers within {HIGHEST_REWARD:g} of 0, {large}")
     return float(number)
 
 
 def _whole_number(digits: str) -> int | str:
-    """Return an integer of JSON; as a text if msgpack cannot hold the number in 64 bits."""
+    """Return the integer that is written as `digits`, such as "-12"; `digits` itself if it is too large.
+
+    Too large is an integer below -2**63 or from 2**64 on, for which msgpack has no form.
+    """
     number = int(digits)
     return number if -(2**63) <= number < 2**64 else digits

@@ -40,20 +40,23 @@ class GroupScores:
 
     @property
     def healthy(self) -> list[int]:
-        """Indices of the rollouts without a failure."""
+        """Return the indices of the rollouts without a failure, in order: a new list."""
         return [index for index, failure in enumerate(self.failures) if not failure]
 
     def set_aside(self, name: str) -> None:
-        """Set the failure of each healthy rollout whose reward `name` is None.
+        """Give each rollout without a failure whose reward `name`, a judge's, is None a failure.
 
-        Otherwise the rollout's total would have a judge's unread answer as a 0.
+        Otherwise the rollout's total would count a judge's unread answer as a 0.
         """
         for index in self.healthy:
             if self.rewards[name][index] is None:
                 self.failures[index] = f"reward {name}: the judge's answer has no score"
 
     def spread(self, values: Sequence[Any]) -> list[Any]:
-        """Return a value per rollout: `values` has one per healthy rollout, the others get None."""
+        """Return a new list with a value per rollout: in order those of `values`, None for failures.
+
+        `values` has one value for each rollout without a failure.
+        """
         given = iter(values)
         return [None if failure else next(given) for failure in self.failures]
 
@@ -68,10 +71,11 @@ class Scorer:
     name: str
 
     def score_group(self, group: Group) -> Outcome:
-        """Return the group with its rewards, or a Verdict if the group is filtered.
+        """Return the group with its rewards, texts and logged data; or a Verdict if it is filtered.
 
-        Eval groups are never filtered. Raise ScoringFailed if too few rollouts could be scored, or a
-        reward itself is at fault, MalformedMessage if a token id is negative, or as SandboxPool.run.
+        Groups of an evaluation are never filtered, and get a column of the completions' final answers.
+        Raise ScoringFailed if fewer than two rollouts, or not the only one, could be scored, or a reward
+        itself is at fault, MalformedMessage for a negative token id, SandboxFailed if no process starts.
         """
         texts = self._decode([rollout.token_ids for rollout in group.rollouts])
         scores = self._score_texts(group, answers_of(group, texts))
@@ -95,9 +99,11 @@ class Scorer:
         )  # fmt: skip
 
     def _score_texts(self, group: Group, texts: list[str]) -> GroupScores:
-        """Return all rewards of one group. A rollout that cannot be scored has None for every reward.
+        """Return the rewards, logged data and failures of one group, whose `texts` the rewards read.
 
-        Raise ScoringFailed with fewer than two rollouts left (or the only one), or as `_arguments` does.
+        A rollout with a failure has None for every reward. Raise ScoringFailed if fewer than two
+        rollouts, or not the only one, could be scored, or a reward is at fault, MalformedMessage for a
+        negative id.
         """
         arguments = self._arguments(group, texts)
         size = len(texts)
@@ -106,18 +112,21 @@ class Scorer:
             self._score(spec, arguments | _state(spec, group), scores)
             if len(scores.healthy) < min(2, size):
                 failures = [failure for failure in scores.failures if failure]
-                raise ScoringFailed(f"{len(failures)} of {size} completions: {failures[0]}")
+                few = f"{len(failures)} of {size} completions have no reward, which leaves too few"
+                raise ScoringFailed(f"{few}; correct what failed first: {failures[0]}")
         for values in scores.rewards.values():
             for index, failure in enumerate(scores.failures):
                 values[index] = None if failure else values[index]
         return scores
 
     def _score(self, spec: RewardSpec, arguments: dict[str, list[Any]], scores: GroupScores) -> None:
-        """Add one reward to `scores`. If the call fails, find the completions at fault by single calls.
+        """Add one reward, with what it logged, to `scores`; rollouts that have a failure get None.
 
-        Those get a failure. The others, if any, are scored together again: a reward may compare them.
-        Raise ScoringFailed if that call fails, if the reward fails for the completion `0` too, or if all
-        rewards together log too much.
+        `arguments` have one value per rollout. If the call fails, each completion is scored alone, and
+        those that fail again get a failure. The others are scored together again: a reward may compare
+        them. If none is left, no reward is added. A judge's missing score is a failure. Raise
+        ScoringFailed if that second call fails, if the reward fails for the completion `0` too, or if
+        all rewards together log too much.
         """
         try:
             found = self.pool.score(spec, _only(arguments, scores.healthy))
@@ -139,14 +148,15 @@ class Scorer:
         try:
             check_logged(scores.extra, scores.metrics)
         except ValueError as error:
-            raise ScoringFailed(f"reward {spec.name}, with those before: {error}") from error
+            raise ScoringFailed(f"reward {spec.name} and those before it: {error}") from error
 
     def _check_without_completion(
         self, spec: RewardSpec, arguments: dict[str, list[Any]], found: ScoringFailed
     ) -> None:
         """Raise ScoringFailed if the reward fails for the completion `0` too: no completion is at fault.
 
-        `found` is the group's failure.
+        `0` takes the place of the first completion in `arguments`, alone. `found` is the failure of the
+        whole group, which the error repeats.
         """
         harmless = _only(arguments, [0]) | {"completions": ["0"], "completion_ids": [[0]]}
         harmless.pop("transcripts", None)
@@ -161,7 +171,12 @@ class Scorer:
             raise ScoringFailed(f"{found}; and {alone}: {_NOT_THE_ANSWERS}") from error
 
     def _arguments(self, group: Group, texts: list[str]) -> dict[str, list[Any]]:
-        """Return a reward's arguments. Without a column `prompt` decode the ids. Raise as `_decode`."""
+        """Return what rewards get of a group: by name, lists with one value per rollout.
+
+        These are `prompts` (the column `prompt`, else the decoded prompt), the data's columns,
+        `completions` (the `texts`), `completion_ids`, and of conversations `transcripts` and
+        `environment_reward`. Raise MalformedMessage for a negative token id.
+        """
         prompt = group.ticket.columns.get("prompt")
         if prompt is None:
             (prompt,) = self._decode([group.ticket.prompt_ids])
@@ -173,20 +188,25 @@ class Scorer:
         }
 
     def _decode(self, sequences: list[np.ndarray]) -> list[str]:
-        """Return the texts of token ids, no special ones. Raise MalformedMessage for a negative id."""
+        """Return the text of each array of token ids in `sequences`, without special tokens.
+
+        Raise MalformedMessage for a negative id.
+        """
         numbers = [ids.tolist() for ids in sequences]
         try:
             return self.tokenizer.decode_batch(numbers, skip_special_tokens=True)
         except OverflowError as error:
             raise MalformedMessage(
-                f"a token id of the group is negative, which no actor sends: {error}"
+                f"a token id of the group is negative ({error}), which no actor of Penstock sends: see "
+                "who else writes to the queue server"
             ) from error
 
 
 def answers_of(group: Group, texts: Sequence[str]) -> list[str]:
-    """Return the texts that rewards read: of a conversation the assistant's last message.
+    """Return for each rollout the text that rewards read.
 
-    `texts` are the decoded completions, which are returned for other rollouts.
+    That is the assistant's last message of a conversation. For other rollouts, and conversations without
+    such a message, it is the decoded completion, of which `texts` has one per rollout.
     """
     answers = []
     for rollout, text in zip(group.rollouts, texts, strict=True):
@@ -197,9 +217,9 @@ def answers_of(group: Group, texts: Sequence[str]) -> list[str]:
 
 
 def _transcripts(group: Group) -> dict[str, list[Any]]:
-    """Return what rewards get of conversations: their messages, and the environments' rewards.
+    """Return the arguments that rewards get of conversations; {} if a rollout of the group is none.
 
-    Return {} if a rollout of the group is no conversation.
+    `transcripts` has each rollout's messages, `environment_reward` what its environment gave, or None.
     """
     talks = [rollout.transcript for rollout in group.rollouts if rollout.transcript]
     if len(talks) < len(group.rollouts):
@@ -211,14 +231,15 @@ def _transcripts(group: Group) -> dict[str, list[Any]]:
 
 
 def _in_trl(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a transcript's message with TRL's keys alone."""
+    """Return a copy of a transcript's message without the key that marks a failed tool."""
     return {name: value for name, value in message.items() if name != FAILED_TOOL}
 
 
 def _state(spec: RewardSpec, group: Group) -> dict[str, list[Any]]:
-    """Return TRL's trainer_state of a user's reward: the Updates before the ticket was first issued.
+    """Return {"trainer_state": the same map for each rollout} for a user's reward, {} for another.
 
-    A group has the same state whenever it is scored. Built-in rewards get none.
+    The map has `global_step`, the Updates before the ticket was first issued, and `max_steps`, those of
+    the run (0 if unknown). A group has the same state whenever it is scored.
     """
     if not spec.source:
         return {}
@@ -227,21 +248,26 @@ def _state(spec: RewardSpec, group: Group) -> dict[str, list[Any]]:
 
 
 def _only(arguments: dict[str, list[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:
-    """Return the arguments for the completions at `indices` alone."""
+    """Return the arguments with the values of the completions at `indices` alone, in that order."""
     return {name: [values[index] for index in indices] for name, values in arguments.items()}
 
 
 def make_scorer(contract: Contract, pool: ScoringPool, name: str) -> Scorer:
-    """Return a contract's scorer. Raise ContractMismatch or ConfigError if it does not fit here."""
+    """Return a scorer for `contract`, after each of its rewards was loaded in `pool` once.
+
+    `name` is the rewarder's. Raise ContractMismatch if a reward cannot be used here or the tokenizer is
+    not the learner's, ConfigError if the model folder has no tokenizer.
+    """
     for spec in contract.rewards:
         if mistake := pool.check(spec):
-            raise ContractMismatch(f"LEARNER_REWARDS: {spec.name} cannot be used here: {mistake}")
+            found = f"LEARNER_REWARDS: {spec.name} cannot be used here: {mistake}"
+            raise ContractMismatch(f"{found}. Correct that, or start the learner with other rewards")
     folder = check_tokenizer(contract)
     return Scorer(contract, Tokenizer.from_file(str(folder / "tokenizer.json")), pool, name)
 
 
 def _can_be_read(data: bytes) -> bool:
-    """Return whether bytes are a contract, and log if not: the learner writes its own again."""
+    """Return whether `data` is an encoded contract; if not, log an error with the reason."""
     try:
         decode(data, Contract)
     except MalformedMessage as error:
@@ -253,7 +279,9 @@ def _can_be_read(data: bytes) -> bool:
 class CurrentScorer:
     """The scorer of the contract in force, shared by all threads.
 
-    Raise ContractMismatch or ConfigError if this process cannot serve the contract.
+    `contract` is the first one, encoded; later ones are read through `view`. `pool` computes the
+    rewards, `name` is the rewarder's. Creating it loads the rewards. Raise ContractMismatch or
+    ConfigError if this process cannot serve the contract.
     """
 
     def __init__(self, view: RunView, pool: ScoringPool, name: str, contract: bytes) -> None:
@@ -266,8 +294,9 @@ class CurrentScorer:
     def for_group(self, group: Group) -> Scorer:
         """Return the scorer in force; for a group of another contract, read the contract again first.
 
-        If the contract is still the same, the group is an old one: the learner decides what becomes of
-        its outcome. Raise ContractMismatch if it cannot serve the new one, or as Connection.execute.
+        If the contract is still the same, missing or unreadable, the group gets this scorer: the learner
+        decides what becomes of its outcome. Raise ContractMismatch or ConfigError if this process cannot
+        serve the new contract, or as Connection.execute.
         """
         with self._changing:
             if group.ticket.contract != self._scorer.contract.hash:
@@ -275,23 +304,33 @@ class CurrentScorer:
             return self._scorer
 
     def rejoin(self, timeout_s: float, stopping: threading.Event) -> None:
-        """Wait until a learner has published a contract, and adopt it. Return early on `stopping`.
+        """Wait until a learner has published a contract, and use it from now on.
 
-        Raise DeadlineExceeded if none was published in time, and as `for_group` does.
+        If `stopping` is set first, change nothing. Raise DeadlineExceeded after `timeout_s` seconds
+        without a contract and a heartbeat, MalformedMessage if it cannot be read for as long,
+        ContractMismatch or ConfigError if this process cannot serve it, or as Connection.execute.
         """
         data = wait_for_contract(self._view, timeout_s, stopping)
         with self._changing:
             self._adopt(data)
 
     def _adopt(self, data: bytes | None) -> None:
-        """Change to a contract and log it, unless None, in force or unreadable. Raise as `_make`."""
+        """Make the scorer of the encoded contract `data` the one in force, and log what changed.
+
+        Change nothing if `data` is None, in force already, or unreadable, which is logged. Raise
+        ContractMismatch or ConfigError if this process cannot serve the contract.
+        """
         before = self._scorer.contract
         if data is not None and data != encode(before) and _can_be_read(data):
             self._scorer = self._make(data)
             log.info("The contract changed.", changes=describe_difference(before, self._scorer.contract))
 
     def _make(self, data: bytes) -> Scorer:
-        """Return a scorer of an encoded contract. Raise ContractMismatch if it is unusable here."""
+        """Return a scorer of the encoded contract `data`, whose rewards are loaded.
+
+        Raise ContractMismatch if the contract cannot be read or served here, ConfigError if the model
+        folder has no tokenizer.
+        """
         try:
             return make_scorer(decode(data, Contract), self._pool, self._name)
         except MalformedMessage as error:

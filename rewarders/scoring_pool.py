@@ -26,7 +26,8 @@ class ScoringFailed(PenstockError):
 class ScoringPool(SandboxPool):
     """A SandboxPool of REWARDER_WORKERS processes, a process per reward model, and the judges.
 
-    The pool fails to start as SandboxPool does.
+    `settings` are the REWARDER_* settings. Creating the pool starts its processes. Raise ConfigError if
+    the user does not exist or the memory limit is too low, SandboxFailed if no process can be started.
     """
 
     def __init__(self, settings: RewarderSettings) -> None:
@@ -45,7 +46,11 @@ class ScoringPool(SandboxPool):
         )  # fmt: skip
 
     def check(self, spec: RewardSpec) -> str:
-        """Return the reason why a reward cannot be loaded; "" if it can."""
+        """Return the reason why a reward cannot be used here; "" if it can.
+
+        A reward model is loaded, and another reward in a sandbox process; of a judge its options and the
+        key are checked. Raise SandboxFailed or ConfigError if no sandbox process can be started.
+        """
         if spec.kind == MODEL:
             try:
                 self._model_of(spec).start()
@@ -57,10 +62,14 @@ class ScoringPool(SandboxPool):
         outcome = self.run(f"{_CALLS}:check_reward", asdict(spec), code=_code_of(spec))
         if isinstance(outcome, Mistake):
             return outcome.reason
-        return short(outcome) if isinstance(outcome, str) else "the check returned no text"
+        return short(outcome) if isinstance(outcome, str) else "its check returned no text"
 
     def score(self, spec: RewardSpec, arguments: Arguments) -> Scores:
-        """Call a reward on one group. Raise ScoringFailed if the call fails, or as SandboxPool.run."""
+        """Return what a reward gives for one group: G values, and the columns and metrics it logged.
+
+        `arguments`, by name, have G values each. Raise ScoringFailed if the call fails, takes too long
+        or gives wrong values, SandboxFailed or ConfigError if no sandbox process can be started.
+        """
         if spec.kind == MODEL:
             return self._score_by_model(spec, arguments)
         if spec.kind == JUDGE:
@@ -75,13 +84,17 @@ class ScoringPool(SandboxPool):
             raise ScoringFailed(f"reward {spec.name}: {short(error)}") from error
 
     def close(self) -> None:
-        """End the reward models, then the pool as SandboxPool does."""
+        """Kill the reward models' processes, then the idle sandbox processes. Do not `run` later."""
         for model in self._models.values():
             model.close()
         super().close()
 
     def _score_by_model(self, spec: RewardSpec, arguments: Arguments) -> Scores:
-        """Return a reward model's scores of one group. Raise ScoringFailed if it gives none."""
+        """Return a reward model's scores of one group; add 1 to `finished`, also if that fails.
+
+        `arguments` have one value per completion each. Raise ScoringFailed if the model cannot be
+        loaded, takes too long, ends, or gives no finite numbers.
+        """
         try:
             return Scores(tuple(self._model_of(spec).score(conversations_of(arguments))))
         except ModelFailed as error:
@@ -90,7 +103,11 @@ class ScoringPool(SandboxPool):
             self._count_call()
 
     def _score_by_judge(self, spec: RewardSpec, arguments: Arguments) -> Scores:
-        """Return a judge's scores of one group. Raise ScoringFailed if a call fails."""
+        """Return a judge's scores of one group: None for an answer without a score.
+
+        `arguments` have one value per completion each. Raise ScoringFailed if the judge cannot be asked,
+        or a call failed after all retries.
+        """
         try:
             return self._judges.score(spec, arguments)
         except JudgeFailed as error:
@@ -102,12 +119,15 @@ class ScoringPool(SandboxPool):
             self.finished += 1
 
     def _model_of(self, spec: RewardSpec) -> ModelProcess:
-        """Return the process of a reward model, the same for each call."""
+        """Return the process of the reward model `spec`; equal options and digests share a process.
+
+        The first call for a model creates its process object, which starts nothing.
+        """
         key = (str(spec.options), spec.digest)
         with self._lock:
             return self._models.setdefault(key, ModelProcess(spec, self._rewarder_settings))
 
 
 def _code_of(spec: RewardSpec) -> Code | None:
-    """Return the user's code of a reward; None for a built-in one."""
+    """Return where the user's code of a reward is, and its digest; None for a built-in reward."""
     return Code(spec.source, spec.digest) if spec.source else None

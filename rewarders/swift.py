@@ -16,30 +16,43 @@ _CLASSES = ("swift.rewards", "swift.rewards.orm", "swift.plugin", "swift.plugin.
 
 
 class ORM:
-    """The base class of ms-swift's rewards, also under the name AsyncORM."""
+    """The base class of ms-swift's rewards, also under the name AsyncORM.
+
+    Creating an instance stores `args` as an attribute and ignores other keyword arguments.
+    """
 
     def __init__(self, args: object = None, **_: object) -> None:
         self.args = args
 
 
 class _StandIn(dict[str, object]):
-    """Anything else of ms-swift: it can be imported, derived from and given items, but not used."""
+    """Anything else of ms-swift: it can be imported, derived from and given items, but not used.
+
+    Creating an instance, with any arguments, calls the instance, which raises ConfigError.
+    """
 
     def __init__(self, *_: object, **__: object) -> None:
-        """Raise ConfigError for a class of ms-swift that is made; a registry is not."""
+        """Raise ConfigError, by calling the instance. Registries are made without this function."""
         self()
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
-        """Raise ConfigError."""
+        """Raise ConfigError, whatever the arguments: ms-swift is not installed."""
         name = f"{type(self).__module__}.{type(self).__name__}"
-        raise ConfigError(f"{name} is used, but ms-swift is not installed; install ms-swift here")
+        raise ConfigError(
+            f"the reward's code uses {name}, and ms-swift, which has this name, is not installed here: "
+            "install ms-swift for the rewarders, or remove the use"
+        )
 
 
 class _Module(ModuleType):
     """A module of ms-swift that has a stand-in for every name."""
 
     def __getattr__(self, name: str) -> Any:
-        """Return a class, or for a name in lower case a registry. Raise AttributeError for `__x__`."""
+        """Return a new stand-in for `name`, which this module lacks. The module does not store it.
+
+        A name that begins with a small letter is a registry, an empty dict; any other name is a class.
+        Raise AttributeError for a name that begins with two underscores.
+        """
         if name.startswith("__"):
             raise AttributeError(name)
         kind = type(name, (_StandIn,), {"__module__": self.__name__})
@@ -52,11 +65,18 @@ class _Finder(MetaPathFinder, Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a stand-in, None for a module of another package."""
+        """Return the spec of a stand-in if `name` begins with "swift.", None for any other module.
+
+        `path` and `target`, which Python's import passes, are ignored.
+        """
         return ModuleSpec(name, self, is_package=True) if name.startswith("swift.") else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return a module that has ORM, AsyncORM and orms where ms-swift has them."""
+        """Return a new stand-in for the module `spec.name`, any name of which can be imported.
+
+        swift.rewards, swift.plugin and their `orm` get ORM, AsyncORM, and the dict `orms`, which they
+        share. swift.utils gets get_logger, which returns the logger "swift".
+        """
         module = _Module(spec.name)
         if spec.name in _CLASSES:
             vars(module).update(ORM=ORM, AsyncORM=ORM, orms=_ORMS)
@@ -65,16 +85,18 @@ class _Finder(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: the module is made."""
+        """Do nothing: `create_module` has filled `module` already."""
 
 
 _ORMS: dict[str, object] = {}
 
 
 def offer_swift() -> None:
-    """Make imports of ms-swift work where ms-swift is not installed, for its reward classes.
+    """Make imports of ms-swift, the package `swift`, work where ms-swift is not installed.
 
-    ORM, AsyncORM, orms and get_logger can be used. Other names can be imported; their use raises.
+    A stand-in goes to sys.modules, a finder of its modules to the end of sys.meta_path. ORM, AsyncORM,
+    orms and get_logger can be used. Other names can be imported; calling them raises ConfigError.
+    Nothing is changed if ms-swift is installed or `swift` is imported already.
     """
     if "swift" in sys.modules or importlib.util.find_spec("swift") is not None:
         return

@@ -30,9 +30,10 @@ GOLD_TYPES = (str, int, float)
 def accuracy(
     prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
 ) -> list[float | None]:
-    """Return 1.0 where a completion's answer equals the gold solution, else 0.0.
+    """Return 1.0 for each completion whose answer equals the group's gold answer, solution[0], else 0.0.
 
-    All get None if the gold solution cannot be read. Raise MemoryError or RecursionError, as sympy does.
+    All get None if the gold answer cannot be read. `prompts` and `columns` are ignored. Raise
+    MemoryError or RecursionError, as sympy does.
     Example: for "#### 72", "<answer>72</answer>" gets 1.0, "71" gets 0.0.
     """
     return _by_verdict(completions, solution, lambda _, right: float(right))
@@ -43,7 +44,8 @@ def acc(
 ) -> list[float | None]:
     """Return 1.0 where the last box holds the gold answer, -0.5 for another box, -1.0 without a box.
 
-    All are None without a gold answer. Raise MemoryError or RecursionError.
+    A box is \\boxed{} in a completion. The group's gold answer is solution[0]; if it cannot be read, all
+    get None. `prompts` and `columns` are ignored. Raise MemoryError or RecursionError, as sympy does.
     """
     gold = read_gold(solution[0])
     if gold is None:
@@ -57,9 +59,10 @@ def acc(
 def base_acc(
     prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
 ) -> list[float | None]:
-    """Return 1.0 where the answer is right and in <think>..</think><answer>..</answer>, else 0.0.
+    """Return 1.0 for a right answer in a completion <think>..</think><answer>..</answer>, else 0.0.
 
-    All are None without a gold answer. Raise MemoryError or RecursionError.
+    Only white space may be beside. The group's gold answer is solution[0]; if it cannot be read, all get
+    None. `prompts` and `columns` are ignored. Raise MemoryError or RecursionError, as sympy does.
     Example: "<answer>72</answer>" gets 0.0.
     """
     return _by_verdict(
@@ -79,16 +82,18 @@ def cosine(
     cosine_max_len_value_correct: float = 0.5,
     **columns: Any,
 ) -> list[float | None]:
-    """Return a value by correctness and length: right answers lose with length, wrong ones gain.
+    """Return for each completion a value by correctness and number of tokens, `completion_ids`.
 
-    The four values are those at length 0 and at `cosine_max_len` tokens, joined by half a cosine. All
-    are None without a gold answer. Raise MemoryError or RecursionError.
-    Example: with the defaults and cosine_max_len
-    100, a right answer of 50 tokens gets 0.75, a wrong one -0.25.
+    The `min_len` values are those at length 0, the `max_len` values those from `cosine_max_len` tokens
+    on; half a cosine joins them. By default right answers lose with length, wrong ones gain. The group's
+    gold answer is solution[0]; if it cannot be read, all get None. `prompts` and `columns` are ignored.
+    Raise MemoryError or RecursionError, as sympy does.
+    Example: with the defaults and cosine_max_len 100, a right answer of 50 tokens gets 0.75, a wrong one
+    -0.25.
     """
 
     def value(index: int, right: bool) -> float:
-        """Return the value of one completion."""
+        """Return the value, by its number of tokens, of the completion at `index`, `right` or not."""
         wrong_ends = (cosine_min_len_value_wrong, cosine_max_len_value_wrong)
         right_ends = (cosine_min_len_value_correct, cosine_max_len_value_correct)
         ends = right_ends if right else wrong_ends
@@ -104,10 +109,11 @@ def length(
     solution: list[Any],
     **columns: Any,
 ) -> list[float | None]:
-    """Return 0.5 for the group's shortest completion to -0.5 for its longest, by number of tokens.
+    """Return 0.5 for the group's shortest completion to -0.5 for its longest, linearly between.
 
-    All get 0.0 if all are equally long. Wrong answers get at most 0; all are None without a gold answer.
-    Raise MemoryError or RecursionError.
+    Lengths are numbers of tokens, from `completion_ids`. All get 0.0 if all are equally long. Wrong
+    answers get at most 0. The gold answer is solution[0]; if it cannot be read, all get None. `prompts`
+    and `columns` are ignored. Raise MemoryError or RecursionError, as sympy does.
     """
     gold = read_gold(solution[0])
     if gold is None:
@@ -117,10 +123,10 @@ def length(
 
 
 def read_gold(solution: Any) -> Value | None:
-    """Return the value of a gold solution, None if it cannot be read; several boxes are a list.
+    """Return the value of a gold answer, None if it cannot be read or divides by zero.
 
-    A list of one text or number is that text or number, a longer one a list of values. Raise MemoryError
-    or RecursionError.
+    `solution` is a text or number, or a list of these. A text with several different boxes is a list of
+    their values. A list of one item is that item. Raise MemoryError or RecursionError, as sympy does.
     """
     if isinstance(solution, (list, tuple)) and len(solution) == 1:
         return read_gold(solution[0])
@@ -139,9 +145,10 @@ def read_gold(solution: Any) -> Value | None:
 
 
 def is_right(gold: Value, answer: str) -> bool:
-    """Return whether a text's answer equals the gold answer. Raise MemoryError or RecursionError.
+    """Return whether the answer in the text `answer` equals the gold answer's value.
 
-    Of an answer the last box is read. For a gold with several boxes, as many boxes are read.
+    The last box of a text is read, else its marked or last part. For a gold answer of several values the
+    last boxes, as many as it has, are read first. Raise MemoryError or RecursionError, as sympy does.
     """
     if isinstance(gold, Group) and (boxes := all_boxes(marked_part(answer))[-len(gold.items) :])[1:]:
         boxed = _list(boxes)
@@ -151,17 +158,20 @@ def is_right(gold: Value, answer: str) -> bool:
 
 
 def _list(boxes: list[str]) -> Value | None:
-    """Return the values in some boxes as a list, None if one cannot be read. Raise as `read_value`."""
+    """Return the values of the texts inside boxes as one list of values; None if one cannot be read.
+
+    Raise MemoryError or RecursionError, as sympy does.
+    """
     values = tuple(value for value in map(read_value, boxes) if value)
     return Group(", ".join(boxes), items=values) if len(values) == len(boxes) else None
 
 
 def _readings(text: str) -> Iterator[Value]:
-    """Yield the values that a text's answer may have, the likeliest first. Raise as `read_value`.
+    """Yield the values that a text's answer may have, the likeliest first: two, one or none.
 
     The first is the value of the last box, else of the marked text, else of the whole text. If words are
-    there too, the second is the value of the last part, see `last_part`. Several sentences give the
-    last part alone; a box gives one value. Nothing is yielded if nothing can be read.
+    there too, the second is the value of the last part, such as "5" of "so it is 5". Several sentences
+    give the last part alone; a box gives one value. Raise MemoryError or RecursionError, as sympy does.
     """
     answer = final_answer(text)
     box = last_box(answer)
@@ -180,7 +190,11 @@ def _readings(text: str) -> Iterator[Value]:
 def _by_verdict(
     completions: list[str], solution: list[Any], value: Callable[[int, bool], float]
 ) -> list[float | None]:
-    """Return `value(index, is right)` per completion; None without gold answer. Raise as `is_right`."""
+    """Return value(index, whether its answer is right) for each completion, in order of `index`.
+
+    All get None if the gold answer, solution[0], cannot be read. Raise MemoryError or RecursionError, as
+    sympy does.
+    """
     gold = read_gold(solution[0])
     if gold is None:
         return [None] * len(completions)

@@ -37,10 +37,11 @@ _LAST_NUMBER = re.compile(r"(?:^|\s|=)(-?(?:\d*\.)?\d+)$")
 
 
 def final_answer(text: str) -> str:
-    """Return the part of a text that holds its answer; the whole text if nothing marks the answer.
+    r"""Return the part of a text that holds its answer; the whole text if nothing marks the answer.
 
-    All boxes but the last are removed. The rewarder calls this function outside of the sandbox, so the
-    time is in proportion to the text's length.
+    That is the last <answer> block, else the text after the last ####. If there is a \boxed{} in it, the
+    last one alone is returned, as "\boxed{72}". The rewarder calls this function outside of the sandbox,
+    so the time is in proportion to the text's length.
     """
     inside = marked_part(text)
     box = last_box(inside)
@@ -48,7 +49,10 @@ def final_answer(text: str) -> str:
 
 
 def marked_part(text: str) -> str:
-    """Return the last <answer> block, else the text after the last ####, else the whole text."""
+    """Return the last <answer> block, else the text after the last ####, else the whole text.
+
+    Of a block the inside is returned. A block without </answer> does not count.
+    """
     inside, end = after_marker(text), 0
     while (tag := text.find("<answer>", end)) >= 0 and (closed := text.find("</answer>", tag)) >= 0:
         end = closed + len("</answer>")
@@ -70,7 +74,10 @@ def last_box(text: str) -> str | None:
 
 
 def all_boxes(text: str) -> list[str]:
-    r"""Return the insides of all \boxed{} whose braces are closed, of nested boxes the inner."""
+    r"""Return the insides of all \boxed{} whose braces are closed, in order; of nested boxes the inner.
+
+    Return [] if there is none.
+    """
     starts = {opening.end() for opening in _BOX.finditer(text)}
     opened: list[int] = []
     found: list[tuple[int, int]] = []
@@ -85,8 +92,9 @@ def all_boxes(text: str) -> list[str]:
 def last_part(text: str) -> str:
     """Return the part of a text after its last "answer is" or "answer:", else the text's last part.
 
-    A part is a formula in dollars, or a number with what belongs to it; after "answer is" also a choice
-    from A to J. Of several answers behind "answer is" ("5 and 6") the rest of the sentence is the part.
+    A part is a formula in dollars, or a number with what belongs to it, of "x = 5" the 5; after "answer
+    is" also a choice from A to J. In the sentence behind "answer is", the first part with a digit
+    counts. Of several answers behind "answer is" ("5 and 6") the rest of the sentence is the part.
     Return "" if there is none.
     """
     phrases = [found.end() for found in _PHRASE.finditer(text)]
@@ -101,22 +109,26 @@ def last_part(text: str) -> str:
 
 
 def has_phrase(text: str) -> bool:
-    """Return whether a text has "answer is" or "answer:"."""
+    """Return whether a text has "answer is" or "answer:", in any case, or such words in Chinese.
+
+    "option is" and "choice is" count too.
+    """
     return bool(_PHRASE.search(text))
 
 
 def is_prose(text: str) -> bool:
-    """Return whether a text has words and more than one sentence or line, or more than 200 letters."""
+    """Return whether a text has two words, and more than one sentence or line or over 200 letters."""
     return has_sentence(text) and (len(text) > 200 or bool(_SENTENCES.search(text.strip())))
 
 
 def correctness(
     prompts: list[Any], completions: list[str], solution: list[Any], **columns: Any
 ) -> list[float | None]:
-    """Return 2.0 where the answer is exactly the gold answer, 1.5 for an equal number, else 0.0.
+    """Return for each completion 2.0 for exactly the gold answer, 1.5 for an equal number, else 0.0.
 
-    The answer is the last <answer> block; "..." is no answer, 0.0. A number must be at the block's
-    end. The gold answer is the text after ####, or the whole text. If it is empty, all get None.
+    The answer is the last <answer> block; "..." is no answer. A number must be at the block's end. The
+    group's gold answer is the text of solution[0] after its last ####, or the whole text. If it is
+    empty, all get None. `prompts` and `columns` are ignored.
     Example: for "#### 72", "<answer>72</answer>" gets 2.0 and "<answer>= 72.0</answer>" gets 1.5.
     """
     gold = after_marker(str(solution[0])).strip()
@@ -126,7 +138,7 @@ def correctness(
 
 
 def tagged_answer(completion: str) -> str | None:
-    """Return the last <answer> block, stripped; None if it is missing, not closed, or "..."."""
+    """Return the inside of the last <answer> block, stripped; None without one, or for "..."."""
     _, opened, rest = completion.rpartition("<answer>")
     inside, closed, _ = rest.partition("</answer>")
     answer = inside.strip()
@@ -134,7 +146,10 @@ def tagged_answer(completion: str) -> str | None:
 
 
 def _value(answer: str | None, gold: str) -> float:
-    """Return the reward of one answer: 2.0 if equal, 1.5 if equal as numbers, else 0.0."""
+    """Return 2.0 if `answer` is exactly `gold`, 1.5 if both end in an equal number, else 0.0.
+
+    An answer that is None gets 0.0.
+    """
     if answer is None:
         return 0.0
     if answer == gold:
@@ -144,6 +159,9 @@ def _value(answer: str | None, gold: str) -> float:
 
 
 def _last_number(text: str) -> float | None:
-    """Return the number at the end of a text, dollar and percent signs ignored; None without one."""
+    """Return the number at the end of a text, behind its begin, a space or "="; None without one.
+
+    Dollar and percent signs are ignored. Example: "= 72.0%" gives 72.0, "x72" None.
+    """
     found = _LAST_NUMBER.search(text.replace("$", "").replace("%", "").strip())
     return float(found.group(1)) if found else None

@@ -5,5 +5,8 @@ from typing import Any
 
 
 def environment(environment_reward: Sequence[float | None], **_: Any) -> Sequence[float | None]:
-    """Return what `get_reward` returned for each rollout; None where the environment has no reward."""
+    """Return `environment_reward` itself: for each rollout what its environment's get_reward returned.
+
+    The value is None where the environment has no reward.
+    """
     return environment_reward

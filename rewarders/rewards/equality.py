@@ -8,9 +8,10 @@ from penstock.rewarders.rewards.values import SET, Choice, Group, Named, NumberV
 
 
 def same(one: Value, other: Value) -> bool:
-    """Return whether two values are equal; their order does not matter.
+    """Return whether two values are equal; same(a, b) is same(b, a).
 
-    Raise MemoryError or RecursionError, as sympy does.
+    A.m. or p.m. counts if both have it. Choices are compared by letter, numbers with units, groups item
+    by item, others as text and then by sympy. Raise MemoryError or RecursionError, as sympy does.
     """
     if one.half and other.half and one.half != other.half:
         return False
@@ -29,7 +30,10 @@ def same(one: Value, other: Value) -> bool:
 
 
 def _same_expression(one: Value, other: Value) -> bool:
-    """Return whether sympy finds two values equal; False if it reads no expression in one of them."""
+    """Return whether sympy finds two values equal; False if it reads no expression in one of them.
+
+    A division by zero is False too. Raise MemoryError or RecursionError, as sympy does.
+    """
     try:
         left, right = one.expression, other.expression
     except ZeroDivisionError:
@@ -38,8 +42,9 @@ def _same_expression(one: Value, other: Value) -> bool:
 
 
 def _key(value: Value) -> str:
-    r"""Return the text without spaces and braces that mean nothing: values with equal texts are equal.
+    r"""Return a value's text without spaces and braces that mean nothing; of words the text unchanged.
 
+    Values with equal texts are equal.
     Example: "\sqrt{2} x" becomes "\sqrt2x"; "\sqrt{2x}" keeps its braces, "x^{2}3" a space.
     """
     if not value.is_formula:
@@ -51,8 +56,9 @@ def _key(value: Value) -> str:
 def _same_named(one: Value, other: Value) -> bool:
     """Return whether two values are equal, of which at least one has a name, as in x = 5.
 
-    A name alone does not matter: x = 5 equals 5. Two names must be the same, or both are equations with
-    the same solutions, and no name is as f(2) or y'.
+    A name alone does not matter: x = 5 equals 5. With two names, the names and the values must be equal;
+    or both are equations with the same solutions, and no name is as f(2) or y'. Raise MemoryError or
+    RecursionError, as sympy does.
     """
     names = [value.name for value in (one, other) if isinstance(value, Named)]
     left, right = (value.value if isinstance(value, Named) else value for value in (one, other))
@@ -63,7 +69,11 @@ def _same_named(one: Value, other: Value) -> bool:
 
 
 def _same_choice(one: Value, other: Value) -> bool:
-    """Return whether letters, and texts if both have one, are equal; a choice equals its text alone."""
+    """Return whether two values are equal, of which at least one is a choice such as "B. east".
+
+    Letters decide, and texts if both have one. A choice equals a value that is no choice by its text.
+    Raise MemoryError or RecursionError, as sympy does.
+    """
     if isinstance(one, Choice) and isinstance(other, Choice):
         if one.meaning and other.meaning and not same(one.meaning, other.meaning):
             return False
@@ -73,10 +83,11 @@ def _same_choice(one: Value, other: Value) -> bool:
 
 
 def _same_group(one: Group, other: Group) -> bool:
-    """Return whether the values are equal: in any order for sets and bare lists, else in order.
+    """Return whether two groups have equal values: in any order for sets and bare lists, else in order.
 
-    A bare list equals a tuple in the same order, and so does a list of names: x=1, y=2. Brackets matter
-    for two values: (0,1) is not [0,1].
+    A bare list equals a tuple, (1,2) or [1,2], in the same order. Lists of different names, x=1, y=2,
+    are compared in order too. Other kinds differ: a ratio is no range, and (0,1) is not [0,1]; from
+    three values on, () equals []. Raise MemoryError or RecursionError, as sympy does.
     """
     size, kinds = len(one.items), {one.kind, other.kind}
     if size != len(other.items):
@@ -99,6 +110,6 @@ def _same_group(one: Group, other: Group) -> bool:
 
 
 def _has_names(group: Group) -> bool:
-    """Return whether the values have different names, as in x=1, y=2."""
+    """Return whether two of the group's values have different names, as in x=1, y=2."""
     names = [item.name for item in group.items if isinstance(item, Named)]
     return len(set(names)) > 1

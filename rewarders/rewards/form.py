@@ -18,30 +18,37 @@ _WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "THAI")
 
 
 def has_structure(completion: str) -> bool:
-    """Return whether a text is <think>..</think><answer>..</answer>, with white space at most."""
+    """Return whether a text is <think>..</think><answer>..</answer> with only white space beside.
+
+    Both parts may be empty, and have none of these four tags inside.
+    """
     return _FORMAT.fullmatch(completion) is not None
 
 
 def think_answer(prompts: list[Any], completions: list[str], **columns: Any) -> list[float]:
-    """Return 1.0 for <think>..</think><answer>..</answer> and only white space beside, else 0.0.
+    """Return 1.0 where a completion is <think>..</think><answer>..</answer> and white space, else 0.0.
 
-    Both parts may be empty. A part with one of these four tags in it gets 0.0.
-    Source: DeepSeek-R1 (arXiv:2501.12948). Example: "<think>2 + 2</think> <answer>4</answer>" gets 1.0.
+    Both parts may be empty. A part with one of these four tags in it gets 0.0. `prompts` and `columns`
+    are ignored. Source: DeepSeek-R1 (arXiv:2501.12948). Example: "<think>2 + 2</think>
+    <answer>4</answer>" gets 1.0.
     """
     return [float(has_structure(completion)) for completion in completions]
 
 
 def strict_think_answer(prompts: list[Any], completions: list[str], **columns: Any) -> list[float]:
-    """Return 1.0 for <think>..</think><answer>..</answer> and nothing beside, else 0.0.
+    """Return 1.0 where a completion is exactly <think>..</think><answer>..</answer>, else 0.0.
 
+    Both parts may be empty, and have none of these four tags inside. `prompts` and `columns` are
+    ignored.
     Example: "<think>2 + 2</think> <answer>4</answer>" gets 0.0, because of the space.
     """
     return [1.0 if _STRICT.fullmatch(completion) else 0.0 for completion in completions]
 
 
 def xml_tags(prompts: list[Any], completions: list[str], **columns: Any) -> list[float]:
-    """Return 0.2 for each of <reasoning>, </reasoning>, <answer>, </answer> that occurs anywhere.
+    """Return for each completion 0.2 per tag in it: <reasoning>, </reasoning>, <answer>, </answer>.
 
+    A tag that occurs twice counts once. `prompts` and `columns` are ignored.
     Example: "<answer>4</answer>" gets 0.4, and "4" gets 0.0.
     """
     return [round(0.2 * sum(tag in text for tag in _XML_TAGS), 1) for text in completions]
@@ -54,9 +61,10 @@ def repetition(
     repetition_max_penalty: float = -1.0,
     **columns: Any,
 ) -> list[float]:
-    """Return (1 - distinct / all word n-grams) * repetition_max_penalty; 0 for fewer than n words.
+    """Return (1 - distinct / all word n-grams) * repetition_max_penalty for each completion.
 
-    Words are separated by white space and compared in lower case. Source: arXiv:2502.03373. Example:
+    n is repetition_n_grams. Fewer than n words give 0.0. Words are separated by white space and compared
+    in lower case. `prompts` and `columns` are ignored. Source: arXiv:2502.03373. Example:
     "a a a a a" has three 3-grams, one of them distinct, and gets -2/3.
     """
     shares = [share_repeated(completion, repetition_n_grams) for completion in completions]
@@ -64,7 +72,10 @@ def repetition(
 
 
 def share_repeated(text: str, n: int) -> float:
-    """Return the share of a text's word n-grams that occurred before; 0.0 for fewer than n words."""
+    """Return the share of a text's word n-grams that occurred before; 0.0 for fewer than n words.
+
+    Words are separated by white space and compared in lower case. Example: "A b a b a" with n 2: 0.5.
+    """
     words = text.lower().split()
     ngrams = [tuple(words[start : start + n]) for start in range(len(words) - n + 1)]
     return 1.0 - len(set(ngrams)) / len(ngrams) if ngrams else 0.0
@@ -73,8 +84,9 @@ def share_repeated(text: str, n: int) -> float:
 def language_consistency(
     prompts: list[Any], completions: list[str], target_language: str = "en", **columns: Any
 ) -> list[float]:
-    """Return the share of words, 0.0 to 1.0, in the target language's script; 0.0 without words.
+    """Return each completion's share of words in the target language's script; 0.0 without words.
 
+    `target_language` is a key of LANGUAGES, such as "en". `prompts` and `columns` are ignored.
     DeepSeek-R1 (arXiv:2501.12948, section 2.3.2) rewards the proportion of target language words. Here a
     word's script decides: this separates Chinese from English, but not French from English. Formulas,
     LaTeX commands, tags and numbers are not words. In scripts without spaces each character is a word.
@@ -87,7 +99,11 @@ def language_consistency(
 
 
 def word_scripts(text: str) -> list[str]:
-    """Return the script of each word of a text, such as "LATIN", by the Unicode names of letters."""
+    """Return the script of each word of a text, in order, such as "LATIN", by Unicode names of letters.
+
+    Formulas, LaTeX commands, tags and numbers are no words. Where the script changes, a new word begins.
+    In CJK, HIRAGANA, KATAKANA and THAI, each letter is a word.
+    """
     found = []
     for run in _LETTERS.findall(_FORMULAS.sub(" ", text)):
         previous = ""
@@ -100,5 +116,5 @@ def word_scripts(text: str) -> list[str]:
 
 @cache
 def _script(letter: str) -> str:
-    """Return the first word of a letter's Unicode name: "LATIN" for "a"."""
+    """Return the first word of a letter's Unicode name: "LATIN" for "a"; "UNKNOWN" without a name."""
     return unicodedata.name(letter, "UNKNOWN").split()[0].split("-")[0]

@@ -38,12 +38,11 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 def expression(text: str) -> Any:
-    """Return the sympy expression that math_verify reads in a text.
+    """Return the sympy expression that math_verify reads in a text that `spell` returned.
 
-    Return None if math_verify reads nothing, or would drop a part of the text. Return None as well for
-    what its parser takes minutes for: over 1000 letters, braces not closed, and over 40 brackets
-    or signs in a row. Raise ZeroDivisionError if the value is not defined, and MemoryError or
-    RecursionError, which depend on the machine and not on the answer.
+    Return None if math_verify reads nothing or would drop a part, and for what takes its parser minutes:
+    over 1000 letters, braces not closed, over 40 brackets within each other or signs in a row. Raise
+    ZeroDivisionError if the value divides by zero, MemoryError or RecursionError, as sympy does.
     """
     if len(text) > _LONGEST or _MISREAD.search(text) or not _is_nested(text):
         return None
@@ -61,9 +60,9 @@ def expression(text: str) -> Any:
 
 
 def _is_nested(text: str) -> bool:
-    """Return whether each brace is closed behind where it was opened.
+    """Return whether the braces {} of a text are balanced: each closed behind where it was opened.
 
-    Return False as well for over 40 brackets or signs within or behind each other.
+    Return False as well if over 40 brackets of any kind are open at once, or 40 signs + or - in a row.
     """
     depth = inside = 0
     for bracket in re.findall(r"(?<!\\)[{}]|[(\[\])]", text):
@@ -75,15 +74,16 @@ def _is_nested(text: str) -> bool:
 
 
 def _is_undefined(found: Basic) -> bool:
-    """Return whether an expression divides by a number that is 0, as 1/(2-2) does."""
+    """Return whether a sympy expression divides by a number that is 0, as 1/(2-2) does, or has NaN."""
     parts = [power for power in found.atoms(Pow) if power.exp.is_negative and power.base.is_number]
     return found.has(zoo, nan) or any(power.base.is_zero for power in parts)
 
 
 def _apart(tex: str) -> str:
-    """Return a formula whose capital letters get an index if the same small letters are in it too.
+    """Return the formula `tex`, its capital letters with the index 0 if the small ones are in it too.
 
-    math_verify reads all letters as small ones: so R and r stay two symbols.
+    math_verify reads all letters as small ones: so R and r stay two symbols. Example: "R-r" becomes
+    "R_{0}-r". LaTeX commands and letters with an index stay.
     """
     names = set(re.sub(r"\\[a-zA-Z]+", "", tex))
     both = {name for name in names if name.isupper() and name.lower() in names}
@@ -93,10 +93,10 @@ def _apart(tex: str) -> str:
 
 
 def same_expression(one: Any, other: Any) -> bool:
-    """Return whether two expressions are equal, in either order; False for what sympy cannot compare.
+    """Return whether two sympy expressions are equal; False for what sympy cannot compare.
 
-    An assignment equals its right side ("x = 5" and 5); another equation equals only equations. Raise
-    MemoryError or RecursionError.
+    The order of the two does not matter. An assignment equals its right side ("x = 5" and 5); another
+    equation equals only equations. Raise MemoryError or RecursionError, as sympy does.
     """
     for equation, value in ((one, other), (other, one)):
         is_equation = isinstance(equation, Eq) and not isinstance(value, Eq)
@@ -114,11 +114,12 @@ def same_expression(one: Any, other: Any) -> bool:
 
 
 def _differ(one: Any, other: Any) -> bool:
-    """Return whether two expressions or equations are found different at one point.
+    """Return whether two expressions, or two equations, are found different at one point.
 
     Both are computed at one value of their symbols; of two equations, a root of the first is put into
-    the second. Return False if there is no value or root. This spares sympy's simplification, which
-    takes 0.1 to 0.3 s for most equations that are different. Raise MemoryError or RecursionError.
+    the second. Return False if there is no value or root, for an equation and another thing, and for
+    unknown functions or exponents over 20. This spares sympy's simplification, which takes 0.1 to 0.3 s
+    for most equations that are different. Raise MemoryError or RecursionError.
     """
     if isinstance(one, Eq) != isinstance(other, Eq) or not isinstance(one, Eq | Expr):
         return False
@@ -144,6 +145,6 @@ def _differ(one: Any, other: Any) -> bool:
 
 
 def number_expression(number: Fraction, is_rounded: bool) -> Any:
-    """Return a number as sympy has it: a Float if it is rounded, which is compared to six decimals."""
+    """Return a number for sympy: a Float, compared to six decimals, if `is_rounded`, else a Rational."""
     exact = Rational(number.numerator, number.denominator)
     return Float(exact) if is_rounded else exact

@@ -24,7 +24,7 @@ _BRACES = str.maketrans(SET, "{}")
 
 
 def describe_golds(golds: Sequence[Any], as_text: bool) -> list[tuple[str | None, str]]:
-    """Return, per gold answer, how it is read and ""; or None and why it cannot be read.
+    """Return for each of `golds`, in order, how it is read and ""; or None and why it cannot be read.
 
     With `as_text`, golds are compared as texts, as `correctness` does, and only an empty one cannot be
     read. Raise MemoryError or RecursionError, as read_gold does.
@@ -34,19 +34,25 @@ def describe_golds(golds: Sequence[Any], as_text: bool) -> list[tuple[str | None
 
 
 def _describe_text(gold: Any) -> tuple[str | None, str]:
-    """Return the text that `correctness` compares and ""; or None and "empty"."""
+    """Return ("text 72", ""), where 72 is the text that `correctness` compares; or (None, "empty").
+
+    The text is what follows the last #### in str(gold), stripped and cut to 200 letters.
+    """
     text = after_marker(str(gold)).strip()
     return (short(f"text {text}"), "") if text else (None, "empty")
 
 
 def _describe(gold: Any) -> tuple[str | None, str]:
-    """Return the value of a gold in words and ""; or None and why not. Raise as read_gold does."""
+    """Return how a gold answer is read, such as "number 72", and ""; or None and why it cannot be read.
+
+    Raise MemoryError or RecursionError, as sympy does.
+    """
     value = read_gold(gold)
     return (None, _why_unreadable(gold)) if value is None else (short(_in_words(value)), "")
 
 
 def _in_words(value: Value) -> str:
-    """Return a value in words: "number 1,000", "ratio or time 3:2", "choice B", "words east"."""
+    """Return a value in words: "number 1,000", "x = number 5", "choice B", "words east"."""
     text = value.text.translate(_BRACES) + (f" {value.half}.m." if value.half else "")
     if isinstance(value, Choice):
         return f"choice {value.letter}"
@@ -60,9 +66,9 @@ def _in_words(value: Value) -> str:
 
 
 def _why_unreadable(gold: Any) -> str:
-    """Return a short reason why read_gold returns None for a gold, such as "divides by zero".
+    """Return a short reason why the gold answer `gold` cannot be read, such as "divides by zero".
 
-    Raise MemoryError or RecursionError, as sympy does.
+    The caller knows already that it cannot. Raise MemoryError or RecursionError, as sympy does.
     """
     if gold is None:
         return "null"

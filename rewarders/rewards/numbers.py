@@ -27,10 +27,11 @@ _LONGEST = 100
 
 
 def read_number(text: str) -> tuple[Fraction, Fraction] | None:
-    """Return a number and the unit behind it: 1/100 for %, 1000 for k, else 1.
+    """Return the number that a text is, and the unit behind it: 1/100 for %, 1000 for k, else 1.
 
-    Return None for a text that is not one number, or is over 100 letters long. Raise ZeroDivisionError
-    for a fraction over 0. Example: "-1 1/2" gives -3/2 and 1, "3 million" gives 3000000 and 1.
+    The number is not multiplied by the unit. Return None for a text that is not one number, or is over
+    100 letters long. Raise ZeroDivisionError for a fraction over 0. Example: "-1 1/2" gives -3/2 and 1,
+    "3 million" gives 3000000 and 1.
     """
     if len(text) > _LONGEST:
         return None
@@ -46,9 +47,10 @@ def read_number(text: str) -> tuple[Fraction, Fraction] | None:
 
 
 def _unsigned(text: str) -> Fraction | None:
-    """Return the number of a text without sign, unit and word, None if it is none.
+    """Return the number of a text without sign, unit and scale such as million; None if it is no number.
 
-    Raise ZeroDivisionError for a fraction over 0.
+    Forms are 1,000.5, 5.89e-7, 10^3, 1/3, 1 1/2, and \\frac{1}{2}. Raise ZeroDivisionError for a
+    fraction over 0.
     """
     if power := _POWER.fullmatch(text):
         return Fraction(10) ** int(power[1])
@@ -65,23 +67,27 @@ def _unsigned(text: str) -> Fraction | None:
 
 
 def _decimal(digits: str) -> Fraction:
-    """Return the number of digits with separators of thousands: "1,000.5" and "1.000,5" are 1000.5."""
+    """Return the number of a text of digits, with or without separators of thousands.
+
+    Example: "1,000.5", "1 000.5" and "1.000,5" are 1000.5.
+    """
     if re.fullmatch(r"\d{1,3}(\.\d{3})+,\d+", digits):
         digits = digits.replace(".", "").replace(",", ".")
     return Fraction(re.sub("[, ']", "", digits).removesuffix("."))
 
 
 def same_number(one: tuple[Fraction, Fraction], other: tuple[Fraction, Fraction]) -> bool:
-    """Return whether two numbers, each with its unit, are equal: 50% equals 50 and 0.5, $2k 2 and 2000.
+    """Return whether two numbers, each a pair of number and unit, are equal.
 
-    Numbers are equal if they differ by at most 5e-7, and by at most 5e-6 of the larger: 1/3 equals
-    0.333333, and 6.6e-34 does not equal 1.38e-23.
+    If one has no unit, that is the unit 1, the other's unit may be left out too. Example: 50%, (50,
+    1/100), equals 50 and 0.5, but 50% does not equal $50k. Numbers are equal if they differ by at most
+    5e-7, and by at most 5e-6 of the larger: 1/3 equals 0.333333, and 6.6e-34 does not equal 1.38e-23.
     """
     values = one[0] * one[1], other[0] * other[1]
     return _close(*values) or (1 in (one[1], other[1]) and _close(one[0], other[0]))
 
 
 def _close(one: Fraction, other: Fraction) -> bool:
-    """Return whether two numbers are equal up to the sixth decimal, and to 5e-6 of the larger."""
+    """Return whether two numbers differ by at most 5e-7, and by at most 5e-6 of the larger size."""
     gap = abs(one - other)
     return gap <= Fraction(5, 10**7) and gap <= Fraction(5, 10**6) * max(abs(one), abs(other))

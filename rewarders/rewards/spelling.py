@@ -80,10 +80,11 @@ _EMPHASIS = ' *`"“”'
 
 
 def spell(text: str) -> str:
-    r"""Return a text in one spelling, without dollar signs, currencies, degrees, units and emphasis.
+    r"""Return a text in one spelling, without dollar signs, currencies, degrees and emphasis.
 
-    Other signs for the same become one: "÷" is "/", "三" is 3. Set braces are written ⦃⦄, so that {}
-    only group. Example: "$\dfrac{1}{2}\,$" becomes "\frac{1}{2}".
+    Upright LaTeX units behind a number are removed, several spaces become one. Other signs for the same
+    become one: "÷" is "/", "三" is 3. Set braces are written ⦃⦄, so that {} only group. Example:
+    "$\dfrac{1}{2}\,$" becomes "\frac{1}{2}".
     """
     text = _SUPERSCRIPTS.sub(lambda run: f"^{{{unicodedata.normalize('NFKC', run[0])}}}", text.strip())
     text = without_upright_units(text)
@@ -104,13 +105,19 @@ def spell(text: str) -> str:
 
 
 def _with_commas(rows: str) -> str:
-    """Return numbers in brackets with commas between them: "[[1. 2.] [3. 4.]]" is "[[1,2],[3,4]]"."""
+    """Return numbers in square brackets, as numpy prints them, with commas in place of spaces.
+
+    Dots that end a number are removed. Example: "[[1. 2.] [3. 4.]]" is "[[1,2],[3,4]]".
+    """
     rows = re.sub(r"(?<=\d)\.(?=[] ])", "", re.sub(r"(?<=\[) +| +(?=\])", "", rows))
     return re.sub(r"(?<=[\d\]]) +(?=\[|[+-]?[.\d])", ",", rows)
 
 
 def chinese_number(numerals: str) -> int:
-    """Return the value of Chinese numerals: 三百零五 is 305, and 二〇二四 is 2024."""
+    """Return the value of a text of Chinese numerals: 三百零五 is 305, and 二〇二四 is 2024.
+
+    Raise ValueError for another character.
+    """
     total = section = digit = 0
     for numeral in numerals.replace("两", "二").replace("〇", "零"):
         unit = _CHINESE_UNITS.get(numeral, 0)

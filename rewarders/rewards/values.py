@@ -67,7 +67,10 @@ class Value:
 
     @cached_property
     def expression(self) -> Any:
-        """What math_verify reads in the text, None for words. Raise as `formulas.expression` does."""
+        """Return the sympy expression that math_verify reads in the text; None for words, or for none.
+
+        Raise ZeroDivisionError for a division by zero, MemoryError or RecursionError, as sympy does.
+        """
         return expression(self.text) if self.is_formula else None
 
 
@@ -80,7 +83,10 @@ class NumberValue(Value):
 
     @cached_property
     def expression(self) -> Any:
-        """The number times its unit, for sympy: a Float for a decimal over 1/1000, else a Rational."""
+        """Return the number times its unit, for sympy.
+
+        That is a Float for a text with a point and a number farther than 1/1000 from 0, else a Rational.
+        """
         is_rounded = "." in self.text and abs(self.number) > Fraction(1, 1000)
         return number_expression(self.number * self.unit, is_rounded)
 
@@ -112,8 +118,9 @@ class Choice(Value):
 def read_value(text: str) -> Value | None:
     """Return the value of a text that is an answer and nothing else; None if it cannot be read.
 
-    A leading "the answer is" is left out. Example: "$1,000$ dollars" is the number 1000. Raise
-    MemoryError or RecursionError if the text is too large or too deep for sympy.
+    A text that divides by zero, as 1/0 does, cannot be read. A leading "the answer is" is left out.
+    Example: "$1,000$ dollars" is the number 1000. Raise MemoryError or RecursionError if the text is too
+    large or too deep for sympy.
     """
     try:
         return _read_alone(text)
@@ -122,9 +129,10 @@ def read_value(text: str) -> Value | None:
 
 
 def divides_by_zero(text: str) -> bool:
-    """Return whether `read_value`, or is_defined of its value, fails by a division by zero.
+    """Return whether a text, read as an answer and nothing else, divides by zero, as 1/(2-2) does.
 
-    Raise MemoryError or RecursionError as `read_value` does.
+    Return False for a text that cannot be read for another reason. Raise MemoryError or RecursionError,
+    as sympy does.
     """
     try:
         value = _read_alone(text)
@@ -136,7 +144,11 @@ def divides_by_zero(text: str) -> bool:
 
 
 def _read_alone(text: str) -> Value | None:
-    """Return the value of a text that is an answer and nothing else. Raise as `_read` does."""
+    """Return the value of a text that is an answer and nothing else; None if it cannot be read.
+
+    A leading "the answer is" is left out. Raise ZeroDivisionError for a division by zero, ValueError or
+    OverflowError for a number out of range, MemoryError or RecursionError, as sympy does.
+    """
     text = spell(text)
     lead = _LEAD.match(text)
     return _read(spell(text[lead.end() :]) if lead else text)
@@ -158,8 +170,10 @@ def is_defined(value: Value) -> bool:
 def _read(text: str) -> Value | None:
     """Return the value of a text that `spell` returned; None if it cannot be read.
 
-    It is read as the first of these that fits: choice, date, time, several values, number, words, and
-    formula with words around it. Raise ZeroDivisionError for a division by zero, and sympy's errors.
+    The text is read as the first of these that fits: choice, date, range, time with a.m. or p.m.,
+    several values or a relation, number, words, and formula with words around it. Raise
+    ZeroDivisionError for a division by zero, ValueError or OverflowError for a number out of range,
+    MemoryError or RecursionError, as sympy does.
     """
     if not re.search(r"\w|\\[a-z]", text):
         return None
@@ -192,20 +206,21 @@ def _read(text: str) -> Value | None:
 
 
 def _is_rising(low: str, high: str) -> bool:
-    """Return whether the first of two numbers is below the second: 3-5 is a range, 5-3 is 2."""
+    """Return whether two texts are numbers of which the first is smaller: 3-5 is a range, 5-3 is 2."""
     numbers = [found[0] for text in (low, high) if (found := read_number(text))]
     return len(numbers) == 2 and numbers[0] < numbers[1]
 
 
 def _is_whole(text: str) -> bool:
-    """Return whether all braces are closed and no operator is last, so that the text can be compared."""
+    """Return whether a text, not "", has as many { as }, and none of = + - * / ^ at its end."""
     return text.count("{") == text.count("}") and text[-1] not in "=+-*/^"
 
 
 def _read_compound(text: str) -> Value | None:
-    """Return the value of a matrix, a list, a pair by plus or minus, a relation or a ratio, else None.
+    """Return the value of a matrix, a list, a pair by plus or minus, a relation or a ratio, such as 3:2.
 
-    Raise as `_read` does.
+    Return None for another text, or if a part of it cannot be read. Raise ZeroDivisionError, MemoryError
+    or RecursionError.
     """
     if found := _MATRIX.fullmatch(text):
         rows = [row.split("&") for row in found[2].split(r"\\") if row.strip()]
@@ -232,7 +247,8 @@ def _read_relation(text: str) -> Value | None:
     """Return the value of an equation or inequality, None for another text or one that cannot be read.
 
     x = 5 and x in [0,1] are named values. x > 3 is a named interval, 3 < 5 is None. 2+3 = 5 is the
-    number 5. A false equation of numbers, 6 = 5, is plain text. Raise as `_read` does.
+    number 5. A false equation of numbers, 6 = 5, is plain text. Raise ZeroDivisionError, MemoryError or
+    RecursionError.
     """
     parts = [part.strip() for part in _RELATION.split(text)]
     signs, ends = parts[1::2], parts[::2]
@@ -248,16 +264,20 @@ def _read_relation(text: str) -> Value | None:
 
 
 def _as_words(text: str) -> Value | None:
-    """Return the words of a text, in lower case, as a value compared as text; None without a word."""
+    """Return the words and numbers of a text, in lower case, as a value compared as text; None without.
+
+    Example: "the East!" becomes the value "the east".
+    """
     words = " ".join(re.findall(r"\w+", text.casefold()))
     return Value(words, False) if words else None
 
 
 def _read_equation(text: str, sign: str, left: str, right: str) -> Value | None:
-    """Return the value of an equation, or of x in [0,1], whose sides are `left` and `right`.
+    """Return the value of an equation (`sign` "="), or of x in [0,1] (`sign` "\\in").
 
-    A name on one side gives a named value, a sum on the left the number on the right, anything else
-    None. Raise as `_read` does.
+    `text` is all of it, `left` and `right` are its sides. A name on one side gives a named value, a sum
+    on the left the number on the right. Return None for anything else, or if a side cannot be read.
+    Raise ZeroDivisionError, MemoryError or RecursionError.
     """
     if _NAME.fullmatch(right) and not _NAME.fullmatch(left):
         left, right = right, left
@@ -271,8 +291,9 @@ def _read_equation(text: str, sign: str, left: str, right: str) -> Value | None:
 def _read_inequality(text: str, signs: list[str], ends: list[str]) -> Value | None:
     """Return the named interval of an inequality such as 1<x or 1<x<2; None if it cannot be read.
 
-    An inequality without a letter, such as 3<5, is None. `ends` are the two or three texts around the
-    one or two `signs`. With one sign, x>3 is the interval from 3 to infinity. Raise as `_read` does.
+    An inequality without a letter, such as 3<5, or with signs of both directions is None. `text` is all
+    of it, `ends` are the two or three texts around the one or two `signs`. With one sign, x>3 is the
+    interval from 3 to infinity. Raise ZeroDivisionError, MemoryError or RecursionError.
     """
     if signs[0][0] == ">" or signs[0][:2] == r"\g":
         signs, ends = [_MIRRORED.get(sign, "") for sign in reversed(signs)], ends[::-1]
@@ -290,7 +311,8 @@ def _read_inequality(text: str, signs: list[str], ends: list[str]) -> Value | No
 def _is_false(ends: list[str]) -> bool:
     """Return whether a number in a chain of equations is over 1% from its last number: x = 6 = 5.
 
-    Raise as `_read` does.
+    `ends` are the texts between the equals signs; those that are no numbers or sums do not count. Raise
+    ZeroDivisionError, MemoryError or RecursionError.
     """
     sums = [end for end in ends if _SUM.fullmatch(end) and not re.search(r"[\d)] ?\(", end)]  # not 8(26)
     read = [_read(spell(end)) for end in sums]
@@ -300,9 +322,11 @@ def _is_false(ends: list[str]) -> bool:
 
 
 def _group(text: str, kind: str, parts: list[str]) -> Group | None:
-    """Return the values of some parts as a group whose brackets are `kind`.
+    """Return the values of the texts `parts` as a group with the text `text` and the brackets `kind`.
 
-    Return None if a part cannot be read, or if one of a ratio is words. Raise as `_read` does.
+    `kind` may also be ":" of a ratio, "-" of a range, "matrix", or "" of a bare list. Return None if a
+    part cannot be read, or if one of a ratio is words. Raise ZeroDivisionError, MemoryError or
+    RecursionError.
     """
     items = tuple(item for part in parts if (item := _read(spell(part))))
     is_ratio = kind != ":" or all(item.is_formula for item in items)
@@ -311,11 +335,11 @@ def _group(text: str, kind: str, parts: list[str]) -> Group | None:
 
 
 def _split(text: str, separators: Iterable[str], brackets: str = "") -> list[str]:
-    """Return the parts of a text between the separators that are outside of brackets.
+    """Return the parts of a text, in order, between those `separators` that are outside of brackets.
 
-    Return the text as its one part if a bracket is closed that was not opened. Separators of thousands
-    part nothing: "1,2" has two parts, "1,234" one. `brackets` stand around the text: within them "1,234"
-    has two, "1,234, 5" has two too.
+    Return [text] without separators, or if a bracket is closed that was not opened. Separators of
+    thousands part nothing: "1,2" has two parts, "1,234" one. `brackets`, such as "()", stand around the
+    text, "" for none: within them "1,234" has two parts, "1,234, 5" has two too.
     """
     depth, parts, begin = 0, [], 0
     mark = _BARE_MARK if brackets and ", " not in text else _MARK

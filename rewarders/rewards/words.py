@@ -55,10 +55,11 @@ _BETWEEN = " .:,=/"
 
 
 def is_word(letters: str) -> bool:
-    """Return whether letters are a word, and no function of mathematics or product of symbols.
+    """Return whether a run of letters is a word, and no function of mathematics or product of symbols.
 
-    A word is in the list of short words, or has three letters with an e, i, o or u, or has more than
-    three letters, or has letters beyond a to z. Example: "cm" and "day" are, "xy" and "sin" are not.
+    A word is in a list of short words such as cm, or has three letters with an e, i, o or u, more than
+    three letters, or letters beyond a to z. Functions and scales (sin, million) are none. Case does not
+    matter. Example: "cm" and "day" are words, "xy" and "sin" are not.
     """
     lower = letters.lower()
     if lower in _NO_WORDS:
@@ -69,12 +70,16 @@ def is_word(letters: str) -> bool:
 
 
 def has_sentence(text: str) -> bool:
-    """Return whether a text has at least two words."""
+    """Return whether a text has two words or more, LaTeX commands, xy, sin and the like not counted."""
     return sum(is_word(run) for run in _RUN.findall(text)) > 1
 
 
 def is_words(text: str) -> bool:
-    """Return whether a text has words and no formula: "San Francisco", "x-axis", "F major"."""
+    """Return whether a text has words and no formula: "San Francisco", "x-axis", "F major".
+
+    A digit, or one of = + * ^ < > { } | $ and the backslash, makes a formula. Letters from Cyrillic on,
+    such as Chinese ones, are words.
+    """
     if re.search(r"[\d\\=+*^<>{}|$\u2983]", text):
         return False
     runs = re.findall(r"[^\W\d_]+", text)
@@ -82,9 +87,10 @@ def is_words(text: str) -> bool:
 
 
 def plain_words(text: str) -> str | None:
-    """Return words in lower case, without commands of LaTeX and a leading "the" or "a".
+    """Return a text in lower case, without LaTeX commands, signs but .:/- and a leading the, a or an.
 
-    Return None for a sentence, which is words with a verb or pronoun such as "is", without a digit.
+    The result may be "". Return None for a sentence, which has a verb or pronoun such as "is", and no
+    digit. Example: "The Eiffel Tower!" becomes "eiffel tower".
     """
     literal = " ".join(re.sub(r"\\[a-z]+|[^\w\s.:/-]", " ", text).casefold().split())
     if _CLAUSE.search(literal) and not re.search(r"\d", literal):
@@ -95,8 +101,8 @@ def plain_words(text: str) -> str | None:
 def without_words(text: str) -> str | None:
     r"""Return a text without the words before and after its formula.
 
-    Return None if the words are part of the meaning: "at least 3", "5 of 7". Example: "x is 5 cm" and
-    "5 cm^2" become "x is 5" and "5".
+    Return the same text if there are no words, and None if words are between parts of the formula or
+    part of the meaning: "at least 3", "5 of 7". Example: "x = 5 cm" becomes "x = 5", "total of 5" "5".
     """
     spans = [found.span() for found in _WORD.finditer(text) if _stands_alone(found)]
     if _COMPUTED.search(text) or any(text[slice(*span)].lower() in _MEANING for span in spans):
@@ -114,9 +120,10 @@ def without_words(text: str) -> str | None:
 
 
 def without_upright_units(text: str) -> str:
-    r"""Return a text without the upright units behind the number at its end, else the same text.
+    r"""Return a text without the upright units (\mathrm, \text) behind the number at its end.
 
-    Units are left if the text before them has an index or upright text of its own. Example:
+    Without such units the same text is returned. Units stay if the text before them has open braces, an
+    index, or upright text of its own. A dollar sign that the units closed is added. Example:
     "9.8\,\mathrm{m\,s^{-2}}" becomes "9.8".
     """
     found = _UPRIGHT.search(text)
@@ -127,10 +134,10 @@ def without_upright_units(text: str) -> str:
 
 
 def _stands_alone(found: re.Match[str]) -> bool:
-    """Return whether a match of `_WORD` is a word or a unit and no part of a formula.
+    """Return whether a match of the pattern `_WORD` is a word or a unit and no part of a formula.
 
-    It is a part of a formula within braces, behind an index (COOH in CH_3COOH), or as a short word
-    behind an operator (at in v_0 + at).
+    A match is a part of a formula within braces, behind an index (COOH in CH_3COOH), or as a word of
+    under four letters behind an operator (at in v_0 + at).
     """
     before = found.string[: found.start()]
     if re.search(r"_ ?\{? ?\d+ ?\}?$", before):  # COOH in CH_3COOH

@@ -183,7 +183,9 @@ def test_an_answer_without_a_score_is_none_and_sets_its_rollout_aside(judge, con
     assert outcome.metrics == {"helpful/unparsed": 0.25}
     scorer.score_group(group)
     assert judge.refused["wrong"] == 2, "an answer without a score is not cached"
-    with pytest.raises(ScoringFailed, match="1 of 2 completions: reward helpful: the judge's answer"):
+    with pytest.raises(
+        ScoringFailed, match=r"1 of 2 completions have no reward, .*: reward helpful: the judge's answer"
+    ):
         scorer.score_group(make_group(contract, "train:0", "4", "wrong"))
 
 
@@ -191,7 +193,10 @@ def test_a_silent_judge_is_no_reward(judge, contract) -> None:
     settings = SETTINGS.model_copy(update={"judge_timeout_s": 0.3, "judge_max_retries": 1})
     with ScoringPool(settings) as pool:
         scorer = make_scorer(contract, pool, "rewarder-1")
-        with pytest.raises(ScoringFailed, match="1 of 2 completions: reward helpful: the judge failed"):
+        with pytest.raises(
+            ScoringFailed,
+            match=r"1 of 2 completions have no reward, .*: reward helpful: the judge failed",
+        ):
             scorer.score_group(make_group(contract, "train:0", "4", "silent"))
     assert judge.refused["silent"] >= 2
     assert longest_call_s(settings) == 60.6

@@ -200,7 +200,8 @@ def test_a_group_under_another_tickets_name_ends_as_dead(
     assert isinstance(outcomes[0], ScoredGroup)
     assert isinstance(outcomes[1], Verdict)
     assert outcomes[1].reason.startswith(
-        "the entry of ticket train:1 holds a group of train:0 (reported by rewarder-"
+        "the entry of ticket train:1 holds a group of train:0, which no actor sends: "
+        "see who else writes to the queue server (reported by rewarder-"
     )
 
 

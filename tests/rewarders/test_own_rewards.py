@@ -286,7 +286,7 @@ def test_a_package_that_replaces_itself_on_import_is_asked_for_its_names(
     with ScoringPool(RewarderSettings(workers=1, timeout_s=60, memory_gib=2, user="")) as fresh:
         spec, wrong = specs("lazyrewards.rewards.own,lazyrewards.rewards.gone")
         assert score(fresh, spec, "a") == (5.0,)
-        assert "lazyrewards.rewards has no gone; it has own" in fresh.check(wrong)
+        assert "lazyrewards.rewards has no gone; the module has own" in fresh.check(wrong)
 
 
 def test_the_packages_around_a_module_run_in_the_sandbox_alone(
@@ -341,7 +341,7 @@ def test_a_wrong_name_is_told_at_once(variable: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("def other(completions): ...", "has no own; it has other"),
+        ("def other(completions): ...", "has no own; the module has other"),
         ("own = 3", "reward own is a int; expected a function or a class"),
         ("def own(a, b, c): ...", "is of no known form"),
         ("def own(answer, completion): ...", "is of no known form"),
@@ -349,7 +349,7 @@ def test_a_wrong_name_is_told_at_once(variable: str, words: str) -> None:
         ("def own(max_completion_len, soft_punish_cache): ...", "call it in a file of yours"),
         (
             "from swift.template import Template\nown = Template()",
-            "swift.template.Template is used, but",
+            "the reward's code uses swift.template.Template, and ms-swift",
         ),
         ("from swift.llm import Ours\nclass Own(Ours): ...\norms = {'own': Own}", "is not installed"),
         ("import nosuchpackage", "No module named 'nosuchpackage'"),
@@ -394,7 +394,8 @@ def test_a_required_argument_that_is_no_column_is_told_before_any_scoring(
     source = f"{write(tmp_path, code)}:own"
     (spec,) = resolve_rewards(LearnerSettings(rewards=source), {"columns": ["question", "answer"]})
     found = pool.check(spec)
-    expected = f"reward own requires {missing}, which is no column of the data; it has question, answer"
+    there = "which is no column of the data; the data has question, answer"
+    expected = f"reward own requires {missing}, {there}"
     assert expected in found if missing else found == ""
 
 

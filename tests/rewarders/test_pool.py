@@ -101,7 +101,7 @@ def test_a_healthy_reward_comes_back(pool: ScoringPool) -> None:
         ("wrong_count", "a list of 1 values"),
         ("text", "finite numbers or None, found 1.0"),
         ("nothing", "a list of 1 values, found None"),
-        ("logs_too_few", "log_extra.* has 0 values for 1 completions"),
+        ("logs_too_few", "log_extra.* has 0 values, expected 1"),
     ],
 )
 def test_what_goes_wrong_is_a_failure_and_the_next_scoring_works(

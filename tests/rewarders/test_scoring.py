@@ -54,13 +54,15 @@ def test_the_rest_is_scored_as_if_it_were_the_group(pool, folder) -> None:
 
 def test_with_fewer_than_two_left_the_group_fails(pool, folder) -> None:
     scorer, contract = scorer_for(pool, folder, bad_for_five=1.0)
-    with pytest.raises(ScoringFailed, match="2 of 3 completions: reward bad_for_five"):
+    with pytest.raises(
+        ScoringFailed, match=r"2 of 3 completions have no reward, .*: reward bad_for_five"
+    ):
         scorer.score_group(make_group(contract, "train:0", "4", "five", "five"))
 
 
 def test_an_eval_group_of_one_fails_alone(pool, folder) -> None:
     scorer, contract = scorer_for(pool, folder, bad_for_five=1.0)
-    with pytest.raises(ScoringFailed, match="1 of 1 completions"):
+    with pytest.raises(ScoringFailed, match="1 of 1 completions have no reward"):
         scorer.score_group(make_group(contract, "eval:1.0:0", "five"))
 
 
