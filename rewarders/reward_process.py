@@ -166,18 +166,25 @@ def scores_of(answer: Any, size: int) -> Scores:
     extra, metrics = answer["extra"], answer["metrics"]
     if not isinstance(extra, dict) or not isinstance(metrics, dict):
         raise ValueError(f"the sandbox process sent no maps of what was logged: {_REPLACED}")
-    for name, values in extra.items():
-        if not isinstance(values, list) or len(values) != size:
-            raise ValueError(f"log_extra({name[:80]!r}) has no list of {size} values: {_REPLACED}")
-    for name, value in metrics.items():
-        if type(value) not in (int, float) or not abs(value) <= _HIGHEST_METRIC:
-            raise ValueError(f"log_metric({name[:80]!r}) has no number within 1e30 of 0: {_REPLACED}")
+    _check_forms(extra, metrics, size)
     if any(type(value) not in (int, float, type(None)) for value in _listed(answer["values"])):
         raise ValueError(f"the sandbox process sent values that are no numbers: {_REPLACED}")
     check_logged(extra, metrics)
     columns = {encodable(name): tuple(values) for name, values in extra.items()}
     numbers = {encodable(name): float(value) for name, value in metrics.items()}
     return Scores(checked_values(answer["values"], size), columns, numbers)
+
+
+def _check_forms(extra: Mapping[str, Any], metrics: Mapping[str, Any], size: int) -> None:
+    """Raise ValueError for a column of `extra` that is no list of `size` values, or a metric that is no
+    number within 1e30 of 0.
+    """
+    for name, values in extra.items():
+        if not isinstance(values, list) or len(values) != size:
+            raise ValueError(f"log_extra({name[:80]!r}) has no list of {size} values: {_REPLACED}")
+    for name, value in metrics.items():
+        if type(value) not in (int, float) or not abs(value) <= _HIGHEST_METRIC:
+            raise ValueError(f"log_metric({name[:80]!r}) has no number within 1e30 of 0: {_REPLACED}")
 
 
 def _listed(values: object) -> list[Any]:

@@ -41,11 +41,7 @@ def resolve_reward(
     Raise ConfigError if the code or model is not found, or the judge's file is wrong.
     """
     if found := split_kind(asked):
-        kind, name, place = found
-        if kind == MODEL:
-            return resolve_reward_model(name, place, weight)
-        options = read_judge(Path(place), f"LEARNER_REWARDS={asked}").model_dump()
-        return RewardSpec(name, weight, "", "", options, JUDGE)
+        return _resolve_kind(asked, weight, *found)
     source, name = split_source(asked)
     if not source:
         return RewardSpec(name, weight, options=_options(name, settings))
@@ -53,6 +49,18 @@ def resolve_reward(
     options = dict(own_options or {"completions": settings.reward_completions})
     place = str(path_of(code)) if source.endswith(".py") else source
     return RewardSpec(name, weight, place, digest_of(code), options)
+
+
+def _resolve_kind(asked: str, weight: float, kind: str, name: str, place: str) -> RewardSpec:
+    """Return the spec of the reward model or judge `name`, which LEARNER_REWARDS names by `asked`.
+
+    `place` is the folder or id of a model (kind MODEL), or a judge's file. Raise ConfigError if the model
+    is not found or the file is wrong.
+    """
+    if kind == MODEL:
+        return resolve_reward_model(name, place, weight)
+    options = read_judge(Path(place), f"LEARNER_REWARDS={asked}").model_dump()
+    return RewardSpec(name, weight, "", "", options, JUDGE)
 
 
 def resolve_reward_model(name: str, place: str, weight: float) -> RewardSpec:
