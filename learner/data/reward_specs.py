@@ -54,8 +54,8 @@ def resolve_reward(
 def _resolve_kind(asked: str, weight: float, kind: str, name: str, place: str) -> RewardSpec:
     """Return the spec of the reward model or judge `name`, which LEARNER_REWARDS names by `asked`.
 
-    `place` is the folder or id of a model (kind MODEL), or a judge's file. Raise ConfigError if the model
-    is not found or the file is wrong.
+    `place` is the folder or id of a model (kind MODEL), or a judge's file. Raise ConfigError if the
+    model is not found or the file is wrong.
     """
     if kind == MODEL:
         return resolve_reward_model(name, place, weight)
