@@ -109,7 +109,7 @@ def test_a_conversation_that_is_too_long_is_a_failure_of_its_own(pool, folder, m
     outcome = make_scorer(contract, pool, "rewarder-1").score_group(group)
     assert isinstance(outcome, ScoredGroup)
     assert outcome.rewards["plain"][1] is None
-    assert "72 tokens, and the reward model takes 64" in outcome.failures[1]
+    assert "72 tokens, and the reward model takes at most 64" in outcome.failures[1]
     assert outcome.failures[0] == outcome.failures[2] == ""
 
 
