@@ -1,0 +1,167 @@
+"""The chat formats of known models, by the library `renderers`: which calls a completion makes, and the
+tokens that follow it.
+
+The library writes a format in Python in place of a template. So it reads the tool calls of formats that
+differ from model to model, and adds a turn to sampled tokens also where the model's template writes
+earlier turns anew, as Qwen 3's does. It is optional: `pip install 'penstock[renderers]'`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from penstock.common.errors import ConfigError
+from penstock.common.text import short
+from penstock.common.wire.plain import find_fault
+
+DEEPEST_CALL = 16
+"""Most levels of a call's arguments: a transcript, which holds them, may have 32."""
+
+MOST_CALLS = 64
+"""Calls of one turn that are run. Those beyond are answered with an error."""
+
+_FAULTS = {
+    "invalid_json": "the tool call is no JSON",
+    "unclosed_block": "the tool call has no end",
+    "missing_name": "the tool call has no name",
+    "unknown_tool": "there is no such tool",
+}
+"""What is wrong with a call, by the library's status of it."""
+
+FoundCall = tuple[str, dict[str, Any], str]
+"""A tool call in a completion: name, arguments, and "" or the reason why the call cannot be run."""
+
+
+class _Tokenizer:
+    """A tokenizer with the methods that the library asks for. They are those of transformers."""
+
+    name_or_path = ""
+    unk_token_id = None
+    eos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        """Return the tokens of a text, without those that a tokenizer adds around a text."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, token_ids: Any, **_: Any) -> str:
+        """Return the text of tokens, special tokens included."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        """Return the number of a token, None if there is none; of a list of tokens, their list."""
+        if isinstance(tokens, str):
+            return self._tokenizer.token_to_id(tokens)
+        return [self._tokenizer.token_to_id(token) for token in tokens]
+
+
+class KnownFormat:
+    """The chat format that the library calls `name`, such as qwen3, for a tokenizer.
+
+    The format takes those of `variables`, the chat template's, that it knows. Raise ConfigError if the
+    library is not installed or has no such format, or if the tokenizer lacks its symbols.
+    """
+
+    def __init__(self, name: str, tokenizer: Tokenizer, variables: Mapping[str, Any]) -> None:
+        try:
+            from renderers import config_from_name, create_renderer
+        except ImportError as error:
+            raise ConfigError(
+                f"LEARNER_RENDERER={name}: the library renderers is not installed here: "
+                "pip install 'penstock[renderers]', or set LEARNER_RENDERER=none"
+            ) from error
+        try:
+            config: Any = config_from_name(name)
+            known = {key: variables[key] for key in config.template_field_names() & variables.keys()}
+            self._format = create_renderer(_Tokenizer(tokenizer), config, chat_template_kwargs=known)
+        except Exception as error:  # the library raises assertions and others for what does not fit
+            raise ConfigError(
+                f"LEARNER_RENDERER={name}: the library renderers has no such format, or it does not fit "
+                f"this tokenizer ({short(error, 300)}): name another one, or set LEARNER_RENDERER=none"
+            ) from error
+
+    def prompt_ids(self, messages: Sequence[Any], tools: Sequence[Any]) -> list[int]:
+        """Return the tokens of a prompt that ends with the beginning of the assistant's turn.
+
+        `tools` are JSON schemas. Raise ValueError if the format cannot hold the messages.
+        """
+        try:
+            ids = self._format.render_ids(
+                list(messages), tools=_schemas(tools), add_generation_prompt=True
+            )
+        except Exception as error:  # as above, for messages
+            raise ValueError(f"the format refuses the messages: {short(error, 300)}") from error
+        return list(ids)
+
+    def read(
+        self, prompt_ids: Sequence[int], completion_ids: Sequence[int], tools: Sequence[Any]
+    ) -> tuple[str, list[FoundCall]]:
+        """Return the text of a completion without its tool calls, and the calls in their order.
+
+        Reasoning stays in the text, between <think> and </think>. Raise ValueError if the library cannot
+        read the completion.
+        """
+        try:
+            found = self._format.parse_response(
+                list(completion_ids), tools=_schemas(tools), prompt_ids=list(prompt_ids)
+            )
+        except Exception as error:  # of what a model wrote, such as 10,000 opening brackets
+            raise ValueError(f"the completion cannot be read: {short(error, 300)}") from error
+        text = found.content
+        if found.reasoning_content:
+            end = "" if found.reasoning_complete is False else "</think>"
+            text = f"<think>{found.reasoning_content}{end}{text}"
+        return text, [_found_call(call) for call in found.tool_calls]
+
+    def extend(
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        answers: Sequence[Any],
+        tools: Sequence[Any],
+    ) -> list[int] | None:
+        """Return the tokens behind a completion up to the assistant's next turn.
+
+        `answers` are the messages between the two turns. Return None where the format cannot keep the
+        tokens before as they are. Raise ValueError if the format cannot hold the messages.
+        """
+        before = [*prompt_ids, *completion_ids]
+        try:
+            found = self._format.bridge_to_next_turn(
+                list(prompt_ids), list(completion_ids), list(answers), tools=_schemas(tools)
+            )
+        except Exception as error:  # as above, for messages
+            raise ValueError(f"the format refuses the messages: {short(error, 300)}") from error
+        if found is None or list(found.token_ids[: len(before)]) != before:
+            return None
+        return list(found.token_ids[len(before) :])
+
+
+def format_of_model(model: str) -> str:
+    """Return the library's name of a model's format by its hub id, "" if it has none for this id.
+
+    "" as well if the library is not installed. Example: Qwen/Qwen3-0.6B gives qwen3.
+    """
+    try:
+        from renderers.base import MODEL_RENDERER_MAP
+    except ImportError:
+        return ""
+    return str(MODEL_RENDERER_MAP.get(model, ""))
+
+
+def _schemas(tools: Sequence[Any]) -> list[Any] | None:
+    """Return the schemas of tools as the library takes them: a list, or None for no tools."""
+    return list(tools) or None
+
+
+def _found_call(call: Any) -> FoundCall:
+    """Return a call as the library has read it."""
+    status = str(call.status)
+    error = "" if status == "ok" else _FAULTS.get(status, "the tool call is malformed")
+    name = call.name if isinstance(call.name, str) else ""
+    if not error and (not isinstance(call.arguments, dict) or find_fault(call.arguments, DEEPEST_CALL)):
+        error = f"the arguments of the tool call: expected a JSON map of at most {DEEPEST_CALL} levels"
+    return name, {} if error else call.arguments, error
