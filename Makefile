@@ -89,6 +89,9 @@ nightly: install
 		ms-swift==4.6.0 modelscope==1.40.2 modelscope-hub==0.5.1 json-repair==0.64.6
 	NIGHTLY=1 PENSTOCK_REWARD_PACKAGES=$(VENV)-rewards $(BIN)/python -m pytest tests/rewarders/test_packages.py \
 		tests/learner/test_loss_options.py tests/learner/test_chat_formats.py
+	$(PYTHON) -m venv $(VENV)-openenv
+	$(VENV)-openenv/bin/pip install -qq openenv-core==0.3.0
+	NIGHTLY=1 PENSTOCK_OPENENV=$(VENV)-openenv/bin/python $(BIN)/python -m pytest tests/e2e/test_openenv_training.py
 	$(BIN)/penstock demo --seed $(SEED)
 	$(BIN)/python -m tests.e2e.agreement runs/demo-base-$(SEED) runs/demo-task-$(SEED)/heldout.jsonl
 	$(BIN)/python -m benchmarks.handoff
@@ -103,4 +106,4 @@ format: install
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(VENV)-rewards build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-rewards $(VENV)-openenv build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
