@@ -37,13 +37,14 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@$(BIN)/pip install -qq --no-deps --no-build-isolation -e .
 	@touch $@
 
-# New versions of all packages, as pyproject.toml allows them.
+# New versions of all packages, as pyproject.toml allows them. renderers asks for openai-harmony, and vLLM
+# for its fork oss-harmony, which has the same modules: the fork serves both.
 lock:
 	$(PYTHON) -m venv --clear $(VENV)-lock
 	$(VENV)-lock/bin/pip install --quiet $(TORCH)
 	$(VENV)-lock/bin/pip install --quiet -e '.[all,dev]'
 	$(VENV)-lock/bin/pip freeze --all --exclude-editable --exclude pip --exclude torch --exclude triton \
-		--exclude torchvision --exclude torchaudio --exclude torchcodec > constraints.txt
+		--exclude torchvision --exclude torchaudio --exclude torchcodec --exclude openai-harmony > constraints.txt
 	rm -rf $(VENV)-lock
 
 demo: install
@@ -87,7 +88,10 @@ nightly: install
 	$(BIN)/pip install -qq --no-deps --upgrade --target $(VENV)-rewards trl==1.16.0 verl==0.9.1 \
 		ms-swift==4.6.0 modelscope==1.40.2 modelscope-hub==0.5.1 json-repair==0.64.6
 	NIGHTLY=1 PENSTOCK_REWARD_PACKAGES=$(VENV)-rewards $(BIN)/python -m pytest tests/rewarders/test_packages.py \
-		tests/learner/test_loss_options.py
+		tests/learner/test_loss_options.py tests/learner/test_chat_formats.py
+	$(PYTHON) -m venv $(VENV)-openenv
+	$(VENV)-openenv/bin/pip install -qq openenv-core==0.3.0
+	NIGHTLY=1 PENSTOCK_OPENENV=$(VENV)-openenv/bin/python $(BIN)/python -m pytest tests/e2e/test_openenv_training.py
 	$(BIN)/penstock demo --seed $(SEED)
 	$(BIN)/python -m tests.e2e.agreement runs/demo-base-$(SEED) runs/demo-task-$(SEED)/heldout.jsonl
 	$(BIN)/python -m benchmarks.handoff
@@ -95,10 +99,11 @@ nightly: install
 	$(BIN)/python -m benchmarks.learner
 	$(BIN)/python -m benchmarks.golds
 	$(BIN)/python -m benchmarks.calculator --seed $(SEED)
+	$(BIN)/python -m benchmarks.tool_waits --rounds 3
 
 format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(VENV)-rewards build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-rewards $(VENV)-openenv build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

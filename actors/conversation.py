@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.actors.tool_calls import ToolCall, read_calls
+from penstock.actors.tool_calls import ToolCall
 from penstock.actors.turns import Message, TurnTemplate, answer_message
 from penstock.common.episodes.pool import Episode, EpisodeFailed, EpisodePool
 from penstock.common.log import get_logger
@@ -162,9 +162,10 @@ class Conversation:
         "template" if no turn can be appended exactly, "length" if no token would be left. Raise
         EpisodeFailed if a tool broke.
         """
+        prompt_ids = self._ids_so_far()
         self._tokens.add_sampled(sampled)
         self._turns += 1
-        text, calls = read_calls(self._template.text_of(sampled.token_ids.tolist()))
+        text, calls = self._template.read(prompt_ids, sampled.token_ids, self._tools)
         message: Message = {"role": "assistant", "content": text}
         if named := [call.as_message for call in calls if call.name]:
             message["tool_calls"] = named
@@ -174,10 +175,10 @@ class Conversation:
         if self._max_turns and self._turns > self._max_turns:
             return "turns"
         answers = [await self._answer(call, episode, in_thread) for call in calls]
-        last = int(sampled.token_ids[-1])
         suffix: Int32s | None = await in_thread(
-            self._template.extend, self._messages, message, answers, self._tools, last
-        )
+            self._template.extend, self._messages, message, answers, self._tools, prompt_ids,
+            sampled.token_ids,
+        )  # fmt: skip
         if suffix is None:
             return "template"
         if self._tokens.count + len(suffix) >= self._ticket.sampling.max_tokens:

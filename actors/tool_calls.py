@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.common.chat.known_format import DEEPEST_CALL, MOST_CALLS
 from penstock.common.files.reading import parse_json
 from penstock.common.text import short
 from penstock.common.wire.plain import find_fault
@@ -20,10 +21,6 @@ from penstock.common.wire.plain import find_fault
 _BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _THOUGHT = "</think>"
 _PREFIX = "<|python_tag|>"
-_MOST_CALLS = 64
-"""Calls of one turn. Those beyond are answered with an error."""
-_DEEPEST = 16
-"""Most levels of a call's arguments: a transcript, which holds them, may have 32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +53,9 @@ def read_calls(text: str) -> tuple[str, list[ToolCall]]:
     """
     thought, mark, said = text.rpartition(_THOUGHT)
     if blocks := _BLOCK.findall(said):
-        calls = [_read_call(block) for block in blocks[:_MOST_CALLS]]
-        if len(blocks) > _MOST_CALLS:
-            most = f"{len(blocks)} tool calls in one turn, expected at most {_MOST_CALLS}"
+        calls = [_read_call(block) for block in blocks[:MOST_CALLS]]
+        if len(blocks) > MOST_CALLS:
+            most = f"{len(blocks)} tool calls in one turn, expected at most {MOST_CALLS}"
             calls.append(ToolCall("", error=most))
         return (thought + mark + _BLOCK.sub("", said)).strip(), calls
     whole = said.strip().removeprefix(_PREFIX).strip()
@@ -85,7 +82,7 @@ def _read_call(text: str) -> ToolCall:
             arguments = parse_json(arguments)
         except ValueError:
             arguments = None
-    if not isinstance(arguments, dict) or find_fault(arguments, _DEEPEST):
-        expected = f"expected a JSON map of at most {_DEEPEST} levels"
+    if not isinstance(arguments, dict) or find_fault(arguments, DEEPEST_CALL):
+        expected = f"expected a JSON map of at most {DEEPEST_CALL} levels"
         return ToolCall(found["name"], error=f"the arguments of the tool call: {expected}")
     return ToolCall(found["name"], arguments)

@@ -10,6 +10,9 @@ those that the engine sampled. This is exact if four things hold, each of which 
 4. The end token is split off before any other text is tokenized, so that no token reaches across it.
 
 Where one of them fails, `extend` returns None, and the conversation ends there.
+
+For models that the library `renderers` knows, the library takes the template's place: it reads the calls
+in a completion and writes the tokens behind it. The tokens before stay as they are here too.
 """
 
 import threading
@@ -20,6 +23,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from penstock.actors.tool_calls import ToolCall, read_calls
+from penstock.common.chat.known_format import MOST_CALLS, KnownFormat
 from penstock.common.chat.renderer import ChatRenderer, RendererFailed
 from penstock.common.episodes.pool import EpisodeFailed
 from penstock.common.log import get_logger
@@ -37,8 +42,10 @@ log = get_logger(__name__)
 class TurnTemplate:
     """The chat template of a run, for prompts and for further turns. `folder` holds tokenizer.json.
 
-    `chat` has the template, its variables and the system prompt. The methods may be called from several
-    threads. They wait for one process, which renders and is started by the first call.
+    `chat` has the template, its variables, the system prompt, and "" or the name of a format of the
+    library `renderers` that adds the turns. The methods may be called from several threads. They wait
+    for one process, which renders and is started by the first call. Raise ConfigError if the format
+    cannot be used here.
     """
 
     def __init__(self, chat: ChatSpec, folder: Path) -> None:
@@ -46,6 +53,9 @@ class TurnTemplate:
         self._renderer = ChatRenderer(chat.template, chat.variables)
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._added = self._tokenizer.get_added_tokens_decoder()
+        self._format: KnownFormat | None = None
+        if chat.renderer:
+            self._format = KnownFormat(chat.renderer, self._tokenizer, chat.variables)
         self._logged = False
         self._lock = threading.Lock()
 
@@ -88,44 +98,107 @@ class TurnTemplate:
             ids.pop()
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
+    def read(
+        self, prompt_ids: Int32s, completion_ids: Int32s, tools: Sequence[Any]
+    ) -> tuple[str, list[ToolCall]]:
+        """Return the text of a completion without its tool calls, and the calls in their order.
+
+        `prompt_ids` (P,) are all tokens before `completion_ids` (T,), `tools` the JSON schemas of the
+        tools. Calls after the first MOST_CALLS are replaced by one with an error. A completion that the
+        library renderers cannot read has no call, and its whole text is returned.
+        """
+        text = self.text_of(completion_ids.tolist())
+        if self._format is None:
+            return read_calls(text)
+        try:
+            text, found = self._format.read(prompt_ids.tolist(), completion_ids.tolist(), tools)
+        except ValueError as error:
+            log.debug("A completion was taken as text.", reason=str(error))
+            return text, []
+        calls = [ToolCall(*call) for call in found[:MOST_CALLS]]
+        if len(found) > MOST_CALLS:
+            most = f"{len(found)} tool calls in one turn, expected at most {MOST_CALLS}"
+            calls.append(ToolCall("", error=most))
+        return text, calls
+
     def extend(
         self,
         messages: Sequence[Message],
         assistant: Message,
         answers: Sequence[Message],
         tools: Sequence[Any],
-        last_token: int,
+        prompt_ids: Int32s,
+        completion_ids: Int32s,
     ) -> Int32s | None:
         """Return the tokens to append after a completion for `answers`, up to the assistant's next turn.
 
         `messages` are those before the `assistant` message, `answers` those after it; `tools` are the
-        JSON schemas that the template shows, and `last_token` is the completion's last id. Return None
-        if it cannot be proven that the appended tokens are exactly those of the template; the first None
-        is logged with its reason. Raise EpisodeFailed if the template's process ended or took over 10 s.
+        JSON schemas that the template shows. `prompt_ids` (P,) are all tokens before `completion_ids`
+        (T,). Return None if it cannot be proven that the appended tokens are exactly those of the
+        template; the first None is logged with its reason. Raise EpisodeFailed if the template's process
+        ended or took over 10 s.
         """
+        ids: Int32s | None = None
         try:
             with self._lock:
-                suffix, reason = self._suffix(messages, assistant, answers, tools, last_token)
+                if self._format is not None:
+                    ids, reason = self._bridge(prompt_ids, completion_ids, answers, tools)
+                else:
+                    last = int(completion_ids[-1])
+                    ids, reason = self._suffix_ids(messages, assistant, answers, tools, last)
         except RendererFailed as error:
             raise EpisodeFailed(
                 f"no turn can be added to a conversation: {short(error, 300)}"
             ) from error
         except ValueError as error:
-            suffix, reason = "", f"it fails: {short(error, 300)}"
-        if not reason:
-            end = str(self._tokenizer.id_to_token(last_token))
-            ids = self._encode(end + suffix)
-            if len(ids) and ids[0] == last_token:
-                return ids[1:]
-            reason = "the tokenizer joins the end token with the text behind it"
-        if not self._logged:
+            reason = f"it fails: {short(error, 300)}"
+        if ids is None and not self._logged:
             self._logged = True
             log.warning(
                 "Conversations end at their first tool call: no turn can be added to sampled tokens by "
                 f"this chat template, because {reason}. Name a template that fits by "
-                "LEARNER_PROMPT_TEMPLATE. Later cases are only counted."
+                "LEARNER_PROMPT_TEMPLATE, or the model's format by LEARNER_RENDERER. Later cases are "
+                "not logged."
             )
-        return None
+        return ids
+
+    def _bridge(
+        self,
+        prompt_ids: Int32s,
+        completion_ids: Int32s,
+        answers: Sequence[Message],
+        tools: Sequence[Any],
+    ) -> tuple[Int32s | None, str]:
+        """Return the tokens (N,) that the library renderers appends, and ""; or None and the reason.
+
+        They follow `completion_ids` (T,), and hold the messages `answers` and the begin of the next turn.
+        `prompt_ids` (P,) are all tokens before, `tools` the JSON schemas. The reason: earlier tokens
+        would change. Raise ValueError if the model's format cannot hold `answers`.
+        """
+        assert self._format is not None
+        found = self._format.extend(prompt_ids.tolist(), completion_ids.tolist(), answers, tools)
+        if found is None:
+            return None, "the library renderers would write earlier tokens anew"
+        return np.array(found, dtype="<i4"), ""
+
+    def _suffix_ids(
+        self, messages: Sequence[Message], assistant: Message, answers: Sequence[Message],
+        tools: Sequence[Any], last_token: int,
+    ) -> tuple[Int32s | None, str]:  # fmt: skip
+        """Return the tokens (N,) that the chat template appends, and ""; or None and the reason.
+
+        They follow `last_token`, the completion's last id. `messages` are those before the `assistant`
+        message, `answers` those after it, `tools` the JSON schemas. The reason says why it is not proven
+        that the tokens are exact. Raise ValueError if the template refuses the messages, or its subclass
+        RendererFailed if its process ended or took over 10 s.
+        """
+        suffix, reason = self._suffix(messages, assistant, answers, tools, last_token)
+        if reason:
+            return None, reason
+        ids = self._encode(str(self._tokenizer.id_to_token(last_token)) + suffix)
+        if len(ids) and ids[0] == last_token:
+            return ids[1:], ""
+        return None, "the tokenizer joins the end token with the text behind it"
 
     def _suffix(
         self, messages: Sequence[Message], assistant: Message, answers: Sequence[Message],

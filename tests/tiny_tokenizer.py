@@ -20,9 +20,9 @@ CHAT_TEMPLATE = (
 """The chat template of that tokenizer."""
 
 
-def save_tokenizer(folder: Path, *, talks: bool = False) -> None:
-    """Write a tokenizer of single letters (32 of them) to a model folder, if it `talks` with CALL."""
-    letters = (*LETTERS, CALL) if talks else LETTERS
+def save_tokenizer(folder: Path, *, talks: bool = False, call: str = CALL) -> None:
+    """Write a tokenizer of single letters (32 of them) to a model folder, if it `talks` with `call`."""
+    letters = (*LETTERS, call) if talks else LETTERS
     vocabulary = {letter: number for number, letter in enumerate(letters)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")

@@ -97,6 +97,11 @@ class DataSettings(Section):
     chat_template_kwargs: JsonMap = setting(
         {}, 'variables of the chat template, as JSON, such as {"enable_thinking": false}'
     )
+    renderer: str = setting(
+        "auto",
+        "format of the library renderers that adds turns, such as qwen3; none: the chat template; "
+        "auto: by the model's hub id",
+    )
     max_prompt_length: int = setting(512, "largest number of tokens of a prompt", ge=1, le=LARGEST_INT32)
     overlong_prompts: Literal["drop", "truncate"] = setting(
         "drop", "drop longer prompts, or truncate them, which keeps their end"

@@ -28,11 +28,16 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 
 @dataclass(frozen=True, slots=True)
 class ChatSpec:
-    """The chat template of a run with its variables, and the system prompt ("" for none)."""
+    """The chat template of a run with its variables, and the system prompt ("" for none).
+
+    `renderer` is the format of the library `renderers` that adds turns in the template's place, such as
+    qwen3; "" for none.
+    """
 
     template: str
     variables: dict[str, Any] = field(default_factory=dict)
     system_prompt: str = ""
+    renderer: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from penstock.common.text import short
 from penstock.common.wire.contract import Contract, hash_tokenizer
 from penstock.common.wire.reward_spec import split_kind
 from penstock.learner.algorithm.own_loss import load_loss
+from penstock.learner.data.chat_formats import resolve_format
 from penstock.learner.data.episode_specs import resolve_episodes
 from penstock.learner.data.questions import load_questions
 from penstock.learner.data.reward_specs import resolve_rewards
@@ -77,7 +78,7 @@ def make_plan(settings: LearnerSettings) -> Plan:
         credit=settings.credit,
         multi_objective_aggregation=settings.multi_objective_aggregation,
         episodes=episodes,
-        chat=template.chat if episodes.active else None,
+        chat=resolve_format(settings, template, model_folder, episodes),
     )
     return Plan(
         model_folder=model_folder,

@@ -87,6 +87,10 @@ class TalkingEngine:
         """The text of a request `GROUP#INDEX.TURN`."""
         return self.script[min(int(name.rpartition(".")[2]), len(self.script) - 1)]
 
+    def tokens_of(self, text: str, random: np.random.Generator) -> list[int]:
+        """The tokens of a completion, the end of its turn included."""
+        return [*odd_tokens(self.tokenizer, text, random), self.tokenizer.token_to_id("<|im_end|>")]
+
     async def generate(
         self, name: str, prompt_ids: Int32s, sampling: Sampling, num_generations: int
     ) -> tuple[Rollout, ...]:
@@ -95,8 +99,7 @@ class TalkingEngine:
         assert num_generations == 1
         self.samplings[name] = sampling
         random = np.random.default_rng(len(self.asked))
-        ids = [*odd_tokens(self.tokenizer, self.text_for(name), random)]
-        ids.append(self.tokenizer.token_to_id("<|im_end|>"))
+        ids = self.tokens_of(self.text_for(name), random)
         finish = "stop" if len(ids) <= sampling.max_tokens else "length"
         ids = ids[: sampling.max_tokens]
         assert name not in self.asked

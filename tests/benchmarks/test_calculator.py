@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
+
 from benchmarks.talk_model import CHAT_TEMPLATE, VALID_SHARE, make_talk, make_tokenizer
 from penstock.actors.tool_calls import read_calls
 from penstock.actors.turns import TurnTemplate
@@ -49,8 +51,9 @@ def test_the_conversations_are_those_of_the_template_and_turns_can_be_added(tmp_
         said = {"role": "assistant", "content": text}
         said["tool_calls"] = [call.as_message for call in calls if call.name]
         answer = talk[2][0].removeprefix("<tool>").partition("<eos>")[0]
+        completion = np.array([tokenizer.eos_token_id], dtype="<i4")
         suffix = template.extend(
-            messages, said, [{"role": "tool", "content": answer}], (), tokenizer.eos_token_id
+            messages, said, [{"role": "tool", "content": answer}], (), prompt, completion
         )
         assert suffix is not None
         assert tokenizer.decode(suffix.tolist()) == talk[2][0]

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.helpers import wait_until
-from tests.tiny_tokenizer import LETTERS, save_tokenizer
+from tests.tiny_tokenizer import CALL, LETTERS, save_tokenizer
 
 ROOT = Path(__file__).parents[2]
 FAKE_PROCFILE = "learner: learner\nactor: python -m tests.actors.fake_actor\nrewarder: rewarder\n"
@@ -34,8 +34,10 @@ TALKS = {
 REAL_PROCFILE = "learner: learner\nactor: actor\nrewarder: rewarder\n"
 
 
-def make_model(folder: Path, max_position_embeddings: int = 128, *, talks: bool = False) -> Path:
-    """A Llama with random weights that reads single letters, and tool calls if it `talks`."""
+def make_model(
+    folder: Path, max_position_embeddings: int = 128, *, talks: bool = False, call: str = CALL
+) -> Path:
+    """A Llama with random weights that reads single letters, and the tool call `call` if it `talks`."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(LETTERS) + talks, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
@@ -44,7 +46,7 @@ def make_model(folder: Path, max_position_embeddings: int = 128, *, talks: bool 
         bos_token_id=1, eos_token_id=2, pad_token_id=0, initializer_range=0.2,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
-    save_tokenizer(folder, talks=talks)
+    save_tokenizer(folder, talks=talks, call=call)
     return folder
 
 
@@ -79,10 +81,12 @@ class Site:
     """A folder in which runs are made.
 
     `variables`, `command` and `cwd` may be changed before `start`. If the site `talks`, rollouts are
-    conversations of two turns and more.
+    conversations of two turns and more, whose tool calls are `call`.
     """
 
-    def __init__(self, folder: Path, procfile: str, *, talks: bool = False, **variables: str) -> None:
+    def __init__(
+        self, folder: Path, procfile: str, *, talks: bool = False, call: str = CALL, **variables: str
+    ) -> None:
         self.folder = folder
         (folder / "Procfile").write_text(procfile)
         self.run_folder = folder / "runs" / "e2e"
@@ -92,7 +96,7 @@ class Site:
                 "RUN_DIR": str(folder / "runs"),
                 "RUN_LEASE_S": "3",
                 "LEARNER_JOURNAL_SEGMENT_MIB": "0.005",  # many files
-                "LEARNER_MODEL": str(make_model(folder / "model", talks=talks)),
+                "LEARNER_MODEL": str(make_model(folder / "model", talks=talks, call=call)),
                 "LEARNER_DATASET": str(write_questions(folder / "train.jsonl", 200)),
                 "LEARNER_EVAL_DATASET": str(write_questions(folder / "eval.jsonl", 10)),
                 "LEARNER_NUM_GENERATIONS": "4",
