@@ -171,9 +171,9 @@ class TurnTemplate:
     ) -> tuple[Int32s | None, str]:
         """Return the tokens (N,) that the library renderers appends, and ""; or None and the reason.
 
-        They follow `completion_ids` (T,), and hold the messages `answers` and the begin of the next turn.
-        `prompt_ids` (P,) are all tokens before, `tools` the JSON schemas. The reason: earlier tokens
-        would change. Raise ValueError if the model's format cannot hold `answers`.
+        They follow `completion_ids` (T,), and hold the messages `answers` and the beginning of the next
+        turn. `prompt_ids` (P,) are all tokens before, `tools` the JSON schemas. The reason: earlier
+        tokens would change. Raise ValueError if the model's format cannot hold `answers`.
         """
         assert self._format is not None
         found = self._format.extend(prompt_ids.tolist(), completion_ids.tolist(), answers, tools)

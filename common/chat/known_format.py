@@ -52,7 +52,7 @@ class _Tokenizer:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        """Return the id of a token, a text; None if the vocabulary lacks it. A list gives a list of ids."""
+        """Return the id of the token with this text, None if there is none; of a list, a list of ids."""
         if isinstance(tokens, str):
             return self._tokenizer.token_to_id(tokens)
         return [self._tokenizer.token_to_id(token) for token in tokens]
@@ -103,9 +103,9 @@ class KnownFormat:
     ) -> tuple[str, list[FoundCall]]:
         """Return the text of `completion_ids` without tool calls, and the calls in their order.
 
-        `prompt_ids` are all tokens before the completion, `tools` the JSON schemas of the tools. Reasoning
-        stays in the text, between <think> and </think>; </think> is missing if the completion ended
-        within the reasoning. Raise ValueError if the library cannot read the completion.
+        `prompt_ids` are all tokens before the completion, `tools` the JSON schemas of the tools.
+        Reasoning stays in the text, between <think> and </think>; </think> is missing if the completion
+        ended within the reasoning. Raise ValueError if the library cannot read the completion.
         """
         try:
             found = self._format.parse_response(
