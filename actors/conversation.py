@@ -30,13 +30,14 @@ InThread = Callable[..., Awaitable[Any]]
 Sample = Callable[[str, Int32s, Sampling], Awaitable[Rollout]]
 """Returns a completion of the engine for a name of the request, a prompt and a sampling."""
 
+_NO_IDS: Int32s = np.zeros(0, dtype="<i4")
 _LONGEST_SHOWN = 20_000
 """Most letters of a message that a transcript keeps. The tokens have all of it."""
 
 
 @dataclass(slots=True)
-class _Tokens:
-    """The tokens of a conversation after its prompt, in parts, and the spans of the sampled ones."""
+class Tokens:
+    """The tokens of a sequence after its prompt, in parts, and the spans of the sampled ones."""
 
     ids: list[Int32s] = field(default_factory=list)
     logprobs: list[np.ndarray] = field(default_factory=list)
@@ -61,6 +62,30 @@ class _Tokens:
         self.masks.append(mask)
         self.count += len(ids)
 
+    def as_rollout(
+        self,
+        finish: FinishReason,
+        prompt_ids: Int32s = _NO_IDS,
+        transcript: Transcript | None = None,
+        earlier: tuple[Rollout, ...] = (),
+    ) -> Rollout:
+        """Return the tokens as a rollout.
+
+        Without a token the rollout gets one that is not sampled, because a rollout has at least one.
+        """
+        if not self.count:
+            self.add_answer(np.zeros(1, dtype="<i4"))
+        return Rollout(
+            token_ids=np.concatenate(self.ids),
+            logprobs=np.concatenate(self.logprobs),
+            mask=np.concatenate(self.masks),
+            spans=tuple(self.spans),
+            finish_reason=finish,
+            prompt_ids=prompt_ids,
+            transcript=transcript,
+            earlier=earlier,
+        )
+
 
 class Conversation:
     """A conversation about one ticket, as its rollout `index`. `run` it once.
@@ -76,7 +101,7 @@ class Conversation:
         self._index = index
         self._template = template
         self._most_prompt, self._max_turns = limits
-        self._tokens = _Tokens()
+        self._tokens = Tokens()
         self._messages: list[Message] = []
         self._said: list[Message] = []
         self._own_prompt = np.zeros(0, dtype="<i4")
@@ -90,7 +115,7 @@ class Conversation:
         """
         episode: Episode | None = None
         try:
-            episode = await _begun(in_thread(pool.begin, self._ticket.columns))
+            episode = await begun(in_thread(pool.begin, self._ticket.columns))
             self._tools = episode.tools
             await self._begin(episode, in_thread)
             finish: FinishReason | None = None
@@ -135,12 +160,7 @@ class Conversation:
     def _sampling(self) -> Sampling:
         """Return the sampling of the next turn: the tokens that are left, and a seed of its own."""
         asked = self._ticket.sampling
-        seed = asked.seed + self._index
-        if self._turns:
-            digest = hashlib.sha256(f"{seed}:{self._turns}".encode()).digest()
-            seed = int.from_bytes(digest[:4], "little") >> 1
-        left = asked.max_tokens - self._tokens.count
-        return replace(asked, max_tokens=left, seed=min(seed, 2**31 - 1))
+        return turn_sampling(asked, self._index, self._turns, asked.max_tokens - self._tokens.count)
 
     async def _take(
         self, sampled: Rollout, episode: Episode, in_thread: InThread
@@ -186,26 +206,23 @@ class Conversation:
         return message
 
     def _rollout(self, finish: FinishReason, reward: float | None = None, failure: str = "") -> Rollout:
-        """Return the conversation so far as a rollout.
-
-        A conversation without a token gets one that is not sampled, because a rollout has at least one.
-        """
-        if not self._tokens.count:
-            self._tokens.add_answer(np.zeros(1, dtype="<i4"))
-        said = tuple(_shown(message) for message in self._said)
+        """Return the conversation so far as a rollout."""
+        said = tuple(shown(message) for message in self._said)
         counts = (self._turns, self._calls, self._failures)
-        return Rollout(
-            token_ids=np.concatenate(self._tokens.ids),
-            logprobs=np.concatenate(self._tokens.logprobs),
-            mask=np.concatenate(self._tokens.masks),
-            spans=tuple(self._tokens.spans),
-            finish_reason=finish,
-            prompt_ids=self._own_prompt,
-            transcript=Transcript(said, *counts, reward, failure[:SHOWN]),
-        )
+        talk = Transcript(said, *counts, reward, failure[:SHOWN])
+        return self._tokens.as_rollout(finish, self._own_prompt, talk)
 
 
-async def _begun(starting: Awaitable[Episode]) -> Episode:
+def turn_sampling(asked: Sampling, index: int, turn: int, max_tokens: int) -> Sampling:
+    """Return the sampling of a turn of rollout `index`: with a seed of its own, and the tokens left."""
+    seed = asked.seed + index
+    if turn:
+        digest = hashlib.sha256(f"{seed}:{turn}".encode()).digest()
+        seed = int.from_bytes(digest[:4], "little") >> 1
+    return replace(asked, max_tokens=max_tokens, seed=min(seed, 2**31 - 1))
+
+
+async def begun(starting: Awaitable[Episode]) -> Episode:
     """Return an episode once it has begun; one that begins after a cancellation is abandoned."""
     future = asyncio.ensure_future(starting)
     try:
@@ -221,6 +238,6 @@ def _abandon(begun: asyncio.Future[Episode]) -> None:
         begun.result().abandon()
 
 
-def _shown(message: Message) -> Message:
+def shown(message: Message) -> Message:
     """Return a message with its content cut to what a transcript keeps."""
     return message | {"content": short(message["content"], _LONGEST_SHOWN)}

@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.actors.agents.endpoint import Endpoint
 from penstock.actors.engine import Engine
-from penstock.actors.rollout_groups import Completions, Conversations
+from penstock.actors.rollout_groups import Agents, Completions, Conversations
 from penstock.actors.ticket_worker import TicketWorker, check_same
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.learner_watch import LearnerWatch
@@ -76,7 +77,7 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
             if data is not None:
                 check_same(contract, data)
     finally:
-        groups.close()
+        await groups.close()
         await engine.stop()
         connection.close()
         log.info(f"{consumer} left run {settings.run.name}.")
@@ -93,7 +94,7 @@ def _start_engine(settings: ActorCommand, contract: Contract, make_engine: MakeE
 
 
 async def _make_groups(settings: ActorCommand, contract: Contract, engine: Engine) -> Completions:
-    """Return what samples the rollouts of tickets: with live episodes if the contract has tools.
+    """Return what samples the rollouts of tickets: with live episodes for tools, or with an agent.
 
     Raise ContractMismatch if the code of a tool or environment is not the learner's, ConfigError or
     SandboxFailed if no process can be started for the code.
@@ -101,4 +102,10 @@ async def _make_groups(settings: ActorCommand, contract: Contract, engine: Engin
     if not contract.episodes.active:
         return Completions(engine)
     pool = await asyncio.to_thread(EpisodePool, settings.actor, contract.episodes)
-    return Conversations(engine, contract, Path(contract.model), pool, settings.actor.episode_workers)
+    given = (engine, contract, Path(contract.model), pool, settings.actor.episode_workers)
+    if contract.episodes.agent is None:
+        return Conversations(*given)
+    endpoint = Endpoint()
+    await endpoint.start()
+    log.info(f"Agents call the model at {endpoint.url}.")
+    return Agents(*given, endpoint)

@@ -21,7 +21,7 @@ _THOUGHT = "</think>"
 _PREFIX = "<|python_tag|>"
 _MOST_CALLS = 64
 """Calls of one turn. Those beyond are answered with an error."""
-_DEEPEST = 16
+DEEPEST_ARGUMENTS = 16
 """Most levels of a call's arguments: a transcript, which holds them, may have 32."""
 
 
@@ -79,7 +79,7 @@ def _read_call(text: str) -> ToolCall:
             arguments = parse_json(arguments)
         except ValueError:
             arguments = None
-    if not isinstance(arguments, dict) or find_fault(arguments, _DEEPEST):
-        expected = f"expected a JSON map of at most {_DEEPEST} levels"
+    if not isinstance(arguments, dict) or find_fault(arguments, DEEPEST_ARGUMENTS):
+        expected = f"expected a JSON map of at most {DEEPEST_ARGUMENTS} levels"
         return ToolCall(found["name"], error=f"the arguments of the tool call: {expected}")
     return ToolCall(found["name"], arguments)

@@ -37,10 +37,12 @@ log = get_logger(__name__)
 class TurnTemplate:
     """The chat template of a run, for prompts and for further turns. `folder` holds the tokenizer.
 
-    The methods may be called from several threads. They wait for one process, which renders.
+    `unproven` says in a warning what happens where no turn can be added exactly. The methods may be
+    called from several threads. They wait for one process, which renders.
     """
 
-    def __init__(self, chat: ChatSpec, folder: Path) -> None:
+    def __init__(self, chat: ChatSpec, folder: Path, unproven: str = "Conversations end there") -> None:
+        self._unproven = unproven
         self._system = chat.system_prompt
         self._renderer = ChatRenderer(chat.template, chat.variables)
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -108,9 +110,9 @@ class TurnTemplate:
         if not self._logged:
             self._logged = True
             log.warning(
-                "Conversations end at their first tool call: no turn can be added to sampled tokens by "
-                f"this chat template, because {reason}. Name a template that fits by "
-                "LEARNER_PROMPT_TEMPLATE. Later cases are only counted."
+                f"{self._unproven}: no turn can be added to sampled tokens by this chat template, "
+                f"because {reason}. Name a template that fits by LEARNER_PROMPT_TEMPLATE. Later cases "
+                "are only counted."
             )
         return None
 

@@ -35,9 +35,18 @@ class TrainSequence:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The sequences that one Update trains on."""
+    """The sequences that one Update trains on.
+
+    `owners` has the index of each sequence's rollout, ascending; empty if each rollout has one sequence.
+    """
 
     sequences: tuple[TrainSequence, ...]
+    owners: tuple[int, ...] = ()
+
+    @property
+    def rollout_S(self) -> np.ndarray:
+        """Index of each sequence's rollout, (S,): [0, 1, 1] if the second rollout has two sequences."""
+        return np.array(self.owners or range(len(self.sequences)), dtype=np.int64)
 
     @property
     def trained_tokens(self) -> int:
@@ -56,29 +65,34 @@ def build_batch(
 ) -> Batch:  # fmt: skip
     """Return the Batch of the Update after `step` Updates.
 
-    A token is trained if `trainable_tokens` allows it, its rollout has a reward, and its staleness is at
-    most max_staleness. Example: max_staleness 2 and step 7: tokens of versions 5 to 7 are trained.
-    Raise KeyError if `reward_weights` lacks a reward of a group.
+    Each sequence of a rollout has the rollout's advantage. A token is trained if `trainable_tokens`
+    allows it, its rollout has a reward, and its staleness is at most max_staleness. Example:
+    max_staleness 2 and step 7: tokens of versions 5 to 7 are trained. Raise KeyError if `reward_weights`
+    lacks a reward of a group.
     """
     aggregation = settings.multi_objective_aggregation
     totals = [group_totals(scored.rewards, reward_weights, aggregation) for scored in groups]
     advantages = compute_advantages(totals, *_normalization(settings))
-    sequences = []
+    sequences: list[TrainSequence] = []
+    owners: list[int] = []
     for scored, totals_G, advantages_G in zip(groups, totals, advantages, strict=True):
         ticket = scored.group.ticket
         for rollout, total, advantage in zip(scored.group.rollouts, totals_G, advantages_G, strict=True):
-            staleness = token_staleness(rollout, step)
-            fresh = staleness <= settings.max_staleness
-            mask = trainable_tokens(rollout, settings) & fresh & (not np.isnan(total))
-            sequences.append(TrainSequence(
-                prompt_of(ticket, rollout), rollout.token_ids, rollout.logprobs, mask, staleness,
-                advantage=float(advantage), temperature=ticket.sampling.temperature,
-            ))  # fmt: skip
-    return Batch(tuple(sequences))
+            owner = owners[-1] + 1 if owners else 0
+            for one in rollout.sequences:
+                staleness = token_staleness(one, step)
+                fresh = staleness <= settings.max_staleness
+                mask = trainable_tokens(one, settings) & fresh & (not np.isnan(total))
+                owners.append(owner)
+                sequences.append(TrainSequence(
+                    prompt_of(ticket, one), one.token_ids, one.logprobs, mask, staleness,
+                    advantage=float(advantage), temperature=ticket.sampling.temperature,
+                ))  # fmt: skip
+    return Batch(tuple(sequences), tuple(owners))
 
 
 def prompt_of(ticket: Ticket, rollout: Rollout) -> np.ndarray:
-    """Return the prompt of a rollout (P,): its own if its environment extended it, else the ticket's."""
+    """Return the prompt of a sequence (P,): its own if it has one, else the ticket's."""
     return rollout.prompt_ids if len(rollout.prompt_ids) else ticket.prompt_ids
 
 
@@ -94,9 +108,9 @@ def _normalization(settings: LearnerSettings) -> tuple[AdvantageEstimator, Scale
 
 
 def trainable_tokens(rollout: Rollout, settings: LearnerSettings) -> np.ndarray:
-    """Return for each token whether it may be trained, whatever its staleness, (T,).
+    """Return for each token of a sequence whether it may be trained, whatever its staleness, (T,).
 
-    This is the rollout's mask. With mask_truncated_completions no token of a completion that was cut at
+    This is the sequence's mask. With mask_truncated_completions no token of a completion that was cut at
     the longest length is trained. Its reward still counts in its group's baseline, as in TRL.
     """
     if settings.mask_truncated_completions and rollout.finish_reason == "length":
@@ -105,7 +119,7 @@ def trainable_tokens(rollout: Rollout, settings: LearnerSettings) -> np.ndarray:
 
 
 def token_staleness(rollout: Rollout, step: int) -> np.ndarray:
-    """Return for each token how many versions ago it was sampled, (T,).
+    """Return for each token of a sequence how many versions ago it was sampled, (T,).
 
     Example: at step 7, tokens of version 5 have staleness 2.
     """
@@ -123,7 +137,7 @@ def is_over_lag(scored: ScoredGroup, step: int, settings: LearnerSettings) -> bo
     ones. A group without trainable tokens is never too stale. Example: max_staleness 2 and step 7,
     tokens of versions 4 and 5: too stale with set_aside only.
     """
-    rollouts = scored.group.rollouts
-    lags = [token_staleness(item, step)[trainable_tokens(item, settings)] for item in rollouts]
+    made = [one for rollout in scored.group.rollouts for one in rollout.sequences]
+    lags = [token_staleness(item, step)[trainable_tokens(item, settings)] for item in made]
     over = np.concatenate(lags) > settings.max_staleness
     return bool(over.any() if settings.over_lag == "set_aside" else over.size and over.all())

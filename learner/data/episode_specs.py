@@ -1,4 +1,4 @@
-"""LEARNER_TOOLS and LEARNER_ENVIRONMENT to the contract: code by its hash, and the tools' schemas."""
+"""LEARNER_TOOLS, _ENVIRONMENT and _AGENT to the contract: code by its hash, and the tools' schemas."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -20,7 +20,7 @@ log = get_logger(__name__)
 
 
 def resolve_episodes(settings: LearnerSettings, template: Template) -> EpisodeSpec:
-    """Return the tools and environments that the settings name, with the schemas of their tools.
+    """Return the tools and environments, or the agent, that the settings name, with the tools' schemas.
 
     The user's code is imported in a sandbox process, which reads the schemas off its type hints and
     docstrings. Log a warning if the chat template does not show tools to the model. Raise ConfigError if
@@ -30,14 +30,17 @@ def resolve_episodes(settings: LearnerSettings, template: Template) -> EpisodeSp
         return EpisodeSpec()
     if template.chat is None:
         raise ConfigError(
-            "LEARNER_TOOLS and LEARNER_ENVIRONMENT need a chat template, which adds the tools' "
-            "answers to a conversation: set LEARNER_PROMPT_TEMPLATE to chat or to a file *.jinja"
+            "LEARNER_TOOLS, LEARNER_ENVIRONMENT and LEARNER_AGENT need a chat template, which adds "
+            "turns to a conversation: set LEARNER_PROMPT_TEMPLATE to chat or to a file *.jinja"
         )
     spec = EpisodeSpec(
         tools=_codes("LEARNER_TOOLS", settings.tools),
         environments=_codes("LEARNER_ENVIRONMENT", settings.environment),
         max_turns=settings.max_tool_calling_iterations,
         step_timeout_s=settings.tool_timeout_s,
+        agent=next(iter(_codes("LEARNER_AGENT", [settings.agent] if settings.agent else [])), None),
+        agent_timeout_s=settings.agent_timeout_s,
+        agent_sequences=settings.agent_sequences,
     )
     schemas = _schemas(spec)
     if any(schemas.values()) and "tools" not in template.chat.template:

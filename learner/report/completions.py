@@ -33,7 +33,8 @@ def completion_rows(
 
     `batch` has the sequences of all rollouts, in order. Raise KeyError for a reward without weight.
     """
-    advantages = iter(sequence.advantage for sequence in batch.sequences)
+    of_rollout = dict(zip(batch.rollout_S.tolist(), batch.sequences, strict=True))
+    advantages = iter(sequence.advantage for sequence in of_rollout.values())
     rows = [
         _trained_row(step, scored, index, next(advantages), weights)
         for scored in groups
@@ -47,10 +48,11 @@ def _trained_row(
 ) -> dict[str, Any]:
     """Return the row of completion `index` of a group.
 
-    `versions` says which version sampled which tokens, such as `1.0:0-182 1.1:182-200`.
+    `versions` says which version sampled which tokens, such as `1.0:0-182 1.1:182-200`, sequence after
+    sequence with ` | ` between them.
     """
     ticket, rollout = scored.group.ticket, scored.group.rollouts[index]
-    staleness = token_staleness(rollout, step - 1)
+    staleness = np.concatenate([token_staleness(one, step - 1) for one in rollout.sequences])
     failure = scored.failures[index] if scored.failures else ""
     extra = {name: row[index] for name, row in scored.extra.items()}
     return _row(step, ticket.id, index, scored.rewards, weights) | {
@@ -59,22 +61,28 @@ def _trained_row(
         "advantage": advantage,
         "state": "failed" if failure else "trained",
         "failure": failure,
-        "completion_length": len(rollout.token_ids),
+        "completion_length": rollout.length,
         "finish_reason": rollout.finish_reason,
         "staleness_mean": float(staleness.mean()),
         "staleness_max": int(staleness.max()),
-        "versions": " ".join(f"{span.version}:{span.start}-{span.end}" for span in rollout.spans),
+        "versions": " | ".join(map(_versions, rollout.sequences)),
         "solution": as_text(ticket.columns.get("solution", "")),
         "extra": json.dumps(extra, default=str, skipkeys=True),
     }
 
 
+def _versions(sequence: Rollout) -> str:
+    """Return which version sampled which tokens of a sequence, such as `1.0:0-182 1.1:182-200`."""
+    return " ".join(f"{span.version}:{span.start}-{span.end}" for span in sequence.spans)
+
+
 def _conversation(rollout: Rollout) -> str:
     """Return a conversation's messages, each with its role, and calls as JSON; "" without turns.
 
+    Of several sequences these are the last one's, after a line with their number.
     Example: two lines, "[assistant] add {"a": 1}" and "[tool add] 3".
     """
-    said = []
+    said = [f"({len(rollout.sequences)} sequences; the last:)"] if rollout.earlier else []
     for message in rollout.transcript.messages if rollout.transcript else ():
         role = f"[{message.get('role', '')} {message.get('name', '')}".rstrip() + "]"
         parts = [as_text(message.get("content") or "")]

@@ -88,7 +88,8 @@ class Intake:
     def _hold(self, ticket: TicketId, scored: ScoredGroup) -> None:
         """Hold a group for a batch; `newest_version` becomes its newest version if that is newer."""
         self.held[ticket] = scored
-        versions = [span.version for made in scored.group.rollouts for span in made.spans]
+        made = [one for rollout in scored.group.rollouts for one in rollout.sequences]
+        versions = [span.version for one in made for span in one.spans]
         known = [self.newest_version] if self.newest_version else []
         self.newest_version = max(versions + known, key=lambda found: (found.step, found.incarnation))
 
@@ -105,7 +106,8 @@ class Intake:
             set(verdict.rewards) == set(self._settings.reward_names)
             and all(len(values) == size for values in verdict.rewards.values())
             and len(verdict.lengths) == size
-            and max(verdict.lengths) <= self._settings.max_completion_length
+            and max(verdict.lengths)
+            <= self._settings.max_completion_length * self._settings.most_sequences
         )
 
     def form(self, step: int) -> list[ScoredGroup] | None:
