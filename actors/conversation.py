@@ -30,13 +30,14 @@ InThread = Callable[..., Awaitable[Any]]
 Sample = Callable[[str, Int32s, Sampling], Awaitable[Rollout]]
 """Returns a completion of the engine for a name of the request, a prompt and a sampling."""
 
+_NO_IDS: Int32s = np.zeros(0, dtype="<i4")
 _LONGEST_SHOWN = 20_000
 """Most letters of a message that a transcript keeps. The tokens have all of it."""
 
 
 @dataclass(slots=True)
-class _Tokens:
-    """The tokens of a conversation after its prompt, in parts, and the spans of the sampled ones."""
+class Tokens:
+    """The tokens of a sequence after its prompt, in parts, and the spans of the sampled ones."""
 
     ids: list[Int32s] = field(default_factory=list)
     logprobs: list[np.ndarray] = field(default_factory=list)
@@ -61,6 +62,30 @@ class _Tokens:
         self.masks.append(mask)
         self.count += len(ids)
 
+    def as_rollout(
+        self,
+        finish: FinishReason,
+        prompt_ids: Int32s = _NO_IDS,
+        transcript: Transcript | None = None,
+        earlier: tuple[Rollout, ...] = (),
+    ) -> Rollout:
+        """Return the tokens as a rollout.
+
+        Without a token the rollout gets one that is not sampled, because a rollout has at least one.
+        """
+        if not self.count:
+            self.add_answer(np.zeros(1, dtype="<i4"))
+        return Rollout(
+            token_ids=np.concatenate(self.ids),
+            logprobs=np.concatenate(self.logprobs),
+            mask=np.concatenate(self.masks),
+            spans=tuple(self.spans),
+            finish_reason=finish,
+            prompt_ids=prompt_ids,
+            transcript=transcript,
+            earlier=earlier,
+        )
+
 
 class Conversation:
     """A conversation about one ticket, as its rollout `index`, from 0. `run` it once.
@@ -77,7 +102,7 @@ class Conversation:
         self._index = index
         self._template = template
         self._most_prompt, self._max_turns = limits
-        self._tokens = _Tokens()
+        self._tokens = Tokens()
         self._messages: list[Message] = []
         self._said: list[Message] = []
         self._own_prompt = np.zeros(0, dtype="<i4")
@@ -95,7 +120,7 @@ class Conversation:
         """
         episode: Episode | None = None
         try:
-            episode = await _begun(in_thread(pool.begin, self._ticket.columns))
+            episode = await begun(in_thread(pool.begin, self._ticket.columns))
             self._tools = episode.tools
             await self._begin(episode, in_thread)
             finish: FinishReason | None = None
@@ -145,12 +170,7 @@ class Conversation:
         The first turn has the ticket's seed + index. Later seeds are a hash of that seed and the turn.
         """
         asked = self._ticket.sampling
-        seed = asked.seed + self._index
-        if self._turns:
-            digest = hashlib.sha256(f"{seed}:{self._turns}".encode()).digest()
-            seed = int.from_bytes(digest[:4], "little") >> 1
-        left = asked.max_tokens - self._tokens.count
-        return replace(asked, max_tokens=left, seed=min(seed, 2**31 - 1))
+        return turn_sampling(asked, self._index, self._turns, asked.max_tokens - self._tokens.count)
 
     async def _take(
         self, sampled: Rollout, episode: Episode, in_thread: InThread
@@ -208,25 +228,28 @@ class Conversation:
         """Return the conversation so far as a rollout, with its transcript.
 
         `reward` is the environment's, None without one; `failure` says why the episode broke, "" if it
-        did not. A conversation without a token gets one that is not sampled, because a rollout has at
-        least one.
+        did not.
         """
-        if not self._tokens.count:
-            self._tokens.add_answer(np.zeros(1, dtype="<i4"))
-        said = tuple(_shown(message) for message in self._said)
+        said = tuple(shown(message) for message in self._said)
         counts = (self._turns, self._calls, self._failures)
-        return Rollout(
-            token_ids=np.concatenate(self._tokens.ids),
-            logprobs=np.concatenate(self._tokens.logprobs),
-            mask=np.concatenate(self._tokens.masks),
-            spans=tuple(self._tokens.spans),
-            finish_reason=finish,
-            prompt_ids=self._own_prompt,
-            transcript=Transcript(said, *counts, reward, failure[:SHOWN]),
-        )
+        talk = Transcript(said, *counts, reward, failure[:SHOWN])
+        return self._tokens.as_rollout(finish, self._own_prompt, talk)
 
 
-async def _begun(starting: Awaitable[Episode]) -> Episode:
+def turn_sampling(asked: Sampling, index: int, turn: int, max_tokens: int) -> Sampling:
+    """Return the sampling of completion `turn` of rollout `index`, both counted from 0.
+
+    It is the ticket's sampling `asked` with at most `max_tokens` tokens and a seed of its own, which
+    follows from the ticket's seed, `index` and `turn`.
+    """
+    seed = asked.seed + index
+    if turn:
+        digest = hashlib.sha256(f"{seed}:{turn}".encode()).digest()
+        seed = int.from_bytes(digest[:4], "little") >> 1
+    return replace(asked, max_tokens=max_tokens, seed=min(seed, 2**31 - 1))
+
+
+async def begun(starting: Awaitable[Episode]) -> Episode:
     """Return the episode that `starting` gives. After a cancellation of this wait raise CancelledError.
 
     An episode that begins after that is abandoned.
@@ -245,6 +268,6 @@ def _abandon(begun: asyncio.Future[Episode]) -> None:
         begun.result().abandon()
 
 
-def _shown(message: Message) -> Message:
+def shown(message: Message) -> Message:
     """Return a copy of a message with its content cut to the 20,000 letters that a transcript keeps."""
     return message | {"content": short(message["content"], _LONGEST_SHOWN)}

@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.actors.agents.endpoint import Endpoint
 from penstock.actors.engine import Engine
-from penstock.actors.rollout_groups import Completions, Conversations
+from penstock.actors.rollout_groups import Agents, Completions, Conversations
 from penstock.actors.ticket_worker import TicketWorker, check_same
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.learner_watch import LearnerWatch
@@ -86,7 +87,7 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
             if data is not None:
                 check_same(contract, data)
     finally:
-        groups.close()
+        await groups.close()
         await engine.stop()
         connection.close()
         log.info(f"{consumer} left run {settings.run.name}.")
@@ -108,7 +109,8 @@ def _start_engine(settings: ActorCommand, contract: Contract, make_engine: MakeE
 
 
 async def _make_groups(settings: ActorCommand, contract: Contract, engine: Engine) -> Completions:
-    """Return the sampler of rollouts: Conversations for a contract with tools, else Completions.
+    """Return the sampler of rollouts: Agents for a contract with an agent, Conversations for one with
+    tools, else Completions.
 
     A contract with an environment counts as one with tools. Conversations run at most
     `settings.actor.episode_workers` episodes at a time; none is started here. Raise ConfigError if the
@@ -117,4 +119,10 @@ async def _make_groups(settings: ActorCommand, contract: Contract, engine: Engin
     if not contract.episodes.active:
         return Completions(engine)
     pool = await asyncio.to_thread(EpisodePool, settings.actor, contract.episodes)
-    return Conversations(engine, contract, Path(contract.model), pool, settings.actor.episode_workers)
+    given = (engine, contract, Path(contract.model), pool, settings.actor.episode_workers)
+    if contract.episodes.agent is None:
+        return Conversations(*given)
+    endpoint = Endpoint()
+    await endpoint.start()
+    log.info(f"Agents call the model at {endpoint.url}.")
+    return Agents(*given, endpoint)

@@ -1,16 +1,22 @@
-"""The rollouts of a ticket: completions of one request, or conversations with tools, side by side."""
+"""The rollouts of a ticket: completions of one request, conversations or agents, side by side."""
 
 import asyncio
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from penstock.actors.conversation import Conversation
+from penstock.actors.agents.endpoint import Endpoint
+from penstock.actors.agents.rollout import AgentRollout
+from penstock.actors.agents.sequences import Limits
+from penstock.actors.conversation import Conversation, InThread, Sample
 from penstock.actors.engine import Aborted, Engine
 from penstock.actors.turns import TurnTemplate
 from penstock.common.episodes.pool import EpisodeFailed, EpisodePool
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import Int32s, Rollout, Sampling, Ticket
+
+_SPARE_THREADS = 4
 
 
 class Completions:
@@ -42,7 +48,7 @@ class Completions:
         """Return False: rollouts without tools never wait for one."""
         return False
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Do nothing: these rollouts need only the engine, which its owner stops."""
 
 
@@ -54,18 +60,21 @@ class Conversations(Completions):
     reward. `close` closes the pool.
     """
 
+    _UNPROVEN = "Conversations end at their first tool call"
+
     def __init__(
         self, engine: Engine, contract: Contract, folder: Path, pool: EpisodePool, places: int
     ) -> None:
         assert contract.chat is not None, "a contract with episodes has a chat template"
         super().__init__(engine)
-        self._template = TurnTemplate(contract.chat, folder)
+        self._template = TurnTemplate(contract.chat, folder, self._UNPROVEN)
         self._max_turns = contract.episodes.max_turns
         self._most_tokens = contract.tokens_per_sequence
         self._pool = pool
         self._places = places
         self._free = asyncio.Semaphore(places)
-        self._threads = ThreadPoolExecutor(places, "episode")
+        # An agent occupies a thread for its whole rollout, and the template needs one meanwhile.
+        self._threads = ThreadPoolExecutor(places + _SPARE_THREADS, "episode")
         self._rollouts = 0  # of the running groups
         self._requests: dict[str, set[str]] = {}  # of the engine, by running group
         self._aborted: set[str] = set()
@@ -126,7 +135,7 @@ class Conversations(Completions):
         """
         return bool(self._requests) and not any(self._requests.values())
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the episodes' idle processes and threads; a running episode's process ends with it.
 
         The threads' calls that have begun are not waited for, others are dropped.
@@ -162,9 +171,59 @@ class Conversations(Completions):
             """Call `function(*arguments)` in a thread of the pool; return an awaitable result."""
             return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
-        limits = (self._most_tokens - ticket.sampling.max_tokens, self._max_turns)
         async with self._free:
             if request_id in self._aborted:
                 raise Aborted(request_id)
-            talk = Conversation(ticket, index, self._template, limits)
-            return await talk.run(self._pool, sample, in_thread)
+            return await self._roll_out(request_id, ticket, index, sample, in_thread)
+
+    async def _roll_out(
+        self, request_id: str, ticket: Ticket, index: int, sample: Sample, in_thread: InThread
+    ) -> Rollout:
+        """Return rollout `index` of a ticket, made with these functions. Raise as `_converse`."""
+        limits = (self._most_prompt(ticket), self._max_turns)
+        talk = Conversation(ticket, index, self._template, limits)
+        return await talk.run(self._pool, sample, in_thread)
+
+    def _most_prompt(self, ticket: Ticket) -> int:
+        """Return the most tokens of a rollout's own prompt."""
+        return self._most_tokens - ticket.sampling.max_tokens
+
+
+class Agents(Conversations):
+    """Samples the rollouts of agents that own their loop and call the model through `endpoint`."""
+
+    _UNPROVEN = "Each call of an agent begins a new sequence"
+
+    def __init__(
+        self, engine: Engine, contract: Contract, folder: Path, pool: EpisodePool, places: int,
+        endpoint: Endpoint,
+    ) -> None:  # fmt: skip
+        super().__init__(engine, contract, folder, pool, places)
+        self._most_sequences = contract.episodes.agent_sequences
+        self._endpoint = endpoint
+        self._live: dict[str, set[AgentRollout]] = defaultdict(set)
+
+    async def abort(self, request_id: str) -> None:
+        """End a group early: its `generate` raises Aborted. The agents are killed at once."""
+        await super().abort(request_id)
+        for rollout in tuple(self._live.get(request_id, ())):
+            rollout.stop(Aborted(request_id))
+
+    async def close(self) -> None:
+        """End all agents, their threads and the endpoint."""
+        await self._endpoint.close()
+        await super().close()
+
+    async def _roll_out(
+        self, request_id: str, ticket: Ticket, index: int, sample: Sample, in_thread: InThread
+    ) -> Rollout:
+        """Return rollout `index` of a ticket, made with these functions. Raise as `_converse`."""
+        limits = Limits(self._most_prompt(ticket), ticket.sampling.max_tokens, self._most_sequences)
+        rollout = AgentRollout(ticket, index, self._template, limits, sample, in_thread)
+        self._live[request_id].add(rollout)
+        try:
+            return await rollout.run(self._pool, self._endpoint)
+        finally:
+            self._live[request_id].discard(rollout)
+            if not self._live[request_id]:
+                del self._live[request_id]

@@ -43,12 +43,13 @@ class TurnTemplate:
     """The chat template of a run, for prompts and for further turns. `folder` holds tokenizer.json.
 
     `chat` has the template, its variables, the system prompt, and "" or the name of a format of the
-    library `renderers` that adds the turns. The methods may be called from several threads. They wait
-    for one process, which renders and is started by the first call. Raise ConfigError if the format
-    cannot be used here.
+    library `renderers` that adds the turns. `unproven` begins the warning that no turn can be added
+    exactly. The methods may be called from several threads. They wait for one process, which renders and
+    is started by the first call. Raise ConfigError if the format cannot be used here.
     """
 
-    def __init__(self, chat: ChatSpec, folder: Path) -> None:
+    def __init__(self, chat: ChatSpec, folder: Path, unproven: str = "Conversations end there") -> None:
+        self._unproven = unproven
         self._system = chat.system_prompt
         self._renderer = ChatRenderer(chat.template, chat.variables)
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -155,10 +156,9 @@ class TurnTemplate:
         if ids is None and not self._logged:
             self._logged = True
             log.warning(
-                "Conversations end at their first tool call: no turn can be added to sampled tokens by "
-                f"this chat template, because {reason}. Name a template that fits by "
-                "LEARNER_PROMPT_TEMPLATE, or the model's format by LEARNER_RENDERER. Later cases are "
-                "not logged."
+                f"{self._unproven}: no turn can be added to sampled tokens by this chat template, "
+                f"because {reason}. Name a template that fits by LEARNER_PROMPT_TEMPLATE, or the format "
+                "of the model by LEARNER_RENDERER. Later cases are not logged."
             )
         return ids
 

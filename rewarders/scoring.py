@@ -91,7 +91,7 @@ class Scorer:
             failures = tuple(scores.failures) if any(scores.failures) else ()
             logged = (scores.extra, scores.metrics)
             return ScoredGroup(group, rewards, tuple(texts), self.name, failures, *logged)
-        lengths = tuple(len(rollout.token_ids) for rollout in group.rollouts)
+        lengths = tuple(rollout.length for rollout in group.rollouts)
         return Verdict(
             group.ticket.id, "filtered", reason, rewards, lengths, scores.metrics,
             as_text(group.ticket.columns.get("prompt", ""))[:SHOWN],

@@ -18,6 +18,7 @@ from penstock.common.wire.limits import (
     LOWEST_TEMPERATURE,
     MOST_COMPLETIONS,
     MOST_NAMES,
+    MOST_SEQUENCES,
 )
 from penstock.common.wire.reward_spec import BUILT_IN, COLUMNS, LANGUAGES, Aggregation, split_kind
 
@@ -174,7 +175,7 @@ class RewardsSettings(Section):
 
 
 class EpisodeSettings(Section):
-    """Tools and environments: rollouts of several turns; see docs/environments.md."""
+    """Tools, environments and agents: rollouts of several turns; see docs/environments.md."""
 
     tools: Names = setting(
         [],
@@ -188,6 +189,18 @@ class EpisodeSettings(Section):
     )
     tool_timeout_s: float = setting(
         30.0, "seconds that a tool, reset or get_reward may take; then the rollout is set aside", gt=0
+    )
+    agent: str = setting(
+        "", "coroutine that owns its loop and asks the model over HTTP: file.py:function; no tools then"
+    )
+    agent_timeout_s: float = setting(
+        600.0, "seconds of an agent's rollout, with the model's time; then it is set aside", gt=0
+    )
+    agent_sequences: int = setting(
+        8,
+        "sequences of an agent's rollout: one, and one more per rewritten history",
+        ge=1,
+        le=MOST_SEQUENCES,
     )
 
 
@@ -429,23 +442,48 @@ class LearnerSettings(
         """
         _check_functions("LEARNER_TOOLS", "tool", self.tools, ())
         _check_functions("LEARNER_ENVIRONMENT", "environment", self.environment, ())
-        if "environment" in self.rewards and not self.environment:
-            raise ValueError("LEARNER_REWARDS has environment, so set LEARNER_ENVIRONMENT")
+        if self.agent:
+            _check_functions("LEARNER_AGENT", "agent", [self.agent], ())
+        if "environment" in self.rewards and not (self.environment or self.agent):
+            raise ValueError("LEARNER_REWARDS has environment: set LEARNER_ENVIRONMENT or LEARNER_AGENT")
         for variable, asked in (("TOOLS", self.tools), ("ENVIRONMENT", self.environment)):
             names = [split_source(one)[1] for one in asked]
             if len(set(names)) < len(names):
                 raise ValueError(f"LEARNER_{variable}: two have one name: {', '.join(names)}")
         for name in ("max_tool_calling_iterations", "tool_timeout_s"):
             if getattr(self, name) != _default(name) and not self.has_episodes:
-                raise ValueError(f"LEARNER_{name.upper()} needs LEARNER_TOOLS or LEARNER_ENVIRONMENT")
+                raise ValueError(
+                    f"LEARNER_{name.upper()} needs LEARNER_TOOLS, LEARNER_ENVIRONMENT or LEARNER_AGENT"
+                )
+        self._check_agent()
         if self.has_episodes and self.overlong_prompts == "truncate":
-            raise ValueError("LEARNER_OVERLONG_PROMPTS=truncate cuts conversations: use drop with tools")
+            raise ValueError(
+                "LEARNER_OVERLONG_PROMPTS=truncate cuts a conversation, so no turn can be added: "
+                "use drop with LEARNER_TOOLS, LEARNER_ENVIRONMENT and LEARNER_AGENT"
+            )
         return self
+
+    def _check_agent(self) -> None:
+        """Raise ValueError if a setting needs an agent that is not named, or does not fit to one."""
+        for name in ("agent_timeout_s", "agent_sequences"):
+            if getattr(self, name) != _default(name) and not self.agent:
+                raise ValueError(f"LEARNER_{name.upper()} needs LEARNER_AGENT")
+        for name in ("tools", "environment", "max_tool_calling_iterations", "system_prompt"):
+            if self.agent and getattr(self, name):
+                raise ValueError(
+                    f"LEARNER_{name.upper()} does nothing with LEARNER_AGENT, which has tools, messages "
+                    "and a loop of its own: leave it out"
+                )
 
     @property
     def has_episodes(self) -> bool:
-        """Return whether rollouts have several turns, with tools or an environment."""
-        return bool(self.tools or self.environment)
+        """Return whether rollouts have several turns: with tools, an environment or an agent."""
+        return bool(self.tools or self.environment or self.agent)
+
+    @property
+    def most_sequences(self) -> int:
+        """Return the most sequences of a rollout: 1 unless an agent makes them."""
+        return self.agent_sequences if self.agent else 1
 
     @model_validator(mode="after")
     def _generation_is_known(self) -> "LearnerSettings":

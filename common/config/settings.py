@@ -121,16 +121,14 @@ class ActorSettings(Section):
     engine_args: JsonMap = setting({}, "further arguments of vLLM's engine, as a JSON map")
     start_timeout_s: float = setting(600.0, "seconds that the engine may take to start", gt=0)
     stall_timeout_s: float = setting(120.0, "seconds without a new token until work is given back", gt=0)
-    episode_workers: int = setting(64, "rollouts with tools or an environment at a time", ge=1)
+    episode_workers: int = setting(64, "rollouts with tools, an environment or an agent at a time", ge=1)
     episode_memory_gib: float = setting(
         4.0, "address space of an episode's process in GiB; a quarter in use ends the episode", gt=0
     )
     episode_user: str = setting(
         "nobody", "user of the episodes' processes if root starts the actor; empty: root"
     )
-    episode_environment: Names = setting(
-        [], "variables that tools and environments see beside PATH and a few"
-    )
+    episode_environment: Names = setting([], "variables that this code sees beside PATH and a few")
 
     @field_validator("engine_args")
     @classmethod

@@ -1,4 +1,4 @@
-"""Live episodes: a user's tools and environment, each episode in a sandbox process of its own.
+"""Live episodes: a user's tools and environment, or agent, each episode in a sandbox process of its own.
 
     pool -> nursery (trusted) -> keeper (trusted) -> process with the user's code -> an episode
 
@@ -21,11 +21,12 @@ from penstock.common.sandbox.settings import Code, SandboxSettings
 from penstock.common.sandbox.starter import STARTS, Starter
 from penstock.common.sandbox.user import hide_memory
 from penstock.common.text import encodable, short
-from penstock.common.wire.episode_spec import EpisodeSpec
+from penstock.common.wire.episode_spec import MOST_METRICS, EpisodeSpec
 from penstock.common.wire.limits import HIGHEST_REWARD
 
 _PROCESS = "penstock.common.episodes.process"
 _CLEANERS = 4
+_LONGEST_METRIC = 100
 _DESCRIBE_S = 60.0
 _SECTION = "ACTOR_EPISODE"
 _FORGED = f"the code's process gave an answer of another form: {frames.FOREIGN}"
@@ -81,7 +82,7 @@ class EpisodePool:
         hide_memory()
         self.spec = spec
         self.sandbox = _sandbox(settings, spec.step_timeout_s, modules)
-        sources = {code.source: code.digest for code in (*spec.tools, *spec.environments)}
+        sources = {code.source: code.digest for code in spec.codes}
         first, *others = sources.items()
         self._code = Code(*first, tuple(others))
         self._starter = Starter(self.sandbox)
@@ -102,10 +103,10 @@ class EpisodePool:
                 "reading the tools", "describe", asdict(self.spec), schema_of, limit_s=_DESCRIBE_S
             )
         except EpisodeFailed as error:
-            raise ConfigError(f"LEARNER_TOOLS, LEARNER_ENVIRONMENT: {error}") from error
+            raise ConfigError(f"{self.spec.settings}: {error}") from error
         episode.close()
         if not isinstance(found, dict) or not all(isinstance(tools, list) for tools in found.values()):
-            raise ConfigError(f"LEARNER_TOOLS, LEARNER_ENVIRONMENT: {_FORGED}")
+            raise ConfigError(f"{self.spec.settings}: {_FORGED}")
         return found
 
     def begin(self, row: Mapping[str, Any]) -> "Episode":
@@ -119,7 +120,8 @@ class EpisodePool:
             tools = self.spec.tools_of(row)
         except ValueError as error:
             raise EpisodeFailed(str(error)) from error
-        episode, _ = self._start("making the environment", "begin", asdict(self.spec), dict(row))
+        step = "starting the agent" if self.spec.agent else "making the environment"
+        episode, _ = self._start(step, "begin", asdict(self.spec), dict(row))
         episode.tools = tools
         return episode
 
@@ -239,11 +241,23 @@ class Episode:
         1e9.
         """
         found = self.ask("get_reward", "reward")
-        if found is None:
-            return None
-        if type(found) not in (int, float) or not abs(found) <= HIGHEST_REWARD:
+        if found is not None and not _is_number(found):
             raise self._forged("get_reward")
-        return float(found)
+        return None if found is None else float(found)
+
+    def agent(self, base_url: str, api_key: str) -> tuple[float | None, dict[str, float]]:
+        """Run the agent; return its reward, None if it has none, and its metrics. Raise EpisodeFailed.
+
+        The agent calls the model at `base_url` with the key `api_key`.
+        """
+        found = self.ask("agent", "agent", base_url, api_key, limit_s=self._pool.spec.agent_timeout_s)
+        if not isinstance(found, dict) or not 0 < len(found) <= MOST_METRICS:
+            raise self._forged("agent")
+        reward = found.pop("reward", None)
+        if not all(map(_is_number, [*found.values(), *([] if reward is None else [reward])])):
+            raise self._forged("agent")
+        metrics = {encodable(name)[:_LONGEST_METRIC]: float(value) for name, value in found.items()}
+        return None if reward is None else float(reward), metrics
 
     def ask(self, step: str, function: str, *arguments: Any, limit_s: float = 0.0) -> Any:
         """Return the result of `function` of episodes/process.py, called in the episode's process.
@@ -319,3 +333,8 @@ class Episode:
             self._ended = True
             self._handle.close_session(self._session)
             self._pool.give_back(self._handle)
+
+
+def _is_number(value: object) -> bool:
+    """Return whether a value from a process is a finite number within 1e9."""
+    return isinstance(value, (int, float)) and type(value) is not bool and abs(value) <= HIGHEST_REWARD

@@ -17,7 +17,7 @@ from penstock.common.errors import ConfigError
 from penstock.common.own_code import digest_of, find_code, import_code, public_names
 from penstock.common.sandbox.frames import LONGEST_ANSWER
 from penstock.common.text import encodable
-from penstock.common.wire.episode_spec import EpisodeSpec, OwnCode
+from penstock.common.wire.episode_spec import MOST_METRICS, EpisodeSpec, OwnCode
 from penstock.common.wire.limits import HIGHEST_REWARD
 
 _NO_TOOLS = frozenset({"reset", "get_reward"})
@@ -34,7 +34,7 @@ def load(source: str, digest: str) -> None:
     `digest` is the SHA-256 that the learner found. Raise ConfigError, before the import, if the code is
     not there or has another digest. Raise what the code raises.
     """
-    code = find_code(source, "LEARNER_TOOLS and LEARNER_ENVIRONMENT")
+    code = find_code(source, "LEARNER_TOOLS, LEARNER_ENVIRONMENT and LEARNER_AGENT")
     if (found := digest_of(code)) != digest:
         raise ConfigError(
             f"{source}: its hash is {found[:12]} here, and {digest[:12]} at the learner: copy the "
@@ -87,6 +87,8 @@ def describe(spec: Mapping[str, Any], schema_of: str) -> dict[str, list[Any]]:
     or environment, and whatever `schema_of` raises.
     """
     asked = EpisodeSpec.from_plain(spec)
+    if asked.agent:
+        find(asked.agent)
     module, _, name = schema_of.partition(":")
     make = getattr(importlib.import_module(module), name)
     kinds = {code.name: find(code) for code in asked.environments} or {"": None}
@@ -107,7 +109,7 @@ class _Live:
     """
 
     def __init__(self, spec: EpisodeSpec, row: Mapping[str, Any]) -> None:
-        self.row = row
+        self.spec, self.row = spec, row
         self.runner = asyncio.Runner()
         self.columns = set(row) - ({"environment"} if len(spec.environments) > 1 else set())
         name = spec.environment_of(row)
@@ -212,12 +214,37 @@ def reward() -> float | None:
     if function is None:
         return None
     value = live.finished(function())
-    if value is None:
-        return None
+    return None if value is None else _number("get_reward returned", value, ", or None")
+
+
+def _number(what: str, value: Any, otherwise: str = "") -> float:
+    """Return a number of the user's code. Raise ValueError if it is no finite one within 1e9."""
     if hasattr(value, "item"):
         value = value.item()
     is_number = isinstance(value, Real)
     if not is_number or not math.isfinite(value) or abs(value) > HIGHEST_REWARD:
         shown = repr(value)[:80] if is_number else type(value).__name__
-        raise ValueError(f"get_reward returned {shown}, expected a finite number within 1e9, or None")
+        raise ValueError(f"{what} {shown}, expected a finite number within 1e9{otherwise}")
     return float(value)
+
+
+def agent(base_url: str, api_key: str) -> dict[str, float | None]:
+    """Run the agent on the row; return its reward as "reward" (or None), and further numbers by name.
+
+    Raise ValueError if the agent returns no number and no such dict, and what the agent raises.
+    """
+    live = _episode()
+    assert live.spec.agent is not None, "the actor asks for this step only in a run with an agent"
+    found = live.finished(find(live.spec.agent)(dict(live.row), base_url, api_key))
+    if not isinstance(found, dict):
+        return {"reward": _number("the agent returned", found, ' or a dict with "reward"')}
+    texts = all(isinstance(name, str) for name in found)
+    if "reward" not in found or not texts or len(found) > MOST_METRICS:
+        raise ValueError(
+            f"the agent returned a dict with {len(found)} keys, {str(list(found))[:80]}; expected "
+            f'texts, at most {MOST_METRICS}, and "reward" among them'
+        )
+    return {
+        name: None if name == "reward" and value is None else _number(f"the agent's {name} is", value)
+        for name, value in found.items()
+    }

@@ -14,6 +14,7 @@ from penstock.common.wire.limits import (
     HIGHEST_REWARD,
     LARGEST_INT32,
     LONGEST_PATH,
+    MOST_SEQUENCES,
     check_names,
     check_numbers,
     check_plain,
@@ -82,14 +83,15 @@ class Contract:
         check_range("credit", self.credit, 1, LARGEST)
 
     def _check_episodes(self) -> None:
-        """Raise MalformedMessage for tools, environments or a chat template that no setting can have.
+        """Raise MalformedMessage for tools, environments, agent or template that no setting can have.
 
         Names have at most 200 letters and paths 4096. The tools' schemas and the template's variables
         are plain data: texts, numbers, lists and maps, for example.
         """
-        for code in (*self.episodes.tools, *self.episodes.environments):
-            check_names("tool or environment", [code.name])
+        for code in self.episodes.codes:
+            check_names("tool, environment or agent", [code.name])
             check_texts([code.source], LONGEST_PATH)
+        check_range("agent_sequences", self.episodes.agent_sequences, 1, MOST_SEQUENCES)
         check_plain("schemas of the tools of", self.episodes.schemas)
         if self.chat is not None:
             check_plain("the chat template's variables", self.chat.variables)

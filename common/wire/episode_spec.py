@@ -1,10 +1,13 @@
-"""The tools and environments of a run, as part of its contract."""
+"""The tools and environments of a run, or its agent, as part of its contract."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.common.wire.plain import brief
+
+MOST_METRICS = 64
+"""Most numbers that an agent returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +25,15 @@ class OwnCode:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSpec:
-    """The tools and environments of a run; without either, a rollout is one completion.
+    """The tools and environments of a run, or its agent; without these, a rollout is one completion.
 
     With several environments, the row's column `environment` names the class. `schemas` has the JSON
     schemas of the tools by the environment's name, "" without an environment. `max_turns` limits the
     completions of a rollout after which tools are called, 0 is no limit. `step_timeout_s` is the time in
     seconds of a call of reset, a tool or get_reward.
+
+    An `agent` is a coroutine that owns its loop and calls the model through the actor's endpoint.
+    `agent_timeout_s` is its time in seconds, `agent_sequences` the most sequences of its rollout.
     """
 
     tools: tuple[OwnCode, ...] = ()
@@ -35,11 +41,24 @@ class EpisodeSpec:
     schemas: dict[str, Any] = field(default_factory=dict)
     max_turns: int = 0
     step_timeout_s: float = 0.0
+    agent: OwnCode | None = None
+    agent_timeout_s: float = 0.0
+    agent_sequences: int = 1
+
+    @property
+    def codes(self) -> tuple[OwnCode, ...]:
+        """The user's code: tools, environments, agent."""
+        return (*self.tools, *self.environments, *((self.agent,) if self.agent else ()))
 
     @property
     def active(self) -> bool:
-        """Return True if the run has tools or environments, so that each rollout is a conversation."""
-        return bool(self.tools or self.environments)
+        """Return True if the run has tools, environments or an agent."""
+        return bool(self.codes)
+
+    @property
+    def settings(self) -> str:
+        """The variables that name the code, for errors: LEARNER_AGENT, or the two others together."""
+        return "LEARNER_AGENT" if self.agent else "LEARNER_TOOLS, LEARNER_ENVIRONMENT"
 
     @classmethod
     def from_plain(cls, value: Mapping[str, Any]) -> "EpisodeSpec":
@@ -50,7 +69,8 @@ class EpisodeSpec:
         codes = {
             name: tuple(OwnCode(**code) for code in value[name]) for name in ("tools", "environments")
         }
-        return cls(**{**value, **codes})
+        agent = OwnCode(**value["agent"]) if value["agent"] else None
+        return cls(**{**value, **codes, "agent": agent})
 
     def environment_of(self, row: Mapping[str, Any]) -> str:
         """Return the name of the environment that answers the data set's row, "" if the run has none.

@@ -36,6 +36,9 @@ LONGEST_PATH = 4096
 MOST_NAMES = 1024
 """Most columns, rewards or metrics of one message."""
 
+MOST_SEQUENCES = 64
+"""Most sequences of one rollout, which only an agent that rewrites its history makes."""
+
 _HIGHEST_METRIC = 1e100  # a mean over a step's groups stays finite
 
 

@@ -24,6 +24,7 @@ from penstock.common.wire.limits import (
     LOWEST_LOGPROB,
     LOWEST_TEMPERATURE,
     MOST_COMPLETIONS,
+    MOST_SEQUENCES,
     check_array,
     check_metrics,
     check_names,
@@ -161,13 +162,16 @@ def _no_ids() -> np.ndarray:
 class Rollout:
     """One sampled completion, or a conversation of several with the answers of tools between them.
 
+    The rollout of an agent that rewrites its history has several sequences: `earlier` are those before
+    the last one, each with its own prompt, and the other fields are the last one's.
+
     token_ids (T,); logprobs (T,) of the policy that sampled them, after temperature; mask (T,) is True
     for tokens that the policy sampled, and False for those of tools and environments, whose logprobs are
     undefined. The spans cover the sampled tokens in order, and no others: with 5 sampled tokens, an
     answer of 2 and 1 sampled token they may be [0, 3), [3, 5) and [7, 8). `prompt_ids` (P,) is the
-    prompt of a rollout whose environment extended it, empty if the prompt is the ticket's. `transcript`
-    is None for a single completion. Raise MalformedMessage if lengths or spans do not fit, or a
-    log-probability is not in [LOWEST_LOGPROB, 0].
+    prompt of a rollout whose environment or agent made it, empty if the prompt is the ticket's.
+    `transcript` is None for a single completion. Raise MalformedMessage if lengths or spans do not fit,
+    a log-probability is not in [LOWEST_LOGPROB, 0], or an earlier sequence has parts of a whole rollout.
     """
 
     token_ids: Int32s
@@ -177,6 +181,17 @@ class Rollout:
     finish_reason: FinishReason
     prompt_ids: Int32s = field(default_factory=_no_ids)
     transcript: Transcript | None = None
+    earlier: "tuple[Rollout, ...]" = ()
+
+    @property
+    def sequences(self) -> "tuple[Rollout, ...]":
+        """The sequences in their order, this one last: a rollout of one sequence has itself alone."""
+        return (*self.earlier, self)
+
+    @property
+    def length(self) -> int:
+        """Number of tokens after the prompts of all sequences."""
+        return sum(len(sequence.token_ids) for sequence in self.sequences)
 
     @property
     def failure(self) -> str:
@@ -203,6 +218,19 @@ class Rollout:
         wrong = f"a rollout: expected finish_reason {' or '.join(_REASONS)}; {_RELEASE}; found:"
         require(self.finish_reason in _REASONS, wrong, self.finish_reason)
         self._check_spans()
+        self._check_earlier()
+
+    def _check_earlier(self) -> None:
+        """Raise MalformedMessage for too many earlier sequences, or one that is not a sequence alone."""
+        most = MOST_SEQUENCES - 1
+        require(
+            len(self.earlier) <= most,
+            f"expected at most {most} earlier sequences, found",
+            len(self.earlier),
+        )
+        for one in self.earlier:
+            alone = one.transcript is None and not one.earlier and len(one.prompt_ids) > 0
+            require(alone, "an earlier sequence has a transcript, sequences, or no prompt of its own")
 
     def _check_spans(self) -> None:
         """Raise MalformedMessage unless `spans` cover the tokens where `mask` is True, and no others.

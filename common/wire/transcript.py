@@ -1,12 +1,13 @@
 """What happened in a rollout of several turns, beside its tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.common.text import SHOWN
 from penstock.common.wire.limits import (
     HIGHEST_REWARD,
     LARGEST_INT32,
+    check_metrics,
     check_numbers,
     check_plain,
     check_range,
@@ -22,10 +23,12 @@ class Transcript:
     """The messages after the prompt, the counts of a conversation, and its environment's reward.
 
     `messages` are those of the assistant, of tools, and of the user if the environment's `reset` gave
-    the first observation. `turns` counts sampled completions, `tool_calls` the calls that were run or
-    refused, and `tool_failures` those of them that failed. `reward` is what `get_reward` returned, None
-    if the environment has no reward. `failure` is "" unless an environment or tool broke; such a rollout
-    has no reward and is not trained. Raise MalformedMessage for a value out of range.
+    the first observation; of an agent those of its last sequence, with the prompt. `turns` counts
+    sampled completions, `tool_calls` the calls that were run or refused (of an agent: that the policy
+    wrote), and `tool_failures` those of them that failed. `reward` is what `get_reward` returned, None
+    if the environment has no reward; of an agent, what it returned. `failure` is "" unless an
+    environment, tool or agent broke; such a rollout has no reward and is not trained. `metrics` are
+    further numbers that an agent returned. Raise MalformedMessage for a value out of range.
     """
 
     messages: tuple[dict[str, Any], ...] = ()
@@ -34,6 +37,7 @@ class Transcript:
     tool_failures: int = 0
     reward: float | None = None
     failure: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise MalformedMessage unless all of the following holds.
@@ -47,3 +51,4 @@ class Transcript:
         check_range("tool_failures", self.tool_failures, 0, self.tool_calls)
         check_numbers("the environment's reward", [self.reward], HIGHEST_REWARD)
         check_texts([self.failure], longest=SHOWN)
+        check_metrics(self.metrics)

@@ -1,1 +1,1 @@
-"""Examples of tools and environments, each a file for LEARNER_TOOLS or LEARNER_ENVIRONMENT."""
+"""Examples for LEARNER_TOOLS, LEARNER_ENVIRONMENT and LEARNER_AGENT, a file each."""

@@ -35,9 +35,18 @@ class TrainSequence:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The sequences that one Update trains on."""
+    """The sequences that one Update trains on.
+
+    `owners` has the index of each sequence's rollout, ascending; empty if each rollout has one sequence.
+    """
 
     sequences: tuple[TrainSequence, ...]
+    owners: tuple[int, ...] = ()
+
+    @property
+    def rollout_S(self) -> np.ndarray:
+        """Index of each sequence's rollout, (S,): [0, 1, 1] if the second rollout has two sequences."""
+        return np.array(self.owners or range(len(self.sequences)), dtype=np.int64)
 
     @property
     def trained_tokens(self) -> int:
@@ -56,35 +65,39 @@ def build_batch(
 ) -> Batch:  # fmt: skip
     """Return the Batch that the next Update trains on, when `step` Updates were made before.
 
-    The Batch has one sequence per rollout, in the order of `groups` and of their rollouts, with the
-    advantage that compute_advantages gives for the totals of all groups. `reward_weights` has the weight
-    of each reward by its name. A token is trained if `trainable_tokens` allows it, its rollout has a
-    reward, and its staleness is at most settings.max_staleness.
-    Example: max_staleness 2 and step 7: tokens of versions 5 to 7 are trained.
+    The Batch has one sequence per rollout, or per sequence of an agent's rollout, in the order of
+    `groups` and of their rollouts. Each has the rollout's advantage, which compute_advantages gives for
+    the totals of all groups. `reward_weights` has the weight of each reward by its name. A token is
+    trained if `trainable_tokens` allows it, its rollout has a reward, and its staleness is at most
+    settings.max_staleness. Example: max_staleness 2 and step 7: tokens of versions 5 to 7 are trained.
     Raise KeyError if `reward_weights` lacks a reward of a group.
     """
     aggregation = settings.multi_objective_aggregation
     totals = [group_totals(scored.rewards, reward_weights, aggregation) for scored in groups]
     advantages = compute_advantages(totals, *_normalization(settings))
-    sequences = []
+    sequences: list[TrainSequence] = []
+    owners: list[int] = []
     for scored, totals_G, advantages_G in zip(groups, totals, advantages, strict=True):
         ticket = scored.group.ticket
         for rollout, total, advantage in zip(scored.group.rollouts, totals_G, advantages_G, strict=True):
-            staleness = token_staleness(rollout, step)
-            fresh = staleness <= settings.max_staleness
-            mask = trainable_tokens(rollout, settings) & fresh & (not np.isnan(total))
-            sequences.append(TrainSequence(
-                prompt_of(ticket, rollout), rollout.token_ids, rollout.logprobs, mask, staleness,
-                advantage=float(advantage), temperature=ticket.sampling.temperature,
-            ))  # fmt: skip
-    return Batch(tuple(sequences))
+            owner = owners[-1] + 1 if owners else 0
+            for one in rollout.sequences:
+                staleness = token_staleness(one, step)
+                fresh = staleness <= settings.max_staleness
+                mask = trainable_tokens(one, settings) & fresh & (not np.isnan(total))
+                owners.append(owner)
+                sequences.append(TrainSequence(
+                    prompt_of(ticket, one), one.token_ids, one.logprobs, mask, staleness,
+                    advantage=float(advantage), temperature=ticket.sampling.temperature,
+                ))  # fmt: skip
+    return Batch(tuple(sequences), tuple(owners))
 
 
 def prompt_of(ticket: Ticket, rollout: Rollout) -> np.ndarray:
-    """Return the token ids of a rollout's prompt (P,), which are not copied.
+    """Return the token ids of a sequence's prompt (P,), which are not copied.
 
-    These are the rollout's prompt_ids, or the prompt_ids of its `ticket` if the rollout's are empty. A
-    rollout has a prompt of its own if its environment extended the ticket's.
+    These are the sequence's prompt_ids, or the prompt_ids of its `ticket` if the sequence's are empty. A
+    sequence has a prompt of its own if an environment extended the ticket's, or an agent wrote it.
     """
     return rollout.prompt_ids if len(rollout.prompt_ids) else ticket.prompt_ids
 
@@ -103,10 +116,10 @@ def _normalization(settings: LearnerSettings) -> tuple[AdvantageEstimator, Scale
 
 
 def trainable_tokens(rollout: Rollout, settings: LearnerSettings) -> np.ndarray:
-    """Return for each completion token whether it may be trained, whatever its staleness: bool (T,).
+    """Return for each token after a sequence's prompt whether it may be trained at all: bool (T,).
 
-    This is the rollout's own mask: True for the tokens that the policy sampled. With the setting
-    mask_truncated_completions it is a new array of False if the rollout was cut at the longest length
+    This is the sequence's own mask: True for the tokens that the policy sampled. With the setting
+    mask_truncated_completions it is a new array of False if the sequence was cut at the longest length
     (finish_reason "length"). The reward of a cut rollout still counts in the baseline, as in TRL.
     """
     if settings.mask_truncated_completions and rollout.finish_reason == "length":
@@ -115,7 +128,7 @@ def trainable_tokens(rollout: Rollout, settings: LearnerSettings) -> np.ndarray:
 
 
 def token_staleness(rollout: Rollout, step: int) -> np.ndarray:
-    """Return for each completion token how many versions ago it was sampled, int64 (T,).
+    """Return for each token after a sequence's prompt how many versions ago it was sampled, int64 (T,).
 
     `step` is the number of Updates made so far. Tokens of no span, which tools or environments wrote,
     have staleness 0. Example: at step 7, tokens of the version of step 5 have staleness 2.
@@ -135,7 +148,7 @@ def is_over_lag(scored: ScoredGroup, step: int, settings: LearnerSettings) -> bo
     mask_truncated_completions leaves out. A group without trainable tokens is never too stale.
     Example: max_staleness 2 and step 7, tokens of versions 4 and 5: too stale with set_aside only.
     """
-    rollouts = scored.group.rollouts
-    lags = [token_staleness(item, step)[trainable_tokens(item, settings)] for item in rollouts]
+    made = [one for rollout in scored.group.rollouts for one in rollout.sequences]
+    lags = [token_staleness(item, step)[trainable_tokens(item, settings)] for item in made]
     over = np.concatenate(lags) > settings.max_staleness
     return bool(over.any() if settings.over_lag == "set_aside" else over.size and over.all())

@@ -1,4 +1,4 @@
-"""LEARNER_TOOLS and LEARNER_ENVIRONMENT to the contract: code by its hash, and the tools' schemas."""
+"""LEARNER_TOOLS, _ENVIRONMENT and _AGENT to the contract: code by its hash, and the tools' schemas."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -20,7 +20,7 @@ log = get_logger(__name__)
 
 
 def resolve_episodes(settings: LearnerSettings, template: Template) -> EpisodeSpec:
-    """Return the tools and environments that the settings name, with the schemas of their tools.
+    """Return the tools and environments, or the agent, that the settings name, with the tools' schemas.
 
     The result also has the limits of turns and of seconds per step. It is an empty EpisodeSpec if the
     settings name neither. The user's code is imported in a sandbox process, which reads the schemas off
@@ -32,15 +32,18 @@ def resolve_episodes(settings: LearnerSettings, template: Template) -> EpisodeSp
         return EpisodeSpec()
     if template.chat is None:
         raise ConfigError(
-            "LEARNER_TOOLS or LEARNER_ENVIRONMENT is set, but no chat template makes the prompts. "
-            "Expected one, which adds the tools' answers to a conversation: set LEARNER_PROMPT_TEMPLATE "
-            "to chat or to a file *.jinja"
+            "LEARNER_TOOLS, LEARNER_ENVIRONMENT or LEARNER_AGENT is set, but no chat template makes the "
+            "prompts. Expected one, which adds turns to a conversation: set LEARNER_PROMPT_TEMPLATE to "
+            "chat or to a file *.jinja"
         )
     spec = EpisodeSpec(
         tools=_codes("LEARNER_TOOLS", settings.tools),
         environments=_codes("LEARNER_ENVIRONMENT", settings.environment),
         max_turns=settings.max_tool_calling_iterations,
         step_timeout_s=settings.tool_timeout_s,
+        agent=next(iter(_codes("LEARNER_AGENT", [settings.agent] if settings.agent else [])), None),
+        agent_timeout_s=settings.agent_timeout_s,
+        agent_sequences=settings.agent_sequences,
     )
     schemas = _schemas(spec)
     if any(schemas.values()) and "tools" not in template.chat.template:

@@ -178,13 +178,14 @@ class Policy:
     def _mini_batches(self, batch: Batch, step: int) -> list[MiniBatch]:
         """Return the mini-batches of Update `step` + 1, one per optimizer step, in order.
 
-        Each of num_iterations splits the batch into num_mini_batches, at most one per sequence: in its
+        Each of num_iterations splits the batch into num_mini_batches, at most one per rollout: in its
         order, or with shuffle_mini_batch in one drawn from seed, step and iteration. 2 iterations of 3
-        make 6.
+        make 6. The sequences of a rollout stay together, and weigh as much as another's single one.
         """
         settings = self._settings
         minis: list[MiniBatch] = []
-        lengths = np.array([int(sequence.mask.sum()) for sequence in batch.sequences])
+        rollout_S = batch.rollout_S
+        lengths = np.bincount(rollout_S, [sequence.mask.sum() for sequence in batch.sequences])
         count, tokens = min(settings.num_mini_batches, len(lengths)), max(1, batch.trained_tokens)
         for iteration in range(settings.num_iterations):
             order = np.arange(len(lengths))
@@ -195,7 +196,9 @@ class Policy:
                     lengths[chosen], loss_type=settings.loss_type, batch_tokens=tokens,
                     mini_batches=count, max_completion_length=settings.max_completion_length,
                 )  # fmt: skip
-                minis.append(MiniBatch(chosen, weights, first=not minis))
+                parts = [np.flatnonzero(rollout_S == rollout) for rollout in chosen]
+                of_S = np.repeat(weights, [len(part) for part in parts])
+                minis.append(MiniBatch(np.concatenate(parts), of_S, first=not minis))
         return minis
 
     def _gradients(self, batch: Batch, mini: MiniBatch, fixed: FixedValues) -> tuple[float, TokenRecord]:

@@ -35,7 +35,8 @@ def completion_rows(
     sequence per rollout, in their order. `weights` has the weight of each reward in the total. A verdict
     without rewards gets no row. Raise KeyError if a reward has no weight.
     """
-    advantages = iter(sequence.advantage for sequence in batch.sequences)
+    of_rollout = dict(zip(batch.rollout_S.tolist(), batch.sequences, strict=True))
+    advantages = iter(sequence.advantage for sequence in of_rollout.values())
     rows = [
         _trained_row(step, scored, index, next(advantages), weights)
         for scored in groups
@@ -52,10 +53,11 @@ def _trained_row(
     `advantage` is that of the rollout, and `weights` has the weight of each reward in the total. `state`
     is "failed" if the rollout could not be scored, else "trained". Staleness counts from the version
     before the step: at step 7 a token of version 5 has 1. `versions` says which version sampled which
-    tokens, such as `1.0:0-182 1.1:182-200`. Raise KeyError if a reward has no weight.
+    tokens, such as `1.0:0-182 1.1:182-200`; ` | ` stands between sequences. Raise KeyError if a reward
+    has no weight.
     """
     ticket, rollout = scored.group.ticket, scored.group.rollouts[index]
-    staleness = token_staleness(rollout, step - 1)
+    staleness = np.concatenate([token_staleness(one, step - 1) for one in rollout.sequences])
     failure = scored.failures[index] if scored.failures else ""
     extra = {name: row[index] for name, row in scored.extra.items()}
     return _row(step, ticket.id, index, scored.rewards, weights) | {
@@ -64,14 +66,19 @@ def _trained_row(
         "advantage": advantage,
         "state": "failed" if failure else "trained",
         "failure": failure,
-        "completion_length": len(rollout.token_ids),
+        "completion_length": rollout.length,
         "finish_reason": rollout.finish_reason,
         "staleness_mean": float(staleness.mean()),
         "staleness_max": int(staleness.max()),
-        "versions": " ".join(f"{span.version}:{span.start}-{span.end}" for span in rollout.spans),
+        "versions": " | ".join(map(_versions, rollout.sequences)),
         "solution": as_text(ticket.columns.get("solution", "")),
         "extra": json.dumps(extra, default=str, skipkeys=True),
     }
+
+
+def _versions(sequence: Rollout) -> str:
+    """Return which version sampled which tokens of a sequence, such as `1.0:0-182 1.1:182-200`."""
+    return " ".join(f"{span.version}:{span.start}-{span.end}" for span in sequence.spans)
 
 
 def _conversation(rollout: Rollout) -> str:
@@ -79,10 +86,10 @@ def _conversation(rollout: Rollout) -> str:
 
     A message is its role and name, "(failed)" for a tool that failed, its content, and its calls with
     arguments as JSON. Content and calls of one message are on lines of their own, the later ones
-    indented.
+    indented. Of several sequences these are the last one's, after a line with their number.
     Example: two messages, "[assistant] add {"a": 1}" and "[tool add] 3".
     """
-    said = []
+    said = [f"({len(rollout.sequences)} sequences; the last:)"] if rollout.earlier else []
     for message in rollout.transcript.messages if rollout.transcript else ():
         role = f"[{message.get('role', '')} {message.get('name', '')}".rstrip() + "]"
         parts = [as_text(message.get("content") or "")]

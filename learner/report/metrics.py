@@ -81,7 +81,7 @@ def group_metrics(
     rewards += [verdict.rewards for verdict in arrivals.filtered if verdict.rewards]
     applied = [total[~np.isnan(total)] for total in (total_rewards(one, weights) for one in rewards)]
     rollouts = [rollout for group in groups for rollout in group.group.rollouts]
-    lengths = [len(rollout.token_ids) for rollout in rollouts]
+    lengths = [rollout.length for rollout in rollouts]
     lengths += [length for verdict in arrivals.filtered for length in verdict.lengths]
     spreads = [np.std(total, ddof=1) for total in applied if len(total) > 1]
     logged = [group.metrics for group in groups] + [verdict.metrics for verdict in arrivals.filtered]
@@ -119,22 +119,29 @@ def group_metrics(
 def tool_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Return the metrics of conversations, by name; {} if none of the rollouts is one.
 
-    `tools/call_frequency` is the number of calls per conversation, `tools/failure_frequency` the share
-    of calls that failed, 0 without calls; both names are TRL's. `turns` is a conversation's mean number
-    of completions, `environment/failed` counts those whose tool or environment broke.
+    `tools/call_frequency` is the number of calls per rollout, `tools/failure_frequency` the share of
+    calls that failed, 0 without calls; both names are TRL's. `turns` is a rollout's mean number of
+    completions, `environment/failed` counts those whose tool, environment or agent broke.
     `completions/sampled_ratio` is the share of the tokens of all `rollouts` that the policy sampled.
+    `agent/NAME` is the mean of the numbers that agents returned beside the reward.
     """
     talks = [rollout.transcript for rollout in rollouts if rollout.transcript]
     if not talks:
         return {}
     calls = sum(talk.tool_calls for talk in talks)
-    tokens = sum(len(rollout.mask) for rollout in rollouts)
+    tokens = sum(rollout.length for rollout in rollouts)
+    sampled = sum(int(one.mask.sum()) for rollout in rollouts for one in rollout.sequences)
+    names = sorted({name for talk in talks for name in talk.metrics})
     return {
+        **{
+            f"agent/{name}": float(np.mean([t.metrics[name] for t in talks if name in t.metrics]))
+            for name in names
+        },
         "tools/call_frequency": calls / len(talks),
         "tools/failure_frequency": sum(talk.tool_failures for talk in talks) / max(1, calls),
         "turns": float(np.mean([talk.turns for talk in talks])),
         "environment/failed": sum(bool(talk.failure) for talk in talks),
-        "completions/sampled_ratio": sum(int(rollout.mask.sum()) for rollout in rollouts) / tokens,
+        "completions/sampled_ratio": sampled / tokens,
     }
 
 
@@ -147,7 +154,7 @@ def _averages(name: str, groups: Sequence[ScoredGroup], weights: dict[str, float
     """
     totals = [total_rewards(scored.rewards, weights) for scored in groups]
     rewards = [np.nanmean(total) for total in totals if not np.isnan(total).all()]
-    lengths = [len(rollout.token_ids) for scored in groups for rollout in scored.group.rollouts]
+    lengths = [rollout.length for scored in groups for rollout in scored.group.rollouts]
     return _mean(f"{name}/reward", rewards) | _mean(f"{name}/mean_length", lengths)
 
 

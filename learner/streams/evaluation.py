@@ -150,7 +150,7 @@ class Evaluator:
             outcome.texts,
             tuple(map(str, outcome.extra.get(ANSWER, outcome.texts))),
             tuple({name: values[place] for name, values in rewards} for place in range(len(rollouts))),
-            tuple(len(rollout.token_ids) for rollout in rollouts),
+            tuple(rollout.length for rollout in rollouts),
             tuple(rollout.finish_reason for rollout in rollouts),
             failures=outcome.failures,
         )

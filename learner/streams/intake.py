@@ -98,7 +98,8 @@ class Intake:
         newer.
         """
         self.held[ticket] = scored
-        versions = [span.version for made in scored.group.rollouts for span in made.spans]
+        made = [one for rollout in scored.group.rollouts for one in rollout.sequences]
+        versions = [span.version for one in made for span in one.spans]
         known = [self.newest_version] if self.newest_version else []
         self.newest_version = max(versions + known, key=lambda found: (found.step, found.incarnation))
 
@@ -121,7 +122,8 @@ class Intake:
             set(verdict.rewards) == set(self._settings.reward_names)
             and all(len(values) == size for values in verdict.rewards.values())
             and len(verdict.lengths) == size
-            and max(verdict.lengths) <= self._settings.max_completion_length
+            and max(verdict.lengths)
+            <= self._settings.max_completion_length * self._settings.most_sequences
         )
 
     def form(self, step: int) -> list[ScoredGroup] | None:

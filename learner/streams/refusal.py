@@ -35,7 +35,7 @@ MEANING: dict[Reason, str] = {
     "version": "a token is of a version that was not published, or is older or other than asked for",
     "hash": "a token was sampled by other weights than the published ones of its version",
     "tokens": "a completion is too long, or has tokens that the model does not know",
-    "episode": "it has answers of tools, and the run has no tools",
+    "episode": "it has answers of tools or several sequences, and the run has no tools or no agent",
     "rewards": "its rewards are not those of the contract",
 }
 """What each reason says of a group."""
@@ -56,14 +56,16 @@ def why_refused(
     rewards: Collection[str],
     longest_prompt: int = 0,
     episodes: bool = False,
+    most_sequences: int = 1,
 ) -> Reason | None:
     """Return why a group is no answer to the ticket `asked`, the first reason found; None if it is one.
 
     `published` maps versions to the hash of their weights, and `rewards` are the contract's names. Each
     field of the ticket is compared as bytes: 1, 1.0 and True differ. `vocab_size` is above all token ids
     of the model. `longest_prompt` is the most tokens of a rollout's own prompt, 0 in a run without an
-    environment. Without `episodes`, tools or an environment, all tokens of a rollout are sampled, and it
-    ends as a completion does. Tokens of an evaluation must be of the ticket's version.
+    environment or agent. Without `episodes`, tools, an environment or an agent, all tokens of a rollout
+    are sampled, and it ends as a completion does. `most_sequences` is the most sequences of a rollout.
+    Tokens of an evaluation must be of the ticket's version.
     """
     found = scored.group.ticket
     if encode(found) != encode(asked):
@@ -71,21 +73,29 @@ def why_refused(
     if set(scored.rewards) != set(rewards):
         return "rewards"
     for rollout in scored.group.rollouts:
-        for span in rollout.spans:
-            other = asked.purpose == "eval" and span.version != asked.version
-            if span.version not in published or span.version.step < asked.min_step or other:
-                return "version"
-            if published[span.version] != span.hash:
-                return "hash"
-        if len(rollout.token_ids) > asked.sampling.max_tokens:
-            return "tokens"
-        if any(ids.max(initial=0) >= vocab_size for ids in (rollout.token_ids, rollout.prompt_ids)):
-            return "tokens"
-        if len(rollout.prompt_ids) > longest_prompt:
-            return "prompt"
-        if not episodes and not _is_completion(rollout):
+        for sequence in rollout.sequences:
+            if reason := _why_sequence_refused(sequence, asked, published, vocab_size):
+                return reason
+            if len(sequence.prompt_ids) > longest_prompt:
+                return "prompt"
+        fits = len(rollout.sequences) <= most_sequences
+        if not fits or not (episodes or _is_completion(rollout)):
             return "episode"
     return None
+
+
+def _why_sequence_refused(
+    sequence: Rollout, asked: Ticket, published: Mapping[Version, str], vocab_size: int
+) -> Reason | None:
+    """Return why the tokens of a sequence are no answer to the ticket, None if they are one."""
+    for span in sequence.spans:
+        other = asked.purpose == "eval" and span.version != asked.version
+        if span.version not in published or span.version.step < asked.min_step or other:
+            return "version"
+        if published[span.version] != span.hash:
+            return "hash"
+    unknown = any(ids.max(initial=0) >= vocab_size for ids in (sequence.token_ids, sequence.prompt_ids))
+    return "tokens" if unknown or len(sequence.token_ids) > asked.sampling.max_tokens else None
 
 
 def _is_completion(rollout: Rollout) -> bool:
@@ -133,9 +143,11 @@ class OutcomeCheck:
             reason: Reason | None = None if outcome.ticket_id == ticket else "ticket"
         else:
             settings, published = self._source.settings, self._ledger.versions
+            own_prompts = settings.environment or settings.agent
             reason = why_refused(
                 outcome, self._asked(ticket), published, self._vocab_size, settings.reward_names,
-                settings.max_prompt_length if settings.environment else 0, settings.has_episodes,
+                settings.max_prompt_length if own_prompts else 0, settings.has_episodes,
+                settings.most_sequences,
             )  # fmt: skip
         if reason:
             self.refused[reason] += 1

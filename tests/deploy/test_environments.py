@@ -155,9 +155,15 @@ def test_a_lost_openenv_server_sets_the_rollout_aside(tmp_path: Path) -> None:
         episode.call("step", {"number": 7})
 
 
-@pytest.mark.parametrize(("name", "file"), [("calculate", "calculator.py"), ("Guess", "retry.py")])
+@pytest.mark.parametrize(
+    ("name", "file"), [("calculate", "calculator.py"), ("Guess", "retry.py"), ("rollout", "agent.py")]
+)
 def test_the_page_shows_an_example_as_it_is(name: str, file: str) -> None:
-    (block,) = [one for one in blocks() if one.startswith((f"def {name}(", f"class {name}:"))]
+    (block,) = [
+        one
+        for one in blocks()
+        if one.startswith((f"def {name}(", f"class {name}:", f"async def {name}("))
+    ]
     assert block in (EXAMPLES / file).read_text()
 
 

@@ -1,0 +1,238 @@
+"""OpenAI's form of chat completions: a call's bytes to a checked request, and an answer to JSON. Pure.
+
+Whatever an agent sends is hostile: each value is checked, and what is wrong with it is said in an error
+of OpenAI's form. Messages get one canonical form, so that equal messages are equal texts.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.actors.tool_calls import ToolCall
+from penstock.actors.turns import Message
+from penstock.common.chat.known_format import DEEPEST_CALL
+from penstock.common.files.reading import parse_json
+from penstock.common.text import short
+from penstock.common.wire.messages import Sampling
+from penstock.common.wire.plain import brief, find_fault
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
+          "tool": "tool"}  # fmt: skip
+_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id"}
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_ONLY: dict[str, Any] = {
+    "n": 1, "stream": False, "logprobs": False, "frequency_penalty": 0, "presence_penalty": 0,
+    "tool_choice": "auto", "parallel_tool_calls": True, "response_format": {"type": "text"},
+    "logit_bias": {}, "store": False,
+}  # fmt: skip
+"""Parameters that may have this value alone, which is OpenAI's default."""
+_READ = {"messages", "tools", "max_tokens", "max_completion_tokens", "stop"}
+_UNUSED = {"model", "user", "metadata"}
+
+
+class CallRefused(Exception):
+    """A call that gets an error: the status of HTTP, a message for the agent's author, OpenAI's code."""
+
+    def __init__(self, message: str, status: int = 400, code: str = "invalid_request") -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Return the error in OpenAI's form."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A checked call: messages in canonical form, tools, and the most tokens (0: as many as fit)."""
+
+    messages: list[Message]
+    tools: list[Any]
+    max_tokens: int
+
+
+def read_request(body: bytes, sampling: Sampling) -> ChatRequest:
+    """Return the request in a call's bytes, whose rollout samples with `sampling`. Raise CallRefused."""
+    try:
+        asked = parse_json(body)
+    except ValueError as error:
+        raise CallRefused(f"the body is no JSON of Penstock's limits: {short(error)}") from error
+    if not isinstance(asked, dict):
+        raise CallRefused(f"the body is {brief(asked)}, expected an object")
+    given = {name: value for name, value in asked.items() if value is not None}
+    for name, value in given.items():
+        _check_parameter(name, value, sampling)
+    return ChatRequest(
+        read_messages(given.get("messages")), _tools(given.get("tools", [])), _most(given)
+    )
+
+
+def _check_parameter(name: str, value: Any, sampling: Sampling) -> None:
+    """Raise CallRefused for a parameter that would change how the run samples, or is not known."""
+    if name in _SAMPLING and value != getattr(sampling, name):
+        raise CallRefused(
+            f"{name} is {brief(value)}, and this rollout samples with {getattr(sampling, name):g}, on "
+            "which the learner's importance ratios rest: leave it out, or set the run's variable"
+        )
+    stops = [value] if isinstance(value, str) else value
+    if name == "stop" and stops != list(sampling.stop):
+        raise CallRefused(f"stop is {brief(value)}, expected LEARNER_GENERATION_KWARGS': leave it out")
+    if name in _ONLY and value != _ONLY[name]:
+        raise CallRefused(f"{name} is {brief(value)}, and only {_ONLY[name]!r} is served: leave it out")
+    if name not in (*_SAMPLING, *_ONLY, *_READ, *_UNUSED):
+        raise CallRefused(f"{brief(name)} is not served: leave it out")
+
+
+def _most(given: Mapping[str, Any]) -> int:
+    """Return the most tokens that a request asks for, 0 without a limit. Raise CallRefused."""
+    found = [given[name] for name in ("max_tokens", "max_completion_tokens") if name in given]
+    for value in found:
+        if type(value) is not int or value < 1:
+            raise CallRefused(f"max_tokens is {brief(value)}, expected a number of at least 1")
+    return min(found, default=0)
+
+
+def _tools(value: Any) -> list[Any]:
+    """Return the tools of a request. Raise CallRefused if they are no list of functions."""
+    tools = value if isinstance(value, list) else [value]
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise CallRefused(
+                f'a tool is {brief(tool)}, expected {{"type": "function", "function": {{"name": ...}}}}'
+            )
+    return tools
+
+
+def read_messages(value: Any) -> list[Message]:
+    """Return messages in canonical form. Raise CallRefused for none, or a message of another form.
+
+    An answer of a tool gets the name of the function that its call has.
+    """
+    if not isinstance(value, list) or not value:
+        raise CallRefused(f"messages is {brief(value)}, expected a list with at least one message")
+    names: dict[str, str] = {}
+    messages = []
+    for place, found in enumerate(value):
+        try:
+            message = _message(found, names)
+        except ValueError as error:
+            raise CallRefused(f"messages[{place}]: {error}") from error
+        for call in message.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+        messages.append(message)
+    return messages
+
+
+def _message(found: Any, names: Mapping[str, str]) -> Message:
+    """Return a message in canonical form; `names` are those of earlier calls. Raise ValueError."""
+    if not isinstance(found, dict) or found.get("role") not in tuple(_ROLES):
+        raise ValueError(f"found {brief(found)}, expected an object with a role of {', '.join(_ROLES)}")
+    if odd := [name for name, value in found.items() if value and name not in _KEYS]:
+        raise ValueError(f"{brief(odd[0])} is not served, expected {', '.join(sorted(_KEYS))}")
+    role = _ROLES[found["role"]]
+    message: Message = {"role": role, "content": _content(found.get("content"))}
+    name = found.get("name")
+    if role == "tool":
+        call = found.get("tool_call_id")
+        if not isinstance(call, str):
+            raise ValueError(f"tool_call_id is {brief(call)}, expected the id of a call")
+        message["tool_call_id"] = call
+        name = name or names.get(call)
+    if name:
+        message["name"] = _text("name", name)
+    if role == "assistant" and found.get("tool_calls"):
+        message["tool_calls"] = _calls(found["tool_calls"])
+    return message
+
+
+def _content(value: Any) -> str:
+    """Return the text of a message's content: none, a text, or parts. Raise ValueError for another."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    parts = value if isinstance(value, list) else [value]
+    for part in parts:
+        if (
+            not isinstance(part, dict)
+            or part.get("type") != "text"
+            or not isinstance(part.get("text"), str)
+        ):
+            raise ValueError(f"content has {brief(part)}, expected a text or parts of the type text")
+    return "".join(part["text"] for part in parts)
+
+
+def _calls(value: Any) -> list[Message]:
+    """Return tool calls with their arguments as maps, as chat templates take them. Raise ValueError."""
+    calls: list[Message] = []
+    for call in value if isinstance(value, list) else [value]:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise ValueError(f"tool_calls has {brief(call)}, expected calls of functions")
+        arguments = parse_json(_text("arguments", function.get("arguments")) or "{}")
+        if not isinstance(arguments, dict) or find_fault(arguments, DEEPEST_CALL):
+            raise ValueError(
+                f"arguments are {brief(arguments)}, expected the JSON text of an object with at most "
+                f"{DEEPEST_CALL} levels"
+            )
+        name = _text("a call's name", function.get("name"))
+        calls.append(_call(_text("a call's id", call.get("id")), name, arguments))
+    return calls
+
+
+def _call(identifier: str, name: str, arguments: Mapping[str, Any]) -> Message:
+    """Return a tool call in canonical form."""
+    function = {"name": name, "arguments": dict(arguments)}
+    return {"id": identifier, "type": "function", "function": function}
+
+
+def _text(what: str, value: Any) -> str:
+    """Return a value that is a text. Raise ValueError for another one."""
+    if not isinstance(value, str):
+        raise ValueError(f"{what} is {brief(value)}, expected a text")
+    return value
+
+
+def assistant_message(text: str, said: str, calls: Sequence[ToolCall], turn: int) -> Message:
+    """Return the message of a completion in canonical form.
+
+    `said` is the completion's `text` without the tool `calls` in it. Without calls, or if one of them
+    cannot be read, the message is the whole text. The ids of calls have nine letters and digits, as some
+    templates demand. Example: call00301 is the second call of the rollout's completion `turn` 3.
+    """
+    if not calls or any(call.error for call in calls):
+        return {"role": "assistant", "content": text}
+    named = enumerate(calls)
+    made = [_call(f"call{turn:03d}{place:02d}", call.name, call.arguments) for place, call in named]
+    return {"role": "assistant", "content": said, "tool_calls": made}
+
+
+def key_of(value: Message | Sequence[Any]) -> str:
+    """Return the text that equal messages, or equal tools, have in common. 1, 1.0 and true differ."""
+    return json.dumps(value)
+
+
+def answer(message: Message, finish: str, prompt_tokens: int, completion_tokens: int, name: str) -> Any:
+    """Return the body of an answer. `finish` is the rollout's reason, `name` identifies the answer."""
+    sent = dict(message)
+    if calls := message.get("tool_calls"):
+        finish = "tool_calls"
+        sent["content"] = message["content"] or None
+        sent["tool_calls"] = [call | {"function": _as_sent(call["function"])} for call in calls]
+    return {
+        "id": f"chatcmpl-{name}", "object": "chat.completion", "created": int(time.time()),
+        "model": "policy",
+        "choices": [{"index": 0, "message": sent, "finish_reason": finish, "logprobs": None}],
+        "usage": {
+            "prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        },
+    }  # fmt: skip
+
+
+def _as_sent(function: Message) -> Message:
+    """Return a call's function with its arguments as JSON text, as OpenAI sends it."""
+    return function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}

@@ -1,0 +1,179 @@
+"""One rollout of an agent that owns its loop: its coroutine calls the model, its tokens stay here.
+
+Waits for: the agent's coroutine, which runs in a sandbox process and calls the actor's endpoint.
+Unblocked by: the coroutine's end, the agent's time limit, an abort, or a failure of engine or template.
+Produces: a Rollout of as many sequences as the agent's calls began, with the reward that it returned.
+Ends when: the coroutine has returned. Calls that are open then get an error.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.actors.agents.endpoint import Endpoint
+from penstock.actors.agents.form import CallRefused, answer, assistant_message, key_of, read_request
+from penstock.actors.agents.sequences import Limits, Sequences
+from penstock.actors.conversation import InThread, Sample, Tokens, begun, shown, turn_sampling
+from penstock.actors.engine import Aborted, PromptRefused
+from penstock.actors.tool_calls import ToolCall
+from penstock.actors.turns import Message, TurnTemplate
+from penstock.common.episodes.pool import Episode, EpisodeFailed, EpisodePool
+from penstock.common.errors import PenstockError
+from penstock.common.log import get_logger
+from penstock.common.text import SHOWN, short
+from penstock.common.wire.messages import Rollout, Ticket
+from penstock.common.wire.transcript import Transcript
+
+_MOST_SHOWN = 2**20
+"""Most letters of a transcript's messages. An agent's calls may have four times as many each."""
+
+log = get_logger(__name__)
+
+
+class AgentRollout:
+    """Rollout `index` of a ticket, made by an agent. `run` it once, inside of an event loop."""
+
+    def __init__(
+        self, ticket: Ticket, index: int, template: TurnTemplate, limits: Limits,
+        sample: Sample, in_thread: InThread,
+    ) -> None:  # fmt: skip
+        self._ticket = ticket
+        self._index = index
+        self._template = template
+        self._sequences = Sequences(template, limits, in_thread)
+        self._sample = sample
+        self._in_thread = in_thread
+        self._turns = self._answers = self._calls = 0
+        self._over = False
+        self._open: set[asyncio.Task[Any]] = set()
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self, pool: EpisodePool, endpoint: Endpoint) -> Rollout:
+        """Return the rollout, with a failure if the agent broke or never got an answer of the model.
+
+        Raise what the engine raises, and what `stop` was given. The agent's process is ended in any
+        case, and its key is refused from then on.
+        """
+        episode: Episode | None = None
+        try:
+            episode = await begun(self._in_thread(pool.begin, self._ticket.columns))
+            with endpoint.key_for(self) as key:
+                reward, metrics = await self._driven(episode, endpoint.url, key)
+            if not self._answers:
+                raise EpisodeFailed(
+                    "the agent returned without an answer of the model: nothing to train"
+                )
+            return self._rollout(reward, metrics)
+        except EpisodeFailed as error:
+            log.warning(f"Rollout {self._index} of {self._ticket.id} broke.", reason=str(error))
+            return self._rollout(None, {}, str(error))
+        finally:
+            self._end_calls()
+            if episode is not None:
+                episode.abandon()
+
+    async def _driven(
+        self, episode: Episode, url: str, key: str
+    ) -> tuple[float | None, dict[str, float]]:
+        """Return what the agent returned. Raise EpisodeFailed, and what `stop` was given."""
+        driving = asyncio.ensure_future(self._in_thread(episode.agent, url, key))
+        driving.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        try:
+            await asyncio.wait((driving, self._broken), return_when=asyncio.FIRST_COMPLETED)
+            if self._broken.done():
+                self._broken.result()
+            found: tuple[float | None, dict[str, float]] = await driving
+            return found
+        finally:
+            driving.cancel()
+
+    def stop(self, error: Exception) -> None:
+        """End the rollout soon: `run` raises this error, or makes a failure of an EpisodeFailed."""
+        if not self._broken.done():
+            self._broken.set_exception(error)
+
+    def _end_calls(self) -> None:
+        """End the open calls, and refuse later ones."""
+        self._over = True
+        for task in tuple(self._open):
+            task.cancel()
+        if not self._broken.cancel():
+            self._broken.exception()  # marks the error as seen
+
+    async def call(self, body: bytes) -> Any:
+        """Return the answer to a call's bytes. Raise CallRefused, also if the rollout ends meanwhile.
+
+        A failure of the engine or the template ends the rollout: the agent's reward would count what
+        is no fault of the policy.
+        """
+        if self._over or self._broken.done():
+            raise _ended()
+        task = asyncio.ensure_future(self._complete(body))
+        self._open.add(task)
+        try:
+            return await task
+        except CallRefused:
+            raise
+        except asyncio.CancelledError:  # of this call's connection, or of `_end_calls`
+            if self._over:
+                raise _ended() from None
+            raise
+        except Exception as error:  # whatever it is, no agent may turn it into a reward
+            known = isinstance(error, (PenstockError, Aborted))
+            self.stop(error if known else EpisodeFailed(f"the endpoint failed: {short(repr(error))}"))
+            raise _ended() from error
+        finally:
+            self._open.discard(task)
+
+    async def _complete(self, body: bytes) -> Any:
+        """Return the answer to a call. Raise CallRefused, EpisodeFailed, and what `sample` raises."""
+        sampling = self._ticket.sampling
+        request = await asyncio.to_thread(read_request, body, sampling)
+        async with self._sequences.turn(request) as turn:
+            number, self._turns = self._turns, self._turns + 1
+            name, most = f"{self._index}.{number}", min(turn.left, request.max_tokens or turn.left)
+            prompt = turn.prompt
+            try:
+                sampled = await self._sample(
+                    name, prompt, turn_sampling(sampling, self._index, number, most)
+                )
+            except PromptRefused as error:
+                raise CallRefused(short(error, 300)) from error
+            text = self._template.text_of(sampled.token_ids.tolist())
+            said, calls = text, list[ToolCall]()
+            if request.tools:
+                said, calls = self._template.read(prompt, sampled.token_ids, request.tools)
+            message = assistant_message(text, said, calls, number)
+            self._sequences.take(turn, request, sampled, message)
+        self._answers += 1
+        self._calls += len(message.get("tool_calls", ()))
+        return answer(message, sampled.finish_reason, len(prompt), len(sampled.token_ids), name)
+
+    def _rollout(self, reward: float | None, metrics: dict[str, float], failure: str = "") -> Rollout:
+        """Return the sequences as a rollout, whose transcript has the messages of the last one."""
+        answered = self._sequences.answered
+        said = _shown(answered[-1].messages) if answered else ()
+        talk = Transcript(said, self._answers, self._calls, 0, reward, failure[:SHOWN], metrics)
+        if not answered:
+            return Tokens().as_rollout("environment", transcript=talk)
+        *earlier, last = answered
+        others = tuple(one.tokens.as_rollout(one.finish, one.prompt_ids) for one in earlier)
+        finish = "environment" if failure else last.finish
+        return last.tokens.as_rollout(finish, last.prompt_ids, talk, others)
+
+
+def _shown(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the messages of a transcript: of too many letters the last ones."""
+    kept: list[Message] = []
+    left = _MOST_SHOWN
+    for message in map(shown, reversed(messages)):
+        left -= len(key_of(message))
+        if left < 0:
+            break
+        kept.insert(0, message)
+    return tuple(kept)
+
+
+def _ended() -> CallRefused:
+    """Return the error of a call whose rollout has ended."""
+    return CallRefused("the rollout has ended: make no further calls", 503, "rollout_ended")

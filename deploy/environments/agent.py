@@ -1,0 +1,42 @@
+"""An agent that owns its loop: LEARNER_AGENT=agent.py:rollout. Rows have the gold number as `answer`."""
+
+import json
+from typing import Any
+
+from openai import AsyncOpenAI
+
+TEXT = {"type": "string", "description": "Numbers, brackets and the signs + - * /"}
+INPUT = {"type": "object", "properties": {"expression": TEXT}, "required": ["expression"]}
+TOOL: Any = {"type": "function", "function": {"name": "calculate", "parameters": INPUT}}
+
+# Imports all of the library, which else each rollout would do.
+CHAT = AsyncOpenAI(base_url="-", api_key="-").chat.completions
+
+
+def calculate(arguments: str) -> str:
+    """Return the value of the expression in a call's arguments, or what is wrong with them."""
+    try:
+        expression = json.loads(arguments)["expression"]
+        if set(expression) - set("0123456789.+-*/() ") or "**" in expression:
+            return "only numbers, brackets and + - * /"
+        return str(eval(expression))
+    except Exception as error:  # the policy reads what went wrong
+        return f"{type(error).__name__}: {error}"
+
+
+async def rollout(task: dict[str, Any], base_url: str, api_key: str) -> float:
+    """Return 1.0 if the last answer to the row's question ends with the gold number, else 0.0."""
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key)
+    messages: list[Any] = [{"role": "user", "content": task["prompt"]}]
+    for _ in range(5):
+        reply: Any = await client.chat.completions.create(
+            model="policy", messages=messages, tools=[TOOL]
+        )
+        messages.append(message := reply.choices[0].message)
+        if not message.tool_calls:
+            break
+        for call in message.tool_calls:
+            text = calculate(call.function.arguments)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
+    gold = str(task["answer"]).rpartition("####")[2].strip()
+    return float((message.content or "").rstrip(" .").endswith(gold))

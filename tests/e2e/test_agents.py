@@ -1,0 +1,51 @@
+"""A whole run of the example agent: OpenAI's client trains through the endpoint, an actor's kill too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.common.wire.codec import decode
+from penstock.common.wire.messages import ScoredGroup
+from tests.e2e.forked import ForkedSite
+from tests.e2e.site import FAKE_PROCFILE, ROOT
+from tests.judge import judge, read_records
+
+pytestmark = pytest.mark.e2e
+
+EXAMPLE = ROOT / "deploy" / "environments" / "agent.py"
+
+
+def test_the_example_agent_trains_and_survives_a_kill_of_its_actor(tmp_path: Path) -> None:
+    """The fake engine calls a tool in the first two turns of each rollout, and then answers."""
+    site = ForkedSite(
+        tmp_path, FAKE_PROCFILE, talks=True, LEARNER_MAX_STEPS="3", LEARNER_ENVIRONMENT="",
+        LEARNER_AGENT=f"{EXAMPLE}:rollout", LEARNER_REWARDS="environment",
+        LEARNER_MAX_PROMPT_LENGTH="20", LEARNER_MAX_COMPLETION_LENGTH="90", FAKE_TOKEN_DELAY_S="0.02",
+        LEARNER_NUM_GENERATIONS="2", LEARNER_GROUPS_PER_STEP="2", LEARNER_EVAL_DATASET="",
+    )  # fmt: skip
+    site.start()
+    try:
+        site.wait_for(lambda: site.steps() >= 1, "step 1")
+        site.kill("actor.1")
+        assert site.wait(600) == 0, "\n".join(site.lines[-40:])
+    finally:
+        site.stop()
+    verdict = judge(site.run_folder)
+    assert verdict["faults"] == []
+    assert verdict["states"]["trained"] == 3 * 2
+    batches = [record for _, record in read_records(site.run_folder)]
+    groups = [decode(data, ScoredGroup) for one in batches for data in one.get("groups", ())]
+    for rollout in (made for scored in groups for made in scored.group.rollouts):
+        talk = rollout.transcript
+        assert talk is not None
+        assert (talk.failure, talk.turns, talk.tool_calls) == ("", 3, 2)
+        assert talk.reward in (0.0, 1.0)
+        assert (rollout.earlier, len(rollout.spans)) == ((), 3), "one sequence, a span per turn"
+    lines = (site.run_folder / "metrics.jsonl").read_text()
+    assert "refused/" not in lines
+    assert json.loads(lines.splitlines()[-1])["turns"] == 3
+    assert site.moved() > 1e-4
+    assert not [line for line in site.lines if "Traceback" in line]
