@@ -9,7 +9,7 @@ class Guess:
     def reset(self, answer: Any, **row: Any) -> None:
         """Take the row's answer, which GSM8K has behind ####."""
         self._answer = int(str(answer).rpartition("####")[2].replace(",", ""))
-        self._attempts: list[int] = []
+        self._attempts: list[float] = []
 
     def guess(self, number: int) -> str:
         """Say whether a number is the answer.
@@ -17,7 +17,7 @@ class Guess:
         Args:
             number: The number.
         """
-        self._attempts.append(int(number))
+        self._attempts.append(number)
         if number == self._answer:
             return "right"
         return "too low" if number < self._answer else "too high"
