@@ -2,27 +2,31 @@
 
     python -m benchmarks.calculator [--seed 1] [--steps 40] [--folder F]
 
-A tiny model of conversations is pre-trained (benchmarks/talk_model.py), which seldom writes the right
-call. Then it is trained with deploy/environments/calculator.py as its tool. The reward is 1.0 for
-correct use: the tool was called, and the last answer is the sum and was the tool's answer. The goal is
-over 80% correct use within ten minutes after training began.
+A tiny model of conversations is pre-trained (benchmarks/talk_model.py). Nine of ten conversations for
+pre-training hold a wrong call: without quotes, with another key or name, or with a digit less, which
+gives another sum; or they hold no call. So the model seldom writes the right call. Then it is trained
+with deploy/environments/calculator.py as its tool. The reward is 1.0 for correct use: the tool was
+called, and the last answer is the sum and was the tool's answer. The goal is over 80% correct use within
+ten minutes after training began.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
+import random
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from benchmarks.talk_model import make_talk_model, write_questions
+from benchmarks.talk_model import Talk, make_talk_model
+from benchmarks.talk_run import heldout_means, print_now, run_training
 
 GOAL = 0.8
-_ROOT = Path(__file__).parents[1]
+VALID_SHARE = 0.1
+"""Share of the conversations for pre-training that hold the right call."""
+
+_EXAMPLES = Path(__file__).parents[1] / "deploy/environments"
 _REWARD = '''
 def correct_use(completions, solution, **columns):
     """1.0 if a tool gave the right sum and the last message repeats it."""
@@ -32,42 +36,59 @@ def correct_use(completions, solution, **columns):
         found.append(float(bool(told) and told[-1] == gold == talk[-1]["content"].strip()))
     return found
 '''
-_SETTINGS = {
-    "RUN_NAME": "calculator",
-    "LEARNER_GROUPS_PER_STEP": "32", "LEARNER_NUM_GENERATIONS": "8",
-    "LEARNER_MAX_PROMPT_LENGTH": "16", "LEARNER_MAX_COMPLETION_LENGTH": "160",
-    "LEARNER_TOOL_TIMEOUT_S": "20", "LEARNER_MAX_TOOL_CALLING_ITERATIONS": "1",
-    "LEARNER_LEARNING_RATE": "2e-4", "LEARNER_WARMUP_STEPS": "2", "LEARNER_ADAM_BETA2": "0.95",
-    "LEARNER_EVAL_TEMPERATURE": "1.0", "LEARNER_SAVE_STEPS": "1000",
-    "ACTOR_EPISODE_WORKERS": "48", "REWARDER_WORKERS": "1", "OMP_NUM_THREADS": "1",
-}  # fmt: skip
+
+
+def write_questions(path: Path, count: int, seed: int) -> Path:
+    """Write so many sums of three digits each, as JSON lines with question and answer."""
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        a, b = draw.randint(100, 999), draw.randint(100, 999)
+        rows.append(json.dumps({"question": f"{a}+{b}=", "answer": str(a + b)}) + "\n")
+    path.write_text("".join(rows))
+    return path
+
+
+def make_talk(draw: random.Random) -> Talk:
+    """Return a conversation in parts of text, each with whether the model is to learn to write it."""
+    a, b = draw.randint(100, 999), draw.randint(100, 999)
+    arguments = {"expression": f"{a}+{b}"}
+    body = json.dumps({"name": "calculate", "arguments": arguments})
+    wrong = [
+        body.replace('"', ""),
+        body.replace('"name"', '"tool"'),
+        body.replace("calculate", "compute"),
+        body.replace(f"{a}+", f"{str(a)[1:]}+"),
+        "",
+    ]
+    valid = draw.random() < VALID_SHARE
+    body = body if valid else draw.choice(wrong)
+    guess = str(draw.randint(200, 1998))
+    if not body:
+        return [(f"<user>{a}+{b}=<eos><assistant>", False), (f"{guess}<eos>", True)]
+    lost = body == wrong[3] and not valid
+    answer = str(a + b) if valid else str(int(str(a)[1:]) + b) if lost else "{'error': 'no call'}"
+    return [
+        (f"<user>{a}+{b}=<eos><assistant>", False),
+        (f"<tool_call>{body}</tool_call><eos>", True),
+        (f"<tool>{answer}<eos><assistant>", False),
+        (f"{answer if valid or lost else guess}<eos>", True),
+    ]
 
 
 def train(folder: Path, model: Path, steps: int, seed: int) -> float:
     """Train the model in a run below `folder`; return the seconds that the run took."""
     (folder / "reward.py").write_text(_REWARD)
-    folder.chmod(0o755)
-    settings = _SETTINGS | {
-        "RUN_DIR": str(folder), "LEARNER_MODEL": str(model), "LEARNER_SEED": str(seed),
+    settings = {
+        "RUN_NAME": "calculator", "LEARNER_MODEL": str(model), "LEARNER_SEED": str(seed),
         "LEARNER_DATASET": str(write_questions(folder / "train.jsonl", 4000, seed)),
         "LEARNER_EVAL_DATASET": str(write_questions(folder / "heldout.jsonl", 200, seed + 10_000)),
         "LEARNER_MAX_STEPS": str(steps), "LEARNER_EVAL_STEPS": str(steps),
+        "LEARNER_MAX_COMPLETION_LENGTH": "160", "LEARNER_MAX_TOOL_CALLING_ITERATIONS": "1",
         "LEARNER_REWARDS": f"{folder / 'reward.py'}:correct_use",
-        "LEARNER_TOOLS": f"{_ROOT / 'deploy/environments/calculator.py'}:calculate",
+        "LEARNER_TOOLS": f"{_EXAMPLES / 'calculator.py'}:calculate",
     }  # fmt: skip
-    with (folder / "run.log").open("w") as log:
-        command = [sys.executable, "-m", "penstock.deploy", "up"]
-        began = time.monotonic()
-        subprocess.run(
-            command,
-            env=os.environ | settings,
-            cwd=_ROOT,
-            stdout=log,
-            stderr=log,
-            timeout=1800,
-            check=True,
-        )
-    return time.monotonic() - began
+    return run_training(folder, settings)
 
 
 def report(folder: Path, took_s: float) -> float:
@@ -78,11 +99,7 @@ def report(folder: Path, took_s: float) -> float:
         right = row.get("rewards/correct_use/mean", 0.0)
         calls, failed = row["tools/call_frequency"], row["tools/failure_frequency"]
         print(f"step {row['step']:>3}  correct use {right:.2f}  calls {calls:.2f}  failed {failed:.2f}")
-    found = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
-    shares = {}
-    for row in found:
-        shares.setdefault(row["step"], []).append(row["rewards"][0]["correct_use"] or 0.0)
-    means = {step: sum(values) / len(values) for step, values in sorted(shares.items())}
+    means = {step: row["correct_use"] for step, row in heldout_means(run).items()}
     for step, share in means.items():
         print(f"held-out questions after step {step}: {share:.1%} correct use")
     print(f"the run took {took_s:.0f} s, with the start of vLLM")
@@ -98,7 +115,7 @@ def main() -> int:
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="penstock-calculator-"))
     folder.mkdir(parents=True, exist_ok=True)
-    model = make_talk_model(folder / "model", options.seed, lambda line: print(line, flush=True))
+    model = make_talk_model(folder / "model", options.seed, make_talk, print_now)
     share = report(folder, train(folder, model, options.steps, options.seed))
     print(f"correct use at the end: {share:.1%}; the goal is {GOAL:.0%}")
     return int(share < GOAL)

@@ -1,13 +1,11 @@
-"""A tiny model of conversations, pre-trained to call a calculator, mostly wrongly.
+"""A tiny model of conversations, which reads characters and has symbols for turns and tool calls.
 
-It reads characters, and has symbols for the turns and for tool calls. Nine of ten conversations that it
-is pre-trained on hold a wrong call: without quotes, with another key or name, or with a digit less,
-which gives another sum; or they hold no call. So the model knows the right call, and seldom chooses it.
+Each benchmark brings the conversations that the model is pre-trained on. Most of them hold a call that
+cannot be run. So the model knows the right call, and seldom chooses it.
 """
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +16,9 @@ from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 CONTEXT_TOKENS = 256
-VALID_SHARE = 0.1
-"""Share of the conversations for pre-training that hold the right call."""
 
+Talk = list[tuple[str, bool]]
+"""A conversation in parts of text, each with whether the model is to learn to write it."""
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
@@ -47,46 +45,14 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )  # fmt: skip
 
 
-def write_questions(path: Path, count: int, seed: int) -> Path:
-    """Write so many sums of three digits each, as JSON lines with question and answer."""
-    draw = random.Random(seed)
-    rows = []
-    for _ in range(count):
-        a, b = draw.randint(100, 999), draw.randint(100, 999)
-        rows.append(json.dumps({"question": f"{a}+{b}=", "answer": str(a + b)}) + "\n")
-    path.write_text("".join(rows))
-    return path
+def make_talk_model(
+    folder: Path, seed: int, make_talk: Callable[[random.Random], Talk], report: Callable[[str], None]
+) -> Path:
+    """Pre-train a model, save it as a Hugging Face folder and return the folder.
 
-
-def make_talk(draw: random.Random) -> list[tuple[str, bool]]:
-    """Return a conversation in parts of text, each with whether the model is to learn to write it."""
-    a, b = draw.randint(100, 999), draw.randint(100, 999)
-    arguments = {"expression": f"{a}+{b}"}
-    body = json.dumps({"name": "calculate", "arguments": arguments})
-    wrong = [
-        body.replace('"', ""),
-        body.replace('"name"', '"tool"'),
-        body.replace("calculate", "compute"),
-        body.replace(f"{a}+", f"{str(a)[1:]}+"),
-        "",
-    ]
-    valid = draw.random() < VALID_SHARE
-    body = body if valid else draw.choice(wrong)
-    guess = str(draw.randint(200, 1998))
-    if not body:
-        return [(f"<user>{a}+{b}=<eos><assistant>", False), (f"{guess}<eos>", True)]
-    lost = body == wrong[3] and not valid
-    answer = str(a + b) if valid else str(int(str(a)[1:]) + b) if lost else "{'error': 'no call'}"
-    return [
-        (f"<user>{a}+{b}=<eos><assistant>", False),
-        (f"<tool_call>{body}</tool_call><eos>", True),
-        (f"<tool>{answer}<eos><assistant>", False),
-        (f"{answer if valid or lost else guess}<eos>", True),
-    ]
-
-
-def make_talk_model(folder: Path, seed: int, report: Callable[[str], None]) -> Path:
-    """Pre-train the model and save it as a Hugging Face folder. Takes minutes of one core."""
+    `make_talk` returns a new conversation, whose random choices come from its argument. `report` gets a
+    line of text about the loss every 50 steps. The 500 steps take minutes of one core.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     draw, tokenizer = random.Random(seed), make_tokenizer()
@@ -117,9 +83,7 @@ def make_talk_model(folder: Path, seed: int, report: Callable[[str], None]) -> P
     return folder
 
 
-def _encode(
-    talks: list[list[tuple[str, bool]]], tokenizer: PreTrainedTokenizerFast
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _encode(talks: list[Talk], tokenizer: PreTrainedTokenizerFast) -> tuple[torch.Tensor, torch.Tensor]:
     """Return padded token ids (N, T), and labels that ignore what the model is not to write."""
     rows, labels = [], []
     for talk in talks:

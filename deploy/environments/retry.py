@@ -12,7 +12,7 @@ class Guess:
         GSM8K has such answers. The other columns, `row`, are not used.
         """
         self._answer = int(str(answer).rpartition("####")[2].replace(",", ""))
-        self._attempts: list[int] = []
+        self._attempts: list[float] = []
 
     def guess(self, number: int) -> str:
         """Say whether a number is the answer.
@@ -23,7 +23,7 @@ class Guess:
         Returns:
             "right", "too low" or "too high".
         """
-        self._attempts.append(int(number))
+        self._attempts.append(number)
         if number == self._answer:
             return "right"
         return "too low" if number < self._answer else "too high"

@@ -6,15 +6,12 @@ import random
 
 import numpy as np
 
-from benchmarks.talk_model import CHAT_TEMPLATE, VALID_SHARE, make_talk, make_tokenizer
+from benchmarks.calculator import VALID_SHARE, make_talk
+from benchmarks.talk_model import CHAT_TEMPLATE, make_tokenizer
 from penstock.actors.tool_calls import read_calls
 from penstock.actors.turns import TurnTemplate
 from penstock.common.wire.contract import ChatSpec
-
-
-def texts_of(talk: list[tuple[str, bool]]) -> list[str]:
-    """What the model is to write, without end symbols."""
-    return [text.removesuffix("<eos>") for text, own in talk if own]
+from tests.benchmarks.talks import texts_of
 
 
 def test_one_of_ten_conversations_has_the_right_call() -> None:

@@ -60,6 +60,22 @@ def test_a_guess_gets_a_hint_and_the_last_one_counts(answer: Any) -> None:
     assert game.get_reward() == 0.0
 
 
+@pytest.mark.parametrize(("number", "hint"), [(42.7, "too high"), (41.5, "too low"), (42.0, "right")])
+def test_a_fraction_is_right_only_if_the_hint_says_so(number: Any, hint: str) -> None:
+    game = Guess()
+    game.reset(answer=42)
+    assert game.guess(number) == hint
+    assert game.get_reward() == float(hint == "right")
+
+
+def test_a_number_in_quotes_is_an_error_and_not_right() -> None:
+    game = Guess()
+    game.reset(answer=42)
+    with pytest.raises(TypeError):
+        game.guess("42")  # type: ignore[arg-type]
+    assert game.get_reward() == 0.0
+
+
 def test_the_game_is_won_with_the_key() -> None:
     game = House()
     assert game.reset(question="") == "Find the treasure. You are in the hall. Ways: north, east."
