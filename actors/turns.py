@@ -24,7 +24,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from penstock.actors.tool_calls import ToolCall, read_calls
-from penstock.common.chat.known_format import MOST_CALLS, KnownFormat
+from penstock.common.chat.known_format import KnownFormat
 from penstock.common.chat.renderer import ChatRenderer, RendererFailed
 from penstock.common.episodes.pool import EpisodeFailed
 from penstock.common.log import get_logger
@@ -105,7 +105,7 @@ class TurnTemplate:
         """Return the text of a completion without its tool calls, and the calls in their order.
 
         `prompt_ids` (P,) are all tokens before `completion_ids` (T,), `tools` the JSON schemas of the
-        tools. Calls after the first MOST_CALLS are replaced by one with an error. A completion that the
+        tools. Calls after the first 64 are replaced by one with an error. A completion that the
         library renderers cannot read has no call, and its whole text is returned.
         """
         text = self.text_of(completion_ids.tolist())
@@ -116,11 +116,7 @@ class TurnTemplate:
         except ValueError as error:
             log.debug("A completion was taken as text.", reason=str(error))
             return text, []
-        calls = [ToolCall(*call) for call in found[:MOST_CALLS]]
-        if len(found) > MOST_CALLS:
-            most = f"{len(found)} tool calls in one turn, expected at most {MOST_CALLS}"
-            calls.append(ToolCall("", error=most))
-        return text, calls
+        return text, [ToolCall(*call) for call in found]
 
     def extend(
         self,

@@ -81,8 +81,8 @@ def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
         share(out / "model")
     finally:
         policy.close()
-    found = sorted(run_folder.checkpoints.glob(f"[0-9]*-{past.step:08d}"))
-    difference = _difference(found[-1] / "model", out / "model") if found else None
+    saved = sorted(run_folder.checkpoints.glob(f"[0-9]*-{past.step:08d}"))
+    difference = _difference(saved[-1] / "model", out / "model") if saved else None
     others = {step for step, _ in set(_metrics(run_folder.metrics)) ^ set(_metrics(out_folder.metrics))}
     return Replayed(past.step, difference, sorted(others))
 

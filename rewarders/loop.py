@@ -223,13 +223,20 @@ class Rewarder:
         try:
             outcome = self._outcome_of(entry)
         except (ScoringFailed, MalformedMessage) as error:
-            self._count("failed")
-            buried = self._stream.fail(entry, purpose, f"{error} (reported by {self._stream.consumer})")
-            fate = "dead" if buried else "retried"
-            log.warning(f"Ticket {entry.ticket} was not scored and is {fate}.", reason=str(error))
+            self._fail(entry, str(error))
             return
         if self._stream.handoff(entry, self._keys.outcomes_for(purpose), encode(outcome)):
             self._count("scored" if isinstance(outcome, ScoredGroup) else "filtered")
+
+    def _fail(self, entry: Entry, reason: str) -> None:
+        """Put back the group of `entry`, or after its last attempt make its ticket dead, with `reason`.
+
+        Count and log the failure. Raise as Connection.call does.
+        """
+        self._count("failed")
+        reported = f"{reason} (reported by {self._stream.consumer})"
+        fate = "dead" if self._stream.fail(entry, entry.ticket.purpose, reported) else "retried"
+        log.warning(f"Ticket {entry.ticket} was not scored and is {fate}.", reason=reason)
 
     def _outcome_of(self, entry: Entry) -> Outcome:
         """Decode and score the group of `entry`; return a ScoredGroup, or a Verdict if it is filtered.

@@ -172,15 +172,14 @@ class Sequences:
         return Turn(sequence, np.zeros(0, dtype="<i4"), self._limits.completion)
 
     async def _prompt(self, request: ChatRequest) -> Int32s:
-        """Return the tokens of a request's messages.
+        """Return the token ids of the request's messages, which begin a sequence.
 
-        Raise CallRefused if the template refuses them or they are too many, EpisodeFailed if its process
-        failed.
+        Raise CallRefused if the template refuses them or they are too many for a prompt, EpisodeFailed
+        if the template's process failed.
         """
         try:
-            ids: Int32s = await self._in_thread(
-                self._template.prompt_ids, request.messages, request.tools
-            )
+            messages, tools = request.messages, request.tools
+            ids: Int32s = await self._in_thread(self._template.prompt_ids, messages, tools)
         except RendererFailed as error:
             raise EpisodeFailed(f"the chat template failed: {short(error, 300)}") from error
         except ValueError as error:

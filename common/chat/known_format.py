@@ -117,15 +117,12 @@ class KnownFormat:
         if found.reasoning_content:
             end = "" if found.reasoning_complete is False else "</think>"
             text = f"<think>{found.reasoning_content}{end}{text}"
-        return text, [_found_call(call) for call in found.tool_calls]
+        return text, _found_calls(found.tool_calls)
 
     def extend(
-        self,
-        prompt_ids: Sequence[int],
-        completion_ids: Sequence[int],
-        answers: Sequence[Any],
+        self, prompt_ids: Sequence[int], completion_ids: Sequence[int], answers: Sequence[Any],
         tools: Sequence[Any],
-    ) -> list[int] | None:
+    ) -> list[int] | None:  # fmt: skip
         """Return the token ids to append after `completion_ids`, up to the assistant's next turn.
 
         They hold the messages `answers`. `prompt_ids` are all tokens before the completion, `tools` the
@@ -160,6 +157,14 @@ def format_of_model(model: str) -> str:
 def _schemas(tools: Sequence[Any]) -> list[Any] | None:
     """Return the JSON schemas `tools` as a list, or None if there are none, as the library expects."""
     return list(tools) or None
+
+
+def _found_calls(found: Sequence[Any]) -> list[FoundCall]:
+    """Return the calls that the library has `found`: after the first MOST_CALLS one with an error."""
+    calls = [_found_call(call) for call in found[:MOST_CALLS]]
+    if len(found) > MOST_CALLS:
+        calls.append(("", {}, f"{len(found)} tool calls in one turn, expected at most {MOST_CALLS}"))
+    return calls
 
 
 def _found_call(call: Any) -> FoundCall:

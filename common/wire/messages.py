@@ -203,7 +203,8 @@ class Rollout:
 
         `token_ids` and `prompt_ids` (int32), `logprobs` (float32) and `mask` (bool) have one dimension,
         all but `prompt_ids` one length over 0. No token id is negative. Log-probabilities are in
-        [-104, 0]. `spans` cover the tokens where `mask` is True, in order. `finish_reason` is known.
+        [-104, 0]. `spans` cover the tokens where `mask` is True, in order. `finish_reason` is known. Of
+        `earlier` sequences there are at most MOST_SEQUENCES - 1, each with a prompt of its own.
         """
         length = len(self.token_ids)
         for name, dtype in _ARRAYS:
@@ -211,14 +212,18 @@ class Rollout:
         sizes = f"{length} tokens, {len(self.logprobs)} logprobs and {len(self.mask)} mask entries"
         equal = len(self.logprobs) == len(self.mask) == length > 0
         require(equal, f"a rollout has {sizes}, expected 1 or more and as many of each; {_RELEASE}")
-        least = min(int(ids.min(initial=0)) for ids in (self.token_ids, self.prompt_ids))
-        require(least >= 0, f"a rollout has the token id {least}, expected 0 or more; {_RELEASE}")
-        lowest, highest = float(self.logprobs.min()), float(self.logprobs.max())  # NaN if one is NaN
-        require(lowest >= LOWEST_LOGPROB and highest <= 0.0, _POSSIBLE, lowest, highest)
+        self._check_values()
         wrong = f"a rollout: expected finish_reason {' or '.join(_REASONS)}; {_RELEASE}; found:"
         require(self.finish_reason in _REASONS, wrong, self.finish_reason)
         self._check_spans()
         self._check_earlier()
+
+    def _check_values(self) -> None:
+        """Raise MalformedMessage for a negative token id, or a log-probability outside of [-104, 0]."""
+        least = min(int(ids.min(initial=0)) for ids in (self.token_ids, self.prompt_ids))
+        require(least >= 0, f"a rollout has the token id {least}, expected 0 or more; {_RELEASE}")
+        lowest, highest = float(self.logprobs.min()), float(self.logprobs.max())  # NaN if one is NaN
+        require(lowest >= LOWEST_LOGPROB and highest <= 0.0, _POSSIBLE, lowest, highest)
 
     def _check_earlier(self) -> None:
         """Raise MalformedMessage for too many earlier sequences, or one that is not a sequence alone."""

@@ -23,16 +23,13 @@ from penstock.learner.algorithm.batch import Batch, token_staleness
 
 
 def completion_rows(
-    step: int,
-    groups: Sequence[ScoredGroup],
-    filtered: Sequence[Verdict],
-    batch: Batch,
+    step: int, groups: Sequence[ScoredGroup], filtered: Sequence[Verdict], batch: Batch,
     weights: Mapping[str, float],
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """Return a row (column: value) per rollout of `groups`, then one per verdict of `filtered`.
 
-    `step`, counted from 1, is the step that trained `groups`. `batch` was made of these groups: it has a
-    sequence per rollout, in their order. `weights` has the weight of each reward in the total. A verdict
+    `step`, counted from 1, is the step that trained `groups`. `batch` was made of these groups: its
+    rollouts are theirs, in their order. `weights` has the weight of each reward in the total. A verdict
     without rewards gets no row. Raise KeyError if a reward has no weight.
     """
     of_rollout = dict(zip(batch.rollout_S.tolist(), batch.sequences, strict=True))

@@ -143,11 +143,10 @@ class OutcomeCheck:
             reason: Reason | None = None if outcome.ticket_id == ticket else "ticket"
         else:
             settings, published = self._source.settings, self._ledger.versions
-            own_prompts = settings.environment or settings.agent
+            own = settings.max_prompt_length if settings.environment or settings.agent else 0
             reason = why_refused(
                 outcome, self._asked(ticket), published, self._vocab_size, settings.reward_names,
-                settings.max_prompt_length if own_prompts else 0, settings.has_episodes,
-                settings.most_sequences,
+                own, settings.has_episodes, settings.most_sequences,
             )  # fmt: skip
         if reason:
             self.refused[reason] += 1
