@@ -95,9 +95,8 @@ class VllmEngine:
         """Return `num_generations` completions of the prompt `prompt_ids` (P,), in order of their seeds.
 
         `request_id` is the name of the request for `abort`. At temperature 0 one completion is sampled
-        and repeated. Raise Aborted after `abort`, PromptRefused if vLLM refuses the prompt or the regex,
-        MalformedMessage if a completion is no Rollout, EngineFailed if vLLM fails or has no weights yet,
-        ValueError if vLLM takes no such `sampling`.
+        and repeated. Raise Aborted after `abort`, PromptRefused if vLLM refuses prompt or `sampling`,
+        MalformedMessage if a completion is no Rollout, EngineFailed if vLLM fails or has no weights yet.
         """
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
@@ -109,15 +108,15 @@ class VllmEngine:
             )
         distinct = 1 if sampling.temperature == 0.0 else num_generations
         prompt = tokens_input(prompt_ids.tolist(), cache_salt=f"weights-{self._changes}")
-        parameters = self._sampling(sampling, distinct)
         output: Any = None
         try:
+            parameters = self._sampling(sampling, distinct)
             async for latest in self._llm.generate(prompt, parameters, request_id):
                 output = latest
         except (VLLMClientError, ValueError) as error:
             raise PromptRefused(
-                f"vLLM refused the prompt of {request_id}: {error}; if the prompt is too long, raise "
-                "ACTOR_MAX_MODEL_LEN"
+                f"vLLM refused the request {request_id}: {error}; if its prompt is too long, raise "
+                "ACTOR_MAX_MODEL_LEN, or else correct the sampling in the learner's settings"
             ) from error
         except Exception as error:  # a dead engine raises whatever it was doing
             raise EngineFailed(

@@ -76,33 +76,31 @@ class Judges:
 
         An answer without a score is None; the share of these is the metric NAME/unparsed. `arguments`
         have one value per completion. Numbers are cached by judge and question. Equal questions are sent
-        once. Raise JudgeFailed for an unknown {NAME} in the prompt, or, caching nothing, a failed call.
+        once. Raise JudgeFailed for an unknown {NAME} in the prompt, or, once the other answers of the
+        group are cached, for a failed call.
         """
         judge, count = _judge_of(spec), len(arguments["completions"])
         questions = [_question(judge.prompt, arguments, index) for index in range(count)]
         name = judge.model_dump_json()
         new = [text for text in dict.fromkeys(questions) if (name, text) not in self._cache]
         answers = asyncio.run_coroutine_threadsafe(self._ask_all(judge, new), self._loop).result()
-        found = {text: score_in(answer, judge) for text, answer in zip(new, answers, strict=True)}
+        told = {text: one for text, one in zip(new, answers, strict=True) if isinstance(one, str)}
+        found = {text: score_in(answer, judge) for text, answer in told.items()}
         values = tuple(found.get(text, self._cache.get((name, text))) for text in questions)
-        for text, value in found.items():
-            if value is not None:
-                self._cache[name, text] = value
+        self._cache |= {(name, text): value for text, value in found.items() if value is not None}
         while len(self._cache) > _MOST_CACHED:
             self._cache.pop(next(iter(self._cache)), None)
+        if failed := [one for one in answers if isinstance(one, BaseException)]:
+            raise failed[0]
         return Scores(values, {}, {f"{spec.name}/unparsed": values.count(None) / count})
 
-    async def _ask_all(self, judge: JudgeFile, questions: Sequence[str]) -> list[str]:
-        """Return the judge's answers to `questions`, in order; all calls run side by side.
+    async def _ask_all(self, judge: JudgeFile, questions: Sequence[str]) -> list[str | BaseException]:
+        """Return the judge's answers to `questions`, in order, once all calls have ended.
 
-        Raise the JudgeFailed of the first question whose call failed, once all calls have ended.
+        All calls run side by side. In place of a failed call's answer is its error.
         """
         calls = (self._ask(judge, text) for text in questions)
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-        return [answer for answer in answers if isinstance(answer, str)]
+        return await asyncio.gather(*calls, return_exceptions=True)
 
     async def _ask(self, judge: JudgeFile, question: str) -> str:
         """Return the judge's answer to one question, "" for an answer without text.

@@ -122,12 +122,17 @@ class ModelProcess:
     def _ask(self, request: Mapping[str, Any]) -> Any:
         """Send `request` to the running process and return the `value` of its answer, None without one.
 
-        Raise ModelFailed if the answer is a mistake, with its text. Raise it too, after the process is
-        killed, if no answer comes in time, the process ends, or the answer is broken.
+        Raise ModelFailed if the request is too large or no plain data, or with the text of a mistake
+        that is the answer. Raise it too, after the process is killed, if no answer comes in time, the
+        process ends, or the answer is broken.
         """
         assert self._channel is not None
         try:
-            answer = self._exchange(frames.pack_request(dict(request)))
+            packed = frames.pack_request(dict(request))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ModelFailed(f"the group cannot be sent to the reward model: {error}") from error
+        try:
+            answer = self._exchange(packed)
         except TimeoutError:
             self.close()
             limit = f"{self._settings.reward_model_timeout_s:g} s (REWARDER_REWARD_MODEL_TIMEOUT_S)"

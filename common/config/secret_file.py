@@ -19,7 +19,7 @@ def read_secret(path: Path, setting: str) -> str:
     """
     try:
         with path.open("rb") as file:
-            text = file.read(_LONGEST + 1).decode().strip()
+            text = file.read(4 * _LONGEST + 1).decode().strip()  # a letter has up to four bytes
             mode = path.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
         cause = error.strerror if isinstance(error, OSError) else "not UTF-8"

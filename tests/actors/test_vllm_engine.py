@@ -269,6 +269,13 @@ def test_a_prompt_that_is_too_long_is_refused_alone(live: Live) -> None:
     assert live.sample(PROMPTS[:1])
 
 
+def test_a_sampling_that_vllm_does_not_take_is_refused_alone(live: Live) -> None:
+    live.take(live.a)
+    with pytest.raises(PromptRefused, match="temperature"):
+        live.sample(PROMPTS[:1], replace(SAMPLING, temperature=3.0))
+    assert live.sample(PROMPTS[:1])
+
+
 def test_the_engine_is_started_with_the_settings() -> None:
     asked: dict[str, Any] = {
         "max_model_len": 96, "max_num_seqs": 7, "enforce_eager": True, "enable_prefix_caching": False,

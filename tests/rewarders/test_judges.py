@@ -199,6 +199,7 @@ def test_a_silent_judge_is_no_reward(judge, contract) -> None:
         ):
             scorer.score_group(make_group(contract, "train:0", "4", "silent"))
     assert judge.refused["silent"] >= 2
+    assert judge.refused["4"] == 1, "the answer of a call beside a failed one is kept"
     assert longest_call_s(settings) == 60.6
 
 
