@@ -59,9 +59,11 @@ class Up(Command):
         """Run to the run's end, in any thread; return the exit code of learner or failed process.
 
         `report` takes every line and event; None: they are printed. In the main thread the first SIGINT
-        or SIGTERM ends the run in order, the second one at once. At the end the socket of the run's own
-        queue server is deleted. Raise ConfigError if a setting or the Procfile is wrong, RunTaken if
-        another `penstock up` of the run goes on.
+        or SIGTERM ends the run in order, the second one at once. Meanwhile the run is locked against
+        another `penstock up`, and its processes end with this one. Unless REDIS_URL is set, files of the
+        run's own queue server are written to its folder; at the end its socket is deleted. Raise
+        ConfigError if a setting or the Procfile is wrong, RunTaken if another `penstock up` of the run
+        goes on.
         """
         commands = read_procfile(self.procfile)
         counts = self._counts(commands)
@@ -93,7 +95,7 @@ class Up(Command):
         asked = {"actor": self.actors, "rewarder": self.rewarders}
         counts = {name: wanted for name, wanted in asked.items() if wanted is not None}
         for name in sorted(counts.keys() - commands.keys()):
-            raise ConfigError(f"--{name}s {counts[name]}: add a line `{name}: command` to the Procfile")
+            raise ConfigError(f"--{name}s: the Procfile has no {name}; add to it `{name}: command`")
         return counts
 
     def _listening(self, settings: RunCommand) -> Listening | None:

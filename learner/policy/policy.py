@@ -241,9 +241,8 @@ class Policy:
     ) -> LossTokens:
         """Return the row's tokens for the loss, after a forward pass with gradient.
 
-        `weights` has a token's weight per sequence of the row, `indices` the sequences' places in the
-        batch, of which `fixed` has values. old_N: the behaviour's log-probabilities, or with
-        decoupled_loss the proximal policy's.
+        `weights` has a token's weight per sequence of the row, `indices` the sequences' places in batch
+        and `fixed`. old_N: the behaviour's log-probabilities, or with decoupled_loss the proximal's.
         """
         logprobs_N, entropy_N = self._engine(row)
         proximal = fixed.proximal  # None: the proximal policy is the current one
@@ -261,7 +260,7 @@ class Policy:
     def logprobs(self, sequences: Sequence[TrainSequence]) -> list[np.ndarray]:
         """Return the log-probabilities of each sequence's completion, (T,), in the order of `sequences`.
 
-        They are in nats, after temperature, without gradient. All ranks call together and get all values.
+        They are after temperature, in nats, without gradient. All ranks call together, and get all.
         """
         with torch.no_grad():
             return self._score(sequences, lambda row: self._engine(row)[0])
