@@ -140,9 +140,10 @@ def role_services(commands: Mapping[str, str]) -> list[Service]:
 def queue_service(run_folder: RunFolder, listening: Listening | None = None) -> Service:
     """Return the service "queue" of the run's own queue server, which is ready once the server answers.
 
-    The server is not started, but its configuration, users and address are written to the run's folder,
-    and its socket's folder is made. `listening` is a TCP address beside the socket, if not None. Raise
-    ConfigError if no server can start.
+    The server is not started, but its configuration, users and address, with a new password, are written
+    to the run's folder. The socket of the last server is deleted, once that has ended, and a folder for
+    the new one is made. `listening` is a TCP address beside the socket, if not None. Raise ConfigError
+    if no server can start.
     """
     plan = prepare(run_folder, listening)
     return Service("queue", plan.command, SERVER_STAGE, True, partial(answers, plan.url))
