@@ -41,11 +41,11 @@ class Check(ResultCommand):
     )
 
     def execute(self) -> int:
-        """Start `learner --dry-run` and `rewarder --check`, print what they find; return an exit code.
+        """Run `learner --dry-run` and `rewarder --check`, print what they find; return an exit code.
 
-        If a role fails, it prints its error, and its code is returned. Else the code is 78 if a reward
-        cannot be used, 65 if too many gold answers cannot be read, or 0. Raise ConfigError for wrong
-        variables of any role, DeadlineExceeded if one takes over an hour, PenstockError if killed.
+        They end with this process. If one fails, it prints its error, and its code is returned. Else the
+        code is 78 if a reward cannot be used, 65 if too many gold answers cannot be read, or 0. Raise
+        ConfigError for wrong variables, DeadlineExceeded if one takes an hour, PenstockError if killed.
         """
         self._check_settings()
         guard_children()
@@ -129,7 +129,8 @@ class Check(ResultCommand):
 def _objects(lines: IO[bytes]) -> list[dict[str, Any]]:
     """Return the JSON objects among `lines`, a role's output, in order; a library may print other lines.
 
-    An object's line begins with `{"`; other lines are left out.
+    An object's line begins with `{"`; other lines are left out. Raise ValueError if such a line is no
+    JSON.
     """
     return [json.loads(line) for line in lines if line.startswith(b'{"')]
 
@@ -152,9 +153,9 @@ def _row_lines(row: dict[str, Any], seen: dict[str, Any]) -> list[str]:
 def _judgement(data: dict[str, Any], limit: float) -> dict[str, Any]:
     """Return which share of a data set's gold answers cannot be read, and how bad that is.
 
-    `data` has "golds", their number, and "unreadable", a list of those that cannot be read. The result
-    is {"share": ..., "level": ...}: the share from 0 to 1, and the level "error" above the share
-    `limit`, "warning" above 1%, else "".
+    `data` has "golds", their number (above 0), and "unreadable", a list of those that cannot be read.
+    The result is {"share": ..., "level": ...}: the share from 0 to 1, and the level "error" above the
+    share `limit`, "warning" above 1%, else "".
     """
     share = len(data["unreadable"]) / data["golds"]
     level = "error" if share > limit else "warning" if share > _WARN_SHARE else ""

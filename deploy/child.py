@@ -73,8 +73,8 @@ class Child:
     def start(self, environment: Mapping[str, str]) -> None:
         """Start the process in a session of its own with the variables `environment`; report its start.
 
-        It has no standard input. Each line of standard output and error is reported from a thread. Raise
-        OSError if the start fails.
+        It has no other variables and no standard input. A thread reports each line of its standard
+        output and error. Raise OSError if the start fails.
         """
         self._process = subprocess.Popen(
             self.service.command, env=dict(environment), start_new_session=True,
@@ -104,7 +104,8 @@ class Child:
     def terminate(self) -> None:
         """Send SIGTERM to the process alone: it ends its own children. Without a process, do nothing.
 
-        A process stopped by SIGSTOP is continued, because it would not handle SIGTERM.
+        The end is not waited for. A process stopped by SIGSTOP is continued, because it would not handle
+        SIGTERM.
         """
         if self._process is not None:
             self._process.terminate()
@@ -117,7 +118,10 @@ class Child:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _report_output(self, process: subprocess.Popen[bytes]) -> None:
-        """Report each line of the output of `process` until the output ends; runs in a thread."""
+        """Report each line of the output of `process`, as kind "output", until the output ends.
+
+        Then close the pipe. This runs in a thread of its own.
+        """
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:

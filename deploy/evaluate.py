@@ -43,9 +43,10 @@ class Evaluate(ResultCommand):
     def execute(self) -> int:
         """Evaluate and print the figures. Return the run's exit code, 1 if it was stopped early, else 0.
 
-        Sets the flags as variables of this process. With --json the processes' lines go to standard
-        error. Raise ConfigError if the run exists already or a setting is wrong, RunTaken if a `penstock
-        up` has the run.
+        The run's processes are those of `penstock up`, and have ended on return. The flags, and
+        LEARNER_EVALUATE_ONLY=true, are set as variables of this process. With --json the processes'
+        lines go to standard error. Raise ConfigError if the run exists already or a setting is wrong,
+        RunTaken if a `penstock up` has the run.
         """
         given = {variable: getattr(self, flag) for flag, variable in _VARIABLES.items()}
         os.environ.update({name: str(value) for name, value in given.items() if value is not None})
@@ -69,7 +70,8 @@ def read_results(path: Path) -> Result:
     """Return the figures of an evaluation: as text one per line, and as one object.
 
     `path` is the file with the results in the run's folder. Names lose their "eval/", and the step is
-    left out. The text ends with where results and answers are. Raise ConfigError if the file is damaged.
+    left out. The text ends with where results and answers are. Raise ConfigError if the file is damaged,
+    OSError if it cannot be read.
     """
     with reading(path, "Remove the run's folder and evaluate again"):
         found = parse_json(path.read_bytes())

@@ -15,7 +15,8 @@ def read_procfile(path: Path | None) -> dict[str, str]:
     """Return the commands of the Procfile `path` by name, in order.
 
     For None the file is ./Procfile or, if there is none, the one that comes with Penstock. Raise
-    ConfigError if the file is missing or malformed.
+    ConfigError if the file is missing or malformed, OSError if it cannot be read, ValueError if it is no
+    UTF-8.
     """
     path = path or (Path("Procfile") if Path("Procfile").is_file() else SHIPPED)
     if not path.is_file():

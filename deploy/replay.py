@@ -27,7 +27,7 @@ def _split(text: object) -> object:
     for change in re.split(r",(?=LEARNER_[A-Z0-9_]+=)", text):
         name, equals, value = change.partition("=")
         if not equals or not name.startswith("LEARNER_"):
-            raise ValueError(f"{change}: expected LEARNER_NAME=VALUE")
+            raise ValueError(f"{change}: expected LEARNER_NAME=VALUE, such as LEARNER_EPSILON=0.3")
         found[name.removeprefix("LEARNER_").lower()] = value
     return found
 

@@ -215,9 +215,9 @@ def _check_row(row: Row) -> None:
     """
     for name, value in row.items():
         if not isinstance(value, _KINDS.get(name, float | None)):
-            raise TypeError(f"column {name} holds {brief(value)}, which no learner writes; remove it")
+            raise TypeError(f"column {name} holds {brief(value)}, as no learner writes; remove the file")
     if not isinstance(parse_json(row["extra"]), dict):
-        raise TypeError(f"column extra holds {brief(row['extra'])}, expected a JSON object; remove it")
+        raise TypeError(f"column extra: {brief(row['extra'])}, expected a JSON object; remove the file")
 
 
 def select(rows: list[Row], choice: str) -> list[Row]:

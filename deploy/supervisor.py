@@ -98,7 +98,10 @@ class Supervisor:
         return self._learner_code if self._failed_code is None else self._failed_code
 
     def _tick(self) -> None:
-        """Handle processes that ended, start due ones, sleep 0.05 s. Raise OSError if a start fails."""
+        """Handle each process that ended as `_react` does, start those that are due, and sleep 0.05 s.
+
+        Raise OSError if a start fails.
+        """
         for child in self.children:
             code = child.reap()
             if code is not None:
@@ -107,10 +110,10 @@ class Supervisor:
         time.sleep(_POLL_S)
 
     def _react(self, child: Child, code: int) -> None:
-        """Report `child`, whose process ended with `code`; set what follows unless it is not `wanted`.
+        """Report that `child` ended with `code`; keep the learner's code; set what follows if `wanted`.
 
-        0 of the learner ends the run. Without a learner, 0 ends the process for good, and the last role
-        so ended ends the run. A code that no restart can help fails the run. Else plan a restart.
+        0 of the learner ends the run. Without a learner 0 ends a process for good, the last one the run.
+        A code that no restart helps (65, 73, 74, 78-81, 126, 127) fails the run. Else plan a restart.
         """
         how, learner = describe_end(code), child.service.name == LEARNER
         if learner:
@@ -130,9 +133,10 @@ class Supervisor:
     def _plan_restart(self, child: Child, code: int, how: str) -> None:
         """Set when a failed process starts again, and report that with `how`, a text on its end.
 
-        The wait doubles with each failure in a row. A process that ran for `settled_s` begins a new row.
-        An essential `child` that failed more than `failures` times in a row fails the run, with `code`
-        as the run's exit code, and is not started again.
+        The first wait is `first_backoff_s`; each failure in a row doubles it, up to `longest_backoff_s`.
+        A process that ran for `settled_s` begins a new row. An essential `child` that failed more than
+        `failures` times in a row fails the run, with `code` as the run's exit code, and is not started
+        again. These limits are those of the supervisor.
         """
         settled = child.lived_s >= self._limits.settled_s
         child.failures = 1 if settled else child.failures + 1
@@ -147,7 +151,8 @@ class Supervisor:
     def _fail(self, child: Child, code: int, text: str) -> None:
         """Report `text`, why the run cannot go on, and do not start `child` again.
 
-        If the run is not ending yet, make it stop with the exit code `code`, -9 as 137.
+        If the run is not ending yet, make it stop with the exit code `code`, -9 as 137. A process of
+        `child` that runs is not stopped here.
         """
         child.wanted = False
         self._say(child, f"{text}. The run stops.")
@@ -173,7 +178,10 @@ class Supervisor:
         self._blocked.restart()
 
     def _report_blocked(self, child: Child) -> None:
-        """Report every 10 s that services wait for `child` to be ready; fail the run after `ready_s`."""
+        """Report every 10 s that services wait for `child` to be ready; the first report comes at 10 s.
+
+        After `ready_s` of waiting fail the run with exit code 69.
+        """
         if self._blocked.expired():
             why = f"Not ready after {self._blocked.waited_s:.0f} s, and the other services wait for it"
             self._fail(child, ServerUnavailable.exit_code, why)
@@ -218,7 +226,11 @@ class Supervisor:
         return [child for child in self.children if child.service.stage != SERVER_STAGE]
 
     def _say(self, child: Child, text: str, kind: Literal["started", "ended", "run"] = "ended") -> None:
-        """Report an event of `child`, with its name, the kind `kind` and the text `text`."""
+        """Call the `report` given to the supervisor with `child`'s name (as "actor.2"), kind, text.
+
+        `kind` is "started", "ended" for the child's end and what follows from that, or "run" for a delay
+        of other processes. `text` is a sentence for people.
+        """
         self._report(Report(child.name, kind, text))
 
 

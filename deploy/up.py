@@ -59,9 +59,11 @@ class Up(Command):
         """Run to the run's end, in any thread; return the exit code of learner or failed process.
 
         `report` takes every line and event; None: they are printed. In the main thread the first SIGINT
-        or SIGTERM ends the run in order, the second one at once. At the end the socket of the run's own
-        queue server is deleted. Raise ConfigError if a setting or the Procfile is wrong, RunTaken if
-        another `penstock up` of the run goes on.
+        or SIGTERM ends the run in order, the second one at once. Meanwhile the run is locked against
+        another `penstock up`, and its processes end with this one. Unless REDIS_URL is set, files of the
+        run's own queue server are written to its folder; at the end its socket is deleted. Raise
+        ConfigError if a setting or the Procfile is wrong, RunTaken if another `penstock up` of the run
+        goes on.
         """
         commands = read_procfile(self.procfile)
         counts = self._counts(commands)
@@ -93,7 +95,7 @@ class Up(Command):
         asked = {"actor": self.actors, "rewarder": self.rewarders}
         counts = {name: wanted for name, wanted in asked.items() if wanted is not None}
         for name in sorted(counts.keys() - commands.keys()):
-            raise ConfigError(f"--{name}s {counts[name]}: add a line `{name}: command` to the Procfile")
+            raise ConfigError(f"--{name}s: the Procfile has no {name}; add to it `{name}: command`")
         return counts
 
     def _listening(self, settings: RunCommand) -> Listening | None:
@@ -138,9 +140,10 @@ def role_services(commands: Mapping[str, str]) -> list[Service]:
 def queue_service(run_folder: RunFolder, listening: Listening | None = None) -> Service:
     """Return the service "queue" of the run's own queue server, which is ready once the server answers.
 
-    The server is not started, but its configuration, users and address are written to the run's folder,
-    and its socket's folder is made. `listening` is a TCP address beside the socket, if not None. Raise
-    ConfigError if no server can start.
+    The server is not started, but its configuration, users and address, with a new password, are written
+    to the run's folder. The socket of the last server is deleted, once that has ended, and a folder for
+    the new one is made. `listening` is a TCP address beside the socket, if not None. Raise ConfigError
+    if no server can start.
     """
     plan = prepare(run_folder, listening)
     return Service("queue", plan.command, SERVER_STAGE, True, partial(answers, plan.url))

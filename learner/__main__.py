@@ -66,6 +66,7 @@ def main() -> None:
     """Run the `learner` command by the words of the command line, and end the process with its code.
 
     The code is 0 at the end of the run or after a signal. A PenstockError is printed and gives its own.
+    The process ends by SystemExit.
     """
     sys.exit(execute_command(Learner, "learner"))
 

@@ -131,9 +131,10 @@ class Learner:
         """Wait for the next batch's groups and return them, None when asked to stop.
 
         Issue tickets meanwhile, and record the evaluations that ended. Raise NoSignal if too many groups
-        had nothing to learn, after their filtered groups were written if LEARNER_LOG_COMPLETIONS is on.
-        Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without any outcome, ConfigError for a
-        damaged best.json, RunTaken, DiskFull, ServerUnavailable, DataError for streamed rows.
+        had nothing to learn; before, with LEARNER_LOG_COMPLETIONS on, the filtered ones (equal rewards)
+        are written to the table of completions of the step to come. Raise DeadlineExceeded after
+        RUN_PROGRESS_TIMEOUT_S without any outcome, ConfigError for a damaged best.json, RunTaken,
+        DiskFull, ServerUnavailable, DataError for streamed rows.
         """
         try:
             taken = self._flow.take_groups(self._step)
@@ -206,9 +207,10 @@ class Learner:
     ) -> None:
         """Write the step's table of completions if LEARNER_LOG_COMPLETIONS is on, else do nothing.
 
-        The rows are the rollouts of the trained `groups`, with their advantages from `batch`, and those
-        of `filtered`, groups with equal rewards. A table that cannot be made is logged and left out.
-        Raise RunTaken if superseded, DiskFull.
+        The trackers get it too. The rows are the rollouts of the trained `groups`, with their advantages
+        from `batch`, and one of each of `filtered`, groups with equal rewards. Without rows nothing is
+        written. A table that cannot be made is logged and left out. Raise RunTaken if superseded,
+        DiskFull.
         """
         if self._settings.log_completions:
             weights = self._plan.reward_weights
@@ -221,7 +223,8 @@ class Learner:
         Before the announcement the version's hash is journalled, and a running evaluation is waited for.
         Ended evaluations are recorded. All but the newest 4 versions are deleted. Raise NotFinite if a
         weight holds NaN or infinity, DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without an answer,
-        DiskFull, RunTaken, ServerUnavailable, or ConfigError for a damaged best.json.
+        DiskFull, RunTaken, ServerUnavailable, DataError if an evaluation's ticket is too large, or
+        ConfigError for a damaged best.json.
         """
         version = Version(self._folder.incarnation, self._step)
         weights = write_version(self._folder, self._policy, version, self._parent)
@@ -243,8 +246,9 @@ class Learner:
     def _record_evaluations(self) -> None:
         """Write, track and log each evaluation that ended since the last call; keep the best model.
 
-        Written are eval_results.json, a copy of the model if it is the best (see save_best_model), then
-        the answers in evaluations.jsonl. Raise RunTaken, DiskFull, or ConfigError for a bad best.json.
+        In this order eval_results.json is replaced, with save_best_model the model is copied if it is
+        the best, and the answers are appended to evaluations.jsonl. Raise RunTaken, DiskFull, or
+        ConfigError for a damaged best.json.
         """
         columns = [question.columns for question in self._plan.source.eval_questions]
         for result in self._flow.evaluator.take_ended():
@@ -260,9 +264,10 @@ class Learner:
     def _keep_if_best(self, version: Version, metrics: dict[str, float]) -> None:
         """With LEARNER_SAVE_BEST_MODEL copy and log the model of `version` if it is the best so far.
 
-        The best has the largest mean of the main reward in `metrics`, those of its evaluation, with no
-        fewer answered questions than the best before. Without this mean nothing is done. Raise RunTaken,
-        DiskFull, or ConfigError for a damaged best.json.
+        The copy, in best/, replaces the best model before. The best has the largest mean of the main
+        reward in `metrics`, those of its evaluation, with no fewer answered questions than the best
+        before. Without this mean nothing is done. Raise RunTaken, DiskFull, or ConfigError for a damaged
+        best.json.
         """
         name = f"eval/rewards/{self._settings.main_reward}/mean"
         if not self._settings.save_best_model or name not in metrics:
@@ -275,7 +280,8 @@ class Learner:
         """Write the metrics and completions of the step that was made, and log the step.
 
         `metrics` are those of the groups in `taken`; the values of `update`, and times and rates
-        (perf/..), are added to this dictionary. Trackers get them too. Raise RunTaken, DiskFull.
+        (perf/..), are added to this dictionary, which is kept for model cards and the run's results.
+        Trackers get both. Raise RunTaken, DiskFull.
         """
         step_s, update_s = self._phases.step_s, self._phases.seconds(UPDATE)
         metrics |= update_metrics(update) | {

@@ -132,15 +132,16 @@ def _read_batch(record: Mapping[str, Any], changes: Mapping[str, Any]) -> _Recor
     rewards = [scored.rewards for scored in found.groups] + [one.rewards for one in found.filtered]
     if unknown := {name for row in rewards for name in row} - set(found.reward_weights):
         missing = short(", ".join(sorted(unknown)))
-        raise ValueError(f"a batch lacks the weight of the reward {missing}: restore the journal")
+        raise ValueError(f"a batch lacks the weight of the reward {missing}: restore the run's journal")
     return found
 
 
 def _retrain(batch: _RecordedBatch, policy: TrainablePolicy, recorder: Recorder) -> Update:
     """Train a recorded batch as its step did, and return the Update.
 
-    `recorder` writes the step's metrics, and its completions if the recorded settings log them. Trackers
-    get neither. The step is logged. Raise RunTaken if superseded, or DiskFull.
+    The weights of `policy` change. `recorder` writes the step's metrics, and its completions if the
+    recorded settings log them. Trackers get neither. The step is logged. Raise RunTaken if superseded,
+    or DiskFull.
     """
     step, settings = batch.step, batch.settings
     built = build_batch(batch.groups, batch.reward_weights, step - 1, settings)

@@ -36,10 +36,11 @@ def compute_advantages(
     of_batch = estimator == "reinforce_plus_plus" and scale != "group"
 
     def advantages(totals_G: np.ndarray) -> np.ndarray:
-        """Return the advantages (G,) of the group with the total rewards `totals_G`; 0 for a NaN.
+        """Return (total - baseline) / scale for each total reward of a group, a new (G,); 0 for a NaN.
 
-        All are 0 if fewer than 2 totals are not NaN: of the batch for `reinforce_plus_plus` without the
-        scale `group`, else of this group.
+        `estimator` and `scale` of compute_advantages select baseline and scale. All are 0 if fewer than
+        2 totals are not NaN: of the whole batch if baseline and scale are not the group's, else of
+        `totals_G`.
         """
         group_K = _without_missing(totals_G)
         if len(batch_K if of_batch else group_K) < 2:

@@ -70,7 +70,9 @@ def build_batch(
     the totals of all groups. `reward_weights` has the weight of each reward by its name. A token is
     trained if `trainable_tokens` allows it, its rollout has a reward, and its staleness is at most
     settings.max_staleness. Example: max_staleness 2 and step 7: tokens of versions 5 to 7 are trained.
-    Raise KeyError if `reward_weights` lacks a reward of a group.
+    Of `settings` also multi_objective_aggregation, advantage_estimator, scale_rewards and
+    mask_truncated_completions count. The arrays of the groups are not copied. No groups give an empty
+    Batch. Raise KeyError if `reward_weights` lacks a reward of a group.
     """
     aggregation = settings.multi_objective_aggregation
     totals = [group_totals(scored.rewards, reward_weights, aggregation) for scored in groups]
@@ -118,9 +120,9 @@ def _normalization(settings: LearnerSettings) -> tuple[AdvantageEstimator, Scale
 def trainable_tokens(rollout: Rollout, settings: LearnerSettings) -> np.ndarray:
     """Return for each token after a sequence's prompt whether it may be trained at all: bool (T,).
 
-    This is the sequence's own mask: True for the tokens that the policy sampled. With the setting
-    mask_truncated_completions it is a new array of False if the sequence was cut at the longest length
-    (finish_reason "length"). The reward of a cut rollout still counts in the baseline, as in TRL.
+    This is the sequence's own mask, not a copy: True for the tokens that the policy sampled. With
+    settings.mask_truncated_completions it is a new array of False if the sequence was cut at the longest
+    length (finish_reason "length"). The reward of a cut rollout still counts in the baseline, as in TRL.
     """
     if settings.mask_truncated_completions and rollout.finish_reason == "length":
         return np.zeros(len(rollout.token_ids), dtype=np.bool_)
@@ -142,10 +144,11 @@ def token_staleness(rollout: Rollout, step: int) -> np.ndarray:
 def is_over_lag(scored: ScoredGroup, step: int, settings: LearnerSettings) -> bool:
     """Return whether the group is too stale to be trained after `step` Updates.
 
-    With LEARNER_OVER_LAG=set_aside a single trainable token over max_staleness makes the group too
-    stale. With `mask` all its trainable tokens must be over max_staleness: `build_batch` masks single
-    ones. Trainable are the tokens that the policy sampled, less those of completions that the setting
-    mask_truncated_completions leaves out. A group without trainable tokens is never too stale.
+    With LEARNER_OVER_LAG=set_aside a single trainable token whose staleness is over max_staleness makes
+    the group too stale. With `mask` all its trainable tokens must be over max_staleness, because
+    `build_batch` leaves single ones untrained. Trainable are the tokens that the policy sampled, less
+    those of completions that the setting mask_truncated_completions leaves out. A group without
+    trainable tokens is never too stale.
     Example: max_staleness 2 and step 7, tokens of versions 4 and 5: too stale with set_aside only.
     """
     made = [one for rollout in scored.group.rollouts for one in rollout.sequences]

@@ -51,8 +51,8 @@ def applied_coef(control: EntropyControl, settings: LearnerSettings) -> float:
 def control_of(state: Any) -> EntropyControl:
     """Return the state that a checkpoint stores as the map {"coef": number, "entropy": number or None}.
 
-    Raise KeyError if a key is missing, TypeError or ValueError if `state` is no map or a value in it is
-    no number.
+    Numbers may be texts, such as "0.5". Raise KeyError if a key is missing, TypeError or ValueError if
+    `state` is no map or float() refuses a value in it.
     """
     entropy = state["entropy"]
     return EntropyControl(float(state["coef"]), None if entropy is None else float(entropy))

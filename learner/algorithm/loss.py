@@ -69,8 +69,8 @@ class LossOptions:
         """Return the values of `settings` that the loss depends on, each under the name of its setting.
 
         `own_loss` is the function that LEARNER_LOSS names, None if the setting is empty. Its module is
-        run. Raise ConfigError if there is no such function, if it does not take two arguments, or if it
-        is a class.
+        run the first time that this process loads it, and its errors pass through. Raise ConfigError if
+        there is no such function, if it does not take two arguments, or if it is a class.
         """
         names = [field.name for field in fields(cls) if field.name != "own_loss"]
         own = load_loss(settings.loss) if settings.loss else None
@@ -113,7 +113,9 @@ def policy_loss(tokens: LossTokens, options: LossOptions) -> LossTerms:
     in kl and entropy. Values of untrained tokens (mask_N False), even NaN, reach neither the loss nor
     the gradient. With use_bias_correction_kl the kl is multiplied by the ratio: its gradient is then
     that of the KL (DeepSeek-V3.2, arXiv:2512.02556). Raise ConfigError if the own loss returns no tensor
-    of floats (N,) with gradient.
+    of floats (N,) with gradient. The values for the metrics, (N,) each, are the ratio policy / old,
+    whether the token is clipped low or high, the estimated KL, and whether the factor's ratio was
+    changed.
 
     Example: one token with weight 1, advantage 1, ratio 1.5, factor 1, dapo with epsilon_high 0.28: the
     objective is min(1.5, 1.28) = 1.28 and the loss -1.28, with gradient 0.
@@ -146,8 +148,8 @@ def aggregation_weights(
 
     `lengths_S` counts the trained tokens of each sequence of the mini-batch, over all ranks and rows, so
     that the losses of rows add up. `batch_tokens` counts those of the whole batch, which is split into
-    `mini_batches`. `max_completion_length` is the longest possible completion in tokens. A sequence
-    without trained tokens gets weight 0, but counts in S. The result is a new array of float64.
+    `mini_batches` (at least 1). `max_completion_length` is the longest possible completion in tokens. A
+    sequence without trained tokens gets weight 0, but counts in S. The result is a new array of float64.
     grpo (arXiv:2402.03300, eq. 3), gspo (arXiv:2507.18071) and sapo (arXiv:2511.20347) take the mean
     over each sequence's tokens, then over the sequences. dr_grpo (arXiv:2503.20783) divides by the
     longest possible completion instead. bnpo (TRL) takes the mean over the mini-batch's tokens. dapo
@@ -186,8 +188,10 @@ def _correction(tokens: LossTokens, options: LossOptions) -> Correction:
     """Return the correction of each token's ratio to the policy that sampled the token (behaviour).
 
     The ratio is policy in training / behaviour. With options.decoupled_loss it is policy before the
-    Update (old_N) / behaviour, and the factor is the bounded ratio itself. Level, mode and bounds are
-    the options importance_sampling_correction, _mode, _min and _cap.
+    Update (old_N) / behaviour. The factor is bounded ratio / ratio, or with decoupled_loss the bounded
+    ratio itself. Level, mode, lower and upper bound are the options importance_sampling_correction,
+    importance_sampling_mode, importance_sampling_min and importance_sampling_cap. The Correction has no
+    gradient.
     """
     # The objective's ratio in the decoupled form is policy / proximal, which leaves out the latter.
     numerator_N = tokens.old_N if options.decoupled_loss else tokens.logprobs_N.detach()
@@ -205,8 +209,8 @@ def high_entropy(
     """Return for each sequence a bool (T,): which tokens are among the batch's highest entropies.
 
     `entropies` and `masks` have an array (T,) per sequence; a mask is True for trained tokens. Of all
-    trained tokens the share `quantile` is marked: 0.2 marks the highest fifth, 0 only the highest
-    (arXiv:2506.01939). A trained token at the bound itself is marked, an untrained token never.
+    trained tokens the share `quantile` (0 to 1) is marked: 0.2 marks the highest fifth, 0 only the
+    highest (arXiv:2506.01939). A trained token at the bound itself is marked, an untrained token never.
     Example: entropies [1, 2, 3, 4, 5] of one sequence and quantile 0.25 give [F, F, F, T, T].
     """
     trained = np.concatenate([values[mask] for values, mask in zip(entropies, masks, strict=True)])
@@ -254,8 +258,9 @@ def _ratio(tokens: LossTokens, options: LossOptions) -> Tensor:
 def _own_objective(tokens: LossTokens, options: LossOptions) -> _Surrogate:
     """Return the negative of the user's loss of each token, which is options.own_loss, as the objective.
 
-    With it come the ratio policy / old of each token, with gradient, and that no token counts as
-    clipped. Raise ConfigError if the user's loss is no tensor of floats (N,), or has no gradient.
+    The result also has the ratio policy / old of each token, with gradient, and False for all tokens as
+    clipped. The user's errors pass through. options.own_loss must not be None. Raise ConfigError if the
+    user's loss is no tensor of floats (N,), or has no gradient although logprobs_N has one.
     """
     assert options.own_loss is not None, "policy_loss calls this with an own loss only"
     none_N = torch.zeros_like(tokens.mask_N)
@@ -267,8 +272,8 @@ def _clipping(tokens: LossTokens, options: LossOptions) -> _Surrogate:
 
     It is min(min(r, delta) A, clip(r) A) for the ratio r = policy / old and the advantage A of each
     token, with clip(r) within [1 - epsilon, 1 + epsilon_high] (arXiv:2503.14476, eq. 8). With gspo, or
-    importance_sampling_level "sequence", r is the geometric mean of the token's sequence. The ratios r
-    and which tokens are clipped come with it.
+    importance_sampling_level "sequence", r is the geometric mean of the token's sequence. delta 0 is no
+    bound. The result also has the ratios r, and which tokens are clipped low or high.
     """
     return _clipped_objective(_ratio(tokens, options), tokens.advantages_N, options)
 

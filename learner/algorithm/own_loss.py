@@ -27,7 +27,8 @@ def load_loss(name: str) -> OwnLoss:
     ConfigError if there is no such module or function, if it is a class or does not take two arguments;
     raise also what the module's own code raises. The returned function takes LossTokens and LossOptions
     and returns the loss of each token (N,), 0 for untrained tokens. The returned function raises
-    ConfigError if the user's result is not a tensor of floats (N,), or has no gradient.
+    ConfigError if the user's result is not a tensor of floats (N,), or has no gradient although
+    tokens.logprobs_N has one.
     """
     source, function_name = split_source(name)
     code = find_code(source, f"LEARNER_LOSS={name}")
@@ -44,7 +45,9 @@ def load_loss(name: str) -> OwnLoss:
     def checked(tokens: Any, options: Any) -> Tensor:
         """Return the user's loss of each token (N,), 0 for untrained tokens (mask_N False).
 
-        Raise ConfigError unless it is a tensor of floats (N,), with gradient if logprobs_N has one.
+        The user's function gets `tokens` (LossTokens) and `options` (LossOptions); its errors pass
+        through. Raise ConfigError unless its result is a tensor of floats (N,), with gradient if
+        tokens.logprobs_N has one.
         """
         found = function(tokens, options)
         expected = tokens.logprobs_N.shape
@@ -53,9 +56,9 @@ def load_loss(name: str) -> OwnLoss:
             if isinstance(found, Tensor):
                 kind = f"a tensor of shape {tuple(found.shape)} and {found.dtype}"
             wanted = f"the function to return a tensor of floats of shape {tuple(expected)}"
-            raise ConfigError(f"LEARNER_LOSS={name}: expected {wanted}, found {kind}")
+            raise ConfigError(f"LEARNER_LOSS={name}: expected {wanted}, found {kind}; change its code")
         if tokens.logprobs_N.requires_grad and not found.requires_grad:
-            remedy = "compute it from tokens.logprobs_N, without detach() and no_grad()"
+            remedy = "compute it in this function from tokens.logprobs_N, without detach() and no_grad()"
             raise ConfigError(f"LEARNER_LOSS={name}: the loss has no gradient: {remedy}")
         return torch.where(tokens.mask_N, found, 0.0)
 
@@ -74,5 +77,5 @@ def _check_arguments(name: str, function: Callable[..., Any]) -> None:
         fits = False
     if not fits:
         found = "this is a class, or cannot be called with two arguments"
-        expected = "expected a function f(tokens, options): correct it, or name another one"
+        expected = "expected a function f(tokens, options): change the file, or set LEARNER_LOSS anew"
         raise ConfigError(f"LEARNER_LOSS={name}: {found}; {expected}")

@@ -46,7 +46,11 @@ of such a row need boundaries; without boundaries the attention raises ConfigErr
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """Switch a Hugging Face model to packed attention. Raise ConfigError if that would not be exact."""
+    """Switch a Hugging Face model, in place, to packed attention: rows of several sequences.
+
+    Raise ConfigError, before any change, if packed attention cannot compute the model exactly, because
+    of a feature that `_unsupported_feature` finds, such as attention sinks.
+    """
     reason = _unsupported_feature(model)
     if reason:
         raise ConfigError(_REFUSAL.format(f"{type(model).__name__} {reason}"))
@@ -54,7 +58,11 @@ def use_packed_attention(model: PreTrainedModel) -> None:
 
 
 def _unsupported_feature(model: PreTrainedModel) -> str:
-    """Return why packed attention cannot compute the model, as "has attention sinks"; "" if it can."""
+    """Return why packed attention cannot compute the model, as "has attention sinks"; "" if it can.
+
+    Other reasons: a state carried from token to token, attention that transformers cannot replace,
+    layers of another kind than full or sliding-window attention, and attention scores with a cap.
+    """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
     if getattr(model, "_is_stateful", False):
@@ -88,10 +96,10 @@ def packed_attention(
 ) -> tuple[Tensor, None]:  # fmt: skip
     """Return the attention output (1, L, heads, width) of a row's query (1, heads, L, width), and None.
 
-    `cu_seq_lens_q` has the starts of the sequences, then L: [0, 3, 8] are sequences of 3 and 5 tokens;
-    `attention_mask` is then unused, `max_length_q` their longest length. None: each row is one sequence.
-    Key and value may have fewer heads. `sliding_window` counts a token's visible tokens, itself
-    included. Raise ConfigError for unsupported `kwargs`, and for a packed row without boundaries.
+    `cu_seq_lens_q` has the starts of the sequences, then L: [0, 3, 8] are 3 and 5 tokens, of which
+    `max_length_q` is 5, and `attention_mask` is unused. None: each of B rows is one sequence, padded by
+    `attention_mask`. Key and value may have fewer heads. `sliding_window` counts the tokens that a token
+    sees, itself too. Raise ConfigError for unsupported `kwargs`, or a packed row without boundaries.
     """
     _refuse_unsupported_call(module, kwargs)
     qkv, options = (query, key, value), _Options(dropout, scaling, sliding_window)
@@ -106,9 +114,9 @@ def packed_attention(
 def _refuse_unsupported_call(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
     """Raise ConfigError if the call asks for attention that packed rows do not compute.
 
-    This is an argument in `kwargs` that is not None of softcap, s_aux, position_bias, indices and
-    block_indices, or attention to later tokens: is_causal of `kwargs`, or if missing or None of
-    `module`, is false. Without is_causal the attention is causal.
+    Refused is each of the arguments softcap, s_aux, position_bias, indices and block_indices that is in
+    `kwargs` and not None. Refused is attention to later tokens too: is_causal is False in `kwargs` or,
+    if missing or None there, as an attribute of `module`. Without is_causal the attention is causal.
     """
     found = [what for name, what in _UNSUPPORTED_ARGUMENTS.items() if kwargs.get(name) is not None]
     causal = kwargs.get("is_causal")
@@ -123,8 +131,9 @@ def _unpacked_attention(
 ) -> tuple[Tensor, None]:
     """Return the attention (B, L, heads, width) of a batch whose rows are one sequence each, and None.
 
-    transformers' own sdpa computes it, with `kwargs`, if there is a `mask` or a key cache. Raise
-    ConfigError for a packed row, whose mask is the marker _BOUNDARIES_NEEDED.
+    If there is a `mask` or a key cache, transformers' sdpa computes it with `kwargs`, to which dropout
+    and scaling are added. Else it is causal, within options.window. Raise ConfigError for a packed row,
+    whose mask is the marker _BOUNDARIES_NEEDED.
     """
     if mask is _BOUNDARIES_NEEDED:
         raise ConfigError(
@@ -142,7 +151,8 @@ def _unpacked_attention(
 def _attend_per_sequence(qkv: _QKV, bounds: list[int], options: _Options) -> Tensor:
     """Return the row's attention (1, L, heads, width). Short sequences of like length share a call.
 
-    `bounds` [0, 3, 8] are sequences of 3 and 5 tokens, which see only tokens of their own.
+    `bounds` [0, 3, 8] are sequences of 3 and 5 tokens, which see only tokens of their own. `qkv` are
+    query, key and value, (1, heads, L, width) each.
     """
     tokens = [part[0].transpose(0, 1) for part in qkv]
     outputs = []
@@ -160,9 +170,9 @@ def _attend_per_sequence(qkv: _QKV, bounds: list[int], options: _Options) -> Ten
 def _causal_attention(query: Tensor, key: Tensor, value: Tensor, options: _Options) -> Tensor:
     """Return causal attention (B, heads, width, head size) of B sequences of the same padded width.
 
-    Key and value may have fewer heads. A token sees all tokens before it, or with `options.window` 3
-    itself and 2. Padding behind a sequence changes no output of the sequence, because attention is
-    causal.
+    Key and value may have fewer heads. A token sees itself and all tokens before it; with
+    `options.window` 3 itself and the 2 before it. Dropout and scale are those of `options`. Padding
+    behind a sequence changes no output of the sequence, because attention is causal.
     """
     dropout, scale, window = options
     width, mask = query.shape[2], None
@@ -186,9 +196,9 @@ class _SequencesByLength(NamedTuple):
 
 @lru_cache(maxsize=2)  # every layer of a forward pass calls with the same row
 def _group_by_length(bounds: tuple[int, ...], device: torch.device) -> _SequencesByLength:
-    """Return the sequences of a row in parts of like length: `bounds` [0, 3, 8] are 3 and 5 tokens.
+    """Return a row's sequences in parts of like length, on `device`; `bounds` [0, 3] is one of 3 tokens.
 
-    Up to 128 tokens, those with the same next multiple of 16 share a part. Tensors are on `device`.
+    Up to 128 tokens, those with the same next multiple of 16 share a part; a longer one has its own.
     """
     starts = torch.tensor(bounds[:-1])
     lengths = torch.tensor(bounds[1:]) - starts
@@ -208,7 +218,11 @@ def _group_by_length(bounds: tuple[int, ...], device: torch.device) -> _Sequence
 
 
 def _can_use_flash(query: Tensor, value: Tensor, dropout: float) -> bool:
-    """Return whether flash attention fits: CUDA, 16 bits, no dropout, equal head sizes 8n <= 256."""
+    """Return whether `_flash_attention` can compute the call.
+
+    It can on a GPU (CUDA), in bf16 or fp16, with `dropout` 0, and if query and value have the same head
+    size (last dimension), a multiple of 8 up to 256.
+    """
     width = query.shape[-1]
     fits = width == value.shape[-1] and width <= 256 and width % 8 == 0
     return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and not dropout and fits
@@ -217,8 +231,9 @@ def _can_use_flash(query: Tensor, value: Tensor, dropout: float) -> bool:
 def _flash_attention(qkv: _QKV, bounds: Tensor, longest: int, options: _Options) -> Tensor:
     """Return the row's attention (1, L, heads, width) by one CUDA call for all sequences.
 
-    `bounds` [0, 3, 8] are sequences of 3 and 5 tokens; `longest` is then 5. Raise ImportError before
-    torch 2.10.
+    `qkv` are query, key and value, (1, heads, L, width) each. `bounds` [0, 3, 8] are sequences of 3 and
+    5 tokens; `longest` is then 5. options.dropout is not used. Raise ImportError if torch is older than
+    2.10.
     """
     from torch.nn.attention.varlen import varlen_attn  # needs torch 2.10
 
@@ -237,10 +252,11 @@ def _make_mask(
     *, q_length: int, kv_length: int, attention_mask: Tensor | None = None,
     allow_is_causal_skip: bool = True, use_vmap: bool = False, **kwargs: Any,
 ) -> Tensor | None:  # fmt: skip
-    """Return the mask for `packed_attention`: with padding or cache "sdpa"'s, else None or a marker.
+    """Return the mask for `packed_attention`: transformers' sdpa mask, None, or a marker.
 
-    `attention_mask` has the padding; with a cache `kv_length` is more than `q_length`. Else None is for
-    whole sequences, the marker _BOUNDARIES_NEEDED for packed rows (`allow_is_causal_skip` is False).
+    It is the sdpa mask with padding (`attention_mask` is given) or a cache (`kv_length` is not
+    `q_length`). Else it is None for whole sequences, and the marker _BOUNDARIES_NEEDED for packed rows,
+    for which transformers passes `allow_is_causal_skip` False.
     Raise ConfigError, except with padding or cache, if the model adds a mask function of its own
     (`use_vmap`).
     """

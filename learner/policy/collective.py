@@ -21,34 +21,40 @@ class TrainablePolicy(Protocol):
     """The methods of a policy that the learner's loop, resume and checkpoints call."""
 
     def update(self, batch: Batch, step: int) -> Update:
-        """Train on the batch and return the Update; `step` counts the Updates made before."""
+        """Train on the batch and return the Update; `step` counts the Updates made before. Abstract."""
 
     def save(self, folder: Path) -> None:
-        """Write the state of the training into the existing folder, for `load`."""
+        """Write the state of the training into the existing folder, for `load`. Abstract here."""
 
     def load(self, folder: Path) -> None:
-        """Restore the state of the training that `save` wrote into the folder, exactly."""
+        """Restore the state of the training that `save` wrote into the folder, exactly. Abstract."""
 
     def export(self, folder: Path) -> None:
-        """Write the weights as a Hugging Face model. Raise NotFinite if one is NaN or infinite."""
+        """Write the weights into the folder as a Hugging Face model. Abstract here.
+
+        Implementations raise NotFinite if a weight is NaN or infinite.
+        """
 
     def close(self) -> None:
-        """Leave the process group of the ranks; the policy cannot be used afterwards."""
+        """Leave the process group of the ranks; the policy cannot be used afterwards. Abstract."""
 
 
 class AllRanksPolicy:
     """Rank 0's policy, whose methods all ranks execute on policies of their own.
 
-    Each call broadcasts its name and arguments. In `phases` it is a phase such as "making an Update".
+    `policy` is the one of rank 0. Each call broadcasts its name and arguments to the other ranks, which
+    execute it in `execute_calls`. In `phases` a call is a phase, such as "making an Update".
     """
 
     def __init__(self, policy: TrainablePolicy, phases: Phases) -> None:
         self._policy, self._phases = policy, phases
 
     def _on_all_ranks(self, phase: str, method: str, *arguments: Any) -> Any:
-        """Enter `phase` and call `method` on all ranks; return or raise what it does on rank 0.
+        """Call the policy's `method` on all ranks; return or raise what it does on rank 0.
 
-        All get the same `arguments`. Raise RuntimeError if a rank is lost.
+        All get the same `arguments`: they are broadcast to the ranks that wait in `execute_calls`.
+        During the call `phase`, a text for people, is the present phase. Raise RuntimeError if a rank is
+        lost.
         """
         with self._phases.enter(phase):
             broadcast((method, arguments))
@@ -57,23 +63,30 @@ class AllRanksPolicy:
     def update(self, batch: Batch, step: int) -> Update:
         """Train on the batch on all ranks; return the Update. `step` counts the Updates made before.
 
-        Raise RuntimeError if a rank is lost.
+        The phase is "making an Update" meanwhile. Raise RuntimeError if a rank is lost.
         """
         made: Update = self._on_all_ranks(UPDATE, "update", batch, step)
         return made
 
     def save(self, folder: Path) -> None:
-        """Write the training's state into the folder, all ranks. Raise RuntimeError if one is lost."""
+        """Write the training's state into the folder, for `load`, all ranks their parts.
+
+        The phase is "writing a checkpoint" meanwhile. Raise RuntimeError if a rank is lost.
+        """
         self._on_all_ranks("writing a checkpoint", "save", folder)
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote into the folder, on all ranks. Raise RuntimeError if one is lost."""
+        """Restore the training's state that `save` wrote into the folder, on all ranks.
+
+        The phase is "reading a checkpoint" meanwhile. Raise RuntimeError if a rank is lost.
+        """
         self._on_all_ranks("reading a checkpoint", "load", folder)
 
     def export(self, folder: Path) -> None:
         """Write the weights into the folder as a Hugging Face model, with all ranks' parts.
 
-        Raise NotFinite on NaN or infinity, RuntimeError if a rank is lost.
+        The phase is "writing weights" meanwhile. Raise NotFinite if a weight is NaN or infinite,
+        RuntimeError if a rank is lost.
         """
         self._on_all_ranks("writing weights", "export", folder)
 
@@ -88,8 +101,9 @@ class AllRanksPolicy:
 def execute_calls(policy: TrainablePolicy) -> None:
     """Execute the calls that rank 0 broadcasts, on any other rank, up to and including `close`.
 
-    Wait for each call, at most a day. Raise DeadlineExceeded when the connection to rank 0 is lost, and
-    what a call itself raises.
+    `policy` is this rank's own. What its methods return is not used. Wait for each call, at most a day.
+    Raise DeadlineExceeded if none comes, or the connection to rank 0 is lost. Raise also what a call
+    itself raises.
     """
     method = ""
     while method != "close":
@@ -98,6 +112,6 @@ def execute_calls(policy: TrainablePolicy) -> None:
         except RuntimeError as error:
             raise DeadlineExceeded(
                 f"rank {rank()} lost its connection to rank 0 ({error}). Rank 0's log has the reason; "
-                "correct it, and start all ranks again."
+                "remove that cause, and start all ranks again."
             ) from error
         getattr(policy, method)(*arguments)

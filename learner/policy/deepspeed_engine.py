@@ -50,15 +50,19 @@ class DeepSpeedEngine:
             self._optimizer.check_grad_overflow = True
 
     def __call__(self, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probabilities and entropies of the row's completion tokens, both (N,)."""
+        """Return log-probabilities and entropies of the row's completion tokens, both (N,), in nats.
+
+        They are after temperature, and have gradients unless torch.no_grad() is on.
+        """
         logprobs_N, entropy_N = self._engine(row)
         return logprobs_N, entropy_N
 
     def accumulate(self, loss: torch.Tensor, last: bool) -> None:
         """Compute the gradient of a row's loss and add it to the mini-batch's.
 
-        `last` marks the mini-batch's last row on this rank: `step` comes next. The gradient of the step
-        is that of the sum of all rows' losses over all ranks.
+        `last` is True for the mini-batch's last row on this rank: the caller calls `step` next. No
+        weight changes here. The gradient of the step is that of the sum of all rows' losses over all
+        ranks. All ranks call together.
         """
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss * world_size())  # DeepSpeed averages over the ranks
@@ -85,7 +89,7 @@ class DeepSpeedEngine:
         return OptimizerStep(float(self._engine.get_global_grad_norm()), skipped=False)
 
     def set_optimizer_options(self, options: Mapping[str, Any]) -> None:
-        """Set options of AdamW, such as {"lr": 1e-6}, for the optimizer steps from now on."""
+        """Set options of AdamW, such as {"lr": 1e-6}, for all weights and the steps from now on."""
         for group in self._optimizer.param_groups:
             group.update(options)
 
@@ -105,7 +109,10 @@ class DeepSpeedEngine:
                 yield name, parameter
 
     def save(self, folder: Path) -> None:
-        """Write weights and optimizer state into the folder, for `load`. All ranks call together."""
+        """Write weights and optimizer state into FOLDER/trainer, for `load`. All ranks call together.
+
+        Each rank writes its part; the folder is made if it is missing.
+        """
         self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
 
     def load(self, folder: Path) -> None:
@@ -119,8 +126,9 @@ class DeepSpeedEngine:
 def join_process_group() -> None:
     """Join the launcher's process group; without a launcher, make one of this process alone.
 
-    Without one, the environment variables of a launcher are set too. The backend is nccl with a GPU,
-    else gloo. DeepSpeed's shared-memory messages are switched off.
+    Without one, the environment variables of a launcher are set too. A process that has joined already
+    stays in its group. The backend is nccl with a GPU, else gloo. DeepSpeed's shared-memory messages are
+    switched off.
     """
     # DeepSpeed would compile its shared-memory op for a minute, which only saves gloo some copies.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -135,7 +143,11 @@ def leave_process_group() -> None:
 
 
 def _config(settings: LearnerSettings, stage: int) -> dict[str, Any]:
-    """Return DeepSpeed's options for precision, clipping, offloading and ZeRO stage `stage` (0 to 3)."""
+    """Return DeepSpeed's configuration for ZeRO stage `stage` (0 to 3).
+
+    Of `settings` count dtype (bf16 or not), max_grad_norm (clipping), and offload_optimizer and
+    offload_param, each of which moves its part to the CPU.
+    """
     offloaded = [name for name in ("offload_optimizer", "offload_param") if getattr(settings, name)]
     zero = {"stage": stage} | {name: {"device": "cpu"} for name in offloaded}
     return {

@@ -20,8 +20,8 @@ _MODEL = "model."
 def whole_state(engine: DeepSpeedEngine) -> dict[str, Tensor]:
     """Return the Hugging Face model's parameters and persistent buffers by name; {} on ranks above 0.
 
-    All ranks call together. Tensors are the model's own, under ZeRO 3 copies on the CPU. Raise NotFinite
-    on all ranks if a parameter has NaN or infinity.
+    All ranks call together. Parameters are the model's own tensors, under ZeRO 3 copies on the CPU;
+    buffers are the model's own. Raise NotFinite on all ranks if a parameter has NaN or infinity.
     """
     state = {}
     for name, parameter in engine.full_parameters():
@@ -47,8 +47,9 @@ def write_model(
 ) -> None:  # fmt: skip
     """Write config, tokenizer and one model.safetensors with the weights of `state` into the folder.
 
-    `state` is as `whole_state` returns it. With an adapter the weights are the merged ones, and
-    folder/adapter holds the adapter alone; `settings` have its scale.
+    `state` is as `whole_state` returns it. With an adapter the weights are the merged ones, with the
+    scale settings.lora_alpha / settings.lora_rank, and folder/adapter holds the adapter alone. The
+    folder is made if it is missing. Existing files are overwritten.
     """
     if adapter is not None:
         save_adapter(adapter, state, folder / "adapter")

@@ -37,9 +37,9 @@ def token_logprobs(
 
     logits = (hidden @ weight.T + bias) / temperature, computed in the hidden states' dtype, or in fp32
     with `fp32`. Softmax and sums are computed in fp32 (float64 for float64). Both results carry
-    gradients to hidden, weight and bias; second derivatives are not implemented.
-    Memory: the logits of `chunk` tokens in two tensors, forwards, and backwards if the entropy has a
-    gradient; also the results and the weight's gradient. 1,024 tokens x 151,936 words in fp32: 0.6 GB.
+    gradients to hidden, weight and bias; second derivatives are not implemented. Memory: the logits of
+    `chunk` >= 1 tokens in two tensors, forwards, and backwards if the entropy has a gradient; also the
+    results and the weight's gradient. 1,024 tokens x 151,936 words in fp32: 0.6 GB.
     Example: logits [0, 0] at any temperature give log-probability -0.693 and entropy 0.693.
     """
     logprobs_N, entropy_N = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
@@ -118,7 +118,7 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, token_ids_N: Tensor,
         temperature_N: Tensor, chunk: int, fp32: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Return log-probabilities, entropies (N,), `chunk` tokens at a time; save inputs in `ctx`."""
+        """Return log-probabilities, entropies (N,) by chunks of tokens; save in `ctx` for `backward`."""
         count, dtype = len(hidden_ND), _reduction_dtype(hidden_ND)
         logprobs, entropy, lse = (hidden_ND.new_empty(count, dtype=dtype) for _ in range(3))
         for start in range(0, count, chunk):
@@ -222,7 +222,10 @@ def _compute_logits(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None,
 
 
 def _reduce_logits_(logits_NV: Tensor, token_ids_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-probabilities, entropies and log-sum-exps, (N,) each. Overwrite the logits."""
+    """Return log-probabilities of the tokens, entropies and log-sum-exps, (N,) each, in nats.
+
+    `logits_NV` are those after temperature. They are overwritten.
+    """
     largest = logits_NV.amax(dim=-1)
     shifted = logits_NV.sub_(largest[:, None])
     weights = shifted.exp()
@@ -237,11 +240,11 @@ def _logit_grad_(
     logits_NW: Tensor, start: int, token_ids_N: Tensor, temperature_N: Tensor, lse_N: Tensor,
     entropy_N: Tensor, grad_logprobs_N: Tensor | None, grad_entropy_N: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Return the gradient (N, W) of words `start` to `start` + W - 1's logits. Overwrite the logits.
+    """Return the gradient to `logits_NW`, the logits of the W words from index `start` on, (N, W).
 
-    The logits are before temperature. `lse_N` (log-sum-exp) and `entropy_N` are those of the whole
-    vocabulary. `grad_logprobs_N` and `grad_entropy_N` are the gradients to the results, None for no
-    gradient.
+    `logits_NW` are before temperature, and are overwritten. `lse_N` (log-sum-exp) and `entropy_N` are
+    those of the whole vocabulary after temperature. `grad_logprobs_N` and `grad_entropy_N` are the
+    gradients of the loss to the tokens' log-probabilities and entropies. One of them may be None: 0.
     """
     logprobs = logits_NW.div_(temperature_N[:, None]).sub_(lse_N[:, None])
     if grad_entropy_N is None:

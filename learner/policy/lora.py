@@ -16,10 +16,11 @@ _BASE = ".base_layer.weight"
 
 
 def add_adapter(model: PreTrainedModel, settings: LearnerSettings) -> PeftModel:
-    """Add new LoRA adapters to the model, then the only trained weights; return peft's wrapper.
+    """Add new LoRA adapters to the model, in place; return peft's wrapper. All other weights are frozen.
 
-    Their first values are drawn from LEARNER_SEED. Raise ConfigError if LEARNER_LORA_TARGET_MODULES
-    names nothing in the model, or a layer that is no torch.nn.Linear.
+    lora_rank, lora_alpha and lora_target_modules of `settings` describe them. Their first values are
+    drawn from LEARNER_SEED; torch's random state stays as it was. Raise ConfigError if
+    LEARNER_LORA_TARGET_MODULES names nothing in the model, or a layer that is no torch.nn.Linear.
     """
     targets = settings.lora_target_modules
     config = LoraConfig(
@@ -47,9 +48,10 @@ def add_adapter(model: PreTrainedModel, settings: LearnerSettings) -> PeftModel:
 def merge_adapter(state: Mapping[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
     """Return the weights of a model without adapters that computes the same: W + scale x B A.
 
-    `state` holds weights and adapters by peft's names, and is not changed. A merged weight keeps its
-    dtype; the names are those of the model without adapters. Merging into the trained weights and back
-    would change them by rounding. LoRA, arXiv:2106.09685, sect. 4.1. Raise KeyError without A or B.
+    `state` holds weights and adapters by peft's names, and is not changed. A merged weight is a new
+    tensor and keeps its dtype; others are not copied. The names are those of the model without adapters.
+    Merging into the trained weights and back would change them by rounding. LoRA, arXiv:2106.09685,
+    sect. 4.1. Raise KeyError without A or B.
     Example: W = [[1]], A = [[2]], B = [[3]] and scale 0.5 give [[4]].
     """
     merged = {name: value for name, value in state.items() if ".lora_" not in name}

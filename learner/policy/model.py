@@ -25,8 +25,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class PolicyModel(nn.Module):
     """A model that maps packed rows to log-probabilities: `model` without its output layer, then a head.
 
-    `settings` say whether rows are packed, and how the head computes. Raise ConfigError for a model
-    whose logits are more than a torch.nn.Linear of its last hidden states.
+    `settings` say whether rows are packed (packing), and how the head computes (logprob_chunk,
+    cast_lm_head_to_fp32). Raise ConfigError for a model whose logits are more than a torch.nn.Linear of
+    its last hidden states.
     """
 
     def __init__(self, model: PreTrainedModel, settings: LearnerSettings) -> None:
@@ -38,7 +39,8 @@ class PolicyModel(nn.Module):
     def forward(self, row: Row) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies of the row's completion tokens, both (N,), in nats.
 
-        Without packing the row has one sequence.
+        They are after temperature. Without packing the row has one sequence, and the model does not get
+        the bounds of sequences.
         """
         inputs = row.model_inputs
         if not self._packed:  # the row is one sequence; the model's own attention knows no boundaries
@@ -51,9 +53,10 @@ class PolicyModel(nn.Module):
 def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
     """Return the model in a folder, in LEARNER_DTYPE and with dropout off.
 
-    With LEARNER_PACKING its attention is that of packed rows. LEARNER_USE_LIGER_KERNEL replaces layers.
-    Raise ConfigError if the folder holds no causal language model as safetensors, or one that the
-    settings do not fit; OSError if the disk or the network fails.
+    With LEARNER_PACKING its attention is that of packed rows, else that of LEARNER_ATTN_IMPLEMENTATION.
+    LEARNER_USE_LIGER_KERNEL replaces layers. With LEARNER_TRUST_REMOTE_CODE code in the folder is run.
+    The model is in eval mode, on the CPU. Raise ConfigError if the folder holds no causal language model
+    as safetensors, or one that the settings do not fit; OSError if the disk or the network fails.
     """
     dtype = _DTYPES[settings.dtype]
     try:
@@ -90,8 +93,9 @@ def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
 def load_policy(folder: Path, settings: LearnerSettings) -> tuple[PolicyModel, PeftModel | None]:
     """Return the model to train, from the folder, and its new LoRA adapter, None if lora_rank is 0.
 
-    With gradient_checkpointing the model is in training mode. Raise ConfigError if the model cannot be
-    used with the settings; OSError if the disk fails.
+    With gradient_checkpointing activations are computed again in the backward pass, and the model is in
+    training mode. Raise ConfigError if the model cannot be used with the settings; OSError if the disk
+    fails.
     """
     model = load_model(folder, settings)
     adapter = add_adapter(model, settings) if settings.lora_rank else None
@@ -102,11 +106,15 @@ def load_policy(folder: Path, settings: LearnerSettings) -> tuple[PolicyModel, P
 
 
 def _use_liger(model: PreTrainedModel) -> None:
-    """Replace layers of the model by liger-kernel's fused ones. Raise ConfigError if not installed."""
+    """Replace layers of the model, in place, by liger-kernel's fused ones.
+
+    Raise ConfigError if liger-kernel is not installed.
+    """
     try:
         from liger_kernel.transformers import _apply_liger_kernel_to_instance
     except ImportError as error:
         raise ConfigError(
-            "LEARNER_USE_LIGER_KERNEL is set but liger-kernel is not installed: install or unset it"
+            "LEARNER_USE_LIGER_KERNEL is set but liger-kernel is not installed: install the package "
+            "liger-kernel beside penstock, or leave the setting out"
         ) from error
     _apply_liger_kernel_to_instance(model=model)

@@ -12,7 +12,10 @@ from penstock.common.config.learner_settings import LearnerSettings
 def make_optimizer(
     parameters: Iterable[torch.nn.Parameter], settings: LearnerSettings
 ) -> torch.optim.AdamW:
-    """Return AdamW over those of the parameters that require a gradient, with the settings' options."""
+    """Return a new AdamW over those of the parameters that require a gradient.
+
+    Its options are the settings learning_rate, adam_beta1, adam_beta2, adam_epsilon and weight_decay.
+    """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return torch.optim.AdamW(trained, fused=True, **adamw_options(settings, settings.learning_rate))
 
@@ -31,8 +34,8 @@ def adamw_options(settings: LearnerSettings, learning_rate: float) -> dict[str, 
 def learning_rate(settings: LearnerSettings, step: int, steps: int) -> float:
     """Return the learning rate of all optimizer steps of the Update after `step` Updates of `steps`.
 
-    The rate rises linearly from 0 over the warm-up, then stays (constant) or falls to min_lr at the end
-    along a line or half a cosine. A function without state: a resumed run has the rates of its settings.
+    The rate rises linearly from 0 over the warm-up: warmup_steps, or if 0 warmup_ratio x `steps`. Then
+    it stays ("constant"), or falls to min_lr at `steps` along a line ("linear") or half a "cosine".
     Example:
         >>> linear = {"lr_scheduler_type": "linear", "warmup_steps": 2}
         >>> settings = LearnerSettings(learning_rate=1.0, min_lr=0.5, **linear)

@@ -77,6 +77,7 @@ def pack_for_ranks(lengths: Sequence[int], budget: int, ranks: int) -> list[list
     """Return the rows of each rank (indices of sequences), the same number of rows for every rank.
 
     `lengths` are the sequences' tokens, `budget` is the most tokens of a row with several sequences.
+    `ranks` is at least 1. Indices in a row ascend.
 
     1. Longest first, each sequence goes to the rank with the fewest tokens. Two ranks then differ by at
        most the longest sequence.
@@ -112,8 +113,8 @@ def pack_for_ranks(lengths: Sequence[int], budget: int, ranks: int) -> list[list
 def _split_off_shortest(rows: list[list[int]], lengths: Sequence[int]) -> list[int]:
     """Remove the shortest sequence that shares a row from that row, and return it as a new row, [index].
 
-    `rows` have the indices of their sequences, `lengths` the tokens of each. Return [] if no row has
-    two.
+    `rows` have the indices of their sequences, `lengths` the tokens of each. If no row has two, return
+    [] and change nothing.
     """
     spare = [(lengths[index], index, row) for row in rows if len(row) > 1 for index in row]
     if not spare:

@@ -126,7 +126,11 @@ class Policy:
             self._set_entropy(adapt(self._entropy, float(record.entropy.mean()), self._settings))
 
     def _set_entropy(self, control: EntropyControl) -> None:
-        """Store `control`, the state of adaptive entropy; if used, the loss gets its coefficient."""
+        """Store `control`, the state of adaptive entropy.
+
+        With use_adaptive_entropy the loss uses the coefficient that `applied_coef` gives for `control`
+        from now on. Otherwise the coefficient of the loss stays entropy_coef.
+        """
         self._entropy = control
         if self._settings.use_adaptive_entropy:
             coef = applied_coef(control, self._settings)
@@ -135,9 +139,9 @@ class Policy:
     def _apply_schedules(self, step: int) -> None:
         """If due after `step` Updates, mix the policy into a frozen reference, or copy it there.
 
-        ref_model_sync_steps 10 mixes at steps 10, 20, 30, with ref_model_mixup_alpha as the policy's
-        part. outer_iteration_steps 10 copies then, and resets the optimizer, with or without a
-        reference. Nothing is due at step 0.
+        With sync_ref_model, ref_model_sync_steps 10 mixes at steps 10, 20, 30, with
+        ref_model_mixup_alpha as the policy's part. outer_iteration_steps 10 copies then, and resets the
+        optimizer, with or without a reference. If both are due, the copy counts. Nothing is due at 0.
         """
         settings, reference = self._settings, self._reference
         mixes = step and settings.sync_ref_model and step % settings.ref_model_sync_steps == 0
@@ -151,9 +155,9 @@ class Policy:
     def _score_fixed(self, batch: Batch) -> FixedValues:
         """Return the values of the batch's tokens that stay fixed in all steps of the Update.
 
-        Each takes a forward pass, and is None if the settings do not use it: the proximal
-        log-probabilities with a decoupled loss of several steps, the reference's with a KL term,
-        `high_entropy` with top_entropy_quantile below 1.
+        Each takes a forward pass, and is None if the settings do not use it. `proximal` is used with
+        decoupled_loss and several optimizer steps, `reference` if there is a reference (beta is not 0),
+        and `high_entropy` with top_entropy_quantile below 1.
         """
         sequences, settings, reference = batch.sequences, self._settings, self._reference
         # With a single optimizer step the proximal policy is the current one.
@@ -178,9 +182,10 @@ class Policy:
     def _mini_batches(self, batch: Batch, step: int) -> list[MiniBatch]:
         """Return the mini-batches of Update `step` + 1, one per optimizer step, in order.
 
-        Each of num_iterations splits the batch into num_mini_batches, at most one per rollout: in its
-        order, or with shuffle_mini_batch in one drawn from seed, step and iteration. 2 iterations of 3
-        make 6. The sequences of a rollout stay together, and weigh as much as another's single one.
+        Each of num_iterations splits the batch's rollouts into num_mini_batches parts, at most one per
+        rollout; 2 iterations of 3 parts give 6. They follow the batch's order, or with
+        shuffle_mini_batch one drawn from seed, step and iteration. Only the first of all has `first`
+        True. The sequences of a rollout stay together, and weigh as much as another's single one.
         """
         settings = self._settings
         minis: list[MiniBatch] = []
@@ -204,7 +209,8 @@ class Policy:
     def _gradients(self, batch: Batch, mini: MiniBatch, fixed: FixedValues) -> tuple[float, TokenRecord]:
         """Add up a mini-batch's gradients, row by row; return its loss and trained tokens, of all ranks.
 
-        `fixed` has values of the whole batch's tokens. The engine's `step` changes the weights later.
+        The loss is the sum over rows. `fixed` has values of the whole batch's tokens. No weight changes:
+        the engine's `step`, which the caller calls next, does that.
         """
         sequences = [batch.sequences[index] for index in mini.sequences]
         rows = self._rows_of_this_rank(sequences)
@@ -235,8 +241,8 @@ class Policy:
     ) -> LossTokens:
         """Return the row's tokens for the loss, after a forward pass with gradient.
 
-        `weights` has a token's weight per sequence of the row, `indices` the sequences' places in the
-        batch. old_N: the behaviour's log-probabilities, or with decoupled_loss the proximal policy's.
+        `weights` has a token's weight per sequence of the row, `indices` the sequences' places in batch
+        and `fixed`. old_N: the behaviour's log-probabilities, or with decoupled_loss the proximal's.
         """
         logprobs_N, entropy_N = self._engine(row)
         proximal = fixed.proximal  # None: the proximal policy is the current one
@@ -254,7 +260,7 @@ class Policy:
     def logprobs(self, sequences: Sequence[TrainSequence]) -> list[np.ndarray]:
         """Return the log-probabilities of each sequence's completion, (T,), in the order of `sequences`.
 
-        They are after temperature, without gradient. All ranks call together, and get all values.
+        They are after temperature, in nats, without gradient. All ranks call together, and get all.
         """
         with torch.no_grad():
             return self._score(sequences, lambda row: self._engine(row)[0])
@@ -322,7 +328,7 @@ def _token_counts(sequence: TrainSequence) -> tuple[int, int]:
 
 
 def _values_of_row(per_sequence: list[np.ndarray], indices: np.ndarray, row: Row) -> Tensor:
-    """Return the values of the row's tokens, (N,), as fp32 on the row's device.
+    """Return the values of the row's tokens, (N,), as fp32 on the row's device. True becomes 1.
 
     `per_sequence` has an array (T,) per sequence of the batch; `indices` are the row's sequences in it.
     """

@@ -23,7 +23,7 @@ ends after RUN_PROGRESS_TIMEOUT_S."""
 
 
 def rank() -> int:
-    """Return this process's number among those that train together, from 0; 0 without a launcher."""
+    """Return this process's number, from 0, among those that train together: RANK, 0 if not set."""
     return int(os.environ.get("RANK", "0"))
 
 
@@ -33,10 +33,11 @@ def world_size() -> int:
 
 
 def set_single_process_environment() -> None:
-    """Set a launcher's environment variables for a group of one process on loopback.
+    """Set a launcher's environment variables for a group of one process on 127.0.0.1.
 
-    Do nothing under torchrun or with several processes. MASTER_PORT 0 lets the process take a free port:
-    a parent may use the port of the inherited environment.
+    These are RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Do nothing under torchrun or
+    with several processes. MASTER_PORT 0 lets the process take a free port: a parent may use the port of
+    the inherited environment.
     """
     if world_size() > 1 or _LAUNCHED in os.environ:
         return
@@ -45,15 +46,15 @@ def set_single_process_environment() -> None:
 
 
 def end_with_launcher() -> None:
-    """Start a thread that kills this process when its parent, the launcher, ends; else do nothing.
+    """Start a thread that kills this process (SIGKILL) when its parent, the launcher, ends.
 
-    A process has a launcher under torchrun or with several processes. Ranks that outlive a killed
-    torchrun would train on, and hold the run's lock against a restart.
+    Do nothing without a launcher, which is without torchrun and with one process. Ranks that outlive a
+    killed torchrun would train on, and hold the run's lock against a restart.
     """
     launcher = os.getppid()
 
     def watch() -> None:
-        """Kill this process once its parent is another one, because the launcher has ended."""
+        """Wait until this process has another parent, as the launcher has ended; then kill it."""
         while os.getppid() == launcher:
             time.sleep(_LAUNCHER_CHECK_S)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -30,7 +30,10 @@ class BaseModelReference:
         self._engine, self._adapter = engine, adapter
 
     def logprobs(self, row: Row) -> Tensor:
-        """Return the completion tokens' log-probabilities under the base model, (N,), no gradient."""
+        """Return the completion tokens' log-probabilities under the base model, (N,), no gradient.
+
+        The adapter is off during the call, and on again afterwards. All ranks call together.
+        """
         with self._adapter.disable_adapter(), torch.no_grad():
             return self._engine(row)[0]
 
@@ -60,8 +63,9 @@ class FrozenCopyReference:
     def soft_update(self, parameters: Iterator[tuple[str, torch.nn.Parameter]], alpha: float) -> None:
         """Set weights to alpha x parameters + (1 - alpha) x weights (TR-DPO, arXiv:2404.09656, eq. 3).
 
-        `parameters` are the policy's, by the same names. alpha 1 copies them. Raise KeyError for another
-        name. Example: alpha 0.6, parameter 1.0 and weight 0.0 make 0.6.
+        `parameters` are the policy's, by the same names. alpha 1 copies them. From now on `save` writes
+        the weights. Raise KeyError for another name. Example: alpha 0.6, parameter 1.0 and weight 0.0
+        make 0.6.
         """
         self._changed = True
         own = dict(self._model.named_parameters())
