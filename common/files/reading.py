@@ -24,9 +24,9 @@ _DEEPEST = DEEPEST + 8  # a row of evaluations.jsonl holds the columns of a data
 def reading(what: Path | str, remedy: str) -> Iterator[None]:
     """Turn an error of the block that damaged content causes into a ConfigError.
 
-    These are ValueError, KeyError, TypeError, MalformedMessage and others of DAMAGE; all others pass
-    through. `what` is the file, or its name, and `remedy` the sentence that says what to do: both are in
-    the error.
+    These are ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError
+    and MalformedMessage. All others, such as OSError for a missing file, pass through. `what` is the
+    file, or its name, and `remedy` the sentence that says what to do: both are in the error.
     """
     try:
         yield
@@ -58,7 +58,7 @@ def parse_json(text: str | bytes) -> PlainData:
         value = json.loads(text, object_pairs_hook=_unique)
     except RecursionError as error:
         raise ValueError(
-            f"a JSON text is nested too deep, expected at most {_DEEPEST} levels"
+            f"a JSON text is nested too deep, expected at most {_DEEPEST} levels: write it with fewer"
         ) from error
     if fault := find_fault(value, _DEEPEST):
         raise ValueError(fault)
@@ -80,7 +80,7 @@ def hash_model(folder: Path) -> str:
     """Return the SHA-256, in hexadecimal, of a model's folder, which identifies the model.
 
     Hashed are *.json, *.jinja and *.safetensors, with their names, in order of names. Other files and
-    subfolders do not count. Raise OSError if one of the files cannot be read.
+    subfolders do not count. Raise OSError if the folder or one of these files cannot be read.
     """
     digest = hashlib.sha256()
     kinds = (".json", ".jinja", ".safetensors")
