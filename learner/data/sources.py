@@ -192,8 +192,9 @@ def stream_rows(source: Source, split: str, seed: int | None) -> Iterator[dict[s
     """Yield the rows of a data set one by one, each by column, without keeping all in memory or on disk.
 
     With `seed`, the rows are shuffled in a buffer of 10,000; None keeps their order. If the source has a
-    count, only the first rows of this order come. `split` names the part of a hub id. Raise DataError
-    for a folder, for rows that cannot be read, and for a column of images, sounds or films.
+    count, only so many first rows of this order come. `split` names the part of a hub id; files have
+    none. Raise DataError for a folder, for rows that cannot be read, and for a column of images, sounds
+    or films.
     """
     with _as_data_error(source, split):
         rows = _open_stream(source, split)
