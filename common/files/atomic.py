@@ -21,9 +21,9 @@ log = get_logger(__name__)
 def make_folder(folder: Path, setting: str = "RUN_DIR") -> None:
     """Create a folder and its missing parents; an existing folder stays as it is.
 
-    The umask decides the mode of the folder alone. New parents, such as runs/, have mode 0755, because
-    another run in them may be shared. Raise ConfigError, naming `setting`, by which the user chose the
-    folder, if that fails.
+    The umask narrows the mode of `folder` itself. New parents, such as runs/, have mode 0755 whatever
+    the umask, because another run in them may be shared. Raise ConfigError if a folder cannot be made.
+    The error names `setting`, by which the user chose the folder.
     """
     try:
         for parent in reversed([parent for parent in folder.parents if not parent.exists()]):
@@ -126,9 +126,9 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def _full_disk(folder: Path) -> OSError | None:
-    """Return the error of writing 64 KiB (such as a full disk's), None if this works.
+    """Write 64 KiB to the file `probe` in `folder`, which stays. Return None if this works.
 
-    The bytes are in the file `probe` in `folder`, which stays.
+    Else return (do not raise) the OSError, such as a full disk's.
     """
     try:
         (folder / "probe").write_bytes(bytes(1 << 16))

@@ -64,7 +64,7 @@ class Disk:
                 self._wait(wait, max(_POLL_S, deadline.waited_s - started_s), error)
 
     def _wait(self, wait: "_Wait", pause_s: float, error: Exception) -> None:
-        """Wait `pause_s` seconds, and again until the bytes that `wait` needs are free; return None.
+        """Wait `pause_s` seconds, and again until the bytes that `wait` needs are free on the disk.
 
         If `wait` does not know how many it needs, return after the first pause. Log at once and every 30
         s. `phases` is in "waiting for room on the disk" meanwhile. Raise DiskFull, caused by `error`,
@@ -94,7 +94,10 @@ class _Wait:
     reported: bool = False
 
     def report(self) -> None:
-        """Log an error at the first call, and then for each 30 s waited, with file, time and bytes."""
+        """Log an error at the first call, and then once per 30 s waited; do nothing at other calls.
+
+        The log line has the file, the limit and the seconds waited, and `room`'s bytes.
+        """
         if not self.reported or self.deadline.report_due():
             self.reported = True
             times = {"limit_s": self.deadline.limit_s, "waited_s": round(self.deadline.waited_s)}

@@ -49,9 +49,9 @@ def explain(error: Exception) -> str:
 
 
 def parse_json(text: str | bytes) -> PlainData:
-    """Return the value of a JSON text, of None, truth values, numbers, texts, lists and dictionaries.
+    """Return the value of a JSON text: None, a truth value, number, text, list or dictionary.
 
-    Raise ValueError if the text is no JSON, nested over 40 levels deep, or has an object with a key
+    Raise ValueError if the text is no JSON, is nested over 40 levels deep, or has an object with a key
     twice, an integer over 64 bits or a lone surrogate.
     """
     try:
@@ -71,7 +71,7 @@ def _unique(pairs: list[tuple[str, PlainData]]) -> dict[str, PlainData]:
     if len(found) < len(pairs):
         repeated = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ValueError(
-            f"the key {short(repeated)} is there twice in an object, expected once: remove one"
+            f"the key {short(repeated)} is there twice in a JSON object, expected once: remove one"
         )
     return found
 

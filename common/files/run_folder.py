@@ -11,7 +11,7 @@ from penstock.common.files.disk import Disk, T
 
 
 class RunFolder:
-    """The paths of a run's files in its folder `path`. Creates none of them."""
+    """The paths of a run's files below its folder `path`, as attributes. Creates none of them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -55,7 +55,8 @@ def read_claims(run_folder: RunFolder) -> dict[int, Claim]:
             if not (in_order and claim.parent_length >= 0):
                 raise ValueError(
                     f"found incarnation {claim.incarnation} after byte {claim.parent_length} of "
-                    f"{claim.parent}, expected {path.stem} (the file's name) after an earlier one"
+                    f"incarnation {claim.parent}, expected {path.stem} as in the file's name, after a "
+                    "byte of an earlier one: put the claim's file back from a copy"
                 )
         claims[claim.incarnation] = claim
     return claims
@@ -79,7 +80,7 @@ def ancestors(run_folder: RunFolder, claims: dict[int, Claim], newest: int) -> l
 def next_claim(
     run_folder: RunFolder, incarnation: int, holder: str, checkpointed: Position | None = None
 ) -> Claim:
-    """Return a claim: `incarnation` continues the newest claim's journal (0: none). Write no file.
+    """Return a claim: `incarnation` continues the newest claim's journal, if any. Write no file.
 
     The journal counts up to its last whole record; a torn or damaged last one is logged and left out.
     `holder` names the process. Raise ConfigError if a claim or the journal's beginning is missing, a

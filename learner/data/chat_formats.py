@@ -23,14 +23,15 @@ log = get_logger(__name__)
 def resolve_format(
     settings: LearnerSettings, template: Template, model: Path, episodes: EpisodeSpec
 ) -> ChatSpec | None:
-    """Return the contract's chat template; its field `renderer` names what adds turns, "" the template.
+    """Return the chat template for the contract. Its `renderer` names the format that adds turns.
 
-    The package `renderers` knows formats of chat models. LEARNER_RENDERER names one of them, or is
-    "none", or "auto": then settings.model, a hub id, has a known format or none. `model` is the model's
-    folder, with its tokenizer, `episodes` the tools, environments or agent. A format is used only if it
-    writes a prompt with the tokens of `template`, which makes the prompts. With auto, a format that does
-    not, or cannot be used, is logged and left out. Return None for a run without tools, environments and
-    agent. Raise ConfigError for a named format that differs, or that cannot be used.
+    Formats are those of the package `renderers`; without one ("") the template itself adds the turns.
+    LEARNER_RENDERER names a format. "none" is without, and "auto" the format that the package knows for
+    settings.model, a hub id, if it does. `model` is the model's folder, with its tokenizer, `episodes`
+    the tools, environments or agent. A format is used only if it writes a prompt with the tokens of
+    `template`, which makes the prompts. With auto, a format that does not, or cannot be used, is logged
+    and left out. Return None for a run without tools, environments and agent. Raise ConfigError for a
+    named format that differs, or that cannot be used.
     """
     if not episodes.active:
         return None

@@ -72,7 +72,7 @@ def map_columns(
         return ""
 
     def pick(named: str, usual: tuple[str, ...], variable: str) -> str:
-        """Return `named`, or if "" the first of `usual`. If absent: DataError, naming `variable`."""
+        """Return `named`, or if "" the first of `usual`. If absent, raise DataError on `variable`."""
         if chosen := first(usual, variable) if not named else named if has(named) else "":
             return chosen
         usual_ones = f"none of the columns {', '.join(usual)} is there"
@@ -250,8 +250,9 @@ def plain(value: object, levels: int = DEEPEST + 1) -> object:
 def check_columns(columns: Mapping[str, object], where: str) -> None:
     """Raise DataError, which begins with `where`, for columns that no ticket can hold.
 
-    These are over 1024 columns; a name of over 200 letters; and values that nest over 32 levels, have
-    keys that are no texts, integers over 64 bits, half a character, or other types than plain data.
+    These are over 1024 columns; a name of over 200 letters, or with half a character; and values that
+    nest over 32 levels, have keys that are no texts, integers over 64 bits, half a character in a text,
+    or other types than None, bool, int, float, str, bytes, list, tuple and dict.
     """
     try:
         check_names("column", columns)

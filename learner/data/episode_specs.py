@@ -67,7 +67,8 @@ def _schemas(spec: EpisodeSpec) -> dict[str, list[Any]]:
 def _codes(variable: str, asked: Sequence[str]) -> tuple[OwnCode, ...]:
     """Return the code that each text in `asked` names: file.py:function or package.module.function.
 
-    The results are in the same order, each with the hash of its source. No code is run. Raise
+    The results are in the same order, each with name, place (the file's absolute path, or the module)
+    and hash of the source. `variable` is the setting that has the texts. No code is run. Raise
     ConfigError, which begins with `variable` and the text, if the code is not found.
     """
     codes = []

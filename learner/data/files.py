@@ -76,7 +76,7 @@ def form_of(paths: Sequence[Path]) -> str:
     forms = {"text" if kind_of(path) in ("json", "csv") else kind_of(path): path for path in paths}
     if len(forms) > 1:
         found = ", ".join(map(str, forms.values()))
-        remedy = "name each form as a data set of its own, such as parts/*.parquet"
+        remedy = "name each form as a data set of its own in LEARNER_DATASET, such as parts/*.parquet"
         raise DataError(f"{found}: files of several forms, expected one form in a data set: {remedy}")
     return next(iter(forms))
 

@@ -154,8 +154,8 @@ class Streamed:
 
         A newer position than those read is reached by reading on; the questions on the way are kept, and
         only the newest 20,000 of all. A position before these is reached by reading from the first row
-        of the first epoch again, and the kept ones are dropped. Raise DataError if the stream has
-        no question or a bad row, ConfigError if the chat template rejects a row.
+        of the first epoch again, and the kept ones are dropped. Raise DataError if the stream has no
+        question, cannot be read or has a bad row, ConfigError if the chat template rejects a row.
         """
         if position not in self._kept and position < next(reversed(self._kept), 0):
             self._kept.clear()

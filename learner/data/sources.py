@@ -66,7 +66,8 @@ class Source:
         name, marker, count = text.rpartition("#") if "#" in text else (text, "", "0")
         if marker and not (count.isdecimal() and int(count)):
             raise DataError(
-                f"{text}: expected a number of rows after #, found {count!r}; write one, or no #"
+                f"{text}: expected a number of rows after #, found {count!r}. Write one above 0 in "
+                "LEARNER_DATASET or LEARNER_EVAL_DATASET, or leave the # out there"
             )
         rows = int(count)
         if cls(name).path:

@@ -64,8 +64,8 @@ class TicketSource:
 
         It asks for eval_num_generations completions, by the weights of `version` alone. The sampling is
         by eval_temperature, without top_p, top_k and min_p. The seed follows from the index, so it is
-        the same for all versions. Raise IndexError if there is no such question,
-        MalformedMessage if its prompt has no token.
+        the same for all versions. Raise IndexError if there is no such question, MalformedMessage if its
+        prompt has no token.
         """
         question = self.eval_questions[index]
         return Ticket(

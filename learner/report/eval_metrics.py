@@ -73,9 +73,9 @@ def summarise(answers: Sequence[Answer], main_reward: str) -> dict[str, float]:
 def _of_k(given: Sequence[Answer], main_reward: str) -> dict[str, float]:
     """Return avg@k, pass@n for n of 1, 2, 4, ... and k, and maj@k, by names such as eval/avg@4.
 
-    Each of `given` has a scored completion, which is right if its reward `main_reward` is above 0.
-    Questions without this reward are left out; {} if all are. k is the most completions of a question.
-    pass@n is over questions with n or more scored ones, absent without; maj@k is absent for k of 1.
+    A scored completion of `given` is right if its reward `main_reward` is above 0. Questions without
+    this reward are left out; {} if all are. k is the most completions of one. avg@k is the mean share
+    of right ones. pass@n is of questions with n or more scored ones, if any; no maj@k for k of 1.
     """
     judged = [one for one in given if any(row.get(main_reward) is not None for row in one.rewards)]
     if not judged:

@@ -34,9 +34,9 @@ class HubApi(Protocol):
     def create_repo(self, repo_id: str, *, private: bool | None, exist_ok: bool) -> Any:
         """Create the model repository `repo_id`, and return its URL.
 
-        With `exist_ok` a repository that exists is no error. A `private` of None leaves to the account
-        who sees it. Raise HfHubHTTPError if the hub refuses, HFValidationError for a malformed
-        `repo_id`.
+        With `exist_ok` a repository that exists is no error, and stays as it is. `private` says whether
+        only its owner sees a new one; None: as the account's settings say. Raise HfHubHTTPError if the
+        hub refuses, HFValidationError for a malformed `repo_id`.
         """
 
     def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> Any:

@@ -16,9 +16,10 @@ def update_metrics(update: Update) -> dict[str, float | None]:
 
     loss and grad_norm (None if every optimizer step was skipped), learning_rate, num_tokens (trained
     ones), optimizer_steps and the number of skipped ones are always there. entropy_coef is there if the
-    coefficient is adaptive. If a token was trained, so are: means of entropy, kl, and the shares of
-    tokens clipped below and above; minimum, mean, maximum and deviation of the importance ratio, and the
-    share of tokens whose ratio was bounded; mean and maximum of staleness; the metrics of `agreement`.
+    coefficient is adaptive. If a token was trained, so are: the means of entropy and kl; the shares of
+    tokens clipped below, above, and both together; minimum, mean, maximum and standard deviation of the
+    importance ratio, and the share of tokens whose ratio was bounded; mean and maximum of staleness; the
+    metrics of `agreement`.
     """
     tokens = update.tokens
     metrics: dict[str, float | None] = {
@@ -148,11 +149,11 @@ def tool_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _averages(name: str, groups: Sequence[ScoredGroup], weights: dict[str, float]) -> dict[str, float]:
-    """Return NAME/reward and NAME/mean_length of `groups`, NAME being `name`; without values left out.
+    """Return NAME/reward and NAME/mean_length of `groups`, NAME being `name`; {} without groups.
 
-    The reward is the mean over groups of the mean total reward, with the weight of each reward in
-    `weights`. The length is the mean over completions, in tokens. Raise KeyError if a reward has no
-    weight.
+    The reward is the mean over groups of the mean total reward, by the factors in `weights` for each
+    reward's name; left out if no rollout has a reward. The length is the mean over completions, in
+    tokens. Raise KeyError if a reward has no weight.
     """
     totals = [total_rewards(scored.rewards, weights) for scored in groups]
     rewards = [np.nanmean(total) for total in totals if not np.isnan(total).all()]

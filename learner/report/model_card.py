@@ -27,9 +27,9 @@ def model_card(settings: LearnerSettings, step: int, metrics: Mapping[str, Any])
 
     The text begins with the hub's metadata and has three tables. The first shows `reward` and the
     `rewards/NAME/mean` of each reward from `metrics`, which are those of the newest step by name. The
-    second shows the twenty settings of _SHOWN, the third versions of packages. What is missing has no
-    row. The card names `settings.model` and `settings.dataset`; of a file or folder it has only the last
-    part of the path.
+    second shows twenty settings, such as loss_type and seed, the third versions of packages. What is
+    missing has no row. The card names `settings.model` and `settings.dataset`; of a file or folder it
+    has only the last part of the path.
     """
     base = hub_id(settings.model)
     datasets = [found for name in settings.dataset if (found := hub_id(name))]

@@ -114,7 +114,7 @@ class Recorder:
         self._folder.write_file(self._folder.results(name), data)
 
     def close(self) -> None:
-        """Close the trackers. A tracker's failure is logged, not raised."""
+        """Close the trackers. A tracker's failure is logged if it is its first, and not raised."""
         self._trackers.tell(lambda tracker: tracker.close())
 
     def _append(self, path: Path, rows: Sequence[Row]) -> None:
