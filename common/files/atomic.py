@@ -21,9 +21,9 @@ log = get_logger(__name__)
 def make_folder(folder: Path, setting: str = "RUN_DIR") -> None:
     """Create a folder and its missing parents; an existing folder stays as it is.
 
-    The umask decides the mode of the folder alone. New parents, such as runs/, have mode 0755, because
-    another run in them may be shared. Raise ConfigError, naming `setting`, by which the user chose the
-    folder, if that fails.
+    The umask narrows the mode of `folder` itself. New parents, such as runs/, have mode 0755 whatever
+    the umask, because another run in them may be shared. Raise ConfigError if a folder cannot be made.
+    The error names `setting`, by which the user chose the folder.
     """
     try:
         for parent in reversed([parent for parent in folder.parents if not parent.exists()]):
@@ -52,8 +52,9 @@ def sync_path(path: Path) -> None:
 def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Replace or create the file `path` as a whole: a power cut leaves the old content or `data`.
 
-    The data are written to a file beside it, synced and renamed. The umask narrows `mode`. Raise OSError
-    if a step fails; until it is renamed, the new file changes nothing.
+    The data are written to `.NAME.PID` beside it and synced, this file is renamed, and the folder is
+    synced. The umask narrows `mode`. Raise OSError if a step fails, or the folder is missing. Until the
+    rename, `path` is unchanged; a failed write or sync deletes the new file.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.unlink(missing_ok=True)  # of a killed process, perhaps with another mode
@@ -73,8 +74,8 @@ def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
 def append_whole(file: FileIO, data: bytes, end: int, sync: bool = True) -> None:
     """Append `data` to the unbuffered `file` at offset `end`. What lies after `end` is cut off first.
 
-    With `sync` the data are on disk when this returns. Raise OSError if the write fails; the file is cut
-    back to `end`, now or by the next attempt.
+    With `sync` the data are on disk when this returns, without it the system writes them later. Raise
+    OSError if a step fails; after a failed write or sync the file is cut back to `end`.
     """
     file.truncate(end)
     file.seek(end)
@@ -94,9 +95,11 @@ def append_whole(file: FileIO, data: bytes, end: int, sync: bool = True) -> None
 def whole_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder. When the block ends without an error, sync it and put it at `path`.
 
-    A folder that was at `path` is deleted. All that is below the temporary folder gets its mode, files
-    without execution. If the block raises, the temporary folder is deleted and `path` stays. If the disk
-    is full then, raise OSError instead of the block's error, which may not name a full disk.
+    The temporary folder is `.NAME.PID` beside `path`. Missing parents are created. What an earlier
+    attempt left there is deleted. After the block, a folder that was at `path` is deleted. All that is
+    below the temporary folder gets its mode, files without execution. If the block raises, the temporary
+    folder is deleted and `path` stays. If 64 KiB cannot be written then, because the disk is full, raise
+    that OSError instead of the block's error, which may not name a full disk.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
@@ -123,7 +126,10 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def _full_disk(folder: Path) -> OSError | None:
-    """Return the error of writing 64 KiB into `folder` (such as a full disk's), None if this works."""
+    """Write 64 KiB to the file `probe` in `folder`, which stays. Return None if this works.
+
+    Else return (do not raise) the OSError, such as a full disk's.
+    """
     try:
         (folder / "probe").write_bytes(bytes(1 << 16))
     except OSError as error:
@@ -134,8 +140,8 @@ def _full_disk(folder: Path) -> OSError | None:
 def read_json_lines(path: Path, **fields: type) -> list[dict[str, Any]]:
     """Return the rows of a JSON-lines file of a run, in order; [] without a file.
 
-    Each row has an integer `step`, and `fields` by name and type, such as answer=str. Other rows are
-    logged and left out. A last row without a line end is left out too: a kill interrupted its append.
+    Each row has an integer `step`, and `fields` by name and type, such as answer=str. Other lines are
+    logged and left out. A last one without a line end, which a kill cut off, is left out unlogged.
     """
     rows = []
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
@@ -146,7 +152,7 @@ def read_json_lines(path: Path, **fields: type) -> list[dict[str, Any]]:
             for name, kind in {"step": int, **fields}.items():
                 if not isinstance(row[name], kind):
                     found = type(row[name]).__name__
-                    raise TypeError(f"mend {name}: its type is {found}, expected {kind.__name__}")
+                    raise TypeError(f"{name}: found {found}, expected {kind.__name__}: mend the line")
             rows.append(row)
         except DAMAGE as error:
             log.error("A damaged line is left out.", file=str(path), line=number, error=explain(error))

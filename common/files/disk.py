@@ -45,11 +45,12 @@ class Disk:
     def write(self, what: str, path: Path, action: Callable[[], T], needed: int | None = None) -> T:
         """Return what `action` returns; call it again while it fails because the disk is full.
 
-        Between two calls wait 1 s, or longer if the last call took longer; log this at once and every 30
-        s. Raise DiskFull if the disk stays full for `timeout_s`, or `stopping` is set. Other errors of
-        `action` are raised at once. When `action` raises, it must leave nothing half written. `needed`
-        is about how many bytes it writes: a retry waits until so many are free; None: unknown. `what`
-        and `path` name the file in log and error.
+        Between two calls wait 1 s, or longer if the last call took longer. Log this as an error at once
+        and every 30 s. Raise DiskFull if the disk stays full for `timeout_s` (0: at the first failure),
+        or `stopping` is set. Other errors of `action` are raised at once. When `action` raises, it must
+        leave nothing half written. `needed` is about how many bytes it writes: a retry waits until so
+        many are free; None: unknown. `what` names the thing written, and `path` is its file or folder,
+        for log and error. During the wait `phases` is in "waiting for room on the disk".
         """
         deadline = Deadline(self.timeout_s, longest_gap_s=math.inf)  # attempts count, however long
         wait = _Wait(what, path, needed, deadline)
@@ -63,10 +64,12 @@ class Disk:
                 self._wait(wait, max(_POLL_S, deadline.waited_s - started_s), error)
 
     def _wait(self, wait: "_Wait", pause_s: float, error: Exception) -> None:
-        """Log the wait, wait `pause_s` seconds, and then for room if `wait` knows the bytes needed.
+        """Wait `pause_s` seconds, and again until the bytes that `wait` needs are free on the disk.
 
-        Return when a retry is worthwhile. Raise DiskFull, caused by `error`, if the rest of the time is
-        shorter than `pause_s`, or `stopping` is set.
+        If `wait` does not know how many it needs, return after the first pause. Log at once and every 30
+        s. `phases` is in "waiting for room on the disk" meanwhile. Raise DiskFull, caused by `error`,
+        the error of the failed write, if less than `pause_s` is left of the timeout, or `stopping` is
+        set.
         """
         while True:
             over = pause_s > wait.deadline.remaining_s
@@ -91,7 +94,10 @@ class _Wait:
     reported: bool = False
 
     def report(self) -> None:
-        """Log an error at the first call, and then for each 30 s waited, with file, time and bytes."""
+        """Log an error at the first call, and then once per 30 s waited; do nothing at other calls.
+
+        The log line has the file, the limit and the seconds waited, and `room`'s bytes.
+        """
         if not self.reported or self.deadline.report_due():
             self.reported = True
             times = {"limit_s": self.deadline.limit_s, "waited_s": round(self.deadline.waited_s)}
@@ -99,7 +105,10 @@ class _Wait:
             log.error("No room on the disk: waiting.", **about)
 
     def explain(self, why: str) -> str:
-        """Return the text of the error that ends the wait. `why` is the cause: "stopped by a signal"."""
+        """Return the text of the error that ends the wait, for `why`, such as "stopped by a signal".
+
+        The text names the file, the free and the needed bytes, the seconds waited, and what to do.
+        """
         room = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self.room().items())
         return (
             f"no room for {self.what} in {self.path} ({room}) after {self.deadline.waited_s:.0f} s "

@@ -11,8 +11,8 @@ from stat import S_IMODE
 def umask(octal: str) -> Iterator[None]:
     """Set the process's umask to an octal number during the block, then to what it was before.
 
-    Child processes and libraries obey it too. Example: with "027" new files have mode 0640 and new
-    folders 0750. Raise ValueError if `octal` is no octal number.
+    The umask is restored after an error too. Child processes and libraries obey it. Example: with "027"
+    new files have mode 0640 and new folders 0750. Raise ValueError if `octal` is no octal number.
     """
     before = os.umask(int(octal, 8))
     try:

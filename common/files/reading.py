@@ -24,9 +24,9 @@ _DEEPEST = DEEPEST + 8  # a row of evaluations.jsonl holds the columns of a data
 def reading(what: Path | str, remedy: str) -> Iterator[None]:
     """Turn an error of the block that damaged content causes into a ConfigError.
 
-    These are ValueError, KeyError, TypeError, MalformedMessage and others of DAMAGE; all others pass
-    through. `what` is the file, or its name, and `remedy` the sentence that says what to do: both are in
-    the error.
+    These are ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError
+    and MalformedMessage. All others, such as OSError for a missing file, pass through. `what` is the
+    file, or its name, and `remedy` the sentence that says what to do: both are in the error.
     """
     try:
         yield
@@ -49,16 +49,16 @@ def explain(error: Exception) -> str:
 
 
 def parse_json(text: str | bytes) -> PlainData:
-    """Return the value of a JSON text, of None, truth values, numbers, texts, lists and dictionaries.
+    """Return the value of a JSON text: None, a truth value, number, text, list or dictionary.
 
-    Raise ValueError if the text is no JSON, nested over 40 levels deep, or has an object with a key
+    Raise ValueError if the text is no JSON, is nested over 40 levels deep, or has an object with a key
     twice, an integer over 64 bits or a lone surrogate.
     """
     try:
         value = json.loads(text, object_pairs_hook=_unique)
     except RecursionError as error:
         raise ValueError(
-            f"a JSON text is nested too deep, expected at most {_DEEPEST} levels"
+            f"a JSON text is nested too deep, expected at most {_DEEPEST} levels: write it with fewer"
         ) from error
     if fault := find_fault(value, _DEEPEST):
         raise ValueError(fault)
@@ -71,7 +71,7 @@ def _unique(pairs: list[tuple[str, PlainData]]) -> dict[str, PlainData]:
     if len(found) < len(pairs):
         repeated = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ValueError(
-            f"the key {short(repeated)} is there twice in an object, expected once: remove one"
+            f"the key {short(repeated)} is there twice in a JSON object, expected once: remove one"
         )
     return found
 
@@ -80,7 +80,7 @@ def hash_model(folder: Path) -> str:
     """Return the SHA-256, in hexadecimal, of a model's folder, which identifies the model.
 
     Hashed are *.json, *.jinja and *.safetensors, with their names, in order of names. Other files and
-    subfolders do not count. Raise OSError if one of the files cannot be read.
+    subfolders do not count. Raise OSError if the folder or one of these files cannot be read.
     """
     digest = hashlib.sha256()
     kinds = (".json", ".jinja", ".safetensors")

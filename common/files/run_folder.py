@@ -11,7 +11,7 @@ from penstock.common.files.disk import Disk, T
 
 
 class RunFolder:
-    """The paths of a run's files in its folder `path`. Creates none of them."""
+    """The paths of a run's files below its folder `path`, as attributes. Creates none of them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,7 +43,10 @@ class RunFolder:
         return self.claims / f"{incarnation:06d}.json"
 
     def segment(self, incarnation: int, start: int) -> Path:
-        """Return the journal file of an incarnation that begins at the byte `start` of its journal."""
+        """Return the journal file that begins at byte `start`: journal/000002-000000000900.journal.
+
+        `start` counts the bytes of all journal files of this incarnation, from 0.
+        """
         return self.journal / f"{incarnation:06d}-{start:012d}.journal"
 
     def checkpoint(self, incarnation: int, step: int) -> Path:
@@ -55,7 +58,7 @@ class RunFolder:
         return self.versions.absolute() / f"{incarnation:06d}-{step:08d}"
 
     def best_model(self, step: int) -> Path:
-        """Return the folder for the weights after `step` Updates if they are the best so far."""
+        """Return best/00000040, the folder for the model after `step` (40) Updates if it is the best."""
         return self.best / f"{step:08d}"
 
     def completion_table(self, step: int) -> Path:
@@ -63,7 +66,10 @@ class RunFolder:
         return self.completions / f"completions_{step:05d}.parquet"
 
     def results(self, name: Literal["train", "eval"]) -> Path:
-        """Return the file of the final metrics of the training ("train") or last evaluation ("eval")."""
+        """Return train_results.json, the training's final metrics, or eval_results.json, by `name`.
+
+        eval_results.json has the metrics of the last evaluation.
+        """
         return self.path / f"{name}_results.json"
 
     def newest_incarnation(self) -> int:
@@ -99,11 +105,12 @@ class LearnerFolder(RunFolder):
     def write(
         self, what: str, path: Path, action: Callable[[], T], needed: int | None, waits: bool = True
     ) -> T:
-        """Return what `action` returns, which writes `path`; raise its errors. Wait on a full disk.
+        """Return what `action` returns; call it again, after a wait, while it fails on a full disk.
 
-        `what` names the thing written, for log and error. `needed` is about how many bytes it takes: a
-        retry waits for as many; None: unknown. With `waits` False a full disk raises DiskFull at once,
-        else after the disk's timeout. Raise RunTaken before each attempt if a later incarnation has
+        `action` writes `path`; its other errors are raised at once. `what` names the thing written, for
+        log and error. `needed` is about how many bytes it takes: a retry waits until as many are free;
+        None: unknown. With `waits` False a full disk raises DiskFull at once, else after the timeout of
+        `disk`, or when it is told to stop. Raise RunTaken before each attempt if a later incarnation has
         claimed the folder.
         """
 
@@ -115,10 +122,11 @@ class LearnerFolder(RunFolder):
         return (self.disk if waits else Disk()).write(what, path, attempt, needed)
 
     def write_file(self, path: Path, data: bytes) -> None:
-        """Replace the file `path` of the run by `data`, as a whole. Its folder is created if missing.
+        """Replace or create the file `path` of the run, with the content `data`, as a whole.
 
-        Wait while the disk is full. Raise DiskFull if no room came, RunTaken if a later learner has
-        claimed the folder, OSError for other failures.
+        Its folder is created if missing, but no folder above that. Wait while the disk is full. Raise
+        DiskFull if no room came, RunTaken if a later learner has claimed the folder, OSError for other
+        failures.
         """
         path.parent.mkdir(exist_ok=True)
         self.write(path.name, path, lambda: write_whole(path, data), len(data))
@@ -126,17 +134,16 @@ class LearnerFolder(RunFolder):
     def write_folder(
         self, what: str, path: Path, fill: Callable[[Path], None], waits: bool = True
     ) -> None:
-        """Let `fill` fill a temporary folder, then put it at `path`, in place of one there.
+        """Let `fill` write files into a temporary folder, then put it at `path`, in place of one there.
 
-        `what` names the folder in the log and the error. A retry after a full disk waits until there is
-        as much room as the newest folder beside `path` takes. Raise RunTaken if a later learner has
-        claimed the folder, DiskFull if no room came (at once if not `waits`), and errors of `fill`.
+        `what` names the folder in the log and the error. While the disk is full, wait and call `fill`
+        again with a new empty folder. A retry waits until there is as much room as the newest numbered
+        folder beside `path` takes. Raise RunTaken if a later learner has claimed the folder, DiskFull if
+        no room came (at once if not `waits`), and errors of `fill`, after which `path` is unchanged.
         """
 
         def write() -> None:
-            """Make the temporary folder, let `fill` fill it, and rename it to `path`. Raise their
-            errors.
-            """
+            """Let `fill` fill a temporary folder, sync it, rename it to `path`. Raise their errors."""
             with whole_folder(path) as aside:
                 fill(aside)
 
@@ -147,7 +154,8 @@ class LearnerFolder(RunFolder):
     def remove_asides(self) -> None:
         """Delete unfinished versions, checkpoints and best models, which a killed learner left.
 
-        Raise RunTaken if a later learner has claimed the folder. Files that cannot be deleted stay.
+        These are the folders in versions/, checkpoints/ and best/ whose names begin with a dot. What
+        cannot be deleted stays. Raise RunTaken if a later learner has claimed the run's folder.
         """
         for parent in (self.versions, self.checkpoints, self.best):
             self.check_not_superseded()

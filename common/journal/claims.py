@@ -55,7 +55,8 @@ def read_claims(run_folder: RunFolder) -> dict[int, Claim]:
             if not (in_order and claim.parent_length >= 0):
                 raise ValueError(
                     f"found incarnation {claim.incarnation} after byte {claim.parent_length} of "
-                    f"{claim.parent}, expected {path.stem} (the file's name) after an earlier one"
+                    f"incarnation {claim.parent}, expected {path.stem} as in the file's name, after a "
+                    "byte of an earlier one: put the claim's file back from a copy"
                 )
         claims[claim.incarnation] = claim
     return claims
@@ -79,11 +80,11 @@ def ancestors(run_folder: RunFolder, claims: dict[int, Claim], newest: int) -> l
 def next_claim(
     run_folder: RunFolder, incarnation: int, holder: str, checkpointed: Position | None = None
 ) -> Claim:
-    """Return the claim of `incarnation`, which continues where the run's journal ends. Write nothing.
+    """Return a claim: `incarnation` continues the newest claim's journal, if any. Write no file.
 
-    `holder` names the process. A last record that is torn or damaged is logged and left out. Raise
-    ConfigError if a claim is missing or damaged, or the journal's beginning is missing, or if whole
-    records follow damage that is not before `checkpointed`, the newest checkpoint's position.
+    The journal counts up to its last whole record; a torn or damaged last one is logged and left out.
+    `holder` names the process. Raise ConfigError if a claim or the journal's beginning is missing, a
+    claim is damaged, or whole records follow damage after `checkpointed`, the newest checkpoint.
     """
     claims = read_claims(run_folder)
     parent = max(claims, default=0)
@@ -103,9 +104,9 @@ def read_chain(
 ) -> Iterator[tuple[Position, dict[str, Any]]]:
     """Yield the run's records before the claim `newest`, oldest first, each with the position after it.
 
-    Records before `start` are left out; None: none. Raise ConfigError if a claim is missing or damaged,
-    or, after the records before it, for a missing or damaged record that a claim counts as part of the
-    run.
+    Records before `start` are left out; None: all are yielded. The journal of `newest`'s own incarnation
+    is not read. Raise ConfigError if a claim is missing or damaged. Raise ConfigError also at a missing
+    or damaged record that a claim counts as part of the run, after the records before it are yielded.
     """
     start = start or Position(1, 0)
     parents = ancestors(run_folder, read_claims(run_folder), newest.parent)
@@ -122,7 +123,8 @@ def lengths_on_chain(run_folder: RunFolder, newest: Claim) -> dict[int, int]:
     """Return by incarnation how many bytes of its journal count: as many as its successor's claim names.
 
     All claims of the folder are read. `newest` replaces a claim with the same parent; of two others with
-    the same parent either may count. Raise ConfigError if a claim's file is damaged.
+    the same parent either may count. The first claim's parent 0 has a length too. The incarnation of
+    `newest` is left out. Raise ConfigError if a claim's file is damaged.
     """
     lengths = {claim.parent: claim.parent_length for claim in read_claims(run_folder).values()}
     return lengths | {newest.parent: newest.parent_length}

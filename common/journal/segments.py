@@ -60,9 +60,10 @@ class LeftOut:
 
 
 def encode_record(record: dict[str, Any]) -> bytes:
-    """Return a record as the bytes in the file: length, checksum, compressed body.
+    """Return a record as the bytes in the file: length (8 bytes), CRC-32 (4), zlib-compressed body.
 
-    Raise MalformedMessage for a value that is no plain data.
+    A record that shrinks so much that a reader would refuse it is stored uncompressed in zlib's form.
+    Raise MalformedMessage for a value that is no plain data (texts, numbers, bytes, lists, maps).
     """
     plain = pack(record)
     body = zlib.compress(plain, _ZLIB_LEVEL)
@@ -162,8 +163,9 @@ def valid_length(run_folder: RunFolder, incarnation: int, start: int = 0) -> int
 def left_out(run_folder: RunFolder, incarnation: int, end: int) -> LeftOut | None:
     """Return what an incarnation's journal holds after `end`, the end of its whole records, else None.
 
-    A last record that a kill may have interrupted is `torn`; it is `complete` if all its bytes are
-    there.
+    The result's `path` and `offset` are the file and its byte where this begins. It is `torn`, as a kill
+    interrupts an append, if it lies in one file and no whole record begins in it after its first byte.
+    It is `complete` if, besides, all bytes of its first record are there, with a wrong checksum.
     """
     rest = [segment for segment in list_segments(run_folder, incarnation) if segment.end > end]
     if not rest:
@@ -194,7 +196,10 @@ def _may_hold_record(data: bytes) -> bool:
 
 
 def _checksum_fits(data: bytes, place: int) -> bool | None:
-    """Return whether the record at byte `place` of `data` has the right checksum, None if cut off."""
+    """Return whether the record at byte `place` of `data` has the checksum that its prefix states.
+
+    Return None if the record is cut off by the end of `data`, or has the length 0.
+    """
     first = place + _PREFIX.size
     length, checksum = _PREFIX.unpack_from(data, place) if first <= len(data) else (0, 0)
     if not 0 < length <= len(data) - first:
@@ -205,7 +210,8 @@ def _checksum_fits(data: bytes, place: int) -> bool | None:
 def explain_gap(run_folder: RunFolder, incarnation: int, offset: int, end: int | None = None) -> str:
     """Return the text of an error: records of an incarnation's journal cannot be read, why, what to do.
 
-    They are those from the byte `offset` on, to `end` unless that is None.
+    The records are those from byte `offset` of this journal on, to byte `end` unless that is None. The
+    text says whether the journal begins later, has no file, or is damaged, and in which file.
     """
     found = list_segments(run_folder, incarnation)
     until = f" to {end}" if end is not None else ""
@@ -222,9 +228,10 @@ def explain_gap(run_folder: RunFolder, incarnation: int, offset: int, end: int |
 
 
 def segments_before(run_folder: RunFolder, incarnation: int, offset: int) -> list[Path]:
-    """Return the files of older incarnations, and those of this one that end at or before byte `offset`.
+    """Return the journal files that hold only records before the byte `offset` of `incarnation`.
 
-    They are in order of incarnation and start. The newest file of this incarnation is never among them.
+    These are all files of older incarnations, and those of `incarnation` that end at or before `offset`
+    of its journal, but never its newest one. They are in order of incarnation and start.
     """
     files = sorted(run_folder.journal.glob("*-*.journal"))
     older = [path for path in files if int(path.name.partition("-")[0]) < incarnation]

@@ -23,12 +23,15 @@ log = get_logger(__name__)
 def resolve_format(
     settings: LearnerSettings, template: Template, model: Path, episodes: EpisodeSpec
 ) -> ChatSpec | None:
-    """Return the contract's chat template, with the format of `renderers` that LEARNER_RENDERER names.
+    """Return the chat template for the contract. Its `renderer` names the format that adds turns.
 
-    `model` is the model's folder, `episodes` the tools and environments. A format is used only if it
-    writes a prompt with the tokens of `template`, which makes the prompts. With auto, a format that does
-    not is logged and left out. Return None for a run without tools and environments. Raise ConfigError
-    for a named format that differs, or that cannot be used.
+    Formats are those of the package `renderers`; without one ("") the template itself adds the turns.
+    LEARNER_RENDERER names a format. "none" is without, and "auto" the format that the package knows for
+    settings.model, a hub id, if it does. `model` is the model's folder, with its tokenizer, `episodes`
+    the tools, environments or agent. A format is used only if it writes a prompt with the tokens of
+    `template`, which makes the prompts. With auto, a format that does not, or cannot be used, is logged
+    and left out. Return None for a run without tools, environments and agent. Raise ConfigError for a
+    named format that differs, or that cannot be used.
     """
     if not episodes.active:
         return None
@@ -53,7 +56,8 @@ def resolve_format(
 def _check_same(name: str, template: Template, known: KnownFormat, tools: Sequence[Any]) -> None:
     """Raise ConfigError unless `known`, the format `name`, writes a question as `template` does.
 
-    Compared are the token ids of one question after the system prompt, with the JSON schemas `tools`.
+    Compared are the token ids of "What is 1+2?" after the system prompt, if there is one, with the JSON
+    schemas `tools`. Raise ConfigError also if the format cannot write them.
     """
     system = template.chat.system_prompt if template.chat else ""
     messages = [{"role": "system", "content": system}] if system else []

@@ -45,11 +45,11 @@ def map_columns(
 ) -> ColumnMapping:
     """Return which of the data set's columns `names` hold the question and the gold answer ("": none).
 
-    prompt_column and solution_column are taken if set, else the first known name that is there, in any
-    case: `Problem` is `problem`, and `Answer` comes before `solution` as `answer` does. `source` names
-    the data set in errors; names with dots are looked up in `row`, any of its rows. Raise DataError if
-    a set column, the question's, or a gold answer's that a built-in reward needs is missing, if two such
-    columns differ only in capitals, or if the question is in `instruction` and `input`.
+    These are prompt_column and solution_column if set, else the first known name that is there, in any
+    case: `Answer` comes before `solution` as `answer` does. `source` names the data set in errors. Names
+    with dots are looked up in `row`, any of its rows. Raise DataError if a column that is set, the
+    question's, or the gold answer's if a built-in of settings.rewards needs it, is missing; if two such
+    columns differ only in capitals; or if the question is in both `instruction` and `input`.
     """
     found = list(names)
 
@@ -58,9 +58,9 @@ def map_columns(
         return name in found or (name.partition(".")[0] in found and look_up(row, name) is not None)
 
     def first(usual: tuple[str, ...], variable: str) -> str:
-        """Return the column for the first of `usual` there is, in any case; "" for none.
+        """Return the column for the first of `usual` (in small letters) there is, in any case, else "".
 
-        Raise DataError, with `variable`, for two that differ only in case.
+        Raise DataError for two that differ only in case; `variable` is the setting that chooses one.
         """
         for name in usual:
             alike = [other for other in found if other.lower() == name]
@@ -72,7 +72,7 @@ def map_columns(
         return ""
 
     def pick(named: str, usual: tuple[str, ...], variable: str) -> str:
-        """Return `named`, or if "" the first of `usual`. Raise DataError with `variable` if absent."""
+        """Return `named`, or if "" the first of `usual`. If absent, raise DataError on `variable`."""
         if chosen := first(usual, variable) if not named else named if has(named) else "":
             return chosen
         usual_ones = f"none of the columns {', '.join(usual)} is there"
@@ -124,9 +124,9 @@ def as_messages(prompt: object, where: str) -> object:
 
     A conversation is a list of dictionaries, or a text that is such a list as JSON, as exports to CSV
     have it. A turn {"from": "human", "value": ..} becomes {"role": "user", "content": ..}. A content
-    that is a list of parts {"type": "text", "text": ..} becomes their joined text. Raise DataError,
-    which begins with `where`, for an unknown speaker, for a turn of another than the assistant without
-    value, and for a part that is no text, such as an image.
+    that is a list of parts {"type": "text", "text": ..} becomes their joined text. The argument is not
+    changed. Raise DataError, which begins with `where`, for an unknown speaker, for a turn without value
+    that is not the assistant's, and for a part that is no text, such as an image.
     """
     if isinstance(prompt, str) and _JSON_MESSAGES.match(prompt):
         with contextlib.suppress(ValueError):
@@ -140,9 +140,9 @@ def _as_message(turn: dict[str, object], where: str) -> dict[str, object]:
     """Return a turn of a conversation as a message with role and content.
 
     A turn of ShareGPT's form (`from`, `value`, no `role`) and one whose content is a list of parts are
-    converted; any other turn is returned as it is. Parts become their joined text. Raise DataError,
-    which begins with `where`, for a part that is no text, an unknown speaker, or a missing value of
-    another speaker than the assistant.
+    converted to a new dictionary; any other turn is returned as it is. Parts become their joined text.
+    Raise DataError, which begins with `where`, for a part that is no text, an unknown speaker, or a
+    missing value of another speaker than the assistant.
     """
     if "from" in turn and turn.get("role") is None:
         turn = _from_sharegpt(turn, where)
@@ -199,7 +199,7 @@ def check_row(prompt: object, solution: object, mapping: ColumnMapping, where: s
     if not usable:
         raise DataError(
             f"{where}: {mapping.prompt} is {brief(prompt)}; expected a text, or a list of messages with "
-            "a role and a text as content, of which one asks. Correct the row, or LEARNER_PROMPT_COLUMN"
+            "a role and a text as content, one by the user. Correct the row, or LEARNER_PROMPT_COLUMN"
         )
     if mapping.solution and _is_missing(solution):
         found = "null" if solution is None else brief(solution)
@@ -236,8 +236,8 @@ def plain(value: object, levels: int = DEEPEST + 1) -> object:
     """Return a column's value in the types that a ticket can hold: plain values, lists and dictionaries.
 
     Dates, decimals and other types become text; None, numbers, texts and bytes stay. Dictionaries and
-    lists are copied and converted item by item, tuples become lists, and keys become texts. Those below
-    `levels` levels stay as they are.
+    lists are copied and converted item by item, tuples become lists, and keys become texts. A
+    dictionary, list or tuple deeper than `levels` levels stays as it is; with 0 `value` itself does.
     """
     if levels and isinstance(value, dict):
         return {str(key): plain(item, levels - 1) for key, item in value.items()}
@@ -250,8 +250,9 @@ def plain(value: object, levels: int = DEEPEST + 1) -> object:
 def check_columns(columns: Mapping[str, object], where: str) -> None:
     """Raise DataError, which begins with `where`, for columns that no ticket can hold.
 
-    These are over 1024 columns; a name of over 200 letters; and values that nest over 32 levels, have
-    keys that are no texts, integers over 64 bits, half a character, or other types than plain data.
+    These are over 1024 columns; a name of over 200 letters, or with half a character; and values that
+    nest over 32 levels, have keys that are no texts, integers over 64 bits, half a character in a text,
+    or other types than None, bool, int, float, str, bytes, list, tuple and dict.
     """
     try:
         check_names("column", columns)

@@ -22,11 +22,11 @@ log = get_logger(__name__)
 def resolve_episodes(settings: LearnerSettings, template: Template) -> EpisodeSpec:
     """Return the tools and environments, or the agent, that the settings name, with the tools' schemas.
 
-    The result also has the limits of turns and of seconds per step. It is an empty EpisodeSpec if the
-    settings name neither. The user's code is imported in a sandbox process, which reads the schemas off
-    its type hints and docstrings. Log a warning if the chat template in `template` does not show tools
-    to the model. Raise ConfigError if code is not found or cannot be used, or if `template` makes the
-    prompts without a chat template.
+    The result also has the limits of turns, of seconds per step, and of an agent's seconds and
+    sequences. It is an empty EpisodeSpec if the settings name no tool, environment or agent. The user's
+    code is imported in a sandbox process, which reads the schemas off its type hints and docstrings. Log
+    a warning if the chat template in `template` does not show tools to the model. Raise ConfigError if
+    code is not found or cannot be used, or if `template` makes the prompts without a chat template.
     """
     if not settings.has_episodes:
         return EpisodeSpec()
@@ -67,7 +67,8 @@ def _schemas(spec: EpisodeSpec) -> dict[str, list[Any]]:
 def _codes(variable: str, asked: Sequence[str]) -> tuple[OwnCode, ...]:
     """Return the code that each text in `asked` names: file.py:function or package.module.function.
 
-    The results are in the same order, each with the hash of its source. No code is run. Raise
+    The results are in the same order, each with name, place (the file's absolute path, or the module)
+    and hash of the source. `variable` is the setting that has the texts. No code is run. Raise
     ConfigError, which begins with `variable` and the text, if the code is not found.
     """
     codes = []

@@ -66,8 +66,8 @@ def matching_files(path: Path) -> list[Path]:
 def form_of(paths: Sequence[Path]) -> str:
     """Return how these files are read: "text" if all are JSON or CSV, else "parquet" or "arrow".
 
-    Only the endings of their names count. Raise DataError for a file of another ending, and if the files
-    are of several forms.
+    `paths` has at least one. Only the endings of their names count: no file is opened. Raise DataError
+    for a file of another ending, and if the files are of several forms.
     """
     for path in paths:
         if not kind_of(path):
@@ -76,19 +76,19 @@ def form_of(paths: Sequence[Path]) -> str:
     forms = {"text" if kind_of(path) in ("json", "csv") else kind_of(path): path for path in paths}
     if len(forms) > 1:
         found = ", ".join(map(str, forms.values()))
-        remedy = "name each form as a data set of its own, such as parts/*.parquet"
+        remedy = "name each form as a data set of its own in LEARNER_DATASET, such as parts/*.parquet"
         raise DataError(f"{found}: files of several forms, expected one form in a data set: {remedy}")
     return next(iter(forms))
 
 
 def read_files(paths: Sequence[Path], name: str) -> "Dataset":
-    """Return the rows of all files, in the order of the files. Log the progress.
+    """Return the rows of all files, in the order of the files. Log the progress for JSON and CSV.
 
     `name` is the data set's, for errors and log lines. A row of JSON or CSV that lacks columns of other
     rows gets None there; the number of these rows is logged. Values of CSV stay texts. Raise DataError
-    for files of another or several kinds, for unreadable JSON or CSV, for a file without rows, for a
-    column that is there twice, for half a character in a text, and for columns of mixed types. Damaged
-    Parquet and Arrow files raise pyarrow's errors.
+    for files of another or several kinds, and for a column that is there twice. Raise DataError for JSON
+    or CSV that is unreadable, has no row in a file, half a character in a text, or mixed types in a
+    column. Damaged Parquet and Arrow files raise the errors of pyarrow or of the library datasets.
     """
     import datasets
 
@@ -190,16 +190,16 @@ def text_rows(path: Path) -> Iterator[dict[str, object]]:
         empty = False
         yield row
     if empty:
-        remedy = "write rows to the file, or name another one"
+        remedy = "write rows to it, or name another file in LEARNER_DATASET or LEARNER_EVAL_DATASET"
         raise DataError(f"{path} is empty, expected at least one row: {remedy}")
 
 
 def _table_rows(path: Path) -> Iterator[dict[str, object]]:
     """Yield the rows of a CSV file (.tsv: with tabs), every value as text: `01` stays `01`.
 
-    The first line has the names of the columns, and is no row. Raise DataError if the file is no CSV or
-    not UTF-8, if a column has no name or another one's, or if a row, which the error names, has too few
-    or too many values.
+    The first line has the names of the columns, and is no row. Blank lines are skipped. A file without
+    rows yields nothing. Raise DataError if the file is no CSV or not UTF-8, if a column has no name or
+    another one's, or if a row, which the error names, has too few or too many values.
     """
     separator = "\t" if ".tsv" in _ending(path) else ","
     lines = (line for _, line in _lines(path))
@@ -303,10 +303,12 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 def _parse(text: str, where: str, more: str = "") -> Any:
     """Return the value of a JSON text. Raise DataError for a text that is not readable as JSON.
 
-    The error begins with `where` and ends with `more`. A key twice in an object, deep nesting, integers
-    over 64 bits, and half a character count as not readable too.
+    The error begins with `where`; `more` follows the cause. A key twice in an object, nesting over 40
+    levels, integers over 64 bits, and half a character count as not readable too.
     """
     try:
         return parse_json(text)
     except ValueError as error:
-        raise DataError(f"{where}: not readable as JSON ({explain(error)}){more}") from error
+        raise DataError(
+            f"{where}: not readable as JSON ({explain(error)}){more}. Correct the file there"
+        ) from error

@@ -90,7 +90,7 @@ class Shuffled:
     def _order(self, stream: int, turn: int, size: int) -> NDArray[np.int64]:
         """Return the numbers 0 to `size` - 1 in a random order, or from 0 on if nothing is shuffled.
 
-        `stream` 0 orders the questions of the epoch `turn`. `stream` 1 + k orders the questions of data
+        `stream` 0 orders the places of the epoch `turn`. `stream` 1 + k orders the questions of data
         set k, all of which have been asked `turn` times before. The same arguments give the same order.
         """
         return _permutation(self._seed, stream, turn, size) if self._shuffle else np.arange(size)
@@ -100,8 +100,8 @@ class Shuffled:
 def _permutation(seed: int, stream: int, turn: int, size: int) -> NDArray[np.int64]:
     """Return the numbers 0 to `size` - 1 in a random order that the arguments determine.
 
-    The array may be returned again: do not change it. `stream` and `turn` select one of the orders of
-    `seed`.
+    A later call with the same arguments may return the same array: do not change it. `stream` (0 and up)
+    and `turn` (from 0) select one of the orders of `seed`.
     """
     # Stream 0 has the key of releases before the weights: a replay of their journals needs their order.
     key = [seed, turn] if stream == 0 else [seed, turn, stream]
@@ -109,9 +109,9 @@ def _permutation(seed: int, stream: int, turn: int, size: int) -> NDArray[np.int
 
 
 def split_by_weight(total: int, weights: Sequence[float]) -> list[int]:
-    """Return a whole number per weight, in proportion to the weights, each at least 1.
+    """Return a whole number per weight, in proportion to the weights (above 0), each at least 1.
 
-    The numbers add up to `total`, unless one was raised to 1.
+    The numbers add up to `total`, unless one was raised from 0 to 1.
 
     Example:
         >>> split_by_weight(10, [3.0, 1.0])
@@ -152,9 +152,10 @@ class Streamed:
     def at(self, position: int) -> Question:
         """Return the question at `position`, which counts the run's questions from 0 over all epochs.
 
-        A newer position than those read is reached by reading on. A position that is no longer among the
-        newest 20,000 is reached by reading from the first row again. Raise DataError if the stream has
-        no question or a bad row, ConfigError if the chat template rejects a row.
+        A newer position than those read is reached by reading on; the questions on the way are kept, and
+        only the newest 20,000 of all. A position before these is reached by reading from the first row
+        of the first epoch again, and the kept ones are dropped. Raise DataError if the stream has no
+        question, cannot be read or has a bad row, ConfigError if the chat template rejects a row.
         """
         if position not in self._kept and position < next(reversed(self._kept), 0):
             self._kept.clear()

@@ -44,9 +44,9 @@ def make_plan(settings: LearnerSettings) -> Plan:
     """Return the plan that the settings describe: model folder, contract, questions, number of Updates.
 
     Models and data sets of the hub are downloaded. The user's own loss is imported here, own tools in a
-    sandbox process. Log settings that mean something else in TRL. Raise ConfigError if the settings
-    contradict each other or the model, or if model, template or the code of a reward, tool or loss is
-    not found or usable. Raise DataError if a data set cannot be read.
+    sandbox process. Log settings that mean something else in TRL. Raise ConfigError if the settings lack
+    a data set or contradict each other or the model, or if model, template or the code of a reward, tool
+    or loss is not found or usable. Raise DataError if a data set cannot be read.
     """
     check_sampling(settings)
     for text in misplaced_values(settings):
@@ -110,11 +110,11 @@ def completions_form(settings: LearnerSettings, tokenizer: PreTrainedTokenizerBa
 def check_sampling(settings: LearnerSettings) -> None:
     """Raise ConfigError if the sampling biases the importance ratio, unless accept_sampling_bias is set.
 
-    top_p below 1, top_k and min_p above 0, and structured outputs leave tokens out. A repetition_penalty
-    other than 1 leaves none out, and the engine reports the log-probabilities after the penalty. It is
-    refused unless decoupled_loss is set, with an importance_sampling_correction and no dppo. This loss
-    corrects for it: the objective compares the policy with itself before the Update, and the factor is
-    the ratio to the sampler.
+    top_p below 1, top_k and min_p above 0, and structured outputs leave tokens out: they are refused. A
+    repetition_penalty other than 1 leaves none out, and the engine reports the log-probabilities after
+    the penalty. It is refused unless decoupled_loss is true, importance_sampling_correction is not
+    "off", and loss_type is not "dppo". This loss corrects for it: the objective compares the policy with
+    itself before the Update, and the factor is the ratio to the sampler.
     """
     if settings.accept_sampling_bias:
         return
@@ -137,7 +137,7 @@ def check_sampling(settings: LearnerSettings) -> None:
 def _check_generation(settings: LearnerSettings) -> None:
     """Raise ConfigError for structured outputs, or a repetition_penalty that the loss does not correct.
 
-    decoupled_loss with an importance_sampling_correction corrects it, except with the loss_type dppo.
+    decoupled_loss with importance_sampling_correction not "off" and loss_type not "dppo" corrects it.
     """
     options = settings.sampling_options
     if options.keys() & {"regex", "choice"}:
@@ -157,10 +157,10 @@ def _check_generation(settings: LearnerSettings) -> None:
 
 
 def count_steps(settings: LearnerSettings, questions: int) -> int:
-    """Return the number of Updates of a run whose epoch has so many questions.
+    """Return the number of Updates of a run whose epoch has `questions` questions.
 
-    This is max_steps if it is not 0, else what the epochs fill, rounded up: 10 questions, 2 epochs, 4
-    groups per step make 5. With evaluate_only it is 0.
+    This is max_steps if it is not 0, else what num_train_epochs fill with groups_per_step, rounded up:
+    10 questions, 2 epochs, 4 groups per step make 5. With evaluate_only it is 0.
     """
     by_epochs = math.ceil(questions * settings.num_train_epochs / settings.groups_per_step)
     return 0 if settings.evaluate_only else settings.max_steps or by_epochs
@@ -243,8 +243,9 @@ def check_length(settings: LearnerSettings, config: PreTrainedConfig) -> None:
 def describe(settings: LearnerSettings, plan: Plan) -> dict[str, int | str]:
     """Return the figures of a plan that --dry-run prints, by title, in the order of the lines.
 
-    These are the numbers of questions in an epoch (0: a stream), held-out questions, steps, groups,
-    completions and tickets that are open at once at most, and the hash of the contract.
+    These are the numbers of questions in an epoch (0: a stream), of held-out questions, of steps
+    (Updates), and of groups and completions over all steps; the most tickets that are open at once
+    (settings.credit), and the hash of the contract.
     """
     groups = plan.steps * settings.groups_per_step
     return {

@@ -155,9 +155,9 @@ def hold_out(
     """Return new lists: each data set without its held-out questions, and all held-out questions.
 
     `sets` has the questions of each data set, and is not changed. Questions keep their order.
-    LEARNER_EVAL_HOLDOUT is a share (0.25) or a number (30) of all questions; settings.seed draws which.
-    Raise ConfigError if LEARNER_EVAL_HOLDOUT is neither, would hold out none or all of the questions, or
-    leaves a data set without a question.
+    LEARNER_EVAL_HOLDOUT is a share below 1 (0.25), or from 1 on a number (30), of all questions;
+    settings.seed draws which. Raise ConfigError if LEARNER_EVAL_HOLDOUT is neither (1.5), would hold out
+    none or all of the questions, or leaves a data set without a question.
     """
     total = sum(map(len, sets))
     wanted = settings.eval_holdout

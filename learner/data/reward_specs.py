@@ -37,8 +37,9 @@ def resolve_reward(
     """Return the spec of the reward that LEARNER_REWARDS names by the text `asked`.
 
     The text is a built-in's name, file.py:function, module.function, model:NAME=FOLDER-OR-ID or
-    judge:NAME=FILE. `own_options` are the options of a user's function; None or {}: only "completions".
-    Raise ConfigError if the code or model is not found, or the judge's file is wrong.
+    judge:NAME=FILE. `weight` is its factor in the total. `own_options` are the options of a user's
+    function; None or {}: only "completions". `settings` give a built-in's options. Raise ConfigError if
+    the code or model is not found, or the judge's file is wrong, KeyError for an unknown built-in.
     """
     if found := split_kind(asked):
         return _resolve_kind(asked, weight, *found)
@@ -54,8 +55,8 @@ def resolve_reward(
 def _resolve_kind(asked: str, weight: float, kind: str, name: str, place: str) -> RewardSpec:
     """Return the spec of the reward model or judge `name`, which LEARNER_REWARDS names by `asked`.
 
-    `place` is the folder or id of a model (kind MODEL), or a judge's file. Raise ConfigError if the
-    model is not found or the file is wrong.
+    `place` is the folder or hub id of a model (`kind` "model"), or a judge's file ("judge"). `weight` is
+    the reward's factor in the total. Raise ConfigError if the model is not found or the file is wrong.
     """
     if kind == MODEL:
         return resolve_reward_model(name, place, weight)

@@ -66,7 +66,8 @@ class Source:
         name, marker, count = text.rpartition("#") if "#" in text else (text, "", "0")
         if marker and not (count.isdecimal() and int(count)):
             raise DataError(
-                f"{text}: expected a number of rows after #, found {count!r}; write one, or no #"
+                f"{text}: expected a number of rows after #, found {count!r}. Write one above 0 in "
+                "LEARNER_DATASET or LEARNER_EVAL_DATASET, or leave the # out there"
             )
         rows = int(count)
         if cls(name).path:
@@ -192,8 +193,9 @@ def stream_rows(source: Source, split: str, seed: int | None) -> Iterator[dict[s
     """Yield the rows of a data set one by one, each by column, without keeping all in memory or on disk.
 
     With `seed`, the rows are shuffled in a buffer of 10,000; None keeps their order. If the source has a
-    count, only the first rows of this order come. `split` names the part of a hub id. Raise DataError
-    for a folder, for rows that cannot be read, and for a column of images, sounds or films.
+    count, only so many first rows of this order come. `split` names the part of a hub id; files have
+    none. Raise DataError for a folder, for rows that cannot be read, and for a column of images, sounds
+    or films.
     """
     with _as_data_error(source, split):
         rows = _open_stream(source, split)

@@ -62,9 +62,10 @@ class TicketSource:
     def evaluation(self, version: Version, index: int) -> Ticket:
         """Return the ticket that asks held-out question `index`, counted from 0, for `version`.
 
-        The sampling is by eval_temperature, without top_p, top_k and min_p. The seed follows from the
-        index, so it is the same for all versions. Raise IndexError if there is no such question,
-        MalformedMessage if its prompt has no token.
+        It asks for eval_num_generations completions, by the weights of `version` alone. The sampling is
+        by eval_temperature, without top_p, top_k and min_p. The seed follows from the index, so it is
+        the same for all versions. Raise IndexError if there is no such question, MalformedMessage if its
+        prompt has no token.
         """
         question = self.eval_questions[index]
         return Ticket(
@@ -103,7 +104,7 @@ class TicketSource:
         longest = max(columns, key=lambda name: len(as_text(columns[name])), default="")
         return DataError(
             f"{question.where}: the ticket {ticket.id} is too large, most of it column {longest!r}: "
-            f"{cause}. Every column travels with its ticket: shorten the column or leave it out"
+            f"{cause}. Every column travels with its ticket: shorten or remove it in the data set"
         )
 
 

@@ -28,9 +28,9 @@ def completion_rows(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Return a row (column: value) per rollout of `groups`, then one per verdict of `filtered`.
 
-    `step`, counted from 1, is the step that trained `groups`. `batch` was made of these groups: its
-    rollouts are theirs, in their order. `weights` has the weight of each reward in the total. A verdict
-    without rewards gets no row. Raise KeyError if a reward has no weight.
+    `step`, counted from 1, is the step that trained `groups`. `batch` was made of these groups and gives
+    the advantages: its rollouts are theirs, in their order. `weights` has by reward name the factor in
+    the total reward. A verdict without rewards gets no row. Raise KeyError if a reward has no weight.
     """
     of_rollout = dict(zip(batch.rollout_S.tolist(), batch.sequences, strict=True))
     advantages = iter(sequence.advantage for sequence in of_rollout.values())
@@ -47,11 +47,12 @@ def _trained_row(
 ) -> dict[str, Any]:
     """Return the row of rollout `index`, counted from 0, of a group that step `step` trained.
 
-    `advantage` is that of the rollout, and `weights` has the weight of each reward in the total. `state`
-    is "failed" if the rollout could not be scored, else "trained". Staleness counts from the version
-    before the step: at step 7 a token of version 5 has 1. `versions` says which version sampled which
-    tokens, such as `1.0:0-182 1.1:182-200`; ` | ` stands between sequences. Raise KeyError if a reward
-    has no weight.
+    `advantage` is that of the rollout, and `weights` has by reward name the factor in the total reward.
+    The column `completion` has the messages of a conversation, or the text of a single completion.
+    `state` is "failed" if the rollout could not be scored, else "trained". Staleness counts from the
+    version before the step: at step 7 a token of version 5 has 1. `versions` says which version sampled
+    which tokens, such as `1.0:0-182 1.1:182-200`; ` | ` stands between sequences. Raise KeyError if a
+    reward has no weight.
     """
     ticket, rollout = scored.group.ticket, scored.group.rollouts[index]
     staleness = np.concatenate([token_staleness(one, step - 1) for one in rollout.sequences])
@@ -99,12 +100,12 @@ def _conversation(rollout: Rollout) -> str:
 
 
 def _filtered_row(step: int, verdict: Verdict, weights: Mapping[str, float]) -> dict[str, Any]:
-    """Return the row of a group that was filtered, for its first rollout with a reward.
+    """Return the row of a filtered group, for its first rollout with a reward (column to value).
 
-    `step` is the number of the step before which the group ended. `weights` has the weight of each
-    reward in the total. Columns for which a verdict has no value, such as `versions`, are empty as in
-    `_row`; so is completion_length (0) if the verdict has no lengths. Raise KeyError if a reward has no
-    weight.
+    `step` is the number of the step before which the group ended. `weights` has by reward name the
+    factor in the total reward. Prompt and completion are the verdict's, which may be cut, and `failure`
+    is its reason. Columns for which a verdict has no value, such as `versions`, are empty as in `_row`;
+    so is completion_length (0) if the verdict has no lengths. Raise KeyError if a reward has no weight.
     """
     index = first_scored(verdict.rewards)
     return _row(step, verdict.ticket_id, index, verdict.rewards, weights) | {
@@ -120,9 +121,10 @@ def _row(
 ) -> dict[str, Any]:
     """Return all columns of a row, in the table's order, with the values that come from the rewards.
 
-    These are step, ticket, index (of the rollout in its group), each of its rewards, and `reward`, their
-    sum by `weights`, None without rewards. `state` is "filtered". The caller replaces the other columns,
-    which are 0, None, "" or "{}". Raise KeyError if a reward has no weight.
+    These are step, ticket (an id), index (of the rollout in its group), each of its rewards, and
+    `reward`, their sum by `weights`, None without rewards. `rewards` has by name a value per rollout.
+    `state` is "filtered". The other columns are 0, 0.0, None, "" or "{}", for the caller to replace. The
+    arguments are not changed. Raise KeyError if a reward has no weight.
     """
     total = float(total_rewards(rewards, weights)[index])
     return {

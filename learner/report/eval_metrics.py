@@ -18,7 +18,7 @@ _CLEAN = re.compile(r"[\s$]|\\[ ,!;]|(?<=\d),(?=\d{3}(?!\d))")
 def pass_at_k(n: int, right: int, k: int) -> float:
     """Return the chance that k completions, drawn from n with `right` right ones, hold a right one.
 
-    No completion is drawn twice. Raise ZeroDivisionError if k is above n.
+    No completion is drawn twice. Raise ZeroDivisionError if k is above n, ValueError below 0.
     Source: Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv:2107.03374), eq. 1.
     Example:
         >>> pass_at_k(4, 1, 2)
@@ -31,8 +31,9 @@ def majority(answers: Sequence[str], right: Sequence[bool]) -> bool:
     """Return whether the most frequent of `answers` is right. Of equally frequent ones the first wins.
 
     `right` says of each answer whether it is right. Answers are compared as text without spaces (LaTeX's
-    too), dollars and thousands separators: "$1,000" and "1000" are equal. The first of equal answers
-    decides. Empty answers do not count; if all are empty, or there is none, return False.
+    too), dollars and thousands separators: "$1,000" and "1000" are equal. If the rewarder judged equal
+    answers differently, the first of them counts. Empty answers do not count; if all are empty, or there
+    is none, return False.
     """
     cleaned = [_CLEAN.sub("", answer) for answer in answers]
     votes = Counter(filter(None, cleaned)).most_common(1)
@@ -43,10 +44,11 @@ def summarise(answers: Sequence[Answer], main_reward: str) -> dict[str, float]:
     """Return the metrics of an evaluation, by their names in metrics.jsonl, from an Answer per question.
 
     eval/questions counts the questions, eval/unanswered those without a scored completion, eval/unscored
-    the unscored completions. If no completion is scored, these are all. Otherwise the means of rewards
-    and lengths, and the share cut at the longest length, are over the scored completions. A reward that
-    applies to none of them has no mean. `main_reward` names the reward that decides avg@k, pass@k and
-    maj@k: a completion is right if it is above 0.
+    the unscored completions. If no completion is scored, these three are all. Otherwise the scored
+    completions give eval/rewards/NAME/mean, eval/completions/mean_length (in tokens) and
+    eval/completions/clipped_ratio, the share cut at the longest length. A reward that applies to none of
+    them has no mean. avg@k, pass@k and maj@k follow, as in `_of_k`: a completion is right if the reward
+    `main_reward` is above 0; they are missing if this reward applies to none.
     """
     given = [answer for answer in answers if answer.scored()]
     metrics: dict[str, float] = {
@@ -71,9 +73,9 @@ def summarise(answers: Sequence[Answer], main_reward: str) -> dict[str, float]:
 def _of_k(given: Sequence[Answer], main_reward: str) -> dict[str, float]:
     """Return avg@k, pass@n for n of 1, 2, 4, ... and k, and maj@k, by names such as eval/avg@4.
 
-    `given` have scored completions. Those where the reward `main_reward` applies to none are left out,
-    {} if all are; a completion is right if it is above 0. k is the most completions of a question.
-    pass@n is over questions with n or more scored ones, absent without; maj@k is absent for k of 1.
+    A scored completion of `given` is right if its reward `main_reward` is above 0. Questions without
+    this reward are left out; {} if all are. k is the most completions of one. avg@k is the mean share
+    of right ones. pass@n is of questions with n or more scored ones, if any; no maj@k for k of 1.
     """
     judged = [one for one in given if any(row.get(main_reward) is not None for row in one.rewards)]
     if not judged:

@@ -34,22 +34,26 @@ class HubApi(Protocol):
     def create_repo(self, repo_id: str, *, private: bool | None, exist_ok: bool) -> Any:
         """Create the model repository `repo_id`, and return its URL.
 
-        With `exist_ok` a repository that exists is no error. A `private` of None leaves to the account
-        who sees it. Raise HfHubHTTPError if the hub refuses, HFValidationError for a malformed
-        `repo_id`.
+        With `exist_ok` a repository that exists is no error, and stays as it is. `private` says whether
+        only its owner sees a new one; None: as the account's settings say. Raise HfHubHTTPError if the
+        hub refuses, HFValidationError for a malformed `repo_id`.
         """
 
     def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> Any:
-        """Commit the files of the folder `folder_path`; return the commit once it is made."""
+        """Commit the files of the folder `folder_path` to `repo_id`; return the commit once it is made.
+
+        `commit_message` is the commit's title. Raise HfHubHTTPError if the hub refuses.
+        """
 
 
 class Hub:
     """The repository LEARNER_HUB_MODEL_ID on a hub, to which a run's models are uploaded.
 
     Creating a Hub checks the token of `api` and creates the repository unless it exists. Raise
-    ConfigError if the hub refuses one of the two. A hub that cannot be reached, or is overloaded, is
-    logged only: each upload tries again. `aside` is a folder on the checkpoints' disk, for links to what
-    is being uploaded.
+    ConfigError if the hub refuses one of the two, or the repository's name is malformed. A hub that
+    cannot be reached, or is overloaded (HTTP 429, or 500 and above), is logged only: each upload tries
+    again. `settings` give hub_model_id, hub_private_repo, hub_strategy and hub_timeout_s. `aside` is a
+    folder on the checkpoints' disk, for links to what is being uploaded.
     """
 
     def __init__(self, settings: LearnerSettings, aside: Path, api: HubApi) -> None:
@@ -77,7 +81,7 @@ class Hub:
         `model` is the checkpoint's folder of the model, `step` the number of Updates in it, and `last`
         says that the run ends with it. With the strategy `end` only the last model is uploaded. While
         another upload runs, a model is left out with a warning, but the last one waits, in the
-        background, until that has ended.
+        background, until that has ended. LEARNER_HUB_TIMEOUT_S counts from this call. Return at once.
         """
         if self._settings.hub_strategy == "end" and not last:
             return
@@ -104,10 +108,10 @@ class Hub:
     def _upload(self, model: Path, step: int, before: threading.Thread | None) -> None:
         """Upload the folder `model` as the commit "Model of step `step`". Log a success or the error.
 
-        First wait until the upload in the thread `before` has ended, LEARNER_HUB_TIMEOUT_S at most;
-        None: there is none. The uploaded files are links, deleted at the end: the checkpoint may be
-        deleted meanwhile. The repository is created if it is not there. No error of the upload is
-        raised.
+        First wait until the upload in the thread `before` has ended, LEARNER_HUB_TIMEOUT_S at most, and
+        go on if it has not; None: there is none. The uploaded files are links in the folder `aside`,
+        deleted at the end: the checkpoint may be deleted meanwhile. The repository is created if it is
+        not there. No error of the upload is raised.
         """
         if before is not None:
             before.join(max(0.0, self._deadline - time.monotonic()))

@@ -14,9 +14,12 @@ from penstock.learner.streams.intake import Arrivals
 def update_metrics(update: Update) -> dict[str, float | None]:
     """Return the metrics of an Update, by their names in metrics.jsonl, such as "grad_norm".
 
-    Loss and norm (None if every optimizer step was skipped), learning rate, and the numbers of trained
-    tokens and of optimizer steps are always there, `entropy_coef` if the coefficient is adaptive. If a
-    token was trained, so are means and extremes over the trained tokens, and those of `agreement`.
+    loss and grad_norm (None if every optimizer step was skipped), learning_rate, num_tokens (trained
+    ones), optimizer_steps and the number of skipped ones are always there. entropy_coef is there if the
+    coefficient is adaptive. If a token was trained, so are: the means of entropy and kl; the shares of
+    tokens clipped below, above, and both together; minimum, mean, maximum and standard deviation of the
+    importance ratio, and the share of tokens whose ratio was bounded; mean and maximum of staleness; the
+    metrics of `agreement`.
     """
     tokens = update.tokens
     metrics: dict[str, float | None] = {
@@ -52,9 +55,9 @@ def update_metrics(update: Update) -> dict[str, float | None]:
 def agreement(tokens: TokenRecord) -> dict[str, float]:
     """Return mean and maximum of |trainer - engine| log-probability, by name; {} if no token counts.
 
-    A token counts if its value was computed before the Update's first optimizer step, and the version in
-    training sampled its whole completion. For a token after an older one the engine's keys and values
-    are those of older weights.
+    The names are sampling/sampling_logp_difference/mean and /max. A token counts if its value was
+    computed before the Update's first optimizer step, and the version in training sampled its whole
+    completion. For a token after an older one the engine's keys and values are those of older weights.
     """
     equal = (tokens.oldest == 0) & tokens.first.astype(bool)
     if not equal.any():
@@ -71,11 +74,11 @@ def group_metrics(
 ) -> dict[str, float]:
     """Return a step's metrics of rewards, lengths and ended tickets, by their names in metrics.jsonl.
 
-    `groups` are trained in the step, `arrivals` the other outcomes since the batch before; `weights` has
-    the weight of each reward in the total. Rewards and lengths are those of trained and filtered groups.
-    trained/ and dropped/ compare the trained groups with those dropped for passing max_staleness, which
-    are long as they are late. A metric without values is left out. Raise KeyError if a reward has no
-    weight, ValueError if no length is known.
+    The step trains `groups`, at least one; `arrivals` are the other outcomes since the batch before, and
+    `weights` has by reward name the factor in the total. Rewards, lengths and what rewards logged are
+    those of trained and filtered groups. trained/ and dropped/ compare the trained groups with those
+    dropped for passing max_staleness. The metrics of `tool_metrics` are added. A mean without values is
+    left out. Raise KeyError if a reward has no weight, ValueError if no length is known.
     """
     rewards = [group.rewards for group in groups]
     rewards += [verdict.rewards for verdict in arrivals.filtered if verdict.rewards]
@@ -119,11 +122,11 @@ def group_metrics(
 def tool_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Return the metrics of conversations, by name; {} if none of the rollouts is one.
 
-    `tools/call_frequency` is the number of calls per rollout, `tools/failure_frequency` the share of
-    calls that failed, 0 without calls; both names are TRL's. `turns` is a rollout's mean number of
-    completions, `environment/failed` counts those whose tool, environment or agent broke.
-    `completions/sampled_ratio` is the share of the tokens of all `rollouts` that the policy sampled.
-    `agent/NAME` is the mean of the numbers that agents returned beside the reward.
+    `tools/call_frequency` is the number of calls per conversation, `tools/failure_frequency` the share
+    of calls that failed, 0 without calls; both names are TRL's. `turns` is the mean number of
+    completions of a conversation, `environment/failed` counts conversations whose tool, environment or
+    agent broke. `completions/sampled_ratio` is the share of the tokens of all `rollouts` that the policy
+    sampled. `agent/NAME` is the mean of the numbers NAME that agents returned beside the reward.
     """
     talks = [rollout.transcript for rollout in rollouts if rollout.transcript]
     if not talks:
@@ -146,11 +149,11 @@ def tool_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _averages(name: str, groups: Sequence[ScoredGroup], weights: dict[str, float]) -> dict[str, float]:
-    """Return NAME/reward and NAME/mean_length of `groups`, NAME being `name`; without values left out.
+    """Return NAME/reward and NAME/mean_length of `groups`, NAME being `name`; {} without groups.
 
-    The reward is the mean over groups of the mean total reward, with the weight of each reward in
-    `weights`. The length is the mean over completions, in tokens. Raise KeyError if a reward has no
-    weight.
+    The reward is the mean over groups of the mean total reward, by the factors in `weights` for each
+    reward's name; left out if no rollout has a reward. The length is the mean over completions, in
+    tokens. Raise KeyError if a reward has no weight.
     """
     totals = [total_rewards(scored.rewards, weights) for scored in groups]
     rewards = [np.nanmean(total) for total in totals if not np.isnan(total).all()]

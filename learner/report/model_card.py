@@ -25,8 +25,10 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 def model_card(settings: LearnerSettings, step: int, metrics: Mapping[str, Any]) -> str:
     """Return the text of README.md for the model after `step` Updates. Write nothing.
 
-    `metrics`, by name, are those of the newest step: the card shows `reward` and `rewards/NAME/mean`,
-    the rewards, settings and package versions in tables. Of a model or data set in a file or folder it
+    The text begins with the hub's metadata and has three tables. The first shows `reward` and the
+    `rewards/NAME/mean` of each reward from `metrics`, which are those of the newest step by name. The
+    second shows twenty settings, such as loss_type and seed, the third versions of packages. What is
+    missing has no row. The card names `settings.model` and `settings.dataset`; of a file or folder it
     has only the last part of the path.
     """
     base = hub_id(settings.model)

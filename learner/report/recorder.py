@@ -37,8 +37,8 @@ class Recorder:
     def cut_after(self, step: int) -> None:
         """Delete metrics of steps after `step`, and the rows of evaluations that a kill cut off.
 
-        metrics.jsonl and evaluations.jsonl are replaced, without their damaged rows. Raise RunTaken,
-        DiskFull.
+        metrics.jsonl and evaluations.jsonl are replaced, or created empty. Their damaged rows are logged
+        and left out. Whole evaluations of later steps stay. Raise RunTaken, DiskFull.
         """
         folder = self._folder
         rows = [row for row in read_json_lines(folder.metrics) if row["step"] <= step]
@@ -46,7 +46,10 @@ class Recorder:
         folder.write_file(folder.evaluations, _to_lines(self._whole_evaluations()))
 
     def evaluated_steps(self) -> set[int]:
-        """Return the steps whose evaluation is in evaluations.jsonl with one row per question."""
+        """Return the steps whose evaluation is whole in evaluations.jsonl: as many rows as questions.
+
+        Without the file the set is empty. Damaged rows are logged and count as missing.
+        """
         return {row["step"] for row in self._whole_evaluations()}
 
     def _whole_evaluations(self) -> list[Row]:
@@ -62,8 +65,8 @@ class Recorder:
     def metrics(self, step: int, metrics: Row, track: bool = True) -> None:
         """Append the metrics of `step`, by name, to metrics.jsonl; with `track` send them to trackers.
 
-        The field `step` of the row is always `step`. A tracker's failure is logged. Raise RunTaken,
-        DiskFull.
+        The field `step` of the row is always `step`. A tracker's first failure is logged, none is
+        raised. Raise RunTaken, DiskFull.
         """
         self._append(self._folder.metrics, [{"step": step} | metrics | {"step": step}])
         if track:
@@ -72,9 +75,9 @@ class Recorder:
     def completions(self, step: int, make_rows: Callable[[], list[Row]], track: bool = True) -> None:
         """Write the rows (column to value) that `make_rows` returns as the step's Parquet file.
 
-        With `track` send them to the trackers. No rows: do nothing. If the rows or the table cannot be
-        made, log the error and write nothing: the step is in the journal, and an error would end every
-        resume. Raise RunTaken, DiskFull.
+        A table of this step is replaced. With `track` send the rows to the trackers. No rows: do
+        nothing. If the rows or the table cannot be made, log the error and write nothing: the step is in
+        the journal, and an error would end every resume. Raise RunTaken, DiskFull.
         """
         try:
             rows = make_rows()
@@ -102,15 +105,16 @@ class Recorder:
         self._trackers.tell(lambda tracker: tracker.log(metrics, step))
 
     def results(self, name: Literal["train", "eval"], metrics: Row) -> None:
-        """Replace train_results.json or eval_results.json, by `name`, with `metrics` as JSON.
+        """Write train_results.json or eval_results.json, by `name`, with `metrics` as JSON.
 
-        Values that JSON has no type for become text. Raise RunTaken, DiskFull.
+        A file that is there is replaced. Values that JSON has no type for become text. Raise RunTaken,
+        DiskFull.
         """
         data = json.dumps(metrics, indent=2, default=str).encode()
         self._folder.write_file(self._folder.results(name), data)
 
     def close(self) -> None:
-        """Close the trackers. A tracker's failure is logged, not raised."""
+        """Close the trackers. A tracker's failure is logged if it is its first, and not raised."""
         self._trackers.tell(lambda tracker: tracker.close())
 
     def _append(self, path: Path, rows: Sequence[Row]) -> None:

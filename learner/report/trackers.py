@@ -23,10 +23,13 @@ class Tracker(Protocol):
         """
 
     def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
-        """Take the completions of step `step`: a mapping of column to value for each, at least one."""
+        """Take completions that step `step` trained or filtered: for each its columns, at least one.
+
+        A row maps a column, such as "prompt" or a reward's name, to its value.
+        """
 
     def close(self) -> None:
-        """End the tracker: the learner ends without an error."""
+        """Send or write what is left. The learner calls this once, when it ends without an error."""
 
 
 MakeTracker = Callable[[Path, str], Tracker]
@@ -128,9 +131,10 @@ class Trackers:
 def _start(name: str, folder: Path, run: str) -> Tracker:
     """Return the tracker `name`, started with the run's folder `folder` and the run's name `run`.
 
-    `name` is "wandb", "tensorboard", or a function of the user, see `_load`. Raise ConfigError if it is
-    not found, raises any error but a PenstockError, or SystemExit, or makes an object that is no
-    Tracker.
+    `name` is "wandb", "tensorboard", or a function of the user as "file.py:function" or
+    "package.module.function", whose module is run. Raise ConfigError if it is not found, if its start
+    raises an error or SystemExit, or if the object it makes lacks a method of Tracker. A PenstockError
+    passes through as it is.
     """
     try:
         tracker = (_BUILT_IN.get(name) or _load(name))(folder, run)
@@ -140,8 +144,10 @@ def _start(name: str, folder: Path, run: str) -> Tracker:
         if name in _BUILT_IN and isinstance(error, ImportError):
             problem = f" names {name}, which is not installed: pip install {name}"
         else:
-            problem = f"={name}: the tracker does not start: {type(error).__name__}: {error}"
-        raise ConfigError(f"LEARNER_REPORT_TO{problem}. Correct this, or leave {name} out") from error
+            problem = f"={name}: the tracker does not start: {type(error).__name__}: {error}; mend it"
+        raise ConfigError(
+            f"LEARNER_REPORT_TO{problem}, or leave {name} out of LEARNER_REPORT_TO"
+        ) from error
     if not isinstance(tracker, Tracker):
         raise ConfigError(
             f"LEARNER_REPORT_TO={name}: expected an object with the methods log, log_completions and "
@@ -153,8 +159,8 @@ def _start(name: str, folder: Path, run: str) -> Tracker:
 def _load(name: str) -> MakeTracker:
     """Return the function of `name`: "file.py:function" or "package.module.function". Run its module.
 
-    Raise ConfigError if the file, the module or a function of this name is not there, and any error that
-    running the module raises.
+    The function is not called. Raise ConfigError if the file, the module or something callable of this
+    name is not there. An error that running the module raises passes through.
     """
     source, function = split_source(name)
     module = import_code(find_code(source, f"LEARNER_REPORT_TO={name}"))
