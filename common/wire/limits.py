@@ -81,7 +81,7 @@ def check_names(kind: str, names: Collection[str]) -> None:
         raise MalformedMessage(f"{found}: use fewer in the data set, reward or setting they come from")
     for name in names:
         if len(name) > LONGEST_NAME or not is_encodable(name):
-            expected = f"expected at most {LONGEST_NAME} whole ones: shorten it where it is set"
+            expected = f"expected at most {LONGEST_NAME}, no lone surrogate: rename it in its file"
             raise MalformedMessage(f"{kind} {brief(name)} has {len(name)} letters, {expected}")
 
 
@@ -92,7 +92,7 @@ def check_texts(texts: Sequence[str], longest: int = LARGEST_INT32) -> None:
     """
     for text in texts:
         if len(text) > longest or not is_encodable(text):
-            whole = f"use at most {longest} letters, and no half of a character (lone surrogate)"
+            whole = f"expected at most {longest}, no lone surrogate: shorten it in its setting or file"
             raise MalformedMessage(f"a text has {len(text)} letters, {brief(text)}; {whole}")
 
 

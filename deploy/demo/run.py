@@ -168,10 +168,11 @@ class Progress:
         self._evaluated = -1
 
     def __call__(self, report: Report) -> None:
-        """Write `report` to the log; print it if it is an error or the failure of a process.
+        """Write `report`, a line or event of a process, to the log; print it if it tells of an error.
 
-        At each report of the learner print new evaluations and steps. After 60 s without a printed line
-        print what the run waits for, at the next report.
+        That is a line of level error, or the end of a process with another exit code than 0. At each
+        report of the learner print new evaluations and steps. After 60 s without a printed line print
+        what the run waits for, at the next report.
         """
         with self._lock:
             print(f"{report.child} | {report.text}", file=self._log, flush=True)
