@@ -29,7 +29,7 @@ _DEEPEST = DEEPEST + 8  # of a message: its user's data have a place within its 
 _MOST_VALUES = 2**22
 """Most items of lists and maps in one message. Each takes up to 72 bytes of memory, one on the wire."""
 
-_OTHER_RELEASE = "If another release of penstock wrote this, install the same release everywhere"
+_OTHER_RELEASE = "Install one release of penstock everywhere, or see who else writes to server or file"
 
 
 def encode(message: object) -> bytes:
@@ -54,7 +54,7 @@ def decode(data: bytes, *expected: type[Message]) -> Message:
     schema, name, body = envelope
     if schema != SCHEMA:
         found = f"a message has wire schema {brief(schema)}, expected {SCHEMA}"
-        raise MalformedMessage(f"{found}: install the same release of penstock everywhere")
+        raise MalformedMessage(f"{found}. {_OTHER_RELEASE}")
     for kind in expected:
         if kind.__name__ == name:
             return cast(Message, _from_wire(kind, body, name))
@@ -80,7 +80,7 @@ def pack(value: PlainData) -> bytes:
         return pack_raw(value, "backslashreplace")
     except (ValueError, TypeError, OverflowError) as error:
         fault = find_fault(value, _DEEPEST) or str(error)
-        raise MalformedMessage(f"a message cannot hold a value: {fault}. Leave it out") from error
+        raise MalformedMessage(f"a message cannot hold a value: {fault}. Drop its column") from error
 
 
 def unpack(data: bytes, most: int = _MOST_VALUES) -> PlainData:
@@ -100,7 +100,7 @@ def unpack(data: bytes, most: int = _MOST_VALUES) -> PlainData:
         nonlocal left
         left -= items
         if left < 0:
-            raise ValueError(f"a message has more than {most} values in lists and maps: send fewer")
+            raise ValueError(f"a message has more than {most} values in all: use smaller rows")
 
     def read_list(items: list[Any]) -> list[Any]:
         """Return the same list. Raise ValueError if the bytes have too many items with its own."""
@@ -115,7 +115,7 @@ def unpack(data: bytes, most: int = _MOST_VALUES) -> PlainData:
         count(len(pairs))
         made = dict(pairs)
         if len(made) < len(pairs):
-            raise ValueError("a map of a message has a key twice, expected once: correct its sender")
+            raise ValueError("a map has a key twice, expected once: see who else writes to the server")
         return made
 
     longest = min(len(data), most)
@@ -135,7 +135,7 @@ def unpack(data: bytes, most: int = _MOST_VALUES) -> PlainData:
 
 def _refuse(code: int, _: bytes) -> None:
     """Raise ValueError, always: `code` is the number of an extension type of msgpack, for the error."""
-    raise ValueError(f"a message has extension type {code}, expected plain data: use texts or numbers")
+    raise ValueError(f"extension type {code}, expected plain data: see who else writes to the server")
 
 
 def fields_as(kind: type, value: PlainData, where: str) -> dict[str, Any]:

@@ -85,8 +85,8 @@ class Contract:
     def _check_episodes(self) -> None:
         """Raise MalformedMessage for tools, environments, agent or template that no setting can have.
 
-        Names have at most 200 letters and paths 4096. The tools' schemas and the template's variables
-        are plain data: texts, numbers, lists and maps, for example.
+        Names have at most 200 letters and paths 4096. `agent_sequences` is 1 to 64. The tools' schemas
+        and the template's variables are plain data: texts, numbers, lists and maps, for example.
         """
         for code in self.episodes.codes:
             check_names("tool, environment or agent", [code.name])
@@ -114,7 +114,8 @@ def hash_tokenizer(folder: Path) -> str:
     """Return the SHA-256, as 64 hex digits, of the tokenizer and chat template in a model's folder.
 
     The names and bytes of tokenizer.json, tokenizer_config.json and chat_template.jinja count. The last
-    two may be missing. Raise ConfigError if the folder has no tokenizer.json.
+    two may be missing. Raise ConfigError if the folder has no tokenizer.json, OSError if a file cannot
+    be read.
     """
     digest = hashlib.sha256()
     if not (folder / TOKENIZER_FILES[0]).is_file():

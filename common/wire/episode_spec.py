@@ -47,7 +47,7 @@ class EpisodeSpec:
 
     @property
     def codes(self) -> tuple[OwnCode, ...]:
-        """The user's code: tools, environments, agent."""
+        """The user's code in a new tuple: first tools, then environments, then the agent; () if none."""
         return (*self.tools, *self.environments, *((self.agent,) if self.agent else ()))
 
     @property
@@ -57,14 +57,18 @@ class EpisodeSpec:
 
     @property
     def settings(self) -> str:
-        """The variables that name the code, for errors: LEARNER_AGENT, or the two others together."""
+        """The variables that name the code, as a text for errors: "LEARNER_AGENT" if there is an agent.
+
+        Otherwise "LEARNER_TOOLS, LEARNER_ENVIRONMENT", also without tools and environments.
+        """
         return "LEARNER_AGENT" if self.agent else "LEARNER_TOOLS, LEARNER_ENVIRONMENT"
 
     @classmethod
     def from_plain(cls, value: Mapping[str, Any]) -> "EpisodeSpec":
         """Return the spec that `value` holds by field names, as dataclasses.asdict has made it.
 
-        Each tool and environment in `value` is a map too. A list may be in the place of a tuple.
+        Each tool and environment in `value` is a map too. A list may be in the place of a tuple. Raise
+        KeyError without `tools`, `environments` or `agent`, TypeError for an unknown field.
         """
         codes = {
             name: tuple(OwnCode(**code) for code in value[name]) for name in ("tools", "environments")

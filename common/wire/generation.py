@@ -67,6 +67,7 @@ def sampling_options(asked: Mapping[str, PlainData]) -> dict[str, Any]:
 
     `asked` maps `stop`, `repetition_penalty` and `structured_outputs` to values as vLLM takes them.
     Raise ValueError, with what is accepted, for another name or a value of another type.
+    `check_generation` checks their limits, not this function.
     Example:
         >>> sampling_options({"stop": "</answer>", "structured_outputs": {"choice": ["yes", "no"]}})
         {'stop': ('</answer>',), 'choice': ('yes', 'no')}

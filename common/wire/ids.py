@@ -32,7 +32,8 @@ class Version:
         """Raise MalformedMessage if `incarnation` or `step` is negative or has more than 15 digits."""
         if not (0 <= self.incarnation <= LARGEST and 0 <= self.step <= LARGEST):
             parts = f"{brief(self.incarnation)}.{brief(self.step)}"
-            raise MalformedMessage(f"version {parts}: expected numbers from 0 to {LARGEST}: correct it")
+            found = f"version {parts}: expected numbers from 0 to {LARGEST}"
+            raise MalformedMessage(f"{found}: correct the file or message that names it")
 
     def __str__(self) -> str:
         """Return INCARNATION.STEP, such as 2.7."""

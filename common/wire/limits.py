@@ -57,7 +57,8 @@ def check_range(name: str, value: float, lowest: float, highest: float) -> None:
     The error calls the number `name`.
     """
     if not lowest <= value <= highest:
-        raise MalformedMessage(f"{name} is {brief(value)}, expected {lowest} to {highest}: correct it")
+        found = f"{name} is {brief(value)}, expected {lowest} to {highest}"
+        raise MalformedMessage(f"{found}: correct the setting, file or message that has this number")
 
 
 def check_array(name: str, array: "np.ndarray", dtype: str) -> None:
@@ -73,21 +74,25 @@ def check_array(name: str, array: "np.ndarray", dtype: str) -> None:
 def check_names(kind: str, names: Collection[str]) -> None:
     """Raise MalformedMessage for over 1024 names, one of over 200 letters, or one with a lone surrogate.
 
-    `kind` is what the error calls a thing with such a name, for example "column".
+    `kind` is what the error calls a thing with such a name, for example "column". Empty `names` pass.
     """
     if len(names) > MOST_NAMES:
-        raise MalformedMessage(f"{len(names)} names of a {kind}, use at most {MOST_NAMES}")
+        found = f"{len(names)} names of a {kind}, expected at most {MOST_NAMES}"
+        raise MalformedMessage(f"{found}: use fewer in the data set, reward or setting they come from")
     for name in names:
         if len(name) > LONGEST_NAME or not is_encodable(name):
-            expected = f"expected at most {LONGEST_NAME} whole letters: choose a shorter name"
+            expected = f"expected at most {LONGEST_NAME}, no lone surrogate: rename it in its file"
             raise MalformedMessage(f"{kind} {brief(name)} has {len(name)} letters, {expected}")
 
 
 def check_texts(texts: Sequence[str], longest: int = LARGEST_INT32) -> None:
-    """Raise MalformedMessage for a text of more than `longest` letters, or one with a lone surrogate."""
+    """Raise MalformedMessage for a text of more than `longest` letters, or one with a lone surrogate.
+
+    A lone surrogate is half of a character, such as "\\ud800". UTF-8 cannot encode it.
+    """
     for text in texts:
         if len(text) > longest or not is_encodable(text):
-            whole = f"use at most {longest} letters, and no half of a character (lone surrogate)"
+            whole = f"expected at most {longest}, no lone surrogate: shorten it in its setting or file"
             raise MalformedMessage(f"a text has {len(text)} letters, {brief(text)}; {whole}")
 
 
@@ -100,7 +105,7 @@ def check_plain(kind: str, columns: Mapping[str, PlainData]) -> None:
     """
     for name, value in columns.items():
         if fault := find_fault(value):
-            raise MalformedMessage(f"{kind} {name}: {fault}. Correct this value, or leave it out")
+            raise MalformedMessage(f"{kind} {name}: {fault}. Correct it in its file, or leave it out")
 
 
 def check_numbers(kind: str, values: Collection[float | None], highest: float) -> None:
@@ -111,7 +116,7 @@ def check_numbers(kind: str, values: Collection[float | None], highest: float) -
     for value in values:
         if value is not None and not -highest <= value <= highest:
             expected = f"expected a finite number within {highest:g} of 0"
-            raise MalformedMessage(f"{kind} is {brief(value)}; {expected}. Correct it, or its code")
+            raise MalformedMessage(f"{kind} is {brief(value)}; {expected}. Correct its setting or code")
 
 
 def check_rewards(rewards: Mapping[str, Sequence[float | None]], size: int) -> None:

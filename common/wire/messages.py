@@ -47,9 +47,9 @@ Bools = Annotated[np.ndarray, "|b1"]
 ANSWER = "answer"
 """Name of the extra column with the answers that the rewarder extracted from an evaluation group."""
 
-_RELEASE = "install the same release of penstock everywhere"
+_RELEASE = "install one release of penstock everywhere, or see who else writes to the queue server"
 _POSSIBLE = (
-    f"expected log-probabilities in [{LOWEST_LOGPROB:g}, 0]: check the engine; lowest and highest:"
+    f"expected log-probabilities in [{LOWEST_LOGPROB:g}, 0]: check the actor's log; lowest, highest:"
 )
 
 FinishReason = Literal["stop", "length", "turns", "template", "environment"]
@@ -91,7 +91,7 @@ class Sampling:
         if self.temperature != 0.0:  # 0: greedy
             check_range("temperature", self.temperature, LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE)
         found = f"top_p is {brief(self.top_p)}"
-        require(0.0 < self.top_p <= 1.0, f"{found}, expected above 0 and at most 1: correct it")
+        require(0.0 < self.top_p <= 1.0, f"{found}, expected above 0, at most 1: see LEARNER_TOP_P")
         check_range("min_p", self.min_p, 0.0, 1.0)
         check_range("top_k", self.top_k, 0, LARGEST_INT32)
         check_range("max_tokens", self.max_tokens, 1, LARGEST_INT32)
@@ -120,12 +120,13 @@ class Ticket:
     def __post_init__(self) -> None:
         """Raise MalformedMessage unless all of the following holds.
 
-        `purpose` is that of `id`. `prompt_ids` (int32, one dimension) has a token id, none negative.
-        `num_generations` is 1 to 65,536, `min_step` 0 to the step of `version`. `columns` are at most
-        1024 columns of plain data. Their names and `contract` have at most 200 letters each.
+        `id` has the form of a TicketId, and `purpose` is its purpose. `prompt_ids` (int32, one
+        dimension) has a token id, none negative. `num_generations` is 1 to 65,536, `min_step` 0 to the
+        step of `version`. `columns` are at most 1024 columns of plain data. Their names and `contract`
+        have at most 200 letters.
         """
         found = TicketId(self.id).purpose
-        wrong = f"ticket {self.id} says purpose {brief(self.purpose)}, expected {found}; delete it"
+        wrong = f"ticket {self.id} says purpose {brief(self.purpose)}, expected {found}; {_RELEASE}"
         require(found == self.purpose, wrong)
         check_array("prompt_ids", self.prompt_ids, "<i4")
         fits = len(self.prompt_ids) > 0 and int(self.prompt_ids.min()) >= 0
@@ -226,16 +227,20 @@ class Rollout:
         require(lowest >= LOWEST_LOGPROB and highest <= 0.0, _POSSIBLE, lowest, highest)
 
     def _check_earlier(self) -> None:
-        """Raise MalformedMessage for too many earlier sequences, or one that is not a sequence alone."""
+        """Raise MalformedMessage for over 63 earlier sequences, or one that is not a sequence alone.
+
+        Such a one has a transcript, earlier sequences of its own, or no prompt of its own.
+        """
         most = MOST_SEQUENCES - 1
         require(
             len(self.earlier) <= most,
-            f"expected at most {most} earlier sequences, found",
+            f"a rollout: expected at most {most} earlier sequences; {_RELEASE}; found:",
             len(self.earlier),
         )
         for one in self.earlier:
             alone = one.transcript is None and not one.earlier and len(one.prompt_ids) > 0
-            require(alone, "an earlier sequence has a transcript, sequences, or no prompt of its own")
+            wrong = "an earlier sequence has a transcript, sequences or no prompt, expected a prompt"
+            require(alone, f"{wrong}; {_RELEASE}")
 
     def _check_spans(self) -> None:
         """Raise MalformedMessage unless `spans` cover the tokens where `mask` is True, and no others.
@@ -300,7 +305,7 @@ class ScoredGroup:
         `rewards` has at least one reward. Each reward, `texts`, each column of `extra`, and `failures`
         unless empty, have a value per rollout. A reward is None or within 1e9 of 0, and None for a
         failed rollout; a metric is within 1e100 of 0. Columns are plain data. A failure has at most 2000
-        letters, a name 200.
+        letters, a name 200. No text has a lone surrogate.
         """
         size, ticket = len(self.group.rollouts), self.group.ticket.id
         require(bool(self.rewards), f"{ticket}: its rewarder sent no reward, expected one; {_RELEASE}")
@@ -345,7 +350,7 @@ class Verdict:
 
         `state` is "filtered" or "dead". `reason` has 1 to 2000 letters, `prompt` and `completion` up to
         2000. Rewards have equally many values, 1 to 65,536, each None or within 1e9 of 0. `lengths` is
-        empty or has as many, each 1 to 2^31 - 1. A metric is within 1e100 of 0.
+        empty or has as many (any without rewards), each 1 to 2^31 - 1. A metric is within 1e100 of 0.
         """
         place = f"the verdict of {TicketId(self.ticket_id)}"
         wrong = f"{place} is {brief(self.state)}, expected filtered or dead and a reason; {_RELEASE}"

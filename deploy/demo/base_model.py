@@ -75,7 +75,7 @@ def _split_by_pair(problems: Sequence[Problem], seed: int) -> tuple[list[Problem
     """Return the problems to train on and those to validate with, no pair of operands in both.
 
     `seed` draws the 250 pairs of which all problems validate. The order of `problems` stays. Raise
-    TaskError for an unreadable question, ValueError for fewer pairs.
+    TaskError for an unreadable question, ValueError for fewer than 250 pairs.
     """
     pairs = [operand_pair(problem.question) for problem in problems]
     aside = set(random.Random(seed).sample(sorted(set(pairs)), VALIDATION_PAIRS))
@@ -87,7 +87,7 @@ def _encode(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerFast) -> 
     """Return questions with answers and eos as padded ids (N, T), and labels of the same shape.
 
     `problems` are the N pairs of question and answer. The labels are the ids, with -100 (_IGNORED) for
-    the tokens of questions and padding, which is on the right.
+    the tokens of questions and padding, which is on the right. Raise ValueError for no problems.
     """
     prompts = [tokenizer.encode(problem.question) for problem in problems]
     answers = [[*tokenizer.encode(p.answer), tokenizer.eos_token_id] for p in problems]
@@ -97,7 +97,10 @@ def _encode(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerFast) -> 
 
 
 def _pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
-    """Return N rows of at most T numbers as one tensor (N, T), filled up with `value` on the right."""
+    """Return N rows of at most T numbers as one tensor (N, T), filled up with `value` on the right.
+
+    T is the length of the longest row. Raise ValueError for no rows.
+    """
     width = max(map(len, rows))
     return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])
 
@@ -141,8 +144,9 @@ def _pretrain(
 def _measure_accuracy(model: LlamaForCausalLM, examples: Examples) -> float:
     """Return the share, 0 to 1, of `examples` that the model answers exactly by greedy decoding.
 
-    Nothing is generated (teacher forcing): greedy decoding gives the right answer if and only if each of
-    its tokens is the likeliest after the right ones before it.
+    `examples` are (token ids, labels) as `_encode` returns them. Nothing is generated (teacher forcing):
+    greedy decoding gives the right answer if and only if each of its tokens is the likeliest after the
+    right ones before it.
     """
     ids, labels = examples
     predicted = model(input_ids=ids[:, :-1]).logits.argmax(dim=-1)

@@ -33,8 +33,9 @@ _FIGURES = (
 def print_report(run_folder: RunFolder) -> None:
     """Print table, answers, audit, files and verdict of the demo's run; write the curve as a PNG.
 
-    The run's own queue server is started for the audit and stopped again. Raise ConfigError for a
-    damaged file or without completions, ServerUnavailable if the server does not answer within 30 s.
+    The run's own queue server is started for the audit and stopped again. Raise ConfigError if a
+    file of completions is missing or damaged, ValueError for under two evaluations or no checkpoint, and
+    ServerUnavailable if the server does not answer within 30 s. Damaged lines of metrics are left out.
     """
     metrics, answers = read_json_lines(run_folder.metrics), read_json_lines(run_folder.evaluations)
     right = right_by_step(answers)
@@ -54,7 +55,8 @@ def print_report(run_folder: RunFolder) -> None:
 def right_by_step(answers: Sequence[Row]) -> dict[int, list[bool]]:
     """Return, by evaluated step in ascending order, whether each held-out question was answered right.
 
-    `answers` are the rows of evaluations.jsonl; the order of a step's questions is theirs.
+    `answers` are the rows of evaluations.jsonl; the order of a step's questions is theirs. Return {} for
+    no rows.
     """
     steps = sorted({row["step"] for row in answers})
     return {step: [_is_right(row) for row in answers if row["step"] == step] for step in steps}
@@ -73,7 +75,7 @@ def print_table(metrics: Sequence[Row], right: dict[int, list[bool]]) -> None:
 
     The shares are those of the first and last step in `right`, which has by evaluated step whether each
     sum was solved. The means are over the first and last ten rows of `metrics`, a row per step, or over
-    half of fewer than twenty, at least one. Raise ValueError with one evaluation.
+    half of fewer than twenty, at least one. Raise ValueError for fewer than two evaluated steps.
     """
     first, *_, last = right
     solved = f"{fmean(right[first]):>8.1%}{fmean(right[last]):>8.1%}"
@@ -140,8 +142,9 @@ def trained_twice(folder: Path) -> int:
 def print_audit(audit: Audit, twice: int) -> None:
     """Print what became of all groups, how many were lost or trained twice, and all faults.
 
-    `audit` has the queue server's counts. `twice` is the number of groups that were trained again, by
-    the files of completions; groups that ended beyond those asked for are added to it.
+    `audit` has the queue server's counts and faults. `twice` is how many groups were trained again, by
+    the files of completions. If more groups ended or are open than were asked for, the excess is added
+    to it.
     """
     ends = ", ".join(f"{count} {state}" for state, count in audit.ended.items() if count)
     flying = len(audit.in_flight)
@@ -161,7 +164,7 @@ def verdict(right: dict[int, list[bool]]) -> str:
     """Return a sentence: how many held-out sums were solved before and after, and the difference.
 
     `right` has by evaluated step, in ascending order, whether each sum was solved. Before is its first
-    step, after its last. Raise ValueError with one evaluation.
+    step, after its last. Raise ValueError for fewer than two steps.
     """
     first, *_, last = right.values()
     return (

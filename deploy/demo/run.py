@@ -49,8 +49,9 @@ class Demo(Command):
     def execute(self) -> int:
         """Run the demo in a new folder demo-SEED-TIME below `dir`, print its report, return 0.
 
-        This process shows no warnings from now on. Raise DemoFailed if the run fails, BaseModelError if
-        pre-training does, TaskError for a wrong data set, ConfigError for a wrong RUN_ setting.
+        This process shows no warnings from now on. RUN_UMASK decides who may read the files. Raise
+        DemoFailed if the run fails, BaseModelError if pre-training does, TaskError for a wrong data set,
+        ConfigError for a wrong RUN_ setting or a folder that cannot be made.
         """
         warnings.simplefilter("ignore")  # a first run shows the demo's own lines, and errors
         logging.disable(logging.WARNING)
@@ -84,7 +85,10 @@ class Demo(Command):
 
 
 def _describe(task: TaskFiles) -> None:
-    """Print how many questions each of the three files of `task` has, and what each is for."""
+    """Print how many questions each of the three files of `task` has, and what each is for.
+
+    Raise OSError for a file that cannot be read, ValueError or TypeError for a line that is no question.
+    """
     sizes = [len(read_problems(path)) for path in (task.pretrain, task.train, task.heldout)]
     print(
         """\
@@ -164,10 +168,11 @@ class Progress:
         self._evaluated = -1
 
     def __call__(self, report: Report) -> None:
-        """Write `report` to the log; print it if it is an error or the failure of a process.
+        """Write `report`, a line or event of a process, to the log; print it if it tells of an error.
 
-        At each report of the learner print new evaluations and steps. After 60 s without a printed line
-        print what the run waits for, at the next report.
+        That is a line of level error, or the end of a process with another exit code than 0. At each
+        report of the learner print new evaluations and steps. After 60 s without a printed line print
+        what the run waits for, at the next report.
         """
         with self._lock:
             print(f"{report.child} | {report.text}", file=self._log, flush=True)

@@ -15,10 +15,10 @@ _CHARACTERS = "0123456789+-="
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Make a tokenizer of single characters, digits and +-=; encoding adds no special token.
+    """Return a new tokenizer of single characters, digits and +-=; encoding adds no special token.
 
-    Any other character becomes <unk>. Example: `37+45=` becomes six tokens, and the two tokens of `82`
-    decode to `82`.
+    Its 17 tokens are these 13 and <pad>, <bos>, <eos>, <unk>; any other character becomes <unk>.
+    Example: `37+45=` becomes six tokens, and the two tokens of `82` decode to `82`.
     """
     tokens = [*_SPECIAL.values(), *_CHARACTERS]
     vocabulary = {token: index for index, token in enumerate(tokens)}
@@ -35,7 +35,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Make a Llama with random weights in fp32, drawn from torch's global generator.
+    """Return a new Llama with random weights in fp32, drawn from torch's global generator.
 
     Its vocabulary and special tokens are the tokenizer's. The head size of 32 is the smallest that
     vLLM's attention runs on a CPU.

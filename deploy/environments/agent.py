@@ -14,7 +14,10 @@ CHAT = AsyncOpenAI(base_url="-", api_key="-").chat.completions
 
 
 def calculate(arguments: str) -> str:
-    """Return the value of the expression in a call's arguments, or what is wrong with them."""
+    """Return, as text, the value of the expression in a call's arguments, or what is wrong with them.
+
+    `arguments` is the JSON text of a call, such as {"expression": "12*(3+4)"}. No error is raised.
+    """
     try:
         expression = json.loads(arguments)["expression"]
         if set(expression) - set("0123456789.+-*/() ") or "**" in expression:
@@ -25,7 +28,11 @@ def calculate(arguments: str) -> str:
 
 
 async def rollout(task: dict[str, Any], base_url: str, api_key: str) -> float:
-    """Return 1.0 if the last answer to the row's question ends with the gold number, else 0.0."""
+    """Return 1.0 if the last answer to the row's question ends with the gold number, else 0.0.
+
+    `task` has the row's columns, and `base_url` and `api_key` are the actor's endpoint, which is called
+    up to five times. Each call of the tool is answered by `calculate`.
+    """
     client = AsyncOpenAI(base_url=base_url, api_key=api_key)
     messages: list[Any] = [{"role": "user", "content": task["prompt"]}]
     for _ in range(5):

@@ -24,7 +24,7 @@ class BestModel(TypedDict):
 
 
 def read_best(run_folder: RunFolder) -> BestModel | None:
-    """Return the best.json of the largest step in best/, or None. Raise ConfigError if damaged."""
+    """Return the best.json of the largest step in best/, or None. Raise ConfigError if it is damaged."""
     notes = sorted(run_folder.best.glob("[0-9]*/best.json"))
     if not notes:
         return None
@@ -37,10 +37,12 @@ def keep_if_best(
 ) -> bool:
     """Copy a version's model to best/ if it is the best so far, and delete the models kept there before.
 
-    Return whether it was copied. Best is a larger `value` of `metric` with no fewer `answered` held-out
-    questions than the model in best/ (fewer may be the easier), and any value if best/ holds no model by
-    this metric. Raise RunTaken if a later learner has claimed the folder, DiskFull if the disk stays
-    full, ConfigError if best.json is damaged.
+    Return whether it was copied; if not, nothing is changed. The copied model is the folder of `version`
+    in versions/, by hard links where possible. Best is a larger `value` of `metric` with no fewer
+    `answered` held-out questions than the model in best/ (fewer may be the easier). Any value is best if
+    best/ holds no model, or one chosen by another metric. Raise RunTaken if a later learner has claimed
+    the folder, DiskFull if the disk stays full, ConfigError if best.json is damaged, OSError if the
+    version's folder is missing.
     """
     best = read_best(folder)
     if best is not None and best["metric"] == metric:
@@ -51,7 +53,10 @@ def keep_if_best(
     note = json.dumps({"step": version.step, "version": str(version)} | score)
 
     def copy(aside: Path) -> None:
-        """Write the version's model and best.json into the folder `aside`. Raise OSError."""
+        """Put the model of `version` (links or copies) and best.json into the folder `aside`.
+
+        Raise OSError if that fails, for example without the version's folder.
+        """
         model = folder.version(version.incarnation, version.step)
         shutil.copytree(model, aside / "model", copy_function=link_or_copy)
         write_whole(aside / "best.json", note.encode())
@@ -66,7 +71,11 @@ def keep_if_best(
 
 
 def link_or_copy(source: str, target: str) -> str:
-    """Make a hard link to the file `source` at `target`, or a copy if that fails. Return `target`."""
+    """Make a hard link to the file `source` at `target`, or a copy if that fails. Return `target`.
+
+    A link fails across file systems, for example, or if `target` is there: the copy then replaces it.
+    Raise OSError if the copy fails too.
+    """
     try:
         os.link(source, target)
     except OSError:

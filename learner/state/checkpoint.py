@@ -85,21 +85,24 @@ def save_checkpoint(
 ) -> Checkpoint:
     """Write and return the checkpoint after `step` Updates, and delete old checkpoints.
 
-    `position` is the journal's end and `ledger` the table there: a resume continues with the records
-    after it. `card` is the text of the model's README.md; "" writes none. With save_only_model the
-    optimizer's state is left out. The newest save_total_limit checkpoints stay.
-    LEARNER_JOURNAL_RETENTION=resume also deletes the journal before the oldest of two or more kept, all
-    undamaged. A full disk is waited for, but with several ranks it raises DiskFull at once: the others
-    wrote their part. Raise RunTaken if a later learner has claimed the folder, NotFinite if a weight is
-    NaN or infinity, ConfigError if a claim's file is damaged.
+    The folder is named by position.incarnation and `step`; one of that name is replaced. `position` is
+    the journal's end and `ledger` the table there: a resume continues with the records after it. `card`
+    is the text of the model's README.md; "" writes none. Of `settings`, save_only_model leaves out the
+    optimizer's state, and the newest save_total_limit undamaged checkpoints stay. With journal_retention
+    "resume", the journal before the oldest of two or more kept is deleted too, if all are undamaged.
+    `training_kind` of the settings is stored. A full disk is waited for until its timeout raises
+    DiskFull; with several ranks it raises DiskFull at once: the others wrote their part. Raise RunTaken
+    if a later learner has claimed the folder, NotFinite if a weight is NaN or infinity, ConfigError if a
+    claim's file is damaged.
     """
     state: dict[str, Any] = {"step": step, "position": asdict(position), "ledger": ledger}
     state |= {"trained_with": training_kind(settings), "machine": this_machine()}
 
     def fill(aside: Path) -> None:
-        """Write all files of the checkpoint, and last their hashes, into the folder `aside`.
+        """Write the files of the checkpoint, and last the SHA-256 of each, into the folder `aside`.
 
-        Raise NotFinite if a weight is NaN or infinity, OSError if a file cannot be written.
+        With a `card` write the model's README.md, unless save_only_model the optimizer's state. Raise
+        NotFinite if a weight is NaN or infinity, OSError if a file cannot be written.
         """
         policy.export(aside / "model")
         if card:
@@ -121,8 +124,8 @@ def _delete_old(folder: LearnerFolder, settings: LearnerSettings) -> None:
     """Delete checkpoints but the newest save_total_limit that are undamaged and part of the run.
 
     Of each only state.json is checked, and whether its learner wrote it before a later one's claim. With
-    journal_retention=resume and two or more kept, trim the journal. Do nothing if a later learner has
-    claimed the folder. Raise ConfigError if a claim's file is damaged.
+    journal_retention=resume and two or more kept, delete the journal's files before the oldest of them.
+    Do nothing if a later learner has claimed the folder. Raise ConfigError if a claim's file is damaged.
     """
     found = _newest_first(folder)  # before the claims: none of a later learner's is among them
     claims = read_claims(folder)
@@ -140,8 +143,9 @@ def _delete_old(folder: LearnerFolder, settings: LearnerSettings) -> None:
 
 
 def _trim_journal(run_folder: RunFolder, kept: list[Path], oldest: Position) -> None:
-    """Delete the journal's files that end before `oldest`, the position of the oldest checkpoint kept.
+    """Delete the journal's files that a resume from `oldest`, the oldest kept checkpoint, does not read.
 
+    These are all files of earlier incarnations, and those of its own that end at or before its offset.
     `kept` are the folders of the checkpoints that were kept, newest first. If one is damaged, log an
     error and delete nothing; the newest, just written, is not checked.
     """
@@ -155,7 +159,7 @@ def _trim_journal(run_folder: RunFolder, kept: list[Path], oldest: Position) -> 
 
 
 def newest_position(run_folder: RunFolder) -> Position | None:
-    """Return the journal position of the newest checkpoint whose state.json is undamaged, or None."""
+    """Return the journal position of the newest checkpoint whose state.json fits its hash, or None."""
     return next(filter(None, map(_position, _newest_first(run_folder))), None)
 
 
@@ -182,7 +186,11 @@ def newest_checkpoint(folder: LearnerFolder, claim: Claim) -> Checkpoint | None:
 
 
 def training_kind(settings: LearnerSettings) -> dict[str, Any]:
-    """Return what shapes the optimizer's state: settings by variable, and the number of processes."""
+    """Return by name what shapes the optimizer's state; a checkpoint loads only where these are equal.
+
+    They are dtype, resolved ZeRO stage, LoRA rank and LoRA target modules ([] with rank 0) of
+    `settings`, under their LEARNER_ variables, and the number of learner processes.
+    """
     return {
         "LEARNER_DTYPE": settings.dtype,
         "LEARNER_ZERO_STAGE": settings.resolved_zero_stage,
@@ -217,7 +225,11 @@ def _newest_first(run_folder: RunFolder) -> list[Path]:
 
 
 def _find_damage(folder: Path) -> str:
-    """Return what is wrong with the files of the checkpoint in `folder`, "" if all have their hashes."""
+    """Return what is wrong with the files of the checkpoint in `folder`, "" if all have their hashes.
+
+    Checked are the files that manifest.json names. A file that cannot be read is damage: no error is
+    raised.
+    """
     try:
         _read(folder)
         for name, expected in _hashes(folder).items():
@@ -248,8 +260,8 @@ def _hashes(folder: Path) -> dict[str, Any]:
 def _read(folder: Path) -> Checkpoint:
     """Return the checkpoint in `folder` by its state.json; the other files are not read.
 
-    Raise ValueError if state.json has not the hash in the manifest. Raise OSError, KeyError, TypeError
-    or MalformedMessage for other damage of the two files.
+    Raise ValueError if state.json has not the hash in the manifest. Other damage of the two files raises
+    OSError (also if one is missing), ValueError, KeyError, TypeError or MalformedMessage.
     """
     path = folder / "state.json"
     if _hashes(folder)[path.name] != hash_file(path):
@@ -264,7 +276,7 @@ def _read(folder: Path) -> Checkpoint:
 
 
 def _position(folder: Path) -> Position | None:
-    """Return the journal position of the checkpoint in `folder`, None if its state.json is damaged."""
+    """Return the journal position of a checkpoint, None if state.json or manifest.json is damaged."""
     try:
         return _read(folder).position
     except _DAMAGE:

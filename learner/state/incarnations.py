@@ -25,8 +25,8 @@ FENCE_JUMP = 1000
 def read_nonce(run_folder: RunFolder) -> str:
     """Return the random text that ties the folder to its run on the server; write it if missing.
 
-    The text is the content of the file `nonce`: 32 hexadecimal digits. Raise ConfigError if the file is
-    damaged (no UTF-8).
+    The text is the content of the file `nonce`: 32 hexadecimal digits. An existing file's text is
+    returned unchecked; raise ConfigError if it is no UTF-8.
     """
     path = run_folder.nonce
     if not path.is_file():
@@ -48,7 +48,7 @@ def next_incarnation(run_folder: RunFolder, redis_incarnation: int) -> int:
 
 
 def describe_fence(run_folder: RunFolder, incarnation: int, fence: int) -> str:
-    """Return for an error whether a claim in the folder backs `fence`, the incarnation on the server.
+    """Return a text for an error: whether a claim in the folder backs `fence`, the server's incarnation.
 
     `incarnation` is this learner's own, lower one. If the folder has a claim above it, the text names
     the newest of these; otherwise it says that none backs `fence`, and what to do. Raise ConfigError if
@@ -72,9 +72,9 @@ def claim_incarnation(folder: LearnerFolder, checkpointed: Position | None = Non
     before: from then on the learner before can acknowledge nothing, so its later records may count or
     not. Raise RunTaken if this or a later incarnation is claimed here: a learner that was stopped
     between its two claims must not cut off its successor's journal. Raise ConfigError if a claim or the
-    journal is damaged, OSError if the claim cannot be written. Damage of the journal before
-    `checkpointed`, the newest checkpoint's position (None: no checkpoint), is ignored: a resume reads
-    only the rest.
+    journal is damaged, or the folder claims/ cannot be made, OSError if the claim cannot be written.
+    Damage of the journal before `checkpointed`, the newest checkpoint's position (None: no checkpoint),
+    is ignored: a resume reads only the rest.
     """
     folder.check_not_superseded()
     claim = next_claim(folder, folder.incarnation, holder_name(), checkpointed)

@@ -34,8 +34,9 @@ from penstock.common.journal.segments import encode_record
 class Journal:
     """Appends the records of one incarnation, `folder.incarnation`, to files in the run's folder.
 
-    A record that would make a file longer than `segment_bytes` begins the next file. Creating a Journal
-    creates its first file. Raise DiskFull if the disk stays full, FileExistsError if that file is there.
+    A record that would make a file longer than `segment_bytes` begins the next file; a file with one
+    record may be longer. Creating a Journal creates its first file, and its folder if missing. Raise
+    DiskFull if the disk stays full, FileExistsError if that file is there.
     """
 
     def __init__(self, folder: LearnerFolder, segment_bytes: int = 64 << 20) -> None:
@@ -49,9 +50,9 @@ class Journal:
     def append(self, kind: str, **fields: Any) -> Position:
         """Write a record of `kind` with `fields`, sync it to disk, and return the position after it.
 
-        A record that does not fit in the present file begins a new one. A full disk is waited for, and
-        nothing half written stays. Raise DiskFull if no room comes, FileExistsError if the new file is
-        there already.
+        The kinds and their fields (plain data) are listed at the top of the file. A record that does not
+        fit in the present file begins a new one. A full disk is waited for, and nothing half written
+        stays. Raise DiskFull if no room comes, FileExistsError if the new file is there already.
         """
         record = encode_record({"kind": kind, **fields})
         if self._size and self._size + len(record) > self._segment_bytes:
@@ -76,9 +77,9 @@ class Journal:
 
 
 def _create(path: Path) -> FileIO:
-    """Create a file and return it, open for writing; if its folder cannot be synced, delete the file.
+    """Create the file `path` and return it, open for unbuffered writing of bytes. Sync its folder.
 
-    Raise OSError, FileExistsError if the file is there already.
+    If that fails, delete the file. Raise OSError then, FileExistsError if the file is there already.
     """
     file = path.open("xb", buffering=0)
     try:

@@ -89,10 +89,11 @@ class Ledger:
         return self.open[ticket].incarnation < newest
 
     def next_train_ticket(self) -> TicketId:
-        """Use up the next number and return its ticket, which is not open yet.
+        """Return the next training ticket, which is not open yet: the caller opens it with `opened`.
 
-        The ticket is for the oldest dropped question that is to be asked again or, if there is none, for
-        the next position of the data set. `position` returns which.
+        Its number is `next_number`, which grows by 1. The ticket is for the oldest dropped question that
+        is to be asked again or, if there is none, for the next position of the data set. `position` of
+        the ticket returns which.
         """
         number = self.next_number
         self.next_number += 1
@@ -105,10 +106,10 @@ class Ledger:
         return ticket
 
     def position(self, ticket: TicketId) -> int:
-        """Return the data set's position, over all epochs, of the question of an open training ticket.
+        """Return the data set's position, over all epochs, of the question of a training ticket.
 
-        Example: with 100 questions, position 105 is the sixth of the second epoch. A ticket that is not
-        open gives its number.
+        The ticket is open, or the latest of `next_train_ticket`. Example: with 100 questions, position
+        105 is the sixth of the second epoch. A ticket that has ended or was never made gives its number.
         """
         return self._positions.get(ticket, ticket.number)
 
@@ -148,7 +149,10 @@ class Ledger:
         return ends
 
     def snapshot(self) -> LedgerTable:
-        """Return a copy of the table as plain data, without `unrecorded` (the reasons of ends)."""
+        """Return a copy of the table as plain data, without `unrecorded` (the reasons of ends).
+
+        `totals` has "issued" and every end state, also those with 0.
+        """
         return {
             "next_number": self.next_number,
             "open": {ticket: str(version) for ticket, version in self.open.items()},

@@ -19,9 +19,10 @@ def write_version(
 ) -> Weights:
     """Write the policy's weights to the folder of `version`, and return the announcement to be sent.
 
-    `parent` is the hash of the version before, "" for none. All but the newest KEEP (4) versions are
-    deleted. Raise RunTaken if a later learner has claimed the run's folder, DiskFull if the disk stays
-    full, NotFinite if a weight is NaN or infinite.
+    `parent` is the hash of the version before, "" for none; it is put into the announcement. A folder of
+    this version is replaced. All but the newest KEEP (4) versions in the run's folder are deleted. Raise
+    RunTaken if a later learner has claimed the run's folder, DiskFull if the disk stays full, NotFinite
+    if a weight is NaN or infinite.
     """
     path = folder.version(version.incarnation, version.step)
     folder.write_folder("the weights of a version", path, policy.export)

@@ -37,8 +37,8 @@ class CommitLog:
 
         Do not wait: [] if there is none. Malformed entries are deleted and left out. `record` deletes
         outcomes on the server once their tickets end. Those of tickets whose end is in the journal, or
-        that were never issued, are returned too, and deleted at once. Raise Connection.call's errors,
-        such as RunTaken.
+        that were never issued, are returned too, and deleted at once. Raise RunTaken, ServerUnavailable
+        or another error of Connection.call.
         """
         entries = self._queue.outcomes(purpose, self._read_up_to[purpose], count)
         known = self.ledger.open.keys() | self.ledger.unrecorded.keys() if entries else ()
@@ -55,10 +55,12 @@ class CommitLog:
         self._read_up_to: dict[Purpose, str] = {"train": BEGINNING, "eval": BEGINNING}
 
     def record(self, kind: str, **fields: Any) -> None:
-        """Write and sync a record of `kind` with `fields` and ledger, then end tickets on the server.
+        """Write and sync a record to the journal, then end on the server the tickets that ended.
 
-        These are the tickets that ended since the last record. `position` and `recorded` are set. Raise
-        DiskFull before anything is acknowledged, or Connection.call's errors, such as RunTaken.
+        These are the tickets that ended since the last record; outcomes read of them are deleted. `kind`
+        is the record's, such as "batch", with `fields` of its own. The ends and the ledger are added.
+        `position` and `recorded` are set. Raise DiskFull before anything is acknowledged, RunTaken,
+        ServerUnavailable or another error of Connection.call.
         """
         ends = self.ledger.take_unrecorded()
         self.recorded = self.ledger.snapshot()
@@ -68,8 +70,8 @@ class CommitLog:
     def _acknowledge(self, ends: dict[TicketId, list[str]]) -> None:
         """End the tickets of `ends`, mapped to [state, reason], on the server; delete read outcomes.
 
-        Deleted and forgotten are those whose tickets are not open in the ledger. Raise Connection.call's
-        errors.
+        Deleted there and forgotten here are the outcomes whose tickets are not open in the ledger. Raise
+        RunTaken, ServerUnavailable or another error of Connection.call.
         """
         for purpose, read in self._entries.items():
             ended = [ticket for ticket in ends if ticket.purpose == purpose]

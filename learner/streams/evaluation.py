@@ -52,6 +52,7 @@ class Evaluator:
 
     `source` has the questions and makes the tickets, `queue` issues them, `commit_log` reads their
     outcomes and records what came of them, and `check` refuses answers to other tickets than were asked.
+    Creating an Evaluator asks nothing: `start` does.
     """
 
     def __init__(
@@ -74,8 +75,10 @@ class Evaluator:
     def start(self, version: Version) -> None:
         """Begin the evaluation of `version`: open, record and issue a ticket per held-out question.
 
-        Do not wait for the answers. Raise DiskFull, DataError if a ticket is too large for the server,
-        or Connection.call's errors, such as RunTaken.
+        Each ticket is opened in the ledger, recorded in the journal, then added to the server. Do not
+        wait for the answers. No other evaluation may be running: its answers would be forgotten. Raise
+        DiskFull, DataError if a ticket is too large, RunTaken, ServerUnavailable or another error of
+        Connection.call.
         """
         self._version, self._answers = version, {}
         for index in range(self._count):
@@ -85,10 +88,11 @@ class Evaluator:
         self.issue_missing()
 
     def issue_missing(self) -> None:
-        """Issue the tickets of questions that the running evaluation has no answer to, if there is one.
+        """Issue the tickets of the running evaluation's questions that have no answer yet.
 
-        A ticket that is on the server already is not added again. Raise DataError if a ticket is too
-        large for the server, or Connection.call's errors, such as RunTaken.
+        Without a running evaluation do nothing. A ticket that is on the server already is not added
+        again. Raise DataError if a ticket is too large for the server, RunTaken, ServerUnavailable or
+        another error of Connection.call.
         """
         if self._version is None:
             return
@@ -106,7 +110,7 @@ class Evaluator:
 
         Do not wait: return False without a running evaluation. Take 64 outcomes at most. The end of the
         last ticket ends the evaluation and records its result in the journal, for `take_ended`. Raise
-        DiskFull, or Connection.call's errors, such as RunTaken.
+        DiskFull, RunTaken, ServerUnavailable or another error of Connection.call.
         """
         if self._version is None:
             return False
@@ -120,7 +124,7 @@ class Evaluator:
         return came
 
     def take_ended(self) -> list[Evaluated]:
-        """Return the evaluations that ended since the last call, oldest first, and forget them."""
+        """Return the evaluations that ended since the last call, oldest first, or []. Forget them."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -157,15 +161,18 @@ class Evaluator:
         self._commit_log.ledger.close(ticket, "evaluated", str(self._version))
 
     def _end_unanswered(self, ticket: TicketId, state: EndState, reason: str) -> None:
-        """End an open ticket as `state`; its question has no completions, for `reason`."""
+        """End an open ticket as `state` in the ledger; its question has no completions, for `reason`.
+
+        Raise KeyError if the ticket is not open.
+        """
         self._answers[ticket.number] = Answer(ticket.number, reason=reason)
         self._commit_log.ledger.close(ticket, state, reason)
 
     def _finish(self, version: Version) -> None:
         """Write the answers of the evaluation of `version`, which are all there, to the journal.
 
-        No evaluation runs then, and `take_ended` returns this one. Raise DiskFull, or Connection.call's
-        errors.
+        No evaluation runs then, and `take_ended` returns this one. Raise DiskFull, RunTaken,
+        ServerUnavailable or another error of Connection.call.
         """
         answers = tuple(self._answers[index] for index in sorted(self._answers))
         results = [[answer.index, list(answer.completions), list(answer.rewards)] for answer in answers]

@@ -32,7 +32,7 @@ _LONGEST_PAUSE_S = 1.0  # between two heartbeats, also with a long lease: actors
 def end_process(reason: str) -> None:
     """Print `reason` to stderr and end the process at once with exit code 81 (DeadlineExceeded).
 
-    This works also while the main thread hangs. Nothing is closed or cleaned up.
+    This works also while the main thread hangs. Nothing is closed or cleaned up. It never returns.
     """
     print(f"learner: {DeadlineExceeded.__name__}: {reason}", file=sys.stderr, flush=True)
     os._exit(DeadlineExceeded.exit_code)
@@ -83,8 +83,9 @@ class Heartbeat:
     def _guard(self) -> None:
         """Restore what another client changed on the server, and check that the server evicts no keys.
 
-        Do nothing within a quarter of a lease after the last time. If keys may be evicted, log that
-        once: the main loop raises it. Raise Connection.call's errors, such as RunTaken.
+        See `LearnerQueue.restore`. Do nothing within a quarter of a lease after the last time. If keys
+        may be evicted, log that once: the main loop raises it. Raise RunTaken, ServerUnavailable or
+        another error of Connection.call.
         """
         now = time.monotonic()
         if now < self._guard_at:

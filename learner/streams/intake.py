@@ -38,10 +38,11 @@ class Arrivals:
 
     @property
     def without_signal(self) -> int:
-        """Count of tickets that ended with nothing to train on; groups over max_staleness had signal.
+        """Number of tickets since the last batch with nothing to train on: filtered, dead or refused.
 
-        A start with other settings changes what is asked. Groups that are refused for this reason say
-        nothing about the questions, and are not counted.
+        Groups over max_staleness are not counted: they had signal. Nor are refused answers to tickets of
+        an earlier incarnation: a start with other settings changes what is asked, so they say nothing
+        about the questions.
         """
         return len(self.filtered) + self.dead + self.stale - self.foreign - len(self.dropped)
 
@@ -69,7 +70,8 @@ class Intake:
         True. A group that is no answer to the ticket as issued is refused, and the ticket ends stale:
         once it is in the journal, a group that cannot be trained would end every resume. A verdict's
         ticket ends filtered or dead, as the verdict says, that of malformed bytes dead. Ends are
-        counted. Raise Questions.at's errors.
+        counted. A held group may raise `newest_version`. Raise DataError or ConfigError if a streamed
+        data set is unusable.
         """
         if entry.ticket not in self._ledger.open or entry.ticket in self.held:
             return False
@@ -106,7 +108,8 @@ class Intake:
     def _refuse(self, ticket: TicketId, reason: Reason) -> None:
         """End the open ticket of a refused outcome as stale, for `reason`, and count it.
 
-        Also count it as foreign if an earlier incarnation of the learner issued the ticket.
+        Also count it as foreign if an earlier incarnation of the learner issued the ticket. Raise
+        KeyError if the ticket is not open.
         """
         self._arrivals.foreign += self._ledger.is_of_earlier_incarnation(ticket)
         self._arrivals.stale += 1
@@ -115,7 +118,8 @@ class Intake:
     def _fits(self, verdict: Verdict) -> bool:
         """Return whether a verdict has the contract's rewards and a possible length for each completion.
 
-        There is one value of each reward, and one length, for each of num_generations completions.
+        There is one value of each reward, and one length, for each of num_generations completions. A
+        length is at most max_completion_length times most_sequences, which is 1 without an agent.
         """
         size = self._settings.num_generations
         return (
@@ -130,8 +134,10 @@ class Intake:
         """Remove and return the held groups of the next batch, or None while the batch waits for more.
 
         `step` is the number of Updates made. Held groups over max_staleness are dropped first. A batch
-        has groups_per_step groups, fewer once all its rounds (see `_spent`) are back and the pace allows
-        that. The caller ends the tickets of what is returned. Raise NoSignal if fewer would be none.
+        has groups_per_step groups, in order of arrival. It has fewer if enough tickets came back without
+        signal (see `_spent`), and all open tickets still come in time for later batches (see `_choose`).
+        The caller ends the tickets of what is returned. Raise NoSignal if a batch with fewer would have
+        none.
         """
         self._drop_over_lag(step)
         size = self._settings.groups_per_step
@@ -146,15 +152,16 @@ class Intake:
                 f"step {step + 1}: {found.without_signal} groups in a row had nothing to learn from "
                 f"({len(found.filtered)} without spread in their rewards, {found.dead} dead, "
                 f"{found.stale} stale{refused}): the questions are too easy, too hard, or the rewards "
-                f"do not fit. Look at `penstock samples` and `queues audit`, then change them{last}",
+                f"do not fit. See `penstock samples`, `queues audit`, then change data or rewards{last}",
                 found.filtered,
             )
         return [self.held.pop(ticket) for ticket in chosen]
 
     def take_arrivals(self) -> Arrivals:
-        """Return the counts since the last call, with all drops of the run and the refusals by reason.
+        """Return the counts of outcomes since the last call, and begin them at 0 again.
 
-        The counts begin at 0 again, and so do the rounds that `form` waits for.
+        `total_dropped` is set to the run's, and `refused` to the refusals by reason, which also begin
+        again. So does the count of tickets without signal, by which `form` takes a smaller batch.
         """
         arrivals, self._arrivals = self._arrivals, Arrivals()
         arrivals.total_dropped = self._ledger.total_dropped
@@ -162,10 +169,11 @@ class Intake:
         return arrivals
 
     def _spent(self, usable: int) -> bool:
-        """Return whether all rounds of this batch are back, so that a smaller batch is taken.
+        """Return whether so many tickets came back without signal that a smaller batch is taken.
 
-        A round is groups_per_step groups; a batch has 1 + max_resample_times rounds, and with `usable`
-        0, no group to train on, max_empty_updates times as many. Example: 2 groups per step,
+        A round is groups_per_step tickets. Counted are the tickets without signal (`without_signal`),
+        and the `usable` groups, those that can be trained now. They must fill 1 + max_resample_times
+        rounds; with `usable` 0 max_empty_updates times as many. Example: 2 groups per step,
         max_resample_times 1, 1 usable group: spent when 3 others had no signal.
         """
         rounds = 1 + self._settings.max_resample_times
@@ -189,10 +197,10 @@ class Intake:
         """Return held tickets for a batch, `size` at most, and whether a smaller batch may be taken.
 
         The batch follows `step` Updates. The tickets are the first to arrive, or with at_max_staleness
-        "pace" the first that the pace allows. Only with "pace" a smaller batch may be forbidden: if the
-        other open tickets would come too late, as more than k x `size` are due within the k batches
-        after this one, for a k below max_staleness. Tickets of this step are not in that count: new ones
-        are issued as long as there is no batch, without end.
+        "pace" the first that the pace allows (`choose_in_pace`). Only with "pace" a smaller batch may be
+        forbidden: if the other open tickets would come too late, as more than k x `size` are due within
+        the k batches after this one, for a k below max_staleness. Tickets of this step are not in that
+        count: new ones are issued as long as there is no batch, without end.
         """
         if self._settings.at_max_staleness != "pace":
             return list(self.held)[:size], True

@@ -67,13 +67,14 @@ class LearnerQueue:
     def claim(self, nonce: str, holder: str, lease_s: float = 0.0, gone: Iterable[str] = ()) -> None:
         """Load the server's functions, make the streams and refuse older incarnations from now on.
 
-        `nonce` is the random text of the run's folder, `holder` the name of this process. Keys of the
-        run that cannot be used, as of another type, are deleted. Raise RunTaken while the lease of
-        another holder has not expired, unless that holder is in `gone`: learners that have surely ended.
-        Raise RunTaken if a newer incarnation has claimed the run, ConfigError for a run of another
-        folder, or Connection.call's errors. `lease_s` 0 neither checks nor changes the lease: this
-        learner claims again, after a server's restart or when another client changed its claim. In the
-        second case no folder is compared.
+        Store this learner's claim: its incarnation, `nonce`, the random text of the run's folder, and
+        `holder`, the name of this process. Delete keys of the run that cannot be used, as of another
+        type. `lease_s` above 0 begins a lease. RunTaken is then raised while the lease of another holder
+        has not expired, unless that holder is in `gone`: learners that have surely ended. `lease_s` 0
+        neither checks nor changes the lease: this learner claims again, after a server's restart or when
+        another client changed its claim. Raise RunTaken if a newer incarnation has claimed the run,
+        ConfigError for a run of another folder (with `lease_s` 0 only after a restart), or another error
+        of Connection.call.
         """
         self.connection.load_functions()
         restarts = self.connection.restarts
@@ -87,11 +88,13 @@ class LearnerQueue:
         return [self.keys.fence, *(key for key in self.keys.all if key != self.keys.fence)]
 
     def restore(self) -> None:
-        """Rewrite contract, weights, state, groups, nonce and holder where another client did.
+        """Rewrite contract, weights, state, groups, nonce and holder where another client changed them.
 
-        Do nothing before the claim and while another thread publishes. Keys of a wrong type are deleted.
-        Each corrected key is logged once. A corrected stream sets `damaged`: its ids may begin again
-        below the reader's position. Raise Connection.call's errors, such as RunTaken.
+        The groups are those of the streams' consumers; keys that cannot be used, as of a wrong type, are
+        deleted. Do nothing before the claim and while another thread publishes. Each corrected key is
+        logged once. If a stream or hash was corrected, set `damaged`, for the caller to join again: a
+        stream's ids may begin again below the reader's position. Raise RunTaken, ServerUnavailable or
+        another error of Connection.call.
         """
         if self._claimed == ("", "") or not self._publishing.acquire(blocking=False):
             return
@@ -110,16 +113,16 @@ class LearnerQueue:
             self.report(f"Another client changed {key}: restored. See who may write to the server.")
 
     def report(self, fault: str) -> None:
-        """Log `fault`, a sentence, as an error, unless the same text was reported before."""
+        """Log `fault`, a sentence, as an error, unless this object has reported the same text before."""
         if fault not in self._logged:
             self._logged.add(fault)
             log.error(shorten(fault))
 
     def places(self) -> OpenPlaces:
-        """Return the open tickets on the server, and its totals. Raise Connection.call's errors.
+        """Return the open tickets on the server, and its totals.
 
         They are read a thousand or so at a time: another client may have written a million tickets
-        there.
+        there. Raise RunTaken, ServerUnavailable or another error of Connection.call.
         """
         found, cursor = OpenPlaces(), "0"
         while True:
@@ -135,17 +138,18 @@ class LearnerQueue:
     def beat(self, lease_s: float, phase: str) -> None:
         """Renew the lease for `lease_s` from now (0: end it), and store the `phase` for `queues status`.
 
-        Raise Connection.call's errors, such as RunTaken.
+        The phase is the name of what the main loop does. Raise RunTaken, ServerUnavailable or another
+        error of Connection.call.
         """
         self._fenced("beat", [], [int(1000 * lease_s), phase])
 
     def issue(self, purpose: Purpose, tickets: list[tuple[TicketId, Version, bytes]]) -> list[Version]:
         """Add tickets (id, version, payload) to their stream, and return the versions of first issue.
 
-        These are in the order of the tickets. A ticket whose entry is on the server is not added again,
-        and keeps its earlier version; an entry with another payload, or that no worker will get, is
-        replaced. Raise MalformedMessage for a wrong version there, or Connection.call's errors, such as
-        RunTaken.
+        These are in the order of the tickets. A ticket that was not open on the server is counted as
+        issued. One whose entry is there is not added again, and keeps its earlier version; an entry with
+        another payload, or that no worker will get, is replaced. Raise MalformedMessage for a wrong
+        version there, RunTaken, ServerUnavailable or another error of Connection.call.
         """
         args = [part for name, version, data in tickets for part in (name, str(version), data)]
         keys = [self.keys.open, self.keys.ledger, self.keys.tickets_for(purpose)]
@@ -156,7 +160,7 @@ class LearnerQueue:
         """Return the next `count` outcomes at most of tickets of `purpose`; [] if there is none.
 
         They follow the entry with the id `after`. Malformed ones between them are deleted and left out.
-        Raise Connection.call's errors, such as RunTaken.
+        Raise RunTaken, ServerUnavailable or another error of Connection.call.
         """
         reply = self._fenced("outcomes", [self.keys.outcomes_for(purpose)], [after, count])
         return self._readers[purpose].read(reply)
@@ -169,15 +173,19 @@ class LearnerQueue:
     ) -> int:
         """End tickets of `purpose` on the server, each in its state in `ends`, and delete outcomes.
 
-        `entries` are the ids of the outcomes. Return how many of the tickets were open until now. Raise
-        Connection.call's errors, such as RunTaken.
+        `entries` are the ids of the outcomes. Return how many of the tickets were open until now; these
+        are counted by state, the others are left alone. Raise RunTaken, ServerUnavailable or another
+        error of Connection.call.
         """
         flat = [part for ticket, state in ends.items() for part in (ticket, state)]
         keys = [self.keys.open, self.keys.ledger, self.keys.outcomes_for(purpose)]
         return int(self._fenced("close", keys, [len(ends), *flat, *entries]))
 
     def publish_contract(self, contract: bytes) -> None:
-        """Store the encoded contract for actors and rewarders. Raise Connection.call's errors."""
+        """Store the encoded contract for actors and rewarders.
+
+        Raise RunTaken, ServerUnavailable or another error of Connection.call.
+        """
         self._publish(self.keys.contract, contract)
 
     def announce(self, weights: Weights) -> None:
@@ -191,7 +199,8 @@ class LearnerQueue:
     def _publish(self, key: str, value: bytes) -> None:
         """Store `value` under `key` on the server, and remember it for `restore`.
 
-        Wait while `restore` runs in another thread. Raise Connection.call's errors, such as RunTaken.
+        Wait while `restore` runs in another thread. Raise RunTaken, ServerUnavailable or another error
+        of Connection.call.
         """
         with self._publishing:
             self._published[key] = value
@@ -200,7 +209,7 @@ class LearnerQueue:
     def set_totals(self, totals: Mapping[str, int]) -> None:
         """Replace the server's counts of tickets, "issued" and one per end state, by `totals`.
 
-        Raise Connection.call's errors, such as RunTaken.
+        Raise RunTaken, ServerUnavailable or another error of Connection.call.
         """
         flat = [part for name, count in totals.items() for part in (name, count)]
         self._fenced("set_totals", [self.keys.ledger], flat)
@@ -210,7 +219,7 @@ class LearnerQueue:
 
         The fence comes before `keys`, and the incarnation before `args`. If a key is of another type,
         log that, set `damaged`, delete such keys by a new claim, and call once more. Raise RunTaken if a
-        newer incarnation has claimed the run, or as Connection.call.
+        newer incarnation has claimed the run, ServerUnavailable or another error of Connection.call.
         """
         call = partial(
             self.connection.call, function, [self.keys.fence, *keys], [self.incarnation, *args]

@@ -38,8 +38,8 @@ def choose_in_pace(held: Mapping[TicketId, int], due: Counter[int], size: int) -
 def keeps_pace(due: Counter[int], below: int, size: int, room: int = 0) -> bool:
     """Return whether for every k < `below` at most k x size + room tickets are due within k steps.
 
-    `due` counts tickets by the steps they are due within, `size` is that of a batch, and `room` is the
-    number of further tickets that the present batch takes.
+    `due` counts tickets by the steps they are due within, `size` is the groups of a batch, and `room` is
+    the number of further tickets that the present batch takes. With `below` 0 return True.
     """
     waiting = accumulate(due[within] for within in range(below))
     return all(count <= within * size + room for within, count in enumerate(waiting))

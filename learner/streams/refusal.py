@@ -63,9 +63,10 @@ def why_refused(
     `published` maps versions to the hash of their weights, and `rewards` are the contract's names. Each
     field of the ticket is compared as bytes: 1, 1.0 and True differ. `vocab_size` is above all token ids
     of the model. `longest_prompt` is the most tokens of a rollout's own prompt, 0 in a run without an
-    environment or agent. Without `episodes`, tools, an environment or an agent, all tokens of a rollout
-    are sampled, and it ends as a completion does. `most_sequences` is the most sequences of a rollout.
-    Tokens of an evaluation must be of the ticket's version.
+    environment or agent. `episodes`: the run has tools, an environment or an agent. Without them each
+    rollout must be one completion: all tokens sampled, no transcript, ended by "stop" or "length".
+    `most_sequences` is the most sequences of a rollout. Tokens of an evaluation must be of the ticket's
+    version. MEANING explains the reasons.
     """
     found = scored.group.ticket
     if encode(found) != encode(asked):
@@ -87,7 +88,12 @@ def why_refused(
 def _why_sequence_refused(
     sequence: Rollout, asked: Ticket, published: Mapping[Version, str], vocab_size: int
 ) -> Reason | None:
-    """Return why the tokens of a sequence are no answer to the ticket, None if they are one."""
+    """Return why the tokens of a sequence are no answer to the ticket, None if they are one.
+
+    "version": a span's version is not in `published`, has a step below min_step or, in an evaluation, is
+    not the ticket's. "hash": its hash is not the published one. "tokens": an id of the prompt or
+    completion is `vocab_size` or more, or the completion is longer than max_tokens.
+    """
     for span in sequence.spans:
         other = asked.purpose == "eval" and span.version != asked.version
         if span.version not in published or span.version.step < asked.min_step or other:
@@ -136,8 +142,8 @@ class OutcomeCheck:
         """Return why an outcome is no answer to the open `ticket`, None if the outcome is usable.
 
         Of a verdict only the ticket's id is compared. A refusal is counted in `refused`, and logged if
-        it is the first for its reason. Raise KeyError if the ticket is not open, or the errors of
-        Questions.at.
+        it is the first for its reason. Raise KeyError if a group's ticket is not open, DataError or
+        ConfigError if a streamed data set is unusable.
         """
         if isinstance(outcome, Verdict):
             reason: Reason | None = None if outcome.ticket_id == ticket else "ticket"
@@ -159,7 +165,10 @@ class OutcomeCheck:
         return refused
 
     def _asked(self, ticket: TicketId) -> Ticket:
-        """Return an open ticket as it was issued. Raise KeyError if not open, Questions.at's errors."""
+        """Return an open ticket as it was issued. Raise KeyError if the ticket is not open.
+
+        Raise DataError or ConfigError if the question is in a streamed data set that is unusable.
+        """
         first = self._ledger.open[ticket]
         if ticket.purpose == "eval":
             return self._source.evaluation(first, ticket.number)

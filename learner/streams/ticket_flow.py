@@ -45,9 +45,9 @@ class TakenGroups:
 class TicketFlow:
     """Issues tickets, takes groups and announces versions. `join` comes before all other calls.
 
-    `queue` and `commit_log` are those of this learner, `plan` has data, contract and steps, `run` the
-    timeouts, and `nonce` is the random text of the run's folder. Waits end when `stopping` is set, and
-    name themselves in `phases`. Creating a flow calls nothing.
+    `queue` and `commit_log` are those of this learner, `plan` has data, contract and steps. Of `run`,
+    lease_s and progress_timeout_s count. `nonce` is the random text of the run's folder. Waits end when
+    `stopping` is set, and name themselves in `phases`. Creating a flow calls nothing.
     """
 
     def __init__(
@@ -80,11 +80,12 @@ class TicketFlow:
     def join(self) -> None:
         """Set the run up on the server and restore what the server lacks. Idempotent.
 
-        Claim the run, store contract, state and announced version, open the tickets that the server has
-        since the journal's last record, issue all open ones, end others as stale, and correct the
-        totals. The next read begins with the first outcome. Raise RunTaken if a newer incarnation has
-        claimed the run, Connection.call's other errors, DiskFull, MalformedMessage for a wrong text on
-        the server, DataError if a ticket is too large, or Questions.at's errors.
+        Claim the run, store contract, state "running" and announced version, write ends that the journal
+        lacks to it, open the tickets that the server has since the journal's last record, issue all open
+        ones, end others as stale, and correct the totals. The next read begins with the first outcome.
+        Raise RunTaken if a newer incarnation has claimed the run, ServerUnavailable or another error of
+        Connection.call, DiskFull, MalformedMessage for a wrong text on the server, DataError if a ticket
+        is too large or the data set unusable, or ConfigError if a chat template rejects a streamed row.
         """
         self._restarts, self._queue.damaged = self._connection.restarts, False
         self._queue.claim(self._nonce, holder_name())
@@ -124,9 +125,10 @@ class TicketFlow:
             ledger.opened(ledger.next_train_ticket(), version)
 
     def _withdraw(self, places: OpenPlaces) -> None:
-        """End as stale, on the server, the tickets of `places` that the ledger lacks or has otherwise.
+        """End as stale, on the server, the tickets of `places` that the ledger does not have there.
 
-        So end names that are no tickets, too. Raise Connection.call's errors, such as RunTaken.
+        They are not open in the ledger, or were first issued at another version. Names that are no
+        tickets are ended too. Raise RunTaken, ServerUnavailable or another error of Connection.call.
         """
         ended = [name for name, (first, _) in places.tickets.items() if self._is_other(name, first)]
         stale: EndState = "stale"
@@ -145,11 +147,12 @@ class TicketFlow:
         return ticket not in self._ledger.open or str(self._ledger.open[ticket]) != first
 
     def _check_server(self) -> None:
-        """Join again if the server differs from the ledger, at most 4 times per lease; log each cause.
+        """Compare the server with the ledger, at most 4 times per lease; if they differ, join again.
 
-        Another client made the difference: this loop alone issues and ends tickets. If no outcome came
-        for a quarter of the lease, the next read begins with the first outcome. Raise ConfigError if the
-        server may evict keys by now, or the errors of `join`.
+        Log each difference. Another client made it: this loop alone issues and ends tickets. If no
+        outcome came for a quarter of the lease, the next read begins with the first outcome. Raise
+        ConfigError if the server may evict keys by now, or the errors of `join`, such as RunTaken and
+        ServerUnavailable.
         """
         if time.monotonic() < self._check_at:
             return
@@ -182,7 +185,7 @@ class TicketFlow:
         """Issue tickets: open ones at the version of their first issue, others at the announced one.
 
         The ledger opens the others; before any announcement their version is 0.0. Raise DataError if a
-        ticket is too large for the server, or the errors of `issue_tickets`.
+        ticket is too large for the server, RunTaken, or another error that `issue_tickets` names.
         """
         ledger, source = self._ledger, self._plan.source
         version = self._weights.version if self._weights else Version(0, 0)
@@ -202,11 +205,12 @@ class TicketFlow:
     def issue_tickets(self, step: int) -> None:
         """Issue new tickets, after `step` Updates, as far as the credit and the rest of the run allow.
 
-        Example: credit 4 and 1 step of 2 groups left: at most 2 tickets are open. That a question is
-        asked again is journalled before its new ticket is issued. After a kill between the two, a
-        resumed learner would otherwise take that ticket for another question. Raise DiskFull, DataError
-        if a ticket is too large for the server, the errors of Connection.call and Questions.at, or
-        MalformedMessage for an empty prompt or a wrong version.
+        The credit is the most training tickets that may be open. Example: credit 4 and 1 step of 2
+        groups left: at most 2 tickets are open. That a question is asked again is journalled before its
+        new ticket is issued. After a kill between the two, a resumed learner would otherwise take that
+        ticket for another question. Raise DiskFull, DataError if a ticket is too large or a streamed
+        data set unusable, ConfigError if a chat template rejects a row, MalformedMessage for an empty
+        prompt or a wrong version, RunTaken, ServerUnavailable or another error of Connection.call.
         """
         ledger, settings = self._ledger, self._plan.source.settings
         if ledger.owes_record:
@@ -217,11 +221,11 @@ class TicketFlow:
     def take_groups(self, step: int) -> TakenGroups | None:
         """Issue tickets, wait for evaluation and batch, return the batch; None when asked to stop.
 
-        `step` is the number of Updates made. The groups are within max_staleness, have a spread of
-        rewards, and are in order of arrival. Unblocked by outcomes from the rewarders. Raise
-        DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without any outcome, and NoSignal, which the
-        journal then records, when too many groups in a row had nothing to learn from. Raise the errors
-        of `join` and `issue_tickets`, such as RunTaken, DiskFull and DataError.
+        `step` is the number of Updates made. The groups are in order of arrival; those over
+        max_staleness were dropped. Their tickets stay open: the caller ends them. Unblocked by outcomes
+        from the rewarders. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without any outcome, and
+        NoSignal, which the journal then records, when too many groups in a row had nothing to learn
+        from. Raise the errors of `join` and `issue_tickets`, such as RunTaken, DiskFull and DataError.
         """
         self._deadline.restart()
         with self._phases.enter(WAITING):
@@ -245,7 +249,7 @@ class TicketFlow:
 
         Groups go to the intake, answers to the evaluator. Each outcome of an open ticket restarts the
         deadline. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without one, and the errors of
-        `join`.
+        `join`, such as RunTaken, ServerUnavailable, DiskFull and DataError.
         """
         self._phases.poll()
         if self._connection.restarts != self._restarts or self._queue.damaged:
@@ -261,13 +265,13 @@ class TicketFlow:
             time.sleep(_POLL_S)
 
     def publish(self, weights: Weights, evaluate: bool) -> None:
-        """Wait for the running evaluation, announce `weights`, and start their evaluation if `evaluate`.
+        """Record `weights` in the journal, wait for the running evaluation, then announce them.
 
-        A stop ends only the wait. The journal has the version's hash before any actor can load the
-        weights. Otherwise a learner that resumes after a kill would refuse the tokens of its
-        predecessor's last version. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without an
-        outcome, DiskFull, DataError if a ticket is too large for the server, or Connection.call's
-        errors, such as RunTaken.
+        With `evaluate` start their evaluation. A stop ends only the wait. No actor can load weights
+        whose hash the journal lacks: otherwise a learner that resumes after a kill would refuse the
+        tokens of its predecessor's last version. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S
+        without an outcome, DiskFull, DataError if a ticket is too large, RunTaken, ServerUnavailable or
+        another error of Connection.call.
         """
         self._ledger.publish(weights.version, weights.hash)
         self._commit_log.record("version", version=str(weights.version), hash=weights.hash)
@@ -280,9 +284,10 @@ class TicketFlow:
     def finish_evaluation(self) -> None:
         """Wait until no evaluation is running, or the learner is asked to stop.
 
-        No training tickets are issued: their staleness would count from a version that is about to be
-        replaced. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without an outcome, or the errors
-        of `join`.
+        No new training tickets are issued: their staleness would count from a version that is about to
+        be replaced. Outcomes of earlier ones are read. Raise DeadlineExceeded after
+        RUN_PROGRESS_TIMEOUT_S without an outcome, or the errors of `join`, such as RunTaken,
+        ServerUnavailable and DiskFull.
         """
         self._deadline.restart()
         with self._phases.enter(WAITING):
@@ -292,7 +297,8 @@ class TicketFlow:
     def close_rest(self) -> None:
         """End all open tickets as unused, and write the last record, "end", to the journal.
 
-        Raise DiskFull, or Connection.call's errors, such as RunTaken.
+        Tickets of evaluations are ended too. The server ends them after the journal. Raise DiskFull,
+        RunTaken, ServerUnavailable or another error of Connection.call.
         """
         for ticket in list(self._ledger.open):
             self._ledger.close(ticket, "unused", "the run ended")
@@ -301,7 +307,8 @@ class TicketFlow:
     def release_workers(self) -> None:
         """Set the run's state to "ended", at which actors and rewarders leave.
 
-        If the server was restarted, `join` and set the lost state again. Raise the errors of `join`.
+        If the server was restarted, `join` and set the lost state again. Raise the errors of `join`,
+        such as RunTaken, ServerUnavailable and DiskFull.
         """
         self._queue.set_state("ended")
         while self._connection.restarts != self._restarts:
@@ -324,7 +331,7 @@ class TicketFlow:
         """Return, for people, who holds tickets, and whether the announced weights lack results.
 
         A key of a wrong type on the server is named instead of the holders. Raise RunNotReady if the run
-        is not set up on the server.
+        is not set up on the server, ServerUnavailable or another error of Connection.call.
         """
         try:
             held = describe_waiting(self._connection, self._queue.keys, self._run.lease_s)

@@ -77,7 +77,7 @@ def test_what_is_no_sequence_is_malformed(spoil: Callable[[Rollout], Rollout]) -
 
 def test_too_many_sequences_are_malformed() -> None:
     make_rollout(*[1] * MOST_SEQUENCES)
-    with pytest.raises(MalformedMessage, match="expected at most 63 earlier sequences, found 64"):
+    with pytest.raises(MalformedMessage, match=r"at most 63 earlier sequences; .* found: 64"):
         make_rollout(*[1] * (MOST_SEQUENCES + 1))
     with pytest.raises(MalformedMessage, match="metric steps is inf"):
         replace(TALK, metrics={"steps": float("inf")})
