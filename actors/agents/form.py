@@ -45,7 +45,10 @@ class CallRefused(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """Return the error in OpenAI's form, {"error": {"message", "type", "param": None, "code"}}."""
+        """Return the error in OpenAI's form, {"error": {"message", "type", "param": None, "code"}}.
+
+        `type` is "server_error" for a status of 500 or more, else "invalid_request_error".
+        """
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
 

@@ -43,7 +43,7 @@ class Generation(Extension):
 
 
 def compile_template(text: str) -> Template:
-    """Return a chat template for jinja2's sandbox. Raise TemplateError if `text` is no template."""
+    """Return a chat template with transformers' functions. Raise TemplateError if `text` is none."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )

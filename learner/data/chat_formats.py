@@ -25,10 +25,11 @@ def resolve_format(
 ) -> ChatSpec | None:
     """Return the contract's chat template, with the format of `renderers` that LEARNER_RENDERER names.
 
-    `model` is the model's folder, `episodes` the tools and environments. A format is used only if it
-    writes a prompt with the tokens of `template`, which makes the prompts. With auto, a format that does
-    not is logged and left out. Return None for a run without tools and environments. Raise ConfigError
-    for a named format that differs, or that cannot be used.
+    `model` is the model's folder, `episodes` the tools, environments or agent; without any, return None.
+    With auto, the format follows from the model's hub id in `settings`; without one, or with none, the
+    template is returned unchanged. A format is used only if it writes a prompt with the same tokens as
+    `template`, which makes the prompts. With auto, one that does not is logged and left out. Raise
+    ConfigError for a named format that differs, or that cannot be used.
     """
     if not episodes.active:
         return None
