@@ -46,13 +46,13 @@ class Tokens:
     count: int = 0
 
     def add_sampled(self, rollout: Rollout) -> None:
-        """Append a completion of the engine. Its spans are moved to their place in the conversation."""
+        """Append the tokens of a completion of the engine, and its spans, moved to their place here."""
         at = self.count
         self.spans += [replace(one, start=one.start + at, end=one.end + at) for one in rollout.spans]
         self._add(rollout.token_ids, rollout.logprobs, rollout.mask)
 
     def add_answer(self, ids: Int32s) -> None:
-        """Append tokens that the policy did not sample, with log-probability 0 and mask False."""
+        """Append tokens `ids` (T,) that the policy did not sample: log-probability 0, mask False."""
         self._add(ids, np.zeros(len(ids), dtype="<f4"), np.zeros(len(ids), dtype=bool))
 
     def _add(self, ids: Int32s, logprobs: np.ndarray, mask: np.ndarray) -> None:
@@ -69,9 +69,10 @@ class Tokens:
         transcript: Transcript | None = None,
         earlier: tuple[Rollout, ...] = (),
     ) -> Rollout:
-        """Return the tokens as a rollout.
+        """Return the tokens as a rollout with these values of its fields.
 
-        Without a token the rollout gets one that is not sampled, because a rollout has at least one.
+        Without a token, one with the id 0 that was not sampled is added first, also to this object,
+        because a rollout has at least one.
         """
         if not self.count:
             self.add_answer(np.zeros(1, dtype="<i4"))
@@ -150,7 +151,7 @@ class Conversation:
         try:
             ids = await in_thread(self._template.prompt_ids, self._messages, self._tools)
         except ValueError as error:
-            raise EpisodeFailed(f"template and reset's text do not fit, change one: {error}") from error
+            raise EpisodeFailed(f"the template refuses reset's text, change one: {error}") from error
         if len(ids) > self._most_prompt:
             raise EpisodeFailed(
                 f"the prompt has {len(ids)} tokens with what reset returned, expected at most "
@@ -225,7 +226,7 @@ class Conversation:
         return message
 
     def _rollout(self, finish: FinishReason, reward: float | None = None, failure: str = "") -> Rollout:
-        """Return the conversation so far as a rollout, with its transcript.
+        """Return the conversation so far as a rollout that ended by `finish`, with its transcript.
 
         `reward` is the environment's, None without one; `failure` says why the episode broke, "" if it
         did not.

@@ -110,11 +110,11 @@ def _start_engine(settings: ActorCommand, contract: Contract, make_engine: MakeE
 
 async def _make_groups(settings: ActorCommand, contract: Contract, engine: Engine) -> Completions:
     """Return the sampler of rollouts: Agents for a contract with an agent, Conversations for one with
-    tools, else Completions.
+    tools or environments, else Completions.
 
-    A contract with an environment counts as one with tools. Conversations run at most
-    `settings.actor.episode_workers` episodes at a time; none is started here. Raise ConfigError if the
-    user of the episodes' processes does not exist.
+    The first two run at most `settings.actor.episode_workers` episodes at a time; none is started here.
+    For Agents the endpoint is started, and its address is logged. Raise ConfigError if the user of the
+    episodes' processes does not exist, OSError if the endpoint finds no port.
     """
     if not contract.episodes.active:
         return Completions(engine)

@@ -83,7 +83,7 @@ class Conversations(Completions):
         """Return the ticket's conversations as rollouts, in order of their index, once all ended.
 
         `request_id` is their common name, for `abort`. A conversation whose episode broke has a failure.
-        Raise EpisodeFailed if fewer than two have none, or if the only conversation of a ticket has one.
+        Raise EpisodeFailed unless two conversations, or a ticket's only one, are without a failure.
         If the engine fails at one, cancel the others and raise the first error: Aborted after `abort`,
         PromptRefused for this ticket's fault, EngineFailed for a broken engine, MalformedMessage for a
         completion that is no Rollout.
@@ -107,7 +107,7 @@ class Conversations(Completions):
         if size - len(failures) < min(2, size):
             found = f"{len(failures)} of {size} episodes broke: {failures[0]}"
             raise EpisodeFailed(
-                f"{found}; expected {min(2, size)} whole ones at least: correct the tool or environment"
+                f"{found}; expected at least {min(2, size)} whole: correct tool, environment or agent"
             )
         return rollouts
 
@@ -136,9 +136,10 @@ class Conversations(Completions):
         return bool(self._requests) and not any(self._requests.values())
 
     async def close(self) -> None:
-        """End the episodes' idle processes and threads; a running episode's process ends with it.
+        """Close the pool: end its idle processes, and wait for abandoned episodes. End the threads.
 
-        The threads' calls that have begun are not waited for, others are dropped.
+        A running episode's process ends when that episode does. The threads' calls that have begun are
+        not waited for, others are dropped.
         """
         self._pool.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -168,7 +169,7 @@ class Conversations(Completions):
             return rollout
 
         def in_thread(function: Any, *arguments: Any) -> Any:
-            """Call `function(*arguments)` in a thread of the pool; return an awaitable result."""
+            """Call `function(*arguments)` in one of the threads; return a future of its result."""
             return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
         async with self._free:
@@ -179,18 +180,27 @@ class Conversations(Completions):
     async def _roll_out(
         self, request_id: str, ticket: Ticket, index: int, sample: Sample, in_thread: InThread
     ) -> Rollout:
-        """Return rollout `index` of a ticket, made with these functions. Raise as `_converse`."""
+        """Hold conversation `index`, from 0, of a ticket in a new episode, and return it as a rollout.
+
+        `sample` returns a completion of the engine, `in_thread` calls a blocking function in a thread,
+        and `request_id` is not used. Raise as `_converse`: Aborted, or an error of the engine.
+        """
         limits = (self._most_prompt(ticket), self._max_turns)
         talk = Conversation(ticket, index, self._template, limits)
         return await talk.run(self._pool, sample, in_thread)
 
     def _most_prompt(self, ticket: Ticket) -> int:
-        """Return the most tokens of a rollout's own prompt."""
+        """Return the most tokens of a rollout's own prompt: the contract's less those of completions."""
         return self._most_tokens - ticket.sampling.max_tokens
 
 
 class Agents(Conversations):
-    """Samples the rollouts of agents that own their loop and call the model through `endpoint`."""
+    """Samples the rollouts of agents, which own their loop and call the model through `endpoint`.
+
+    Each agent has a live episode of `pool`; at most `places` run at once. `contract` has the chat
+    template and the most tokens and sequences. `folder` is the model's, with its tokenizer. `endpoint`
+    has been started; `close` closes it and the pool.
+    """
 
     _UNPROVEN = "Each call of an agent begins a new sequence"
 
@@ -204,20 +214,24 @@ class Agents(Conversations):
         self._live: dict[str, set[AgentRollout]] = defaultdict(set)
 
     async def abort(self, request_id: str) -> None:
-        """End a group early: its `generate` raises Aborted. The agents are killed at once."""
+        """End a group early: its `generate` raises Aborted, its agents are killed. Ignore other ids."""
         await super().abort(request_id)
         for rollout in tuple(self._live.get(request_id, ())):
             rollout.stop(Aborted(request_id))
 
     async def close(self) -> None:
-        """End all agents, their threads and the endpoint."""
+        """Close the endpoint, then pool and threads. A running agent's process ends with its episode."""
         await self._endpoint.close()
         await super().close()
 
     async def _roll_out(
         self, request_id: str, ticket: Ticket, index: int, sample: Sample, in_thread: InThread
     ) -> Rollout:
-        """Return rollout `index` of a ticket, made with these functions. Raise as `_converse`."""
+        """Run an agent as rollout `index`, from 0, of a ticket; return what its calls sampled.
+
+        Meanwhile `abort` finds the agent by `request_id`, its group's name. `sample` and `in_thread` are
+        as for conversations. Raise Aborted after `abort`, or an error of the engine.
+        """
         limits = Limits(self._most_prompt(ticket), ticket.sampling.max_tokens, self._most_sequences)
         rollout = AgentRollout(ticket, index, self._template, limits, sample, in_thread)
         self._live[request_id].add(rollout)

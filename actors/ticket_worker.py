@@ -45,10 +45,10 @@ log = get_logger(__name__)
 class TicketWorker:
     """Turns the tickets of a run into groups, by `run`. Make a worker inside of a running event loop.
 
-    `settings` have the run's name, folder and timeouts, `contract` is the one that the actor joined
-    with. `groups` samples the rollouts of a ticket with `engine`, whose weights the worker changes to
-    each announced version. `consumer` is this actor's name on the queue server behind `connection`. The
-    worker ends when `stopping` is set.
+    `settings.run` has the run's name, folder, lease, most attempts and timeouts, `settings.actor` the
+    engine's timeouts. `contract` is the one that the actor joined with. `groups` samples the rollouts of
+    a ticket with `engine`, whose weights the worker changes to each announced version. `consumer` is
+    this actor's name on the queue server behind `connection`. The worker ends when `stopping` is set.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class TicketWorker:
     async def run(self) -> None:
         """Turn tickets into groups until the learner ends the run or `stopping` is set. Call this once.
 
-        At the end waiting tickets are given back, running ones may end for 10 s and are then aborted,
-        and the consumer leaves its streams. Raise RunNotReady if the run is gone or has another
+        Then waiting tickets are given back, running ones may end for 10 s and are then aborted, and the
+        consumer leaves its streams. Raise RunNotReady if the run is gone or has another
         contract, DeadlineExceeded if the learner's heartbeat is missing too long, EngineFailed, or
         ServerUnavailable and the other errors of Connection.call.
         """
@@ -239,8 +239,8 @@ class TicketWorker:
         Waits for: the engine's completions and tools, then the queue server's confirmation.
         Unblocked by: the engine, or an abort when the lease is lost or the worker ends.
         Produces: a group on the stream `rollouts`. After an abort, or if the engine fails while
-        `stopping` is set, the ticket is back on its stream, uncounted. A refused prompt, broken episodes
-        or a malformed completion are logged and count as a failed attempt.
+        `stopping` is set, the ticket is back on its stream, uncounted, unless another actor has it. A
+        refused prompt, broken episodes or a malformed completion are logged, and count as a failure.
         Ends when: the job is no longer held, nor its lease renewed; an error ends both too.
         Raise EngineFailed unless `stopping` is set, ServerUnavailable or another error of
         Connection.call.
@@ -358,7 +358,7 @@ class TicketWorker:
         return self._view.ended()
 
     async def _finish(self) -> None:
-        """Give waiting tickets back, wait 10 s for running ones, then abort these, cancel after 5 s.
+        """Give waiting tickets back; abort those that run after 10 s, cancel those after 5 s more.
 
         An aborted ticket is given back by its `_serve`, a cancelled one is not: its lease expires. Raise
         ServerUnavailable and the other errors of Connection.call.

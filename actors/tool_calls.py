@@ -43,10 +43,10 @@ class ToolCall:
 def read_calls(text: str) -> tuple[str, list[ToolCall]]:
     """Return a completion's text without its tool calls, and the calls in their order.
 
-    Calls are <tool_call> blocks, or a whole text that is one JSON object with arguments. A block that is
-    no call gives a call with an `error`, and so does the 65th, the last that is returned. A text without
-    calls is returned unchanged with []. Calls in a model's reasoning, up to the last </think>, are not
-    read, and the reasoning stays in the text.
+    Calls are <tool_call> blocks, or a whole text that is one JSON object with a name and the key
+    arguments or parameters. A block that is no call gives a call with an `error`, and so does the 65th,
+    the last that is returned. A text without calls is returned unchanged with []. Calls in a model's
+    reasoning, up to the last </think>, are not read, and the reasoning stays in the text.
     Example:
         >>> read_calls('Sum: <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
         ('Sum:', [ToolCall(name='add', arguments={'a': 1}, error='')])

@@ -45,7 +45,8 @@ class TurnTemplate:
     `chat` has the template, its variables, the system prompt, and "" or the name of a format of the
     library `renderers` that adds the turns. `unproven` begins the warning that no turn can be added
     exactly. The methods may be called from several threads. They wait for one process, which renders and
-    is started by the first call. Raise ConfigError if the format cannot be used here.
+    is started by the first call. Raise ConfigError if the format cannot be used here. If tokenizer.json
+    cannot be read, the library tokenizers raises Exception.
     """
 
     def __init__(self, chat: ChatSpec, folder: Path, unproven: str = "Conversations end there") -> None:
@@ -105,8 +106,8 @@ class TurnTemplate:
         """Return the text of a completion without its tool calls, and the calls in their order.
 
         `prompt_ids` (P,) are all tokens before `completion_ids` (T,), `tools` the JSON schemas of the
-        tools. Calls after the first 64 are replaced by one with an error. A completion that the
-        library renderers cannot read has no call, and its whole text is returned.
+        tools. Calls after the first 64 are replaced by one with an error. If the library renderers
+        cannot read a completion, this is logged at level debug, and the whole text and [] are returned.
         """
         text = self.text_of(completion_ids.tolist())
         if self._format is None:
@@ -131,9 +132,9 @@ class TurnTemplate:
 
         `messages` are those before the `assistant` message, `answers` those after it; `tools` are the
         JSON schemas that the template shows. `prompt_ids` (P,) are all tokens before `completion_ids`
-        (T,). Return None if it cannot be proven that the appended tokens are exactly those of the
-        template; the first None is logged with its reason. Raise EpisodeFailed if the template's process
-        ended or took over 10 s.
+        (T,), T above 0. Return None if it cannot be proven that the appended tokens are exactly those of
+        the template; the first None is logged with its reason. Raise EpisodeFailed if the template's
+        process ended or took over 10 s.
         """
         ids: Int32s | None = None
         try:
@@ -168,8 +169,8 @@ class TurnTemplate:
         """Return the tokens (N,) that the library renderers appends, and ""; or None and the reason.
 
         They follow `completion_ids` (T,), and hold the messages `answers` and the beginning of the next
-        turn. `prompt_ids` (P,) are all tokens before, `tools` the JSON schemas. The reason: earlier
-        tokens would change. Raise ValueError if the model's format cannot hold `answers`.
+        turn. `prompt_ids` (P,) are all tokens before, `tools` the JSON schemas. The reason says
+        that earlier tokens would change. Raise ValueError if the format cannot hold `answers`.
         """
         assert self._format is not None
         found = self._format.extend(prompt_ids.tolist(), completion_ids.tolist(), answers, tools)

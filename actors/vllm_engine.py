@@ -163,9 +163,9 @@ class VllmEngine:
     async def take_weights(self, weights: Weights) -> None:
         """Verify published weights, pause requests, load the weights if their hash is new, and resume.
 
-        Later tokens have the new version. Raise WeightsRejected before anything has changed. Raise
-        EngineFailed if a later step fails: then the engine stays paused, because half-loaded weights
-        must not sample.
+        Later tokens have the new version. Raise WeightsRejected, with nothing changed, for files that
+        are not the announced ones. Raise EngineFailed if a later step fails: then the engine stays
+        paused, because half-loaded weights must not sample.
         """
         folder = await asyncio.to_thread(verify_weights, weights)
         try:

@@ -50,8 +50,8 @@ class WeightFollower:
     async def poll(self) -> bool:
         """Load newly announced weights unless an eval ticket runs; return whether weights were loaded.
 
-        Refused weights are logged. Raise EngineFailed if the engine breaks; after `learner_timeout_s`
-        DeadlineExceeded without weights and heartbeat, WeightsRejected without usable weights.
+        Refused weights are logged. Raise EngineFailed if the engine breaks. After `learner_timeout_s`,
+        raise DeadlineExceeded if no weights or heartbeats came, WeightsRejected if all were refused.
         """
         weights = await asyncio.to_thread(self._view.weights)
         if weights is None:

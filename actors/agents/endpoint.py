@@ -27,11 +27,15 @@ class Answering(Protocol):
     """What a key leads to: a rollout."""
 
     async def call(self, body: bytes) -> Any:
-        """Return the answer to a call's bytes as plain data. Raise CallRefused."""
+        """Return the answer to `body`, the bytes of a request, as plain data. Raise CallRefused."""
 
 
 class Endpoint:
-    """The HTTP server of an actor. `url` is its address for clients once `start` has returned."""
+    """The HTTP server of an actor, which serves POST /v1/chat/completions. Creating it opens no port.
+
+    `url` is "" until `start` has returned, then the base URL for clients, http://127.0.0.1:PORT/v1. A
+    body over 4 MiB gets the status 413. A call is cancelled when its client closes the connection.
+    """
 
     def __init__(self) -> None:
         self.url = ""
@@ -44,19 +48,19 @@ class Endpoint:
         )  # fmt: skip
 
     async def start(self) -> None:
-        """Listen on a free port of the loopback address. Raise OSError if there is none."""
+        """Listen on a free port of 127.0.0.1 and set `url`. Raise OSError if none can be opened."""
         await self._runner.setup()
         await web.TCPSite(self._runner, _LOOPBACK, 0).start()
         host, port = self._runner.addresses[0][:2]
         self.url = f"http://{host}:{port}/v1"
 
     async def close(self) -> None:
-        """Stop listening, and end open connections within a second."""
+        """Stop listening. Open calls have 1 s to end; then they are cancelled, without an answer."""
         await self._runner.cleanup()
 
     @contextmanager
     def key_for(self, rollout: Answering) -> Iterator[str]:
-        """Give the key of a rollout, which is valid during the block."""
+        """Give a new key, "sk-...", whose calls `rollout` answers; refuse it after the block."""
         key = f"sk-{secrets.token_urlsafe(32)}"
         self._live[key] = rollout
         try:
@@ -65,17 +69,20 @@ class Endpoint:
             del self._live[key]
 
     async def _complete(self, request: web.Request) -> web.Response:
-        """Answer a call. Raise CallRefused, also for a key that no live rollout has."""
+        """Return as JSON the answer of the rollout whose key the request has.
+
+        Raise CallRefused, with the status 401 if its header Authorization has no live rollout's key.
+        """
         rollout = self._rollout_of(request.headers.get("Authorization", ""))
         if rollout is None:
             raise CallRefused(
-                "the key is that of no live rollout: use the api_key that the agent was called with",
+                "the key is that of no live rollout: let the agent send the api_key that it was given",
                 401, "invalid_api_key",
             )  # fmt: skip
         return web.json_response(await rollout.call(await request.read()))
 
     def _rollout_of(self, header: str) -> Answering | None:
-        """Return the rollout whose key a header has, None for none. Each key is compared in full."""
+        """Return the live rollout whose key `header` has, "Bearer KEY" or KEY; None if none has it."""
         given, found = header.removeprefix("Bearer ").encode(errors="replace"), None
         for key, rollout in self._live.items():
             if hmac.compare_digest(key.encode(), given):
@@ -87,12 +94,16 @@ class Endpoint:
 async def _errors_as_json(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Answer a request; errors get OpenAI's form."""
+    """Return the response of `handler` to `request`; for two errors a response in OpenAI's JSON form.
+
+    The errors are CallRefused, and aiohttp's HTTPException, such as 404 for another path, whose text
+    also says which request was expected. Both keep their status. Any other exception passes through.
+    """
     try:
         return await handler(request)
     except CallRefused as error:
         refused = error
     except web.HTTPException as error:
-        hint = f"expected POST /v1/chat/completions with at most {_LONGEST_BODY} bytes"
+        hint = f"let the agent send POST /v1/chat/completions with at most {_LONGEST_BODY} bytes"
         refused = CallRefused(f"{error.status} {error.reason}: {hint}", error.status, "invalid_request")
     return web.json_response(refused.body, status=refused.status)

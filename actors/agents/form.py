@@ -33,7 +33,11 @@ _UNUSED = {"model", "user", "metadata"}
 
 
 class CallRefused(Exception):
-    """A call that gets an error: the status of HTTP, a message for the agent's author, OpenAI's code."""
+    """An agent's call that gets an error in place of an answer.
+
+    `message` is the error's text for the agent's author, `status` the status of HTTP, and `code` a name
+    of the cause for the agent's client, such as "invalid_api_key".
+    """
 
     def __init__(self, message: str, status: int = 400, code: str = "invalid_request") -> None:
         super().__init__(message)
@@ -41,7 +45,10 @@ class CallRefused(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """Return the error in OpenAI's form."""
+        """Return the error in OpenAI's form, {"error": {"message", "type", "param": None, "code"}}.
+
+        `type` is "server_error" for a status of 500 or more, else "invalid_request_error".
+        """
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
 
@@ -56,13 +63,18 @@ class ChatRequest:
 
 
 def read_request(body: bytes, sampling: Sampling) -> ChatRequest:
-    """Return the request in a call's bytes, whose rollout samples with `sampling`. Raise CallRefused."""
+    """Return the request in `body`, the bytes of a call. Raise CallRefused, which says what is wrong.
+
+    The body must be a JSON object with `messages`; `tools` and `max_tokens` may be left out. `sampling`
+    is the rollout's: a parameter that asks for something else, such as another temperature, is refused,
+    and so is a parameter that is not known. A parameter that is null counts as left out.
+    """
     try:
         asked = parse_json(body)
     except ValueError as error:
-        raise CallRefused(f"the body is no JSON of Penstock's limits: {short(error)}") from error
+        raise CallRefused(f"the call's body cannot be read as JSON: {short(error)}") from error
     if not isinstance(asked, dict):
-        raise CallRefused(f"the body is {brief(asked)}, expected an object")
+        raise CallRefused(f"the call's body is {brief(asked)}: let the agent send a JSON object")
     given = {name: value for name, value in asked.items() if value is not None}
     for name, value in given.items():
         _check_parameter(name, value, sampling)
@@ -72,46 +84,60 @@ def read_request(body: bytes, sampling: Sampling) -> ChatRequest:
 
 
 def _check_parameter(name: str, value: Any, sampling: Sampling) -> None:
-    """Raise CallRefused for a parameter that would change how the run samples, or is not known."""
+    """Raise CallRefused if a call's parameter `name` may not have this `value`, or is not known.
+
+    The parameters that `sampling`, the rollout's, has too must be equal to it, those such as `n` equal
+    OpenAI's default. Messages, tools, limits of tokens, and `model`, `user`, `metadata` may be anything.
+    """
     if name in _SAMPLING and value != getattr(sampling, name):
         raise CallRefused(
             f"{name} is {brief(value)}, and this rollout samples with {getattr(sampling, name):g}, on "
-            "which the learner's importance ratios rest: leave it out, or set the run's variable"
+            "which the learner's importance ratios rest: leave it out of the agent's calls, or set "
+            "the learner's variable, such as LEARNER_TEMPERATURE or LEARNER_GENERATION_KWARGS"
         )
     stops = [value] if isinstance(value, str) else value
     if name == "stop" and stops != list(sampling.stop):
-        raise CallRefused(f"stop is {brief(value)}, expected LEARNER_GENERATION_KWARGS': leave it out")
+        raise CallRefused(f"stop is {brief(value)}, expected that of LEARNER_GENERATION_KWARGS: omit it")
     if name in _ONLY and value != _ONLY[name]:
         raise CallRefused(f"{name} is {brief(value)}, and only {_ONLY[name]!r} is served: leave it out")
     if name not in (*_SAMPLING, *_ONLY, *_READ, *_UNUSED):
-        raise CallRefused(f"{brief(name)} is not served: leave it out")
+        raise CallRefused(f"the parameter {brief(name)} is not served: leave it out of the call")
 
 
 def _most(given: Mapping[str, Any]) -> int:
-    """Return the most tokens that a request asks for, 0 without a limit. Raise CallRefused."""
+    """Return the lesser of max_tokens and max_completion_tokens in `given`, 0 if neither is there.
+
+    Raise CallRefused if one of them is no whole number of at least 1.
+    """
     found = [given[name] for name in ("max_tokens", "max_completion_tokens") if name in given]
     for value in found:
         if type(value) is not int or value < 1:
-            raise CallRefused(f"max_tokens is {brief(value)}, expected a number of at least 1")
+            raise CallRefused(f"max_tokens or max_completion_tokens is {brief(value)}: send at least 1")
     return min(found, default=0)
 
 
 def _tools(value: Any) -> list[Any]:
-    """Return the tools of a request. Raise CallRefused if they are no list of functions."""
+    """Return a call's tools unchanged, as a list; a single tool in the place of a list becomes [tool].
+
+    Raise CallRefused unless each is a map with {"function": {"name": TEXT}}; other keys may be there.
+    """
     tools = value if isinstance(value, list) else [value]
     for tool in tools:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise CallRefused(
                 f'a tool is {brief(tool)}, expected {{"type": "function", "function": {{"name": ...}}}}'
+                ": correct the tools of the agent's call"
             )
     return tools
 
 
 def read_messages(value: Any) -> list[Message]:
-    """Return messages in canonical form. Raise CallRefused for none, or a message of another form.
+    """Return new messages for those in `value`, all in the one form that chat templates take.
 
-    An answer of a tool gets the name of the function that its call has.
+    The role developer becomes system, content one text, a call's arguments a map. A tool's answer
+    without a name gets that of the function with its `tool_call_id` in an earlier message. Raise
+    CallRefused if `value` is no list, is empty, or has a message of another form.
     """
     if not isinstance(value, list) or not value:
         raise CallRefused(f"messages is {brief(value)}, expected a list with at least one message")
@@ -129,18 +155,18 @@ def read_messages(value: Any) -> list[Message]:
 
 
 def _message(found: Any, names: Mapping[str, str]) -> Message:
-    """Return a message in canonical form; `names` are those of earlier calls. Raise ValueError."""
+    """Return `found` as `read_messages` does; `names`: functions by call id. Raise ValueError."""
     if not isinstance(found, dict) or found.get("role") not in tuple(_ROLES):
         raise ValueError(f"found {brief(found)}, expected an object with a role of {', '.join(_ROLES)}")
     if odd := [name for name, value in found.items() if value and name not in _KEYS]:
-        raise ValueError(f"{brief(odd[0])} is not served, expected {', '.join(sorted(_KEYS))}")
+        raise ValueError(f"{brief(odd[0])} is not served: leave all out but {', '.join(sorted(_KEYS))}")
     role = _ROLES[found["role"]]
     message: Message = {"role": role, "content": _content(found.get("content"))}
     name = found.get("name")
     if role == "tool":
         call = found.get("tool_call_id")
         if not isinstance(call, str):
-            raise ValueError(f"tool_call_id is {brief(call)}, expected the id of a call")
+            raise ValueError(f"tool_call_id is {brief(call)}, expected the id of an earlier call")
         message["tool_call_id"] = call
         name = name or names.get(call)
     if name:
@@ -151,7 +177,11 @@ def _message(found: Any, names: Mapping[str, str]) -> Message:
 
 
 def _content(value: Any) -> str:
-    """Return the text of a message's content: none, a text, or parts. Raise ValueError for another."""
+    """Return a message's content as one text: "" for None, a text unchanged, parts joined.
+
+    A part is {"type": "text", "text": TEXT}; one part may be in the place of the list. Raise ValueError
+    for any other value.
+    """
     if value is None or isinstance(value, str):
         return value or ""
     parts = value if isinstance(value, list) else [value]
@@ -166,12 +196,16 @@ def _content(value: Any) -> str:
 
 
 def _calls(value: Any) -> list[Message]:
-    """Return tool calls with their arguments as maps, as chat templates take them. Raise ValueError."""
+    """Return a message's tool calls, in order, with their arguments as maps for the chat template.
+
+    A call, or each in a list, is {"id": TEXT, "function": {"name": TEXT, "arguments": JSON TEXT}}. Raise
+    ValueError for another form, and for arguments that are no JSON object or have over 16 levels.
+    """
     calls: list[Message] = []
     for call in value if isinstance(value, list) else [value]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
-            raise ValueError(f"tool_calls has {brief(call)}, expected calls of functions")
+            raise ValueError(f'tool_calls has {brief(call)}, expected {{"function": ..., "id": ...}}')
         arguments = parse_json(_text("arguments", function.get("arguments")) or "{}")
         if not isinstance(arguments, dict) or find_fault(arguments, DEEPEST_CALL):
             raise ValueError(
@@ -184,24 +218,25 @@ def _calls(value: Any) -> list[Message]:
 
 
 def _call(identifier: str, name: str, arguments: Mapping[str, Any]) -> Message:
-    """Return a tool call in canonical form."""
+    """Return {"id": `identifier`, "type": "function", "function": {"name", "arguments": a copy}}."""
     function = {"name": name, "arguments": dict(arguments)}
     return {"id": identifier, "type": "function", "function": function}
 
 
 def _text(what: str, value: Any) -> str:
-    """Return a value that is a text. Raise ValueError for another one."""
+    """Return `value` if it is a text, else raise ValueError, whose text calls the value `what`."""
     if not isinstance(value, str):
-        raise ValueError(f"{what} is {brief(value)}, expected a text")
+        raise ValueError(f"{what} is {brief(value)}: let the agent send a text")
     return value
 
 
 def assistant_message(text: str, said: str, calls: Sequence[ToolCall], turn: int) -> Message:
-    """Return the message of a completion in canonical form.
+    """Return a completion as an assistant's message, in the form of `read_messages`.
 
     `said` is the completion's `text` without the tool `calls` in it. Without calls, or if one of them
-    cannot be read, the message is the whole text. The ids of calls have nine letters and digits, as some
-    templates demand. Example: call00301 is the second call of the rollout's completion `turn` 3.
+    has an `error`, the content is `text` and no call is in the message. Else the content is `said`, and
+    `tool_calls` has the calls. Their ids have nine letters and digits, as some templates demand.
+    Example: call00301 is the second call of `turn` 3, the rollout's fourth completion.
     """
     if not calls or any(call.error for call in calls):
         return {"role": "assistant", "content": text}
@@ -211,12 +246,19 @@ def assistant_message(text: str, said: str, calls: Sequence[ToolCall], turn: int
 
 
 def key_of(value: Message | Sequence[Any]) -> str:
-    """Return the text that equal messages, or equal tools, have in common. 1, 1.0 and true differ."""
+    """Return a message, or a list of tools, as JSON text, by which two of them are compared.
+
+    1, 1.0 and true differ, and so do maps whose keys are in another order.
+    """
     return json.dumps(value)
 
 
 def answer(message: Message, finish: str, prompt_tokens: int, completion_tokens: int, name: str) -> Any:
-    """Return the body of an answer. `finish` is the rollout's reason, `name` identifies the answer."""
+    """Return the body of the HTTP answer with a `message`, an OpenAI chat.completion, as a new map.
+
+    `finish` is why the completion ended; with tool calls "tool_calls" is sent in its place, arguments
+    as JSON text, and a content of "" as None. The id is "chatcmpl-NAME", `created` the present time.
+    """
     sent = dict(message)
     if calls := message.get("tool_calls"):
         finish = "tool_calls"
@@ -234,5 +276,5 @@ def answer(message: Message, finish: str, prompt_tokens: int, completion_tokens:
 
 
 def _as_sent(function: Message) -> Message:
-    """Return a call's function with its arguments as JSON text, as OpenAI sends it."""
+    """Return a copy of a call's `function` whose "arguments" are a JSON text, as OpenAI sends them."""
     return function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}

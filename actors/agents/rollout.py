@@ -31,7 +31,12 @@ log = get_logger(__name__)
 
 
 class AgentRollout:
-    """Rollout `index` of a ticket, made by an agent. `run` it once, inside of an event loop."""
+    """Rollout `index`, from 0, of a ticket, made by an agent. `run` it once.
+
+    Make it inside of an event loop. `template` renders the messages of the agent's calls. `limits` are
+    the most tokens and sequences. `sample` returns the engine's completion for a request's name, a
+    prompt and a sampling. `in_thread` calls a blocking function in a thread.
+    """
 
     def __init__(
         self, ticket: Ticket, index: int, template: TurnTemplate, limits: Limits,
@@ -49,10 +54,13 @@ class AgentRollout:
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, pool: EpisodePool, endpoint: Endpoint) -> Rollout:
-        """Return the rollout, with a failure if the agent broke or never got an answer of the model.
+        """Run the agent in a new episode of `pool`; return the tokens of its calls, with its reward.
 
-        Raise what the engine raises, and what `stop` was given. The agent's process is ended in any
-        case, and its key is refused from then on.
+        The agent calls the model at `endpoint` with a key that is refused once it has ended. If the
+        agent breaks, takes too long or never got an answer of the model, or the template's process
+        failed, this is logged, and the rollout has a failure and no reward. Raise what the engine raised
+        in a call, such as EngineFailed, and what `stop` was given, such as Aborted. In any case open
+        calls end with an error, and the agent's process is killed soon, without waiting.
         """
         episode: Episode | None = None
         try:
@@ -61,7 +69,8 @@ class AgentRollout:
                 reward, metrics = await self._driven(episode, endpoint.url, key)
             if not self._answers:
                 raise EpisodeFailed(
-                    "the agent returned without an answer of the model: nothing to train"
+                    "the agent returned without an answer of the model, expected one: let it call "
+                    "the model at base_url with api_key"
                 )
             return self._rollout(reward, metrics)
         except EpisodeFailed as error:
@@ -75,7 +84,11 @@ class AgentRollout:
     async def _driven(
         self, episode: Episode, url: str, key: str
     ) -> tuple[float | None, dict[str, float]]:
-        """Return what the agent returned. Raise EpisodeFailed, and what `stop` was given."""
+        """Call the agent with `url` and `key`; return its reward, None if it has none, and its metrics.
+
+        Raise EpisodeFailed if the agent breaks or takes too long. Raise the error that `stop` is given
+        at once: the agent goes on then until its `episode` is ended.
+        """
         driving = asyncio.ensure_future(self._in_thread(episode.agent, url, key))
         driving.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         try:
@@ -88,12 +101,12 @@ class AgentRollout:
             driving.cancel()
 
     def stop(self, error: Exception) -> None:
-        """End the rollout soon: `run` raises this error, or makes a failure of an EpisodeFailed."""
+        """End the rollout soon: `run` raises the first `error`, but makes an EpisodeFailed a failure."""
         if not self._broken.done():
             self._broken.set_exception(error)
 
     def _end_calls(self) -> None:
-        """End the open calls, and refuse later ones."""
+        """Cancel the agent's open calls, which then end with an error, and refuse later ones."""
         self._over = True
         for task in tuple(self._open):
             task.cancel()
@@ -101,10 +114,11 @@ class AgentRollout:
             self._broken.exception()  # marks the error as seen
 
     async def call(self, body: bytes) -> Any:
-        """Return the answer to a call's bytes. Raise CallRefused, also if the rollout ends meanwhile.
+        """Return the answer to `body`, the JSON of a call of the agent, as plain data.
 
-        A failure of the engine or the template ends the rollout: the agent's reward would count what
-        is no fault of the policy.
+        Raise CallRefused for a wrong call, and if the rollout has ended or ends meanwhile. Any other
+        failure, as of engine or template, is given to `stop`, which ends the rollout: the agent's reward
+        would count what is no fault of the policy. The call raises CallRefused then too.
         """
         if self._over or self._broken.done():
             raise _ended()
@@ -126,7 +140,12 @@ class AgentRollout:
             self._open.discard(task)
 
     async def _complete(self, body: bytes) -> Any:
-        """Return the answer to a call. Raise CallRefused, EpisodeFailed, and what `sample` raises."""
+        """Sample an answer to `body`, the JSON of a call, add it to its sequence, return it for HTTP.
+
+        Answers and tool calls are counted. Raise CallRefused for a wrong call or one that does not fit,
+        also by the engine's word; EpisodeFailed if the template's process failed; and what `sample`
+        raises, such as Aborted.
+        """
         sampling = self._ticket.sampling
         request = await asyncio.to_thread(read_request, body, sampling)
         async with self._sequences.turn(request) as turn:
@@ -150,7 +169,12 @@ class AgentRollout:
         return answer(message, sampled.finish_reason, len(prompt), len(sampled.token_ids), name)
 
     def _rollout(self, reward: float | None, metrics: dict[str, float], failure: str = "") -> Rollout:
-        """Return the sequences as a rollout, whose transcript has the messages of the last one."""
+        """Return the sequences with an answer as a rollout: the last one, with the others as `earlier`.
+
+        The transcript has the last one's messages, `reward`, `metrics` and the `failure`, "" for none. A
+        failure makes the finish reason "environment". Without an answer the rollout has one token, which
+        was not sampled.
+        """
         answered = self._sequences.answered
         said = _shown(answered[-1].messages) if answered else ()
         talk = Transcript(said, self._answers, self._calls, 0, reward, failure[:SHOWN], metrics)
@@ -163,7 +187,7 @@ class AgentRollout:
 
 
 def _shown(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages of a transcript: of too many letters the last ones."""
+    """Return copies of the last messages, in order, with up to 20,000 letters each and 2^20 in all."""
     kept: list[Message] = []
     left = _MOST_SHOWN
     for message in map(shown, reversed(messages)):
@@ -175,5 +199,5 @@ def _shown(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def _ended() -> CallRefused:
-    """Return the error of a call whose rollout has ended."""
-    return CallRefused("the rollout has ended: make no further calls", 503, "rollout_ended")
+    """Return the error of a call whose rollout has ended, status 503, for the caller to raise."""
+    return CallRefused("the agent's rollout has ended: make no further calls", 503, "rollout_ended")

@@ -58,13 +58,17 @@ class Turn:
 
     @property
     def prompt(self) -> Int32s:
-        """Return all tokens before the answer."""
+        """Return the token ids (L,) before the answer: first prompt, all added since, and `suffix`."""
         ids: Int32s = np.concatenate([self.sequence.prompt_ids, *self.sequence.tokens.ids, self.suffix])
         return ids
 
 
 class Sequences:
-    """The sequences of one rollout. Calls may come side by side: none goes on a busy sequence."""
+    """The sequences of one rollout, at first none. Calls side by side go on different sequences.
+
+    `template` turns messages into tokens. `limits` are the most tokens of a prompt and after it, and the
+    most sequences. `in_thread` calls a blocking function in a thread.
+    """
 
     def __init__(self, template: TurnTemplate, limits: Limits, in_thread: InThread) -> None:
         self._template = template
@@ -74,15 +78,16 @@ class Sequences:
 
     @property
     def answered(self) -> list[ChatSequence]:
-        """The sequences with an answer; the one that was answered last is the last."""
+        """Return a new list of the sequences with an answer, in the order of their last answers."""
         return [sequence for sequence in self._all if sequence.tokens.count]
 
     @asynccontextmanager
     async def turn(self, request: ChatRequest) -> AsyncIterator[Turn]:
-        """Give a call its place for the time of the block, in which `take` adds the answer.
+        """Give a call its place for the time of the block: in the sequence it goes on, or a new one.
 
-        Without an answer the sequences are those of before. Raise CallRefused if the call does not fit,
-        EpisodeFailed if the template's process ended or took too long.
+        The caller adds the answer by `take` in the block; else the sequences are as before. No other
+        call gets the sequence meanwhile. Raise CallRefused for too many tokens or sequences, or messages
+        that the template refuses, EpisodeFailed if the template's process ended or took over 10 s.
         """
         turn = await self._place(request)
         try:
@@ -93,7 +98,11 @@ class Sequences:
                 self._all.remove(turn.sequence)
 
     def take(self, turn: Turn, request: ChatRequest, sampled: Rollout, message: Message) -> None:
-        """Add an answer, as the engine sampled it and as the agent gets it, to the turn's sequence."""
+        """Add an answer to the sequence of `turn`, and make this sequence the last of `answered`.
+
+        `sampled` is the answer with its tokens, `message` the same as the agent gets it. Its sequence
+        then has the messages of `request`, and `message`. The tokens before the answer are added too.
+        """
         sequence = turn.sequence
         if len(turn.suffix):
             sequence.tokens.add_answer(turn.suffix)
@@ -105,7 +114,9 @@ class Sequences:
         self._all.append(sequence)
 
     async def _place(self, request: ChatRequest) -> Turn:
-        """Return the place of a call, whose sequence is busy now. Raise as `turn`."""
+        """Return a call's place, and mark its sequence as busy. A new one begins also if no exact tokens
+        for going on an old one are known. Raise CallRefused and EpisodeFailed as `turn` does.
+        """
         sequence = self._continued(request)
         if sequence is not None:
             sequence.busy = True
@@ -119,9 +130,10 @@ class Sequences:
         return await self._first(request)
 
     def _continued(self, request: ChatRequest) -> ChatSequence | None:
-        """Return the longest sequence that a request goes on, None for none.
+        """Return the sequence with most messages that a request goes on, None for none.
 
-        A sequence whose last answer was cut at its most tokens has no end token, and is not gone on.
+        The request has the same tools, the sequence's messages unchanged, and further ones. A sequence
+        that is busy, or whose last answer was cut before its end token, is not gone on.
         """
         keys, tools = [key_of(message) for message in request.messages], key_of(request.tools)
         fitting = [
@@ -132,9 +144,10 @@ class Sequences:
         return max(fitting, key=lambda one: len(one.keys), default=None)
 
     async def _further(self, sequence: ChatSequence, request: ChatRequest) -> Turn | None:
-        """Return a further turn of a sequence, None if its tokens are not proven.
+        """Return the turn by which a request goes on a sequence. The sequence is not changed.
 
-        Raise CallRefused if no token is left, EpisodeFailed if the template's process failed.
+        Return None if it cannot be proven that the tokens between are exactly the template's. Raise
+        CallRefused if no token is left, EpisodeFailed if the template's process failed.
         """
         *before, said = sequence.messages
         *earlier, last = sequence.tokens.ids
@@ -156,11 +169,14 @@ class Sequences:
         return Turn(sequence, suffix, left)
 
     async def _first(self, request: ChatRequest) -> Turn:
-        """Return the first turn of a new sequence. Raise CallRefused for one too many, as `_prompt`."""
+        """Begin a new, busy sequence with the request's messages as its prompt; return its first turn.
+
+        Raise CallRefused for one sequence too many; raise it and EpisodeFailed as `_prompt` too.
+        """
         if len(self._all) >= self._limits.sequences:
             raise CallRefused(
-                f"this rollout has {len(self._all)} sequences, and the messages go on none of them: "
-                "send the answers back as they came, or raise LEARNER_AGENT_SEQUENCES"
+                f"this rollout has {len(self._all)} sequences, and the messages go on none of them: let "
+                "the agent send the answers back as they came, or raise LEARNER_AGENT_SEQUENCES"
             )
         sequence = ChatSequence(key_of(request.tools))
         self._all.append(sequence)
@@ -172,10 +188,10 @@ class Sequences:
         return Turn(sequence, np.zeros(0, dtype="<i4"), self._limits.completion)
 
     async def _prompt(self, request: ChatRequest) -> Int32s:
-        """Return the token ids of the request's messages, which begin a sequence.
+        """Return the token ids (P,) of a request's messages, up to the beginning of the answer.
 
-        Raise CallRefused if the template refuses them or they are too many for a prompt, EpisodeFailed
-        if the template's process failed.
+        Raise CallRefused if the template refuses the messages, or there is no id or more than a prompt
+        may have; EpisodeFailed if the template's process ended or took over 10 s.
         """
         try:
             messages, tools = request.messages, request.tools

@@ -44,11 +44,11 @@ class _Tokenizer:
         self._tokenizer = tokenizer
 
     def encode(self, text: str, **_: Any) -> list[int]:
-        """Return the token ids of `text`, without those that a tokenizer adds around a text."""
+        """Return the token ids of `text`, without those added around a text. Ignore the options."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, token_ids: Any, **_: Any) -> str:
-        """Return the text of token ids, with special tokens such as <|im_end|> written out."""
+        """Return the text of token ids, with special tokens such as <|im_end|>. Ignore the options."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
@@ -103,9 +103,9 @@ class KnownFormat:
     ) -> tuple[str, list[FoundCall]]:
         """Return the text of `completion_ids` without tool calls, and the calls in their order.
 
-        `prompt_ids` are all tokens before the completion, `tools` the JSON schemas of the tools.
-        Reasoning stays in the text, between <think> and </think>; </think> is missing if the completion
-        ended within the reasoning. Raise ValueError if the library cannot read the completion.
+        `prompt_ids` are all tokens before it, `tools` the JSON schemas. Calls after the first 64 become
+        one with an error. Reasoning stays in the text, as <think>...</think>; </think> is missing if the
+        completion ended within it. Raise ValueError if the library cannot read the completion.
         """
         try:
             found = self._format.parse_response(

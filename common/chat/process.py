@@ -43,7 +43,10 @@ class Generation(Extension):
 
 
 def compile_template(text: str) -> Template:
-    """Return a chat template for jinja2's sandbox. Raise TemplateError if `text` is no template."""
+    """Return the chat template `text` for jinja2's sandbox. Raise TemplateError if it is no template.
+
+    The template can use what transformers adds: tojson, raise_exception and strftime_now.
+    """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )

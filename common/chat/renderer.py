@@ -104,7 +104,7 @@ class ChatRenderer:
             self._close()
             raise RendererFailed(
                 f"the chat template took over {_LIMIT_S:g} s for a prompt, or for slow ones together: "
-                "simplify the template"
+                "simplify the file of LEARNER_PROMPT_TEMPLATE, or the model's own template"
             ) from error
         except (OSError, ValueError) as error:
             self._close()

@@ -68,12 +68,12 @@ def _sandbox(settings: ActorSettings, limit_s: float, modules: tuple[str, ...]) 
 
 
 class EpisodePool:
-    """Starts episodes for one run, at most `settings.episode_workers` at a time.
+    """Starts episodes for one run. The caller keeps to `settings.episode_workers` at a time.
 
-    `spec` has the tools and environments. The user's code is imported only in sandbox processes;
-    `modules` are imported before the rights of these are given up. Making a pool starts no process, but
-    hides this process's memory from others of its user. Raise ConfigError if the user of the processes
-    does not exist.
+    `spec` has tools, environments or an agent, one at least. The user's code is imported only in sandbox
+    processes; `modules` are imported before the rights of these are given up. Making a pool starts no
+    process, but hides this process's memory from others of its user. Raise ConfigError if the user of
+    the processes does not exist.
     """
 
     def __init__(
@@ -162,7 +162,8 @@ class EpisodePool:
                 episode = self._episode()
                 return episode, episode.ask(step, function, *arguments, limit_s=limit_s)
         raise EpisodeFailed(
-            f"{STARTS} processes for an episode were killed before it began: see what kills them here"
+            f"{STARTS} processes for an episode were killed before it began: see in the actor machine's "
+            "log what kills them, such as a lack of memory"
         )
 
     def _episode(self) -> "Episode":
@@ -246,9 +247,11 @@ class Episode:
         return None if found is None else float(found)
 
     def agent(self, base_url: str, api_key: str) -> tuple[float | None, dict[str, float]]:
-        """Run the agent; return its reward, None if it has none, and its metrics. Raise EpisodeFailed.
+        """Run the agent on the row; return its reward, which may be None, and its other numbers by name.
 
-        The agent calls the model at `base_url` with the key `api_key`.
+        The agent calls the model at `base_url` with the key `api_key`. Raise EpisodeFailed, after which
+        the episode has ended, if the agent raises, crashes, takes over `agent_timeout_s` of the spec, or
+        returns no number and no dict of numbers with "reward". Names are cut to 100 letters.
         """
         found = self.ask("agent", "agent", base_url, api_key, limit_s=self._pool.spec.agent_timeout_s)
         if not isinstance(found, dict) or not 0 < len(found) <= MOST_METRICS:
@@ -336,5 +339,5 @@ class Episode:
 
 
 def _is_number(value: object) -> bool:
-    """Return whether a value from a process is a finite number within 1e9."""
+    """Return whether a value from a process is a finite number within 1e9, and not True or False."""
     return isinstance(value, (int, float)) and type(value) is not bool and abs(value) <= HIGHEST_REWARD

@@ -46,13 +46,13 @@ def load(source: str, digest: str) -> None:
 def find(code: OwnCode) -> Any:
     """Return the function or class `code.name` of a code that `load` has imported.
 
-    Raise ConfigError if the code has no function or class of this name.
+    Raise ConfigError if the code has no function or class of this name, KeyError if it is not loaded.
     """
     module = _modules[code.source]
     if not callable(found := getattr(module, code.name, None)):
         raise ConfigError(
             f"{code.source} has no function or class {code.name}, it has {public_names(module)}: "
-            "correct LEARNER_TOOLS or LEARNER_ENVIRONMENT"
+            "correct LEARNER_TOOLS, LEARNER_ENVIRONMENT or LEARNER_AGENT"
         )
     return found
 
@@ -83,8 +83,8 @@ def describe(spec: Mapping[str, Any], schema_of: str) -> dict[str, list[Any]]:
     """Return the schemas of the tools by the environment's name, "" without environments.
 
     `spec` is an EpisodeSpec as dataclasses.asdict gives it. `schema_of` names the function,
-    "package.module:function", that returns a tool's schema. Raise ConfigError for code that is no tool
-    or environment, and whatever `schema_of` raises.
+    "package.module:function", that returns a tool's schema. Raise ConfigError for code that is no tool,
+    environment or agent, and whatever `schema_of` raises.
     """
     asked = EpisodeSpec.from_plain(spec)
     if asked.agent:
@@ -169,8 +169,8 @@ def call(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Call a tool with keyword arguments; return its answer as {"text": ..., "failed": ...}.
 
     Like TRL, answer an exception of the tool by its text; so too a tool that does not exist. Both have
-    failed True. Raise ValueError for a text over LONGEST_ANSWER, MemoryError or SystemExit if the tool
-    does.
+    failed True. Raise ValueError for a text over 4,194,304 letters, and MemoryError, SystemExit or
+    another exception that is no Exception if the tool does.
     """
     live = _episode()
     if name not in live.tools:
@@ -198,7 +198,7 @@ def _text_of(error: Exception) -> str:
 def _failed(reason: str) -> dict[str, Any]:
     """Return {"text": "{'error': REASON}", "failed": True}, the answer to a failed call, as in TRL.
 
-    A reason over LONGEST_ANSWER letters is cut.
+    A reason over 4,194,304 letters is cut.
     """
     return {"text": encodable(str({"error": reason[:LONGEST_ANSWER]})), "failed": True}
 
@@ -218,7 +218,10 @@ def reward() -> float | None:
 
 
 def _number(what: str, value: Any, otherwise: str = "") -> float:
-    """Return a number of the user's code. Raise ValueError if it is no finite one within 1e9."""
+    """Return `value`, of the user's code, as a float. Raise ValueError for no finite number within 1e9.
+
+    The error begins with `what` and ends with `otherwise`. The numbers of numpy and torch count too.
+    """
     if hasattr(value, "item"):
         value = value.item()
     is_number = isinstance(value, Real)
@@ -229,9 +232,9 @@ def _number(what: str, value: Any, otherwise: str = "") -> float:
 
 
 def agent(base_url: str, api_key: str) -> dict[str, float | None]:
-    """Run the agent on the row; return its reward as "reward" (or None), and further numbers by name.
+    """Call the agent with the row, `base_url` and `api_key`; return its numbers, "reward" among them.
 
-    Raise ValueError if the agent returns no number and no such dict, and what the agent raises.
+    A lone number is the reward; in a dict it may be None. Raise ValueError for any other result.
     """
     live = _episode()
     assert live.spec.agent is not None, "the actor asks for this step only in a run with an agent"

@@ -25,13 +25,11 @@ def resolve_format(
 ) -> ChatSpec | None:
     """Return the chat template for the contract. Its `renderer` names the format that adds turns.
 
-    Formats are those of the package `renderers`; without one ("") the template itself adds the turns.
-    LEARNER_RENDERER names a format. "none" is without, and "auto" the format that the package knows for
-    settings.model, a hub id, if it does. `model` is the model's folder, with its tokenizer, `episodes`
-    the tools, environments or agent. A format is used only if it writes a prompt with the tokens of
-    `template`, which makes the prompts. With auto, a format that does not, or cannot be used, is logged
-    and left out. Return None for a run without tools, environments and agent. Raise ConfigError for a
-    named format that differs, or that cannot be used.
+    `model` is the model's folder, `episodes` the tools, environments or agent; without any, return None.
+    With auto, the format follows from the model's hub id in `settings`; without one, or with none, the
+    template is returned unchanged. A format is used only if it writes a prompt with the same tokens as
+    `template`, which makes the prompts. With auto, one that does not is logged and left out. Raise
+    ConfigError for a named format that differs, or that cannot be used.
     """
     if not episodes.active:
         return None
