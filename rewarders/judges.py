@@ -108,8 +108,8 @@ class Judges:
         """Return the judge's answer to one question, "" for an answer without text.
 
         Wait first while REWARDER_JUDGE_MAX_CONCURRENCY calls are in flight. `_on_answer` is called at
-        the end. Raise JudgeFailed if no answer comes within `longest_call_s`, retries included, if the
-        server refuses the call, or if its answer has another form.
+        the end, also after a failure. Raise JudgeFailed if no answer comes within `longest_call_s`,
+        retries included, if the server refuses the call, or if its answer has another form.
         """
         from openai import OpenAIError
 

@@ -72,8 +72,8 @@ def run_module(source: str, digest: str) -> ModuleType:
     if found != digest:
         raise ConfigError(
             f"the reward's code in {path_of(code)} differs from the learner's: hash {found[:12]} here, "
-            f"{digest[:12]} in the contract; copy the learner's file here, or start the learner again "
-            "with this file"
+            f"{digest[:12]} in the contract; copy the learner's file to this path, or start the learner "
+            "again with this file"
         )
     offer_swift()
     return import_code(code)

@@ -33,8 +33,9 @@ class ModelFailed(Exception):
 def conversations_of(arguments: Mapping[str, Sequence[Any]]) -> list[list[dict[str, Any]]]:
     """Return for each completion the messages that a reward model reads: prompt, then completion.
 
-    `arguments` are a reward's arguments, each with one value per completion. A prompt that is a text
-    becomes a user's message, a completion an assistant's; `transcripts`, if given, replace completions.
+    `arguments` are a reward's arguments, each with one value per completion. A prompt that is no list of
+    messages becomes a user's message with its text, a completion an assistant's message. `transcripts`,
+    lists of messages, replace the completions if they are given.
     """
     talks = arguments.get("transcripts")
     found = []
