@@ -55,9 +55,10 @@ def columns_of(prompt: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
 class Reward(Protocol):
     """A reward of TRL's signature: `reward(prompts, completions, completion_ids, **columns)`.
 
-    The arguments are lists of G values, one per completion of a group, given by name; a reward takes
-    those that it needs. The result is G numbers, or None for a completion to which the reward does not
-    apply. An exception is a failed scoring and never becomes a low reward.
+    The arguments are given by name. Prompts, completions and columns are lists of G values, one per
+    completion of a group; a reward takes those that it needs. The result is G numbers, or None for a
+    completion to which the reward does not apply. An exception is a failed scoring and never becomes a
+    low reward.
 
     Example:
         >>> def short(completion_ids, **columns):
@@ -67,7 +68,9 @@ class Reward(Protocol):
     def __call__(self, *args: Any, **arguments: Any) -> Sequence[float | None]:
         """Return G numbers, one per completion of a group, or None where the reward does not apply.
 
-        `arguments` are lists of G values by name. Penstock passes nothing by position, in `args`.
+        `arguments` are by name lists of G values, such as `completions`. A built-in reward also gets its
+        options, single values; a user's also the functions `log_extra` and `log_metric`. Penstock passes
+        nothing by position, in `args`. An error that is raised makes the scoring of the group fail.
         """
 
 
@@ -88,9 +91,10 @@ class OwnReward:
     def __call__(self, **arguments: Any) -> Any:
         """Return what the function gives for a group, usually a list of one value per completion.
 
-        `arguments` are lists by name, with one value per completion. The function is called once, or per
-        completion if `each`. Awaitables are awaited. Scores of functions like verl's, maps and tuples,
-        become numbers. The values are not checked. Raise what the function raises.
+        `arguments` are by name lists with one value per completion, and the functions log_extra and
+        log_metric; the function gets those that it takes. The function is called once, or per completion
+        if `each`. Awaitables are awaited. Scores of functions like verl's, maps and tuples, become
+        numbers. The values are not checked. Raise what the function raises.
         """
         size = len(arguments["completions"])
         given = self._given(self._all(arguments))
@@ -118,10 +122,12 @@ class OwnReward:
     def _all(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return a new map of the arguments that the function may get, in the form that it expects.
 
-        `arguments` are lists with one value per completion. Functions like verl's also get `data_source`
-        and `extra_info`, by default "" and {}. Others get `environments` (None), `response_token_ids`,
-        and `trainer_state` as an object. With the form "messages", or "auto" and prompts that are
-        messages, prompts and completions are lists of messages.
+        `arguments` are lists with one value per completion, and the functions log_extra and log_metric.
+        Functions like verl's and f(completion, answer) also get `data_source` and `extra_info`, by
+        default "" and {} for each completion. Others get `environments` (None), `response_token_ids`
+        (the `completion_ids`), and `trainer_state` as one object with attributes. With the form
+        "messages", texts of prompts become lists of one message. Then, and with "auto" if the prompts
+        are lists of messages, completions are lists of messages too: `transcripts` if there are any.
         """
         size = len(arguments["completions"])
         if not self.form:
@@ -146,7 +152,8 @@ class OwnReward:
     def _given(self, everything: Mapping[str, Any]) -> dict[str, Any]:
         """Return by parameter those of the arguments `everything` that the function has parameters for.
 
-        A function with **kwargs gets all of them; one like verl's only those that `sources` names.
+        A parameter gets the first of its `_sources` that is there; without any it is left out. A
+        function with **kwargs gets all arguments; one like verl's only those that `sources` names.
         """
         parameters = inspect.signature(self.function).parameters
         names = [name for name, one in parameters.items() if one.kind in _BY_NAME]
@@ -170,7 +177,8 @@ def adapt(found: object, name: str, completions: str = "auto") -> OwnReward:
     The names of its parameters decide whether it is like TRL's, ms-swift's or verl's, f(completion) or
     f(completion, answer). `completions` is the form in which a function like TRL's gets completions:
     "messages", "text", or "auto", messages if the prompts are messages. Others get texts. Of a class an
-    instance is created. Raise ConfigError for no known form, and what a class raises when made.
+    instance is created. The function is not called. Raise ConfigError for no known form or an object
+    that cannot be called, and what a class raises when made.
     """
     is_class = inspect.isclass(found)
     function = _callable_of(found) if inspect.isclass(found) else found
@@ -243,7 +251,8 @@ def _message(role: str, text: str) -> list[dict[str, str]]:
 def _number_of(score: Any) -> Any:
     """Return the number of a score of verl: of a map its `score`, of a tuple or list the first item.
 
-    Any other score is returned unchanged. Raise ValueError for a map without `score`.
+    Any other score is returned unchanged. Raise ValueError for a map without `score`, IndexError for an
+    empty tuple or list.
     """
     if isinstance(score, dict):
         if "score" not in score:
@@ -257,7 +266,8 @@ def _number_of(score: Any) -> Any:
 def _listed(values: Any) -> Any:
     """Return an array, tensor, iterator or other ordered values as a list.
 
-    Texts, bytes, maps, sets and values that are no collection are returned unchanged.
+    Texts, bytes, maps, sets and values that are no collection are returned unchanged. An array or tensor
+    without a dimension becomes a number.
     """
     if hasattr(values, "tolist"):
         return values.tolist()

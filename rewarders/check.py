@@ -51,7 +51,7 @@ def check_lines(lines: Iterable[str], settings: RewarderSettings) -> dict[str, A
 def _parse(lines: Iterable[str]) -> tuple[dict[str, Any], list[dict[str, Any]], list[list[Any]]]:
     """Return the contract, the rows and the gold answers in `lines`, rows and golds in their order.
 
-    A line with a gold answer is {"gold": [place, answer]}. Lines that do not begin with {" are skipped.
+    The line {"gold": pair} has a pair [place, answer]. Lines that do not begin with {" are skipped.
     Raise ConfigError for no contract or two, a damaged line, or a key but contract, row and gold.
     """
     found: dict[str, list[Any]] = {"contract": [], "row": [], "gold": []}
@@ -102,8 +102,8 @@ def _read_chunk(golds: Sequence[Any], as_text: bool, pool: ScoringPool) -> list[
 def _by_data(golds: Sequence[Sequence[Any]], readings: Sequence[Reading]) -> dict[str, dict[str, Any]]:
     """Return, per data set, the number of gold answers, and place, answer and reason of unreadable ones.
 
-    `golds` are pairs of place and answer. `readings` has for each the answer as it is read, None if it
-    is unreadable, and the reason.
+    `golds` are pairs of place and answer; the part of a place before ", row " names the data set.
+    `readings` has for each the answer as it is read, None if it is unreadable, and the reason.
     Example: {"gsm8k.jsonl": {"golds": 7473, "unreadable": [["gsm8k.jsonl, row 3", "?", "a sentence"]]}}.
     """
     found: dict[str, dict[str, Any]] = {}

@@ -14,7 +14,7 @@ _SMALLEST_SPREAD = 1e-6
 
 
 def why_filtered(totals_G: np.ndarray, filter_zero_std: bool) -> str | None:
-    """Return the reason why a group is not trained on; None if it is.
+    """Return the reason why a group is not trained on; None for a group to train on.
 
     `totals_G` (G,) has the total reward of each rollout, NaN where no reward applies. With fewer than
     two totals the reason is "no reward applies": 1.0, NaN, NaN. With `filter_zero_std`, totals that

@@ -48,8 +48,8 @@ class Judges:
     """The judges of one rewarder, which share a client, a limit of calls in flight, and a cache.
 
     `settings` has the timeout, the number of retries and the limit of calls in flight. `on_answer` is
-    called, in the judges' thread, after each call, whether or not it failed. Creating the object starts
-    neither thread nor client.
+    called, in the judges' thread, after each question's call, also if the call failed. The cache holds
+    10,000 scores. Creating the object starts neither thread nor client.
     """
 
     def __init__(self, settings: RewarderSettings, on_answer: Callable[[], None]) -> None:
@@ -74,10 +74,10 @@ class Judges:
     def score(self, spec: RewardSpec, arguments: Mapping[str, Sequence[Any]]) -> Scores:
         """Ask the judge `spec` about each completion of a group, and return the scores, in order.
 
-        An answer without a score is None; the share of these is the metric NAME/unparsed. `arguments`
-        have one value per completion. Numbers are cached by judge and question. Equal questions are sent
-        once. Raise JudgeFailed for an unknown {NAME} in the prompt, or, once the other answers of the
-        group are cached, for a failed call.
+        An answer without a score is None; the share of None is the metric NAME/unparsed. `arguments`
+        have one value per completion. Numbers are cached by judge and question; a cached or equal
+        question is not sent. Raise JudgeFailed for wrong options, an unknown {NAME} in the prompt, or,
+        once the other answers are cached, a failed call.
         """
         judge, count = _judge_of(spec), len(arguments["completions"])
         questions = [_question(judge.prompt, arguments, index) for index in range(count)]
@@ -106,8 +106,8 @@ class Judges:
         """Return the judge's answer to one question, "" for an answer without text.
 
         Wait first while REWARDER_JUDGE_MAX_CONCURRENCY calls are in flight. `_on_answer` is called at
-        the end. Raise JudgeFailed if no answer comes within `longest_call_s`, retries included, if the
-        server refuses the call, or if its answer has another form.
+        the end, also after a failure. Raise JudgeFailed if no answer comes within `longest_call_s`,
+        retries included, if the server refuses the call, or if its answer has another form.
         """
         from openai import OpenAIError
 
@@ -182,15 +182,16 @@ def _judge_of(spec: RewardSpec) -> JudgeFile:
         return JudgeFile(**spec.options)
     except ValidationError as error:
         found = f"the contract's judge is wrong: {explain_judge(error)}"
-        raise JudgeFailed(f"{found}; correct its file and start the learner again") from None
+        where = "the judge's file, which LEARNER_REWARDS names"
+        raise JudgeFailed(f"{found}; correct {where}, and start the learner again") from None
 
 
 def _question(template: str, arguments: Mapping[str, Sequence[Any]], index: int) -> str:
     """Return `template` with each {NAME} in it replaced by the argument NAME of completion `index`.
 
-    `arguments` have one value per completion each. {prompt} and {completion} become texts, or the
-    messages of a conversation; other values are JSON unless they are texts. What is put in is not
-    replaced again. Raise JudgeFailed if there is no argument of a name.
+    `arguments` have one value per completion each. {prompt} and {completion} become texts, messages as
+    "role: content" lines; other values are JSON unless they are texts. A {NAME} within a value is not
+    replaced. Raise JudgeFailed if there is no argument of a name.
     """
     talks = arguments.get("transcripts")
     values = {name: rows[index] for name, rows in arguments.items()}

@@ -14,9 +14,10 @@ def load_reward(spec: RewardSpec) -> Reward:
     """Return the function of a reward, to be called with lists of one value per completion, by name.
 
     A built-in reward gets its options too; an option wins over a column of the same name. A user's
-    module is run, once per process. Raise ConfigError if the reward is unknown, not found, of another
-    hash, of no known form, or requires what is no column in the option `columns`, and what the module
-    raises.
+    module is run, once per process. Raise ConfigError for an unknown built-in reward, or if the user's
+    code is not found or has another hash than in `spec`, or the function is missing or of no known form.
+    Raise it too if the function requires an argument that is no column of the data. The option `columns`
+    names these; without that option nothing is checked. Raise what the module raises.
     """
     if spec.source:
         reward = _load_own(spec.source, spec.name, spec.digest, spec.options.get("completions", "auto"))
@@ -24,7 +25,7 @@ def load_reward(spec: RewardSpec) -> Reward:
         if columns is not None and (missing := reward.missing(columns)):
             raise ConfigError(
                 f"reward {spec.name} requires {', '.join(missing)}, which is no column of the data; the "
-                f"data has {', '.join(columns)}. Rename one of the two, or give the argument a default"
+                f"data has {', '.join(columns)}. Rename the reward's parameter, or give it a default"
             )
         return reward
     from penstock.rewarders.rewards import REWARDS  # math_verify would make each fork dearer
@@ -32,7 +33,7 @@ def load_reward(spec: RewardSpec) -> Reward:
     if spec.name not in REWARDS:
         raise ConfigError(
             f"the contract asks for the reward {spec.name}, which is unknown here; known are "
-            f"{', '.join(REWARDS)}: install the learner's release"
+            f"{', '.join(REWARDS)}: install the learner's release of penstock for this rewarder"
         )
     return lambda **arguments: REWARDS[spec.name](**{**arguments, **spec.options})
 
@@ -61,17 +62,18 @@ def _load_own(source: str, name: str, digest: str, completions: str) -> OwnRewar
 def run_module(source: str, digest: str) -> ModuleType:
     """Run a user's module, once per `source` and `digest` in this process, and return the module.
 
-    `source` is a file or a dotted module name, `digest` the SHA-256 that the code must have. Where
-    ms-swift is not installed, a stand-in is put in its place before. Raise ConfigError if the module is
-    missing or of another hash, and what the module raises.
+    `source` is a file or a dotted module name, `digest` the SHA-256 that the code must have. The folder
+    of a file is put first in sys.path. Where ms-swift is not installed, a stand-in is put in its place
+    before. Raise ConfigError if the module is missing or of another hash, and what the module raises;
+    the next call then tries again.
     """
     code = find_code(source, f"the contract's reward {source}")
     found = digest_of(code)
     if found != digest:
         raise ConfigError(
             f"the reward's code in {path_of(code)} differs from the learner's: hash {found[:12]} here, "
-            f"{digest[:12]} in the contract; copy the learner's file here, or start the learner again "
-            "with this file"
+            f"{digest[:12]} in the contract; copy the learner's file to this path, or start the learner "
+            "again with this file"
         )
     offer_swift()
     return import_code(code)

@@ -37,11 +37,12 @@ log = get_logger(__name__)
 def run(settings: RewarderCommand, stopping: threading.Event) -> None:
     """Work as a rewarder until the run ends or `stopping` is set, and finish the groups in progress.
 
-    Wait up to RUN_JOIN_TIMEOUT_S for the learner's contract first, and close the connection at the end.
-    Raise ConfigError if the server or a setting cannot be used, SandboxFailed if
-    no scoring process can be started, ServerUnavailable, RunNotReady if the server was emptied,
-    DeadlineExceeded without a learner, ContractMismatch if the contract cannot be served,
-    MalformedMessage for a contract or ticket id that cannot be read.
+    Connect to the queue server, wait up to RUN_JOIN_TIMEOUT_S for the learner's contract, and start the
+    scoring processes, which are killed at the end. Without an error the connection is closed. Raise
+    ConfigError if the server or a setting cannot be used, SandboxFailed if no scoring process can be
+    started, ServerUnavailable, RunNotReady if the server was emptied, DeadlineExceeded without a
+    learner, ContractMismatch if the contract cannot be served, MalformedMessage for a contract or ticket
+    id that cannot be read.
     """
     connection = connect(settings.redis_url, settings.run, stopping)
     view = RunView(connection, Keys(settings.run.name))
@@ -58,9 +59,10 @@ def run(settings: RewarderCommand, stopping: threading.Event) -> None:
 class Rewarder:
     """Takes as many groups as there are free scoring processes, and scores each group in a thread.
 
-    `connection` is to the queue server, `pool` computes the rewards, `contract` is the run's, encoded.
-    Use the rewarder as a context, which closes the pool. Creating it loads the rewards. Raise
-    ContractMismatch or ConfigError if this process cannot serve the contract.
+    The RUN_* and REWARDER_* parts of `settings` count. `connection` is to the queue server, `pool`
+    computes the rewards, `contract` is the run's, encoded. Use the rewarder as a context, which closes
+    the pool. Creating it loads each reward in the pool, and takes no group yet. Raise ContractMismatch,
+    ConfigError or SandboxFailed if this process cannot serve the contract.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class Rewarder:
         self._reported = (0, time.monotonic())
 
     def __enter__(self) -> "Rewarder":
-        """Start the thread that renews the leases of held groups, log the begin, and return self."""
+        """Start the thread that renews the leases of held groups, log the joining, and return self."""
         self._keeper.start()
         log.info(f"{self._stream.consumer} joined run {self._settings.run.name}.")
         return self
@@ -99,9 +101,9 @@ class Rewarder:
     def __exit__(self, *_: object) -> None:
         """Wait for the groups in progress, stop renewing leases, kill the scoring processes, and leave.
 
-        To leave is to remove the consumer from the stream, which is skipped if the server is lost. Then
-        the counts are logged. The error of the `with` block, `_`, goes on. Raise ConfigError if the
-        server refuses the removal.
+        To leave is to remove the consumer from the stream on the server, unless it still holds groups or
+        the server is lost. Then the counts are logged. An error of the `with` block, `_`, goes on. Raise
+        ConfigError if the server refuses the removal.
         """
         self._threads.shutdown()
         self._keeper.stop()
@@ -113,10 +115,11 @@ class Rewarder:
     def serve(self, stopping: threading.Event) -> None:
         """Score groups until the run has ended or `stopping` is set; then wait for those in progress.
 
-        If the server was emptied, wait up to RUN_JOIN_TIMEOUT_S for the learner to set the run up again.
-        Raise DeadlineExceeded if the learner is gone, RunNotReady or ServerUnavailable if the server is,
-        ContractMismatch or ConfigError if a new contract cannot be served, SandboxFailed if no scoring
-        process can be started, MalformedMessage for a contract or ticket id that cannot be read.
+        The counts are logged every 10 s. If the server was emptied, log that, and wait up to
+        RUN_JOIN_TIMEOUT_S for the learner to set the run up again. Raise DeadlineExceeded if the learner
+        is gone, RunNotReady or ServerUnavailable if the server is, ContractMismatch or ConfigError if a
+        new contract cannot be served, SandboxFailed if no scoring process can be started,
+        MalformedMessage for a contract or ticket id that cannot be read.
         """
         while not stopping.is_set() and not self._view.ended():
             try:
@@ -131,11 +134,12 @@ class Rewarder:
         self._settle(wait_for_all=True)
 
     def _start_work(self) -> None:
-        """Take a group for each free scoring process, and start a thread that scores each group.
+        """Take at most one group per free scoring process, and start a thread that scores each group.
 
-        Wait at most 1 s for groups, or for a free process if there is none. The leases of the groups are
-        renewed from now on. Raise RunNotReady or ServerUnavailable if the server is lost, and the errors
-        that ended earlier threads.
+        If no process is free, wait at most 1 s for one, and take nothing. Else wait at most 1 s for
+        groups. Their leases are renewed from now on. A group that runs alone, see `_start`, is waited
+        for without limit. Raise RunNotReady or ServerUnavailable if the server is lost, and the error of
+        an earlier thread.
         """
         free = self._settings.rewarder.workers - len(self._busy)
         if not free:
@@ -150,9 +154,9 @@ class Rewarder:
     def _next_entries(self, count: int) -> list[Entry]:
         """Take up to `count` groups from the stream; [] if none comes within 1 s.
 
-        Groups whose rewarder lost its lease are taken first, and then no others. They are looked for
-        every half lease, and after each call that found nothing. Raise RunNotReady or ServerUnavailable
-        if the server is lost.
+        Groups whose lease expired, such as those of a killed rewarder, are looked for every half lease,
+        and after each call that found nothing. If there are any, they alone are returned. Raise
+        RunNotReady or ServerUnavailable if the server is lost.
         """
         now = time.monotonic()
         if now >= self._reclaim_at:
@@ -165,12 +169,13 @@ class Rewarder:
         return entries
 
     def _start(self, entry: Entry) -> None:
-        """Start a thread that scores the group of `entry`.
+        """Start a thread that scores the group of `entry`, and add it to `_busy`.
 
-        A ticket's last attempt runs alone: wait until all other threads have ended, and then for this
-        one. If this process dies meanwhile, the group is known to be the cause. A group that lost its
-        lease before is not scored. Raise the error of a thread that ended, or RunNotReady or
-        ServerUnavailable.
+        The last attempt of a ticket that failed before runs alone: wait until all other threads have
+        ended, mark the entry on the server, start the thread, and wait for its end. If this process dies
+        meanwhile, the entry is `doomed`: known to be the cause. A doomed entry waits for no thread. If
+        the lease of the group was lost before the mark, no thread is started and the lease is renewed no
+        longer. Raise the error of a thread that ended, or RunNotReady or ServerUnavailable.
         """
         alone = self._stream.runs_alone(entry) and not entry.doomed
         if alone:
@@ -209,10 +214,11 @@ class Rewarder:
             self._keeper.release(self._stream, entry)
 
     def _score_entry(self, entry: Entry) -> None:
-        """Score the group of `entry`, hand its outcome to the learner, and count it by outcome.
+        """Score the group of `entry`, hand its outcome to the learner, and count it: scored or filtered.
 
-        A group that cannot be scored is logged, and put back or, after its last attempt, dead. A doomed
-        entry, whose last attempt ended its rewarder, is dead at once. Raise ContractMismatch or
+        Nothing is counted if the ticket has ended meanwhile. A group that cannot be scored counts as
+        failed, is logged, and put back or, after its last attempt, dead. A `doomed` entry, whose last
+        attempt ended its rewarder, counts as failed and is dead, unscored. Raise ContractMismatch or
         ConfigError for a new contract, SandboxFailed, RunNotReady, ServerUnavailable.
         """
         purpose = entry.ticket.purpose
@@ -231,7 +237,8 @@ class Rewarder:
     def _fail(self, entry: Entry, reason: str) -> None:
         """Put back the group of `entry`, or after its last attempt make its ticket dead, with `reason`.
 
-        Count and log the failure. Raise as Connection.call does.
+        Count the failure and log it. The reason that is stored for a dead ticket names this rewarder
+        too. Raise RunNotReady, ServerUnavailable or another error of Connection.call.
         """
         self._count("failed")
         reported = f"{reason} (reported by {self._stream.consumer})"
@@ -241,8 +248,9 @@ class Rewarder:
     def _outcome_of(self, entry: Entry) -> Outcome:
         """Decode and score the group of `entry`; return a ScoredGroup, or a Verdict if it is filtered.
 
-        Raise ScoringFailed or MalformedMessage for this group, ContractMismatch or ConfigError if this
-        process cannot serve a new contract, or as Connection.execute does.
+        Raise ScoringFailed if the group cannot be scored, MalformedMessage if it cannot be decoded or is
+        another ticket's. Raise ContractMismatch or ConfigError if this process cannot serve a new
+        contract, SandboxFailed if no scoring process starts, RunNotReady or ServerUnavailable.
         """
         group = decode(entry.payload, Group)
         if group.ticket.id != entry.ticket:
@@ -263,9 +271,10 @@ class Rewarder:
         return ", ".join(f"{self._counts[name]} groups {name}" for name in names)
 
     def _report(self) -> None:
-        """Log the counts and the groups per second since the last such line.
+        """Log the counts since the begin, and the groups per second since the last such line.
 
-        There is such a line at most every 10 s, and only if a count has changed.
+        There is such a line at most every 10 s, and only if a count has changed. Groups that failed or
+        were filtered count in the speed too.
         """
         before, since = self._reported
         total, now = self._counts.total(), time.monotonic()

@@ -57,10 +57,10 @@ class RewardModel:
         self._model = model.to(self._device).eval()
 
     def score(self, talks: Sequence[Sequence[Mapping[str, Any]]]) -> list[float]:
-        """Return the model's number for each of `talks`, in order; any float, also NaN.
+        """Return the model's number for each of `talks`, in order; any float, also NaN. [] gives [].
 
         A conversation is a list of messages with role and content. Raise TooLong, before the model runs,
-        if one has more tokens than the model's context.
+        if one has more tokens than the model's context. A model whose config names none has no limit.
         """
         rows = [self._tokens(talk) for talk in talks]
         for number, row in enumerate(rows):
@@ -77,7 +77,8 @@ class RewardModel:
     def _tokens(self, talk: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the token ids of a conversation, a list of messages, by the tokenizer's chat template.
 
-        Without a template, tokenize the messages' contents, joined with nothing between them.
+        Without a template, tokenize the messages' contents, joined with nothing between them. The
+        tokenizer then adds its special tokens; with a template they come from the template alone.
         """
         if getattr(self._tokenizer, "chat_template", None):
             text = self._tokenizer.apply_chat_template(list(talk), tokenize=False)
@@ -103,11 +104,11 @@ class RewardModel:
 
 
 def load(asked: Mapping[str, Any]) -> RewardModel:
-    """Load the model that the request `asked` names onto its `device`, and return the model.
+    """Load the model of the request `asked`, with its `device` and `batch_size`, and return the model.
 
     With a `revision`, `model` is a hub id, and that commit is downloaded if it is not in the cache. Else
     `model` is a folder whose files have the hash `digest`. Raise ConfigError if there is no such folder
-    here, its files have another hash, or the model has not exactly one output.
+    here, its files have another hash, or the model has not exactly one output; and a download's errors.
     """
     place = str(asked["model"])
     if asked.get("revision"):
@@ -117,19 +118,20 @@ def load(asked: Mapping[str, Any]) -> RewardModel:
         place = snapshot_download(place, revision=asked["revision"], allow_patterns=wanted)
     elif not os.path.isdir(place):
         missing = f"there is no folder {place} with the reward model on this host"
-        raise ConfigError(f"{missing}: copy the learner's folder here")
+        raise ConfigError(f"{missing}: copy the learner's folder to this path")
     elif hash_model(Path(place)) != asked["digest"]:
         found = f"the reward model's files in {place}"
-        raise ConfigError(f"{found} are not the learner's: copy the learner's folder here")
+        raise ConfigError(f"{found} are not the learner's: copy the learner's folder to this path")
     return RewardModel(Path(place), asked["device"], asked["batch_size"])
 
 
 def serve(channel: socket.socket) -> None:
     """Answer the requests that come on the socket `channel`; return once its other end is closed.
 
-    The first request names a model; loading it is answered by {"value": []}. Later ones have `talks`,
-    lists of messages, and are answered by {"value": numbers}. An error is answered by {"mistake": text}.
-    Return after any error but a conversation that is too long: a device may be lost.
+    The first request names a model, see `load`; loading the model is answered by {"value": []}. Later
+    requests have `talks`, lists of messages, and are answered by {"value": numbers}. An error is
+    answered by {"mistake": text}. Return after any error but a conversation that is too long: a device
+    may be lost.
     """
     model: RewardModel | None = None
     while True:

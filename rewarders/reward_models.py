@@ -33,8 +33,9 @@ class ModelFailed(Exception):
 def conversations_of(arguments: Mapping[str, Sequence[Any]]) -> list[list[dict[str, Any]]]:
     """Return for each completion the messages that a reward model reads: prompt, then completion.
 
-    `arguments` are a reward's arguments, each with one value per completion. A prompt that is a text
-    becomes a user's message, a completion an assistant's; `transcripts`, if given, replace completions.
+    `arguments` are a reward's arguments, each with one value per completion. A prompt that is no list of
+    messages becomes a user's message with its text, a completion an assistant's message. `transcripts`,
+    lists of messages, replace the completions if they are given.
     """
     talks = arguments.get("transcripts")
     found = []
@@ -62,7 +63,8 @@ class ModelProcess:
     def start(self) -> None:
         """Start the process and wait until the model is loaded; do nothing if the process runs.
 
-        Raise ModelFailed, with the reason, if loading fails or takes REWARDER_REWARD_MODEL_TIMEOUT_S.
+        Raise ModelFailed, with the reason, if loading fails or takes longer than
+        REWARDER_REWARD_MODEL_TIMEOUT_S; the process is killed then.
         """
         with self._lock:
             self._ready()
@@ -71,8 +73,8 @@ class ModelProcess:
         """Return the model's number for each of `talks`, lists of messages, in order.
 
         The process is started first if it does not run. Raise ModelFailed if that fails, if the answer
-        takes REWARDER_REWARD_MODEL_TIMEOUT_S, if the process ends or reports a mistake, or for a number
-        that is not within 1e9 of 0.
+        takes over REWARDER_REWARD_MODEL_TIMEOUT_S, if the process ends or reports a mistake, or for a
+        number that is not within 1e9 of 0.
         """
         with self._lock:
             self._ready()
@@ -83,14 +85,14 @@ class ModelProcess:
         for value in found:
             if not isinstance(value, float) or not abs(value) <= HIGHEST_REWARD:
                 shown = value if isinstance(value, float) and math.isfinite(value) else "no number"
-                wanted = "expected a number within 1e9 of 0: use another model"
+                wanted = "expected a number within 1e9 of 0: name another in LEARNER_REWARDS"
                 raise ModelFailed(f"the reward model gave {shown}, {wanted}")
         return found
 
     def close(self) -> None:
         """Kill the process, if one was started, wait for its end, and close the socket to it.
 
-        The next call starts a new process.
+        The next call starts a new process. A call in progress in another thread fails.
         """
         if self._process is not None and self._channel is not None:
             self._channel.close()
@@ -148,8 +150,9 @@ class ModelProcess:
     def _exchange(self, request: bytes) -> dict[str, Any]:
         """Send the bytes of a packed request, and return the answer to it, an object of JSON.
 
-        Raise TimeoutError if that takes REWARDER_REWARD_MODEL_TIMEOUT_S, EOFError if the process closes
-        its socket, OSError if it is reset, BrokenFrame for an answer that is no object or over 4 MiB.
+        Raise TimeoutError if that takes over REWARDER_REWARD_MODEL_TIMEOUT_S, EOFError if the process
+        closes its socket, OSError if the socket is reset or closed here, BrokenFrame for an answer that
+        is no object or over 4 MiB.
         """
         channel, reader = self._channel, FrameReader()
         assert channel is not None

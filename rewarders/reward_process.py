@@ -61,10 +61,12 @@ def check_reward(spec: Mapping[str, Any]) -> str:
 
 
 def call_reward(spec: Mapping[str, Any], arguments: Arguments) -> dict[str, Any]:
-    """Return the `values`, `extra` columns and `metrics` of one reward of a group, loading it first.
+    """Load a reward, call it on one group, and return the result as a map with three keys.
 
-    `spec` has the fields of a RewardSpec. Each of `arguments` has one value per completion. Raise
-    ConfigError if the reward cannot be loaded, ValueError for wrong values, or the reward's own errors.
+    `values` has G numbers, None where the reward does not apply; `extra` the columns and `metrics` the
+    numbers that the reward logged, by name. `spec` has the fields of a RewardSpec. Each of `arguments`
+    has one value per completion. Raise ConfigError if the reward cannot be loaded, ValueError for wrong
+    values, or the reward's own errors.
     """
     asked = RewardSpec(**spec)
     return asdict(apply_reward(load_reward(asked), arguments, is_own=bool(asked.source)))
@@ -74,8 +76,9 @@ def apply_reward(reward: Reward, arguments: Arguments, is_own: bool) -> Scores:
     """Return what a loaded reward returns and logs for a group, after a check.
 
     `arguments`, `completions` among them, have one value per completion. If the reward `is_own`, a
-    user's, it also gets log_extra and log_metric. Raise ValueError for another number of values, for
-    values that are no numbers within 1e9 of 0, or too much that is logged, and what the reward raises.
+    user's, it also gets the functions log_extra and log_metric. Raise ValueError for another number of
+    values, for a value that is neither None nor a number within 1e9 of 0, or too much that is logged,
+    and what the reward raises.
     """
     log = Log(len(arguments["completions"]))
     own = {"log_extra": log.log_extra, "log_metric": log.log_metric} if is_own else {}
@@ -158,8 +161,9 @@ _REPLACED = (
 def scores_of(answer: Any, size: int) -> Scores:
     """Return the scores in `answer`, which a sandbox process that is not trusted sent for a group.
 
-    `size` is the group's number of completions. Raise ValueError for an answer of another form, another
-    number of values, or anything over the limits, OverflowError for an integer over 1e308.
+    `answer` is to be the map that `call_reward` returns. `size` is the group's number of completions.
+    Raise ValueError for an answer of another form, another number of values, or anything over the
+    limits, OverflowError for an integer over 1e308.
     """
     if not isinstance(answer, dict) or answer.keys() != {"values", "extra", "metrics"}:
         raise ValueError(f"the sandbox process sent no scores: {_REPLACED}")

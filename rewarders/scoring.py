@@ -44,9 +44,10 @@ class GroupScores:
         return [index for index, failure in enumerate(self.failures) if not failure]
 
     def set_aside(self, name: str) -> None:
-        """Give each rollout without a failure whose reward `name`, a judge's, is None a failure.
+        """Store a failure for each rollout that has none and for which the reward `name` is None.
 
-        Otherwise the rollout's total would count a judge's unread answer as a 0.
+        The reward is a judge's, and the failure says that the answer has no score. Otherwise the
+        rollout's total would count the missing score as 0.
         """
         for index in self.healthy:
             if self.rewards[name][index] is None:
@@ -71,11 +72,14 @@ class Scorer:
     name: str
 
     def score_group(self, group: Group) -> Outcome:
-        """Return the group with its rewards, texts and logged data; or a Verdict if it is filtered.
+        """Return a ScoredGroup: the group with its rewards, texts, failures and what rewards logged.
 
-        Groups of an evaluation are never filtered, and get a column of the completions' final answers.
-        Raise ScoringFailed if fewer than two rollouts, or not the only one, could be scored, or a reward
-        itself is at fault, MalformedMessage for a negative token id, SandboxFailed if no process starts.
+        Return a Verdict "filtered" instead, with the reason, if fewer than two rollouts have a reward
+        or, with the contract's filter_zero_std, all totals are equal. Groups of an evaluation are never
+        filtered, and get a column `answer` of the completions' final answers. Raise ScoringFailed if a
+        reward itself is at fault, or fewer than two rollouts could be scored (of a single one: none).
+        Raise MalformedMessage for a negative token id, SandboxFailed or ConfigError if no scoring
+        process can be started.
         """
         texts = self._decode([rollout.token_ids for rollout in group.rollouts])
         scores = self._score_texts(group, answers_of(group, texts))
@@ -101,9 +105,9 @@ class Scorer:
     def _score_texts(self, group: Group, texts: list[str]) -> GroupScores:
         """Return the rewards, logged data and failures of one group, whose `texts` the rewards read.
 
-        A rollout with a failure has None for every reward. Raise ScoringFailed if fewer than two
-        rollouts, or not the only one, could be scored, or a reward is at fault, MalformedMessage for a
-        negative id.
+        A rollout for which its environment or one reward failed has None for every reward. Raise
+        ScoringFailed if fewer than two rollouts (of a single one: none) could be scored or a reward
+        itself is at fault, MalformedMessage for a negative token id.
         """
         arguments = self._arguments(group, texts)
         size = len(texts)
@@ -120,13 +124,14 @@ class Scorer:
         return scores
 
     def _score(self, spec: RewardSpec, arguments: dict[str, list[Any]], scores: GroupScores) -> None:
-        """Add one reward, with what it logged, to `scores`; rollouts that have a failure get None.
+        """Add the values of the reward `spec`, and what it logged, to `scores`.
 
-        `arguments` have one value per rollout. If the call fails, each completion is scored alone, and
-        those that fail again get a failure. The others are scored together again: a reward may compare
-        them. If none is left, no reward is added. A judge's missing score is a failure. Raise
-        ScoringFailed if that second call fails, if the reward fails for the completion `0` too, or if
-        all rewards together log too much.
+        `arguments` have one value per rollout. Rollouts with a failure are not passed, and get None. If
+        the call fails, each completion is scored alone. For one that fails again, the text is stored as
+        its failure. The others are scored together again: a reward may compare them. If none is left, no
+        values are added. A judge's missing score is a failure of its rollout too. Raise ScoringFailed if
+        that second call fails, if the reward fails for the harmless completion `0` too, or if all
+        rewards of the group together logged too much.
         """
         try:
             found = self.pool.score(spec, _only(arguments, scores.healthy))
@@ -155,8 +160,8 @@ class Scorer:
     ) -> None:
         """Raise ScoringFailed if the reward fails for the completion `0` too: no completion is at fault.
 
-        `0` takes the place of the first completion in `arguments`, alone. `found` is the failure of the
-        whole group, which the error repeats.
+        `0` is scored alone, with the other `arguments` of the first completion but its transcript.
+        `found` is the failure of the whole group, which the error repeats.
         """
         harmless = _only(arguments, [0]) | {"completions": ["0"], "completion_ids": [[0]]}
         harmless.pop("transcripts", None)
@@ -173,9 +178,10 @@ class Scorer:
     def _arguments(self, group: Group, texts: list[str]) -> dict[str, list[Any]]:
         """Return what rewards get of a group: by name, lists with one value per rollout.
 
-        These are `prompts` (the column `prompt`, else the decoded prompt), the data's columns,
-        `completions` (the `texts`), `completion_ids`, and of conversations `transcripts` and
-        `environment_reward`. Raise MalformedMessage for a negative token id.
+        These are `prompts` (the column `prompt`, else the decoded prompt), the data's columns of other
+        names than rewards' own arguments, `completions` (the `texts`), and `completion_ids`. If all
+        rollouts are conversations, `transcripts` and `environment_reward` are there too. Raise
+        MalformedMessage for a negative token id.
         """
         prompt = group.ticket.columns.get("prompt")
         if prompt is None:
@@ -188,7 +194,7 @@ class Scorer:
         }
 
     def _decode(self, sequences: list[np.ndarray]) -> list[str]:
-        """Return the text of each array of token ids in `sequences`, without special tokens.
+        """Return the text of each array of token ids in `sequences`, in order, without special tokens.
 
         Raise MalformedMessage for a negative id.
         """
@@ -205,8 +211,9 @@ class Scorer:
 def answers_of(group: Group, texts: Sequence[str]) -> list[str]:
     """Return for each rollout the text that rewards read.
 
-    That is the assistant's last message of a conversation. For other rollouts, and conversations without
-    such a message, it is the decoded completion, of which `texts` has one per rollout.
+    Of a conversation that is the content of the assistant's last message, "" if there is no content. For
+    other rollouts, and conversations without such a message, it is the decoded completion, of which
+    `texts` has one per rollout.
     """
     answers = []
     for rollout, text in zip(group.rollouts, texts, strict=True):
@@ -217,9 +224,10 @@ def answers_of(group: Group, texts: Sequence[str]) -> list[str]:
 
 
 def _transcripts(group: Group) -> dict[str, list[Any]]:
-    """Return the arguments that rewards get of conversations; {} if a rollout of the group is none.
+    """Return the arguments that rewards get of conversations; {} unless all rollouts are conversations.
 
-    `transcripts` has each rollout's messages, `environment_reward` what its environment gave, or None.
+    `transcripts` has each rollout's messages, copied, without the mark of a failed tool.
+    `environment_reward` has the reward that its environment gave, None without one.
     """
     talks = [rollout.transcript for rollout in group.rollouts if rollout.transcript]
     if len(talks) < len(group.rollouts):
@@ -248,20 +256,21 @@ def _state(spec: RewardSpec, group: Group) -> dict[str, list[Any]]:
 
 
 def _only(arguments: dict[str, list[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:
-    """Return the arguments with the values of the completions at `indices` alone, in that order."""
+    """Return the arguments, as new lists, of the completions at `indices` alone, in that order."""
     return {name: [values[index] for index in indices] for name, values in arguments.items()}
 
 
 def make_scorer(contract: Contract, pool: ScoringPool, name: str) -> Scorer:
     """Return a scorer for `contract`, after each of its rewards was loaded in `pool` once.
 
-    `name` is the rewarder's. Raise ContractMismatch if a reward cannot be used here or the tokenizer is
-    not the learner's, ConfigError if the model folder has no tokenizer.
+    Of a judge its options and the key are checked instead. `name` is the rewarder's. Raise
+    ContractMismatch if a reward cannot be used here, or the contract's model folder is missing or has
+    another tokenizer; ConfigError if the folder has none; SandboxFailed if no scoring process starts.
     """
     for spec in contract.rewards:
         if mistake := pool.check(spec):
             found = f"LEARNER_REWARDS: {spec.name} cannot be used here: {mistake}"
-            raise ContractMismatch(f"{found}. Correct that, or start the learner with other rewards")
+            raise ContractMismatch(f"{found}. Correct that on this host, or change LEARNER_REWARDS")
     folder = check_tokenizer(contract)
     return Scorer(contract, Tokenizer.from_file(str(folder / "tokenizer.json")), pool, name)
 
@@ -280,8 +289,8 @@ class CurrentScorer:
     """The scorer of the contract in force, shared by all threads.
 
     `contract` is the first one, encoded; later ones are read through `view`. `pool` computes the
-    rewards, `name` is the rewarder's. Creating it loads the rewards. Raise ContractMismatch or
-    ConfigError if this process cannot serve the contract.
+    rewards, `name` is the rewarder's. Creating it loads the rewards in the pool. Raise ContractMismatch,
+    ConfigError or SandboxFailed if this process cannot serve the contract.
     """
 
     def __init__(self, view: RunView, pool: ScoringPool, name: str, contract: bytes) -> None:
@@ -294,9 +303,11 @@ class CurrentScorer:
     def for_group(self, group: Group) -> Scorer:
         """Return the scorer in force; for a group of another contract, read the contract again first.
 
-        If the contract is still the same, missing or unreadable, the group gets this scorer: the learner
-        decides what becomes of its outcome. Raise ContractMismatch or ConfigError if this process cannot
-        serve the new contract, or as Connection.execute.
+        A new contract's rewards are loaded, while other threads wait here. If the contract is still the
+        same, missing or unreadable, the group gets the scorer as before: the learner decides what
+        becomes of its outcome. Raise ContractMismatch, ConfigError or SandboxFailed if this process
+        cannot serve the new contract, RunNotReady, ServerUnavailable, or another error of
+        Connection.execute.
         """
         with self._changing:
             if group.ticket.contract != self._scorer.contract.hash:
@@ -307,8 +318,9 @@ class CurrentScorer:
         """Wait until a learner has published a contract, and use it from now on.
 
         If `stopping` is set first, change nothing. Raise DeadlineExceeded after `timeout_s` seconds
-        without a contract and a heartbeat, MalformedMessage if it cannot be read for as long,
-        ContractMismatch or ConfigError if this process cannot serve it, or as Connection.execute.
+        without a contract and without a new heartbeat of a learner, MalformedMessage if the contract
+        cannot be read for as long. Raise ContractMismatch, ConfigError or SandboxFailed if this process
+        cannot serve the contract, ServerUnavailable, or another error of Connection.execute.
         """
         data = wait_for_contract(self._view, timeout_s, stopping)
         with self._changing:
@@ -317,8 +329,9 @@ class CurrentScorer:
     def _adopt(self, data: bytes | None) -> None:
         """Make the scorer of the encoded contract `data` the one in force, and log what changed.
 
-        Change nothing if `data` is None, in force already, or unreadable, which is logged. Raise
-        ContractMismatch or ConfigError if this process cannot serve the contract.
+        The rewards of the contract are loaded. Change nothing if `data` is None, in force already, or
+        unreadable, which is logged as an error. Raise ContractMismatch, ConfigError or SandboxFailed if
+        this process cannot serve the contract.
         """
         before = self._scorer.contract
         if data is not None and data != encode(before) and _can_be_read(data):

@@ -26,8 +26,9 @@ class ScoringFailed(PenstockError):
 class ScoringPool(SandboxPool):
     """A SandboxPool of REWARDER_WORKERS processes, a process per reward model, and the judges.
 
-    `settings` are the REWARDER_* settings. Creating the pool starts its processes. Raise ConfigError if
-    the user does not exist or the memory limit is too low, SandboxFailed if no process can be started.
+    `settings` are the REWARDER_* settings. Creating the pool starts the sandbox processes; a reward
+    model's process and the judges' thread start at their first use. Raise ConfigError if the user does
+    not exist or the memory limit is too low, SandboxFailed if no process can be started.
     """
 
     def __init__(self, settings: RewarderSettings) -> None:
@@ -48,8 +49,9 @@ class ScoringPool(SandboxPool):
     def check(self, spec: RewardSpec) -> str:
         """Return the reason why a reward cannot be used here; "" if it can.
 
-        A reward model is loaded, and another reward in a sandbox process; of a judge its options and the
-        key are checked. Raise SandboxFailed or ConfigError if no sandbox process can be started.
+        A reward model is loaded by its own process, which stays for later calls. A built-in or a user's
+        reward is loaded in a sandbox process. Of a judge its options and the key are checked. Raise
+        SandboxFailed or ConfigError if no sandbox process can be started.
         """
         if spec.kind == MODEL:
             try:
@@ -67,6 +69,7 @@ class ScoringPool(SandboxPool):
     def score(self, spec: RewardSpec, arguments: Arguments) -> Scores:
         """Return what a reward gives for one group: G values, and the columns and metrics it logged.
 
+        The kind of `spec` decides whether a sandbox process, a reward model or a judge is asked.
         `arguments`, by name, have G values each. Raise ScoringFailed if the call fails, takes too long
         or gives wrong values, SandboxFailed or ConfigError if no sandbox process can be started.
         """
@@ -84,7 +87,10 @@ class ScoringPool(SandboxPool):
             raise ScoringFailed(f"reward {spec.name}: {short(error)}") from error
 
     def close(self) -> None:
-        """Kill the reward models' processes, then the idle sandbox processes. Do not `run` later."""
+        """Kill the reward models' processes, then the idle sandbox processes. Do not `run` later.
+
+        A sandbox process with a call in progress is not killed here.
+        """
         for model in self._models.values():
             model.close()
         super().close()
@@ -93,7 +99,7 @@ class ScoringPool(SandboxPool):
         """Return a reward model's scores of one group; add 1 to `finished`, also if that fails.
 
         `arguments` have one value per completion each. Raise ScoringFailed if the model cannot be
-        loaded, takes too long, ends, or gives no finite numbers.
+        loaded, takes too long, ends, or gives anything but numbers within 1e9 of 0.
         """
         try:
             return Scores(tuple(self._model_of(spec).score(conversations_of(arguments))))
@@ -105,8 +111,9 @@ class ScoringPool(SandboxPool):
     def _score_by_judge(self, spec: RewardSpec, arguments: Arguments) -> Scores:
         """Return a judge's scores of one group: None for an answer without a score.
 
-        `arguments` have one value per completion each. Raise ScoringFailed if the judge cannot be asked,
-        or a call failed after all retries.
+        The share of None is logged as the metric NAME/unparsed. `arguments` have one value per
+        completion each. `finished` grows with each call of the judge. Raise ScoringFailed if the judge
+        cannot be asked, or a call failed after all retries.
         """
         try:
             return self._judges.score(spec, arguments)
@@ -114,7 +121,7 @@ class ScoringPool(SandboxPool):
             raise ScoringFailed(f"reward {spec.name}: {error}") from error
 
     def _count_call(self) -> None:
-        """Add 1 to `finished`, so that a long scoring is seen to go on."""
+        """Add 1 to `finished`: while that number grows, the leases of the groups are renewed."""
         with self._lock:
             self.finished += 1
 

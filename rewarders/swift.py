@@ -40,7 +40,7 @@ class _StandIn(dict[str, object]):
         name = f"{type(self).__module__}.{type(self).__name__}"
         raise ConfigError(
             f"the reward's code uses {name}, and ms-swift, which has this name, is not installed here: "
-            "install ms-swift for the rewarders, or remove the use"
+            "install ms-swift for the rewarders, or remove the name from that code"
         )
 
 

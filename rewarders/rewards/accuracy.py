@@ -85,15 +85,18 @@ def cosine(
     """Return for each completion a value by correctness and number of tokens, `completion_ids`.
 
     The `min_len` values are those at length 0, the `max_len` values those from `cosine_max_len` tokens
-    on; half a cosine joins them. By default right answers lose with length, wrong ones gain. The group's
-    gold answer is solution[0]; if it cannot be read, all get None. `prompts` and `columns` are ignored.
-    Raise MemoryError or RecursionError, as sympy does.
+    on, which is above 0; half a cosine joins them. By default right answers lose with length, wrong ones
+    gain. The group's gold answer is solution[0]; if it cannot be read, all get None. `prompts` and
+    `columns` are ignored. Raise MemoryError or RecursionError, as sympy does.
     Example: with the defaults and cosine_max_len 100, a right answer of 50 tokens gets 0.75, a wrong one
     -0.25.
     """
 
     def value(index: int, right: bool) -> float:
-        """Return the value, by its number of tokens, of the completion at `index`, `right` or not."""
+        """Return what the completion at `index` gets by its number of tokens, see `half_cosine`.
+
+        `right` chooses the two end values: those of right answers, or else those of wrong ones.
+        """
         wrong_ends = (cosine_min_len_value_wrong, cosine_max_len_value_wrong)
         right_ends = (cosine_min_len_value_correct, cosine_max_len_value_correct)
         ends = right_ends if right else wrong_ends
@@ -148,7 +151,8 @@ def is_right(gold: Value, answer: str) -> bool:
     """Return whether the answer in the text `answer` equals the gold answer's value.
 
     The last box of a text is read, else its marked or last part. For a gold answer of several values the
-    last boxes, as many as it has, are read first. Raise MemoryError or RecursionError, as sympy does.
+    last boxes, as many as there are values, are first compared as a list, if there are two or more.
+    False if no answer can be read. Raise MemoryError or RecursionError, as sympy does.
     """
     if isinstance(gold, Group) and (boxes := all_boxes(marked_part(answer))[-len(gold.items) :])[1:]:
         boxed = _list(boxes)
@@ -171,7 +175,8 @@ def _readings(text: str) -> Iterator[Value]:
 
     The first is the value of the last box, else of the marked text, else of the whole text. If words are
     there too, the second is the value of the last part, such as "5" of "so it is 5". Several sentences
-    give the last part alone; a box gives one value. Raise MemoryError or RecursionError, as sympy does.
+    give the last part alone, and so does a choice with "answer is" beside it. Any other choice, and a
+    box, give one value. Raise MemoryError or RecursionError, as sympy does.
     """
     answer = final_answer(text)
     box = last_box(answer)

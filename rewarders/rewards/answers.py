@@ -92,10 +92,10 @@ def all_boxes(text: str) -> list[str]:
 def last_part(text: str) -> str:
     """Return the part of a text after its last "answer is" or "answer:", else the text's last part.
 
-    A part is a formula in dollars, or a number with what belongs to it, of "x = 5" the 5; after "answer
-    is" also a choice from A to J. In the sentence behind "answer is", the first part with a digit
-    counts. Of several answers behind "answer is" ("5 and 6") the rest of the sentence is the part.
-    Return "" if there is none.
+    A part is a formula in dollars, or a number with what belongs to it, such as 3 million; of "x = 5"
+    the 5. Directly behind "answer is" a choice from A to J is a part too. In the sentence behind
+    "answer is", the first part with a digit counts. For several answers there ("5 and 6"), or a denied
+    one ("not 5"), return the whole rest of the sentence. Return "" if the text has no part.
     """
     phrases = [found.end() for found in _PHRASE.finditer(text)]
     rest = re.split(r"[.!?](?!\w)|\n", text[phrases[-1] :].strip())[0] if phrases else ""
@@ -126,7 +126,7 @@ def correctness(
 ) -> list[float | None]:
     """Return for each completion 2.0 for exactly the gold answer, 1.5 for an equal number, else 0.0.
 
-    The answer is the last <answer> block; "..." is no answer. A number must be at the block's end. The
+    The answer is in the block of the last <answer>; "..." is none. A number must be at its end. The
     group's gold answer is the text of solution[0] after its last ####, or the whole text. If it is
     empty, all get None. `prompts` and `columns` are ignored.
     Example: for "#### 72", "<answer>72</answer>" gets 2.0 and "<answer>= 72.0</answer>" gets 1.5.
@@ -138,7 +138,10 @@ def correctness(
 
 
 def tagged_answer(completion: str) -> str | None:
-    """Return the inside of the last <answer> block, stripped; None without one, or for "..."."""
+    """Return the inside of the block that the last <answer> begins, without white space around it.
+
+    Return None if there is no <answer>, no </answer> behind the last one, or "..." inside.
+    """
     _, opened, rest = completion.rpartition("<answer>")
     inside, closed, _ = rest.partition("</answer>")
     answer = inside.strip()

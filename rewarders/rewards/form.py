@@ -63,8 +63,8 @@ def repetition(
 ) -> list[float]:
     """Return (1 - distinct / all word n-grams) * repetition_max_penalty for each completion.
 
-    n is repetition_n_grams. Fewer than n words give 0.0. Words are separated by white space and compared
-    in lower case. `prompts` and `columns` are ignored. Source: arXiv:2502.03373. Example:
+    n is repetition_n_grams, above 0. Fewer than n words give 0.0. Words are separated by white space and
+    compared in lower case. `prompts` and `columns` are ignored. Source: arXiv:2502.03373. Example:
     "a a a a a" has three 3-grams, one of them distinct, and gets -2/3.
     """
     shares = [share_repeated(completion, repetition_n_grams) for completion in completions]
@@ -74,7 +74,8 @@ def repetition(
 def share_repeated(text: str, n: int) -> float:
     """Return the share of a text's word n-grams that occurred before; 0.0 for fewer than n words.
 
-    Words are separated by white space and compared in lower case. Example: "A b a b a" with n 2: 0.5.
+    Words are separated by white space and compared in lower case. `n` is above 0. Example: "A b a b a"
+    with n 2 gives 0.5.
     """
     words = text.lower().split()
     ngrams = [tuple(words[start : start + n]) for start in range(len(words) - n + 1)]

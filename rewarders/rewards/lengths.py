@@ -11,7 +11,7 @@ def soft_overlong(
     """Return for each completion 0 up to soft_max_length - soft_cache_length tokens, then less.
 
     From there the value goes linearly down to -1 at soft_max_length tokens, and stays -1 beyond.
-    `completion_ids` are the completions' token ids.
+    `completion_ids` are the completions' token ids. soft_cache_length is above 0. `columns` are ignored.
     """
     return [overlong_punishment(len(ids), soft_max_length, soft_cache_length) for ids in completion_ids]
 
@@ -19,8 +19,9 @@ def soft_overlong(
 def overlong_punishment(length: int, max_length: int, cache_length: int) -> float:
     """Return 0 up to max_length - cache_length tokens, then linearly down to -1 at max_length, then -1.
 
-    `length` is a completion's number of tokens. Source: DAPO (arXiv:2503.14476), equation 13. Example:
-    with max_length 100 and cache_length 20, the lengths 80, 90, 100 and 101 get 0, -0.5, -1 and -1.
+    `length` is a completion's number of tokens, cache_length is above 0. Source: equation 13 of DAPO
+    (arXiv:2503.14476). Example: with max_length 100 and cache_length 20, the lengths 80, 90, 100 and 101
+    get 0, -0.5, -1 and -1.
     """
     if length <= max_length - cache_length:
         return 0.0
@@ -30,8 +31,8 @@ def overlong_punishment(length: int, max_length: int, cache_length: int) -> floa
 def half_cosine(length: int, max_len: int, at_zero: float, at_max: float) -> float:
     """Return `at_zero` at length 0, moving along half a cosine to `at_max` from `max_len` tokens on.
 
-    `length` is a completion's number of tokens. Source: "Demystifying Long Chain-of-Thought Reasoning in
-    LLMs" (arXiv:2502.03373), cosine reward.
+    `length` is a completion's number of tokens; `max_len` is above 0. Source: "Demystifying Long
+    Chain-of-Thought Reasoning in LLMs" (arXiv:2502.03373), cosine reward.
     Example: half_cosine(50, 100, 1.0, 0.5) is 0.75.
     """
     share = min(length, max_len) / max_len
@@ -41,9 +42,10 @@ def half_cosine(length: int, max_len: int, at_zero: float, at_max: float) -> flo
 def relative_lengths(lengths: Sequence[int], right: Sequence[bool]) -> list[float]:
     """Return for each completion of a group 0.5 (the shortest) to -0.5 (the longest), linearly between.
 
-    `lengths` are the numbers of tokens, at least one. `right` says which answers are right; the others
-    get at most 0. All are 0 if all lengths are equal. Source: Kimi k1.5 (arXiv:2501.12599), length
-    penalty. Example: relative_lengths([10, 20, 30], [True, True, False]) is [0.5, 0.0, -0.5].
+    `lengths` are the completions' numbers of tokens; there is at least one. `right` says of each whether
+    its answer is right; a wrong one gets at most 0. All get 0 if all lengths are equal. Source: Kimi
+    k1.5 (arXiv:2501.12599), length penalty. Example: relative_lengths([10, 20, 30], [True, True, False])
+    is [0.5, 0.0, -0.5].
     """
     shortest, spread = min(lengths), max(lengths) - min(lengths)
     if not spread:

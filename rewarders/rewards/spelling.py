@@ -82,9 +82,9 @@ _EMPHASIS = ' *`"“”'
 def spell(text: str) -> str:
     r"""Return a text in one spelling, without dollar signs, currencies, degrees and emphasis.
 
-    Upright LaTeX units behind a number are removed, several spaces become one. Other signs for the same
-    become one: "÷" is "/", "三" is 3. Set braces are written ⦃⦄, so that {} only group. Example:
-    "$\dfrac{1}{2}\,$" becomes "\frac{1}{2}".
+    Upright LaTeX units behind a number, a leading plus and a final point are removed too, and several
+    spaces become one. Other signs for the same become one: "÷" is "/", "三" is 3. Set braces are written
+    ⦃⦄, so that {} only group. Example: "$\dfrac{1}{2}\,$" becomes "\frac{1}{2}".
     """
     text = _SUPERSCRIPTS.sub(lambda run: f"^{{{unicodedata.normalize('NFKC', run[0])}}}", text.strip())
     text = without_upright_units(text)

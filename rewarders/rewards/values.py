@@ -67,7 +67,7 @@ class Value:
 
     @cached_property
     def expression(self) -> Any:
-        """Return the sympy expression that math_verify reads in the text; None for words, or for none.
+        """Return the sympy expression that math_verify reads in the text; None for words or no formula.
 
         Raise ZeroDivisionError for a division by zero, MemoryError or RecursionError, as sympy does.
         """
@@ -219,8 +219,8 @@ def _is_whole(text: str) -> bool:
 def _read_compound(text: str) -> Value | None:
     """Return the value of a matrix, a list, a pair by plus or minus, a relation or a ratio, such as 3:2.
 
-    Return None for another text, or if a part of it cannot be read. Raise ZeroDivisionError, MemoryError
-    or RecursionError.
+    All but a relation, such as x = 5, give a Group of their values. Return None for another text, or if
+    a part of it cannot be read. Raise ZeroDivisionError, MemoryError or RecursionError.
     """
     if found := _MATRIX.fullmatch(text):
         rows = [row.split("&") for row in found[2].split(r"\\") if row.strip()]
@@ -311,8 +311,9 @@ def _read_inequality(text: str, signs: list[str], ends: list[str]) -> Value | No
 def _is_false(ends: list[str]) -> bool:
     """Return whether a number in a chain of equations is over 1% from its last number: x = 6 = 5.
 
-    `ends` are the texts between the equals signs; those that are no numbers or sums do not count. Raise
-    ZeroDivisionError, MemoryError or RecursionError.
+    `ends` are the texts between the equals signs; those that are no numbers or sums do not count. False
+    if none counts. Raise OverflowError for a number that is too large for a float, ZeroDivisionError,
+    MemoryError or RecursionError.
     """
     sums = [end for end in ends if _SUM.fullmatch(end) and not re.search(r"[\d)] ?\(", end)]  # not 8(26)
     read = [_read(spell(end)) for end in sums]
