@@ -68,8 +68,9 @@ def rules(role: Role, keys: Keys) -> list[str]:
     """Return the arguments of ACL SETUSER that let a role do its work on the run with these keys.
 
     A reader may read all keys; the learner may read and write them. An actor or a rewarder may read the
-    run and write what its work changes. The arguments allow commands ("+get") and keys ("~KEY") and take
-    no right away: the caller resets the user first.
+    run, change its work streams and `open`, add results and dead tickets, and count malformed entries.
+    The arguments allow commands ("+get") and keys ("~KEY") and take no right away: the caller resets the
+    user first.
     """
     if role == "reader":
         return [*_allow(_READING), *(f"%R~{key}" for key in keys.all)]
@@ -81,8 +82,8 @@ def rules(role: Role, keys: Keys) -> list[str]:
 def _worker_rules(keys: Keys, actor: bool) -> list[str]:
     """Return the ACL rules of an actor, or if not `actor` of a rewarder, on the run with these keys.
 
-    The role may read the run, change its own streams and `open`, and add to the next streams and `dead`.
-    """
+    Rights: change `open` and own streams (tickets, eval_tickets, or rollouts); add to rollouts (actor),
+    scored, evaluated and dead; count in malformed; read the other keys; call the functions for this."""
     worked = (keys.tickets, keys.eval_tickets) if actor else (keys.rollouts,)
     following = (keys.rollouts,) if actor else keys.outcome_streams
     ends = (*keys.outcome_streams, keys.dead)  # of a ticket that failed too often

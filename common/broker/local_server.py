@@ -166,8 +166,9 @@ def hash_password(password: str) -> str:
 class LocalServer:
     """A queue server as a child of this process, for tests and small tools; `with` or `start` starts it.
 
-    Creating a LocalServer writes its files to `folder`, the run's folder, and starts nothing. Raise
-    ConfigError if no server can run there, OSError if a file cannot be written.
+    Creating a LocalServer writes its files to `folder`, the run's folder, and makes its socket's folder,
+    but starts nothing. Attributes: `url` is the server's, with a new password. Raise ConfigError if no
+    server can run there, or one does already, OSError if a file cannot be written.
 
     Example:
         with LocalServer(Path("runs/demo")) as server:
@@ -197,7 +198,8 @@ class LocalServer:
     def start(self) -> None:
         """Start the server and wait until it answers. Its output goes to server.log of the folder.
 
-        If it ends or has not answered after 30 s, kill it and raise ServerUnavailable.
+        If it ends or has not answered after 30 s, kill it and raise ServerUnavailable. Raise ConfigError
+        if another user listens at its socket.
         """
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(

@@ -24,7 +24,7 @@ def check_files(address: ServerAddress) -> None:
         except OSError as error:
             raise ConfigError(
                 f"REDIS_URL {address}: the file of {name}, {path}, cannot be read ({error.strerror}): "
-                "correct its path or its permissions"
+                "correct its path in REDIS_URL, or let this user read it"
             ) from None
 
 
