@@ -44,8 +44,8 @@ def guard_children() -> None:
 def _watch(pid: int) -> None:
     """Wait without limit until the parent `pid` has ended (stdin closes), then kill what it left.
 
-    Killed are descendants that were seen, once per second, and processes with this guard's mark,
-    PENSTOCK_GUARD, searched for at once and 0.2 s later; no guards. Exit with code 1 without the mark.
+    Killed, but for guards, are descendants that were seen, once per second, and processes with this
+    guard's mark PENSTOCK_GUARD, searched for at once and 0.2 s later. Exit with code 1 without the mark.
     """
     if MARK not in os.environ:
         sys.exit(f"guard: the variable {MARK} is not set; a guard is started by guard_children() alone")

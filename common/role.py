@@ -46,8 +46,9 @@ def stop_on_signals() -> threading.Event:
 def connect(redis_url: str, run: RunSettings, stopping: threading.Event) -> Connection:
     """Return a connection to `redis_url` or, if that is "", to the server that `penstock up` started.
 
-    Of `run` count the three settings named here, and the folder, where `penstock up` wrote its address.
-    Later a lost server is waited for, for RUN_SERVER_TIMEOUT_S or until `stopping` is set.
+    Of `run` count RUN_CONNECT_TIMEOUT_S, RUN_SERVER_TIMEOUT_S, RUN_ALLOW_OPEN_SERVER, and the run's
+    folder, where `penstock up` wrote its server's address. Later a lost server is waited for, for
+    RUN_SERVER_TIMEOUT_S or until `stopping` is set.
 
     Raise ConfigError if no server is known or it cannot be used, also if it lets in everybody in the
     network and RUN_ALLOW_OPEN_SERVER is not set. Raise ServerUnavailable if `penstock up` has ended, or

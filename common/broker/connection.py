@@ -137,7 +137,7 @@ class Connection:
         """Send the Redis command `name` with its `arguments`. Return redis-py's reply, texts as bytes.
 
         While the server is away, busy or full, the command is sent again every 0.2 s, so it must be
-        idempotent. Raise ServerUnavailable after the server's timeout, after a request to stop, or for
+        idempotent. Raise ServerUnavailable after the server's timeout, if told to stop meanwhile, or for
         another refusal. Raise RunNotReady before a learner's setup, RunTaken if another learner holds
         the run, NotPermitted without the right, WrongType for a key of another type, ConfigError for a
         wrong login or server, and, before sending, ValueTooLarge for a too large argument.
@@ -157,9 +157,10 @@ class Connection:
     def call(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Call a function of functions.lua on the server, such as "bury", and return its reply.
 
-        `keys` (at least one) and `args` are the function's two lists of arguments. The call is sent
-        again while the server is away, busy or full, so it must be idempotent. Raise the errors of
-        `Connection.execute`, such as ServerUnavailable and RunNotReady.
+        Its name on the server is "penstock_2_bury". `keys` (at least one) and `args` are the function's
+        two lists of arguments. The call is sent again while the server is away, busy or full, so it must
+        be idempotent. Raise the errors of `Connection.execute`, such as ServerUnavailable and
+        RunNotReady.
         """
         return self.call_each(function, keys, [args])[0]
 
@@ -369,8 +370,8 @@ class Connection:
 def _pool_options(address: ServerAddress) -> dict[str, Any]:
     """Return redis-py's options for a pool of connections to `address`: place and TLS, without login.
 
-    A unix socket has a class and a path, redis:// host and port, and rediss:// a class and the TLS files
-    too.
+    A unix socket has connection_class and path; redis:// has host and port. For rediss:// there are also
+    connection_class, the options of the URL, and ssl_check_hostname: True unless the URL says "false".
     """
     if address.scheme == "unix":
         return {"connection_class": redis.UnixDomainSocketConnection, "path": address.path}

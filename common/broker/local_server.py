@@ -74,10 +74,12 @@ def prepare(run_folder: RunFolder, listening: Listening | None = None) -> Server
     """Write the files of a new queue server in the run's folder; return how to start it. Start nothing.
 
     Delete the last server's socket (after a wait of up to 5 s for its end), make a folder for a new one,
-    and draw a new password. Keep users that `queues acl` wrote. `listening` is a TCP address beside the
-    socket; None: the socket alone. Raise ConfigError if no program is found, a folder cannot be made,
-    the last server still runs, or the TCP address cannot be used, OSError if a file cannot be written,
-    and subprocess.TimeoutExpired if a program does not state its version within 10 s.
+    and draw a new password. Keep users that `queues acl` wrote. `listening` has a TCP address beside the
+    socket and the hash of one more password; None: the socket alone. The plan that is returned has the
+    server's command and its URL, which is also stored in the folder. Raise ConfigError if no program is
+    found, a folder cannot be made, the last server still runs, or the TCP address cannot be used,
+    OSError if a file cannot be written, and subprocess.TimeoutExpired if a program does not state its
+    version within 10 s.
     """
     binary = find_binary()
     run_folder = RunFolder(run_folder.path.resolve())

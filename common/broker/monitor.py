@@ -113,8 +113,8 @@ class Audit:
 def read_status(connection: Connection, run: str) -> RunStatus:
     """Return the state of the run named `run`: its tickets, its streams and the readers of each.
 
-    Raise RunNotReady if no learner has claimed the run, MalformedMessage if its contract cannot be read,
-    ServerUnavailable or another error of Connection.execute.
+    Unknown: state "starting", version and credit None. Raise RunNotReady if no learner has claimed the
+    run, MalformedMessage if its contract cannot be read, or another error of Connection.execute.
     """
     keys, view = _view(connection, run)
     totals, places = view.audit()
@@ -135,9 +135,9 @@ def read_status(connection: Connection, run: str) -> RunStatus:
 def read_audit(connection: Connection, run: str) -> Audit:
     """Return the tickets of the run named `run` at one instant: issued, ended by end state, and open.
 
-    `ended` has each end state, also with 0. Counts of malformed entries come with them. Raise
-    RunNotReady if no learner has claimed the run, WrongType for a key of another type, or another error
-    of Connection.call.
+    `ended` has each end state, also with 0. `malformed` has the counts of entries that were deleted
+    because no role can read them. Raise RunNotReady if no learner has claimed the run, WrongType for a
+    key of another type, or another error of Connection.call.
     """
     _, view = _view(connection, run)
     totals, in_flight = read_in_flight(connection, view)

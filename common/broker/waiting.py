@@ -43,9 +43,9 @@ def describe_waiting(connection: Connection, keys: Keys, lease_s: float) -> str:
 def _describe_tickets(stream: str, holder: str, tickets: list[InFlight]) -> str:
     """Return a clause on `tickets`, all on one stream and of one holder ("" if nobody holds them).
 
-    `stream` is its short name, such as "rollouts". There is at least one ticket; the time is the
-    oldest's. Examples: "actor-a-71 holds 2 tickets since 31 s", "1 group waits for a rewarder since 5
-    s".
+    `stream` is its short name, such as "rollouts". At least one ticket is needed; the time is that of
+    the oldest. Examples: "1 group waits for a rewarder since 5 s", "actor-a-71 holds 2 tickets since
+    31 s".
     """
     noun = _HOLDS.get(stream, "result")
     count, verb = (f"1 {noun}", "waits") if len(tickets) == 1 else (f"{len(tickets)} {noun}s", "wait")

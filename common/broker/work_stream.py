@@ -190,11 +190,11 @@ class WorkStream:
     def reclaim(self, count: int) -> list[Entry]:
         """Take over up to `count` entries whose lease expired, whoever held them.
 
-        The expired lease counts as a failed attempt, but the last attempt is left for a run alone. An
-        entry that already ran alone (`mark_alone`) has `doomed` True: the caller must bury it. Return []
-        if no lease expired, or the server has run for less than a lease. Entries that no role can read,
-        or no learner issued, are deleted, counted and left out. Raise ServerUnavailable or another error
-        of Connection.call.
+        The expired lease counts as a failed attempt, but not as the last one: for its last attempt a
+        ticket runs alone. If the lease of such a run (`mark_alone`) expired, the entry has `doomed`
+        True, and the caller must bury it. Return [] if no lease expired, or the server has run for less
+        than a lease. Entries that no role can read, or no learner issued, are deleted, counted and left
+        out. Raise ServerUnavailable or another error of Connection.call.
         """
         server, up_ms = self._connection.uptime()
         args = (self.consumer, self._lease_ms, count, self.max_attempts, server, up_ms)
@@ -239,9 +239,9 @@ class WorkStream:
         """Replace each entry by its payload on the stream `destination`, in one round trip.
 
         Return for each, in order, whether it was replaced: False if the ticket ended or was handed on
-        before, or if the payload is too large to send. Then an error is logged, and the ticket buried
-        (ended as dead). The leases need not be valid. Raise ServerUnavailable or another error of
-        Connection.call.
+        before, or if the payload is too large to send. In the last case an error is logged, and the
+        ticket buried (ended as dead). The leases need not be valid. Raise ServerUnavailable or another
+        error of Connection.call.
         """
         fits = [self._fits(entry, payload) for entry, payload in finished]
         replies = self._connection.call_each(
