@@ -22,7 +22,10 @@ class Deadline:
         self.restart()
 
     def restart(self) -> None:
-        """Set the seconds waited, and those of `report_due`, to 0, and count from now on."""
+        """Set the seconds waited, and those of `report_due`, to 0, and count from now on.
+
+        The `progress` that `expired` saw last is kept.
+        """
         self._waited_s = self._reported_s = 0.0
         self._polled_at = time.monotonic()
 
@@ -55,10 +58,10 @@ class Deadline:
         return self.waited_s > self.limit_s
 
     def report_due(self, every_s: float | None = None) -> bool:
-        """Return True once per `every_s` seconds waited, None: per 30 s; else False. The call is a poll.
+        """Return True once per `every_s` seconds waited, else False. The call is a poll.
 
-        The seconds count from the last restart or the last True. A wait of 70 s that polls often gets
-        True at 30 s and at 60 s. A wait whose only poll is at 70 s gets True once.
+        None and 0 mean 30 s. The seconds count from the last restart or True. A wait of 70 s that polls
+        often gets True at 30 s and at 60 s. A wait whose only poll is at 70 s gets True once.
         """
         if self.waited_s - self._reported_s < (every_s or REPORT_EVERY_S):
             return False

@@ -14,7 +14,7 @@ class PenstockError(Exception):
     exit_code = 1
 
     def __init_subclass__(cls, exit_code: int | None = None) -> None:
-        """Set `exit_code` of a class that is derived from this one; None: keep the code of its base."""
+        """Set `exit_code`, that of a process which the new subclass ends; None or 0: its base's code."""
         cls.exit_code = exit_code or cls.exit_code
 
 

@@ -55,8 +55,9 @@ _armed: Armed | None = None
 def failpoint(name: str) -> None:
     """Mark the place `name` in the code. If a test armed this place, count the passage.
 
-    At the passage with the armed number the process gets the armed signal, SIGKILL by default. Without
-    an armed place, or with another one armed, nothing happens.
+    At the passage with the armed number, the armed file, if there is one, is created and the process
+    gets the armed signal, SIGKILL by default; no signal if the file existed. Without an armed place, or
+    with another one armed, nothing happens.
     """
     if _armed is not None:
         _armed.pass_by(name)
@@ -65,7 +66,8 @@ def failpoint(name: str) -> None:
 def arm(armed: Armed | None) -> None:
     """Arm one place of this process instead of the place armed before. None disarms.
 
-    `armed` has the place's name, the passage and the signal that the process gets there.
+    `armed` has the place's name, the number of the passage (from 1), the signal that the process gets
+    there, and perhaps a file, which is created then and prevents a second signal.
     """
     global _armed  # noqa: PLW0603 - a place is anywhere in the process
     _armed = armed
@@ -75,8 +77,8 @@ def _from_environment() -> Armed | None:
     """Return the place that PENSTOCK_FAILPOINT=NAME or NAME:PASSAGE names, None if it is unset or empty.
 
     The passage is 1 by default, the signal SIGKILL. PENSTOCK_FAILPOINT_FIRED, if set, is the place's
-    file `fired`. For a malformed value print the mistake on standard error and exit with code 78: this
-    runs at import, where no caller can catch an error.
+    file `fired`. For a malformed value, such as ":3" or "handoff.after:0", print the mistake on standard
+    error and exit with code 78: this runs at import, where no caller can catch an error.
     """
     text = os.environ.get("PENSTOCK_FAILPOINT", "")
     name, colon, passage = text.partition(":")

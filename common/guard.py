@@ -29,9 +29,10 @@ _LAST_CHECKS = (0.0, 0.2)
 
 
 def guard_children() -> None:
-    """Start a guard process, which kills all later descendants of this process once this one has ended.
+    """Start a guard process, which kills all descendants of this process once this one has ended.
 
-    The environment of this process gets PENSTOCK_GUARD, a random mark for all its descendants. The guard
+    The environment of this process gets PENSTOCK_GUARD, a random mark for all later descendants. Killed
+    are those with the mark, and those that the guard saw below this process, once per second. The guard
     runs from its file with -P: a folder in the working directory or on PYTHONPATH that has the guard's
     name would be run instead, and the children would live on silently.
     """
@@ -41,10 +42,10 @@ def guard_children() -> None:
 
 
 def _watch(pid: int) -> None:
-    """Wait without limit until the parent `pid` has ended, then kill what it left, guards excepted.
+    """Wait without limit until the parent `pid` has ended (stdin closes), then kill what it left.
 
-    Killed are descendants that were seen, once per second, and processes with this guard's
-    PENSTOCK_GUARD (MARK), searched for at once and 0.2 s later. Exit with a message if MARK is not set.
+    Killed, but for guards, are descendants that were seen, once per second, and processes with this
+    guard's mark PENSTOCK_GUARD, searched for at once and 0.2 s later. Exit with code 1 without the mark.
     """
     if MARK not in os.environ:
         sys.exit(f"guard: the variable {MARK} is not set; a guard is started by guard_children() alone")
@@ -85,7 +86,8 @@ def below(pid: int) -> list[int]:
 def _is_marked(process: psutil.Process) -> bool:
     """Return whether `process` has this process's value of PENSTOCK_GUARD (MARK) in its environment.
 
-    The result is False if the process has ended or its environment cannot be read.
+    The result is False if the process has ended or its environment cannot be read. This process must
+    have the variable.
     """
     try:
         return bool(process.environ().get(MARK) == os.environ[MARK])

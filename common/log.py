@@ -17,8 +17,9 @@ _LINE = 135
 def configure_logs(role: str, form: Literal["text", "json"]) -> None:
     """Send this process's log lines to standard error, from level info on, as "text" or "json" (`form`).
 
-    In both, passwords are ***. Lines of JSON have the field `role` with the name `role`. Lines of text
-    do not name the role; their unprintable letters are escaped, and they are coloured on a terminal.
+    In both, passwords are ***. Lines of JSON that the calling thread logs have the field `role` with the
+    name `role`; those of other threads lack it. Lines of text do not name the role; their unprintable
+    letters are escaped, and they are coloured on a terminal.
     """
     renderer: Processor = (
         structlog.processors.JSONRenderer()
@@ -45,8 +46,9 @@ def configure_logs(role: str, form: Literal["text", "json"]) -> None:
 def _escape(_logger: object, _method: str, event: EventDict) -> EventDict:
     """Return the fields of a log line, `event`, with unprintable letters, line ends too, escaped.
 
-    This concerns names and values. Only a traceback keeps its line ends: its lines are indented. A
-    printable value keeps its type; another becomes text. Logger and method are unused.
+    This concerns names and values. Only a traceback (the fields `exception` and `stack`) keeps its line
+    ends: it begins on a new line, and its lines are indented. Another value keeps its type if its text
+    is printable, else it becomes text. Logger and method are unused.
     """
     found: EventDict = {}
     for name, value in event.items():

@@ -34,7 +34,7 @@ class KeptLoader(SourceFileLoader):
         Python then looks for no compiled file.
         """
         if path in KEPT:
-            raise OSError(f"{path} was read beforehand and has no time, expected a file: use its source")
+            raise OSError(f"{path} was read beforehand, expected a file on the disk: call get_data")
         return dict(super().path_stats(path))
 
 

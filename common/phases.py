@@ -30,7 +30,7 @@ class Phases:
 
         The seconds of the block are counted, in a profiler's range of this name. `progress` grows by 1
         at the beginning and at the end. The seconds of a phase within another phase count for both. A
-        phase within itself counts once: the inner block only adds 1 to `progress`.
+        phase directly within itself counts once: the inner block only adds 1 to `progress`.
         """
         self.poll()
         if name == self.name:
@@ -51,7 +51,10 @@ class Phases:
         self.progress += 1
 
     def begin_step(self) -> None:
-        """Count the seconds of the step (`step_s`) and of all its phases (`seconds`) from 0 again."""
+        """Count the seconds of the step (`step_s`) and of all its phases (`seconds`) from 0 again.
+
+        A phase that was entered before counts for the new step in full, when it ends.
+        """
         self._seconds.clear()
         self._step_began = time.monotonic()
 

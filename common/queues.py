@@ -31,19 +31,25 @@ class QueueCommand(RunCommand, ResultCommand):
     def work(self) -> int:
         """Connect to REDIS_URL, or to the server of `penstock up`, call `ask`, return its exit code.
 
-        Raise ConfigError for no server or one that cannot be used, ServerUnavailable if the server does
-        not answer within RUN_CONNECT_TIMEOUT_S, or what `ask` raises.
+        Raise ConfigError for no server or one that cannot be used, ServerUnavailable if the server, now
+        or at a later command, does not answer within RUN_CONNECT_TIMEOUT_S, or what `ask` raises.
         """
         limit_s = self.run.connect_timeout_s
         url = self.redis_url or started_server(self.run.folder)
         return self.ask(Connection(url, limit_s, limit_s, allow_open=self.run.allow_open_server))
 
     def ask(self, connection: Connection) -> int:
-        """Print what `read` returns about the run; return its exit code. Raise what `read` raises."""
+        """Print the result of `read`, with --json as lines of JSON, and return the result's exit code.
+
+        `connection` is to the run's queue server. Raise what `read` raises.
+        """
         return self.show(self.read(connection))
 
     def read(self, connection: Connection) -> Result:
-        """Return what the server knows of the run. Raise RunNotReady without it. Abstract here."""
+        """Return what the command prints about the run: a text, the objects for --json, the exit code.
+
+        Abstract here: a subclass asks the server by `connection`, and may raise RunNotReady.
+        """
         raise NotImplementedError
 
 
@@ -83,7 +89,8 @@ class Audit(QueueCommand):
     def read(self, connection: Connection) -> Result:
         """Return the audit of the run as text and as one object; the exit code is 1 for faults, else 0.
 
-        A fault is a lost entry or a wrong number of tickets. Raise RunNotReady without the run.
+        A fault is an open ticket whose entry is gone, or a number of issued tickets that is not that of
+        the ended and open ones. The object has them under "faults". Raise RunNotReady without the run.
         """
         found = read_audit(connection, self.run.name)
         row = asdict(found) | {"faults": found.faults}
@@ -137,9 +144,10 @@ class Acl(QueueCommand):
     def ask(self, connection: Connection) -> int:
         """Write a user to the server and a file with its URL for each role, print the paths, return 0.
 
-        The server's functions are loaded before. The files are in `out`, by default queue/users of the
-        run's folder. A line warns if the server has not stored its users and forgets them when it ends.
-        Raise ConfigError without the rights of an operator, or if an old file there is malformed.
+        The roles are learner, actor, rewarder and reader. The server's functions are loaded before. The
+        files are in `out`, by default queue/users of the run's folder. A line warns if the server has
+        not stored its users and forgets them when it ends. Raise ConfigError without the rights of an
+        operator, or if an old file there is malformed.
         """
         url = self.redis_url or started_server(self.run.folder)
         folder = self.out or default_folder(self.run.folder)

@@ -24,8 +24,8 @@ def first_scored(rewards: Rewards) -> int:
 def total_rewards(rewards: Rewards, weights: Mapping[str, float]) -> np.ndarray:
     """Return each rollout's sum of its rewards times `weights`, which are by reward name; (G,) float64.
 
-    `rewards` has by reward name one value for each of a group's G rollouts. None counts as 0. A rollout
-    of which all rewards are None has NaN.
+    `rewards` has by reward name one value for each of a group's G rollouts. At least one name is needed,
+    and each needs a weight. None counts as 0. A rollout of which all rewards are None has NaN.
     Example:
         >>> rewards = {"accuracy": [1.0, None], "format": [1.0, None]}
         >>> total_rewards(rewards, {"accuracy": 1.0, "format": 0.5})
@@ -41,9 +41,9 @@ def total_rewards(rewards: Rewards, weights: Mapping[str, float]) -> np.ndarray:
 def group_totals(rewards: Rewards, weights: Mapping[str, float], aggregation: Aggregation) -> np.ndarray:
     """Return the totals (G,) from which advantages are computed; NaN for a rollout without any reward.
 
-    `rewards` has by name one value per rollout, `weights` by name the factor. With `aggregation`
-    "sum_then_normalize" these are the `total_rewards`, with "normalize_then_sum" the rewards first go
-    through `normalize_rewards`.
+    `rewards` has by name one value per rollout, `weights` for each of these names the factor. With
+    `aggregation` "sum_then_normalize" these are the `total_rewards`, with "normalize_then_sum" the
+    rewards first go through `normalize_rewards`.
     """
     if aggregation == "normalize_then_sum":
         rewards = normalize_rewards(rewards)

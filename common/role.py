@@ -14,10 +14,11 @@ from penstock.common.guard import guard_children
 
 
 def begin_role() -> threading.Event:
-    """Start a guard process, which kills this process's children once it has ended; return an event.
+    """Start a guard process, which kills this process's descendants once it has ended; return an event.
 
     The first SIGINT or SIGTERM sets the event; the second ends the process at once with exit code 128 +
-    the signal's number. Raise ValueError outside of the main thread.
+    the signal's number. Handlers set before are replaced, and the environment gets PENSTOCK_GUARD, by
+    which the guard knows the descendants. Raise ValueError outside of the main thread.
     """
     guard_children()
     return stop_on_signals()
@@ -45,9 +46,13 @@ def stop_on_signals() -> threading.Event:
 def connect(redis_url: str, run: RunSettings, stopping: threading.Event) -> Connection:
     """Return a connection to `redis_url` or, if that is "", to the server that `penstock up` started.
 
-    A lost server is waited for, for RUN_SERVER_TIMEOUT_S or until `stopping` is set. `run` has this and
-    the other limits. Raise ConfigError if no server is known or it cannot be used, ServerUnavailable if
-    it does not answer within RUN_CONNECT_TIMEOUT_S.
+    Of `run` count RUN_CONNECT_TIMEOUT_S, RUN_SERVER_TIMEOUT_S, RUN_ALLOW_OPEN_SERVER, and the run's
+    folder, where `penstock up` wrote its server's address. Later a lost server is waited for, for
+    RUN_SERVER_TIMEOUT_S or until `stopping` is set.
+
+    Raise ConfigError if no server is known or it cannot be used, also if it lets in everybody in the
+    network and RUN_ALLOW_OPEN_SERVER is not set. Raise ServerUnavailable if `penstock up` has ended, or
+    no server answers within RUN_CONNECT_TIMEOUT_S or before `stopping` is set.
     """
     url = redis_url or started_server(run.folder)
     return Connection(url, run.connect_timeout_s, run.server_timeout_s, stopping, run.allow_open_server)

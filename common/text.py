@@ -20,7 +20,8 @@ def as_text(value: Any) -> str:
 def short(value: object, letters: int = 200) -> str:
     """Return str(value), of an error or value of unknown origin, cut to at most `letters` letters.
 
-    A cut text ends in "..."; lone surrogates, which UTF-8 cannot encode, are escaped.
+    `letters` is 3 or more. A cut text ends in "..."; lone surrogates, which UTF-8 cannot encode, are
+    escaped.
     Example:
         >>> short("a" * 10, letters=6)
         'aaa...'
@@ -42,8 +43,9 @@ def encodable(text: str) -> str:
 def hide_passwords(text: str) -> str:
     """Return the text with `***` for the login of each URL and for values such as that of `password=`.
 
-    The other names are passwd=, secret=, token=, api_key= and apikey=, in upper or lower case. A value
-    ends before a space or `&`. The login USER:PASSWORD of "USER:PASSWORD@HOST" is no secret and stays.
+    The other names are passwd=, secret=, token=, api_key= and apikey=, in upper or lower case, also as
+    the end of a name such as hf_token=. A value ends before a space or `&`. The login USER:PASSWORD of
+    "USER:PASSWORD@HOST" is no secret and stays.
     Example:
         >>> hide_passwords("redis://me:secret@host/0 and http://host?password=secret")
         'redis://***@host/0 and http://host?password=***'

@@ -68,8 +68,9 @@ def rules(role: Role, keys: Keys) -> list[str]:
     """Return the arguments of ACL SETUSER that let a role do its work on the run with these keys.
 
     A reader may read all keys; the learner may read and write them. An actor or a rewarder may read the
-    run and write what its work changes. The arguments allow commands ("+get") and keys ("~KEY") and take
-    no right away: the caller resets the user first.
+    run, change its work streams and `open`, add groups, results and dead tickets, count malformed
+    entries, and call the server functions for that. The arguments allow commands ("+get") and keys
+    ("~KEY") and take no right away: the caller resets the user first.
     """
     if role == "reader":
         return [*_allow(_READING), *(f"%R~{key}" for key in keys.all)]
@@ -81,8 +82,8 @@ def rules(role: Role, keys: Keys) -> list[str]:
 def _worker_rules(keys: Keys, actor: bool) -> list[str]:
     """Return the ACL rules of an actor, or if not `actor` of a rewarder, on the run with these keys.
 
-    The role may read the run, change its own streams and `open`, and add to the next streams and `dead`.
-    """
+    Rights: change `open` and own streams (tickets, eval_tickets, or rollouts); add to rollouts (actor),
+    scored, evaluated and dead; count in malformed; read the other keys; call the functions for this."""
     worked = (keys.tickets, keys.eval_tickets) if actor else (keys.rollouts,)
     following = (keys.rollouts,) if actor else keys.outcome_streams
     ends = (*keys.outcome_streams, keys.dead)  # of a ticket that failed too often
@@ -105,8 +106,9 @@ def write_users(connection: Connection, url: str, run: str, folder: Path) -> tup
 
     `connection` is an operator's. `url` is the server's URL; each user's login replaces the login in it.
     `folder`, created with mode 0700 if missing, gets learner.url, actor.url, rewarder.url and reader.url
-    with mode 0600. A user whose file exists keeps the password in the file; others get a random one.
-    Older rights of the users are taken away.
+    with mode 0600. A user whose file exists keeps the password in the file, with a warning on standard
+    error if others may read or change the file; other users get a random password. Older rights of the
+    users are taken away.
 
     Return the users in this order, and whether the server stored them for its next start. Raise
     ConfigError without the rights of an operator, for a folder that cannot be made or a malformed file,
@@ -150,8 +152,8 @@ def _selector(commands: Sequence[str], keys: Iterable[str], right: str = "~") ->
 def _kept_password(file: Path) -> str | None:
     """Return the password of the URL in a role's file; None without a file or a password.
 
-    Warn on standard error if others may read the file. Raise ConfigError, which names the file, if the
-    file cannot be read or holds no URL.
+    Warn on standard error if others may read or change the file. Raise ConfigError, which names the
+    file, if the file cannot be read or holds no URL.
     """
     if not file.exists():
         return None
@@ -166,8 +168,8 @@ def _kept_password(file: Path) -> str | None:
 def _saved(connection: Connection) -> bool:
     """Let the server write its users to its aclfile, and return True.
 
-    Return False if the server has no aclfile or does not answer. Raise ConfigError if this user may not
-    save.
+    Return False if the server has no aclfile, or does not answer within its timeout. Raise ConfigError
+    if this user may not save.
     """
     try:
         connection.execute("ACL", "SAVE")

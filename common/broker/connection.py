@@ -77,9 +77,9 @@ class Connection:
     is never set.
 
     Later each command waits for a lost server, for up to `server_timeout_s` or until `stopping` is set.
-    `address` is the URL without user and password. `restarts` counts the changes of the server's
-    process. A server that was killed may have lost acknowledged writes, so a caller that relies on such
-    writes checks them after each restart.
+    `address` is the URL without user, password and options, for messages. `restarts` counts the changes
+    of the server's process. A server that was killed may have lost acknowledged writes, so a caller that
+    relies on such writes checks them after each restart.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Connection:
         """Send the Redis command `name` with its `arguments`. Return redis-py's reply, texts as bytes.
 
         While the server is away, busy or full, the command is sent again every 0.2 s, so it must be
-        idempotent. Raise ServerUnavailable after the server's timeout, after a request to stop, or for
+        idempotent. Raise ServerUnavailable after the server's timeout, if told to stop meanwhile, or for
         another refusal. Raise RunNotReady before a learner's setup, RunTaken if another learner holds
         the run, NotPermitted without the right, WrongType for a key of another type, ConfigError for a
         wrong login or server, and, before sending, ValueTooLarge for a too large argument.
@@ -157,8 +157,9 @@ class Connection:
     def call(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Call a function of functions.lua on the server, such as "bury", and return its reply.
 
-        `keys` and `args` are the function's two lists of arguments. The call is sent again while the
-        server is away. Raise the errors of `Connection.execute`, such as ServerUnavailable and
+        Its name on the server is "penstock_2_bury". `keys` (at least one) and `args` are the function's
+        two lists of arguments. The call is sent again while the server is away, busy or full, so it must
+        be idempotent. Raise the errors of `Connection.execute`, such as ServerUnavailable and
         RunNotReady.
         """
         return self.call_each(function, keys, [args])[0]
@@ -168,9 +169,10 @@ class Connection:
     ) -> list[Any]:
         """Call a function of functions.lua once per item of `calls`, in one round trip.
 
-        Each item has one call's arguments; all have the same `keys`. Return the replies in order. All
-        calls are sent again while the server is away or full, so they must be idempotent. A refused call
-        raises one of the errors of `Connection.execute`; other calls have had their effect.
+        Each item has one call's arguments; all have the same `keys`, at least one. Return the replies in
+        order, [] for no calls. All are sent again while the server is away or full, so they must be
+        idempotent. The first refused call raises an error of `Connection.execute`, such as RunNotReady;
+        other calls have had their effect. Raise ValueTooLarge, before sending, for a too large argument.
         """
         for args in calls:
             self._check_sizes(f"`{function}` of {keys[-1]}", args)
@@ -187,8 +189,8 @@ class Connection:
         """Raise ValueTooLarge, naming `what`, if `value` has more bytes than the server takes at once.
 
         The caller must not send this value: the server would close the connection, which looks like a
-        lost server. A text counts in UTF-8. For a value over 1 MiB the server is asked for its limit:
-        raise ServerUnavailable if it does not answer.
+        lost server. A text counts in UTF-8. For a value over 1 MiB less 4 KiB the server is asked for
+        its limit, and retried while away: raise ServerUnavailable if it does not answer in time.
         """
         size = len(value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass"))
         if size <= _ALWAYS_TAKEN:
@@ -245,7 +247,8 @@ class Connection:
         """Load functions.lua into the server, in place of functions that an older release loaded.
 
         If this user may not load functions, check that the server has the same ones, and raise
-        ConfigError if not. Raise ServerUnavailable if the server does not answer.
+        ConfigError if not, NotPermitted if the user may not list them either. Raise ServerUnavailable if
+        the server does not answer.
         """
         source = files("penstock.common.broker").joinpath("functions.lua").read_text()
         try:
@@ -330,8 +333,8 @@ class Connection:
     def _notice_restart(self) -> None:
         """Ask the server for its process's id. If that has changed, count and log a restart.
 
-        The note of a new socket is cleared first. Raise ConfigError if the new server is older than 7.0,
-        redis's errors if it does not answer.
+        The event that `_on_connect` set is cleared first. Raise ConfigError if the new server is older
+        than 7.0, redis's errors if it does not answer.
         """
         self._new_socket.clear()
         info = self._client.info("server")
@@ -360,15 +363,15 @@ class Connection:
         if policy != "noeviction":
             raise ConfigError(
                 f"maxmemory-policy {policy} lets the queue server at {self.address} evict keys, and so "
-                "lose work: set maxmemory-policy noeviction"
+                "lose work: set maxmemory-policy noeviction in its configuration"
             )
 
 
 def _pool_options(address: ServerAddress) -> dict[str, Any]:
     """Return redis-py's options for a pool of connections to `address`: place and TLS, without login.
 
-    A unix socket has a class and a path, redis:// host and port, and rediss:// a class and the TLS files
-    too.
+    A unix socket has connection_class and path; redis:// has host and port. For rediss:// there are also
+    connection_class, the options of the URL, and ssl_check_hostname: True unless the URL says "false".
     """
     if address.scheme == "unix":
         return {"connection_class": redis.UnixDomainSocketConnection, "path": address.path}
@@ -416,7 +419,7 @@ def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> No
         ) from error
     if code == "TAKEN":
         raise RunTaken(
-            f"the queue server {address} has another learner: {message}. Then start this learner again"
+            f"queue server {address} has a learner: {message}. Once it is gone, start this learner again"
         ) from error
     if code == "FOREIGN":
         raise ConfigError(

@@ -36,8 +36,8 @@ class LearnerWatch:
         """Read the learner's heartbeat; a call within a second of the last reading does nothing.
 
         Log a warning for each 30 s without a new heartbeat. Raise DeadlineExceeded after
-        RUN_PROGRESS_TIMEOUT_S without one; a gap between calls counts as at most 5 s. Raise
-        ServerUnavailable or another error of Connection.execute.
+        RUN_PROGRESS_TIMEOUT_S without one; a gap between calls counts as at most 5 s. Both name who
+        holds open tickets. Raise ServerUnavailable or another error of Connection.execute.
         """
         if time.monotonic() < self._poll_at:
             return
@@ -57,7 +57,8 @@ class LearnerWatch:
         """Return a clause: the learner as in `sign`, the announced weights, who holds open tickets.
 
         If a key has another type than expected, the error's text replaces the last part. Raise
-        RunNotReady without a run, ServerUnavailable, or another error of Connection.call.
+        RunNotReady if the learner's functions are not on the server, ServerUnavailable, or another error
+        of Connection.call.
         """
         weights = self._view.weights()
         version = f"weights {weights.version} are announced" if weights else "no weights are announced"

@@ -36,9 +36,10 @@ class LeaseKeeper:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread that `start` began, and wait at most 5 s for its end. Call `start` first.
+        """Stop the thread that `start` began, and wait at most 5 s for its end.
 
-        Entries are not given back: their leases expire, and other processes take them.
+        Without a `start` before, threading raises RuntimeError. Entries are not given back: their leases
+        expire, and other processes take them.
         """
         self._stop.set()
         self._thread.join(timeout=5)
@@ -46,8 +47,10 @@ class LeaseKeeper:
     def hold(self, stream: WorkStream, entry: Entry, on_lost: Callable[[], None]) -> None:
         """Renew the lease of `entry`, which was taken from `stream`, from now on until `release`.
 
-        If another process has taken the entry over, call `on_lost` once, in the keeper's thread, and
-        hold the entry no longer. If no entry was held, the timeout for missing progress starts anew.
+        If a renewal finds that this process no longer holds the entry, as another one took it over or it
+        is gone, log a warning, call `on_lost` once, in the keeper's thread, and hold the entry no
+        longer. If no entry was held, the timeout for missing progress starts anew. The server is not
+        called.
         """
         with self._lock:
             if not self._held:
@@ -73,8 +76,8 @@ class LeaseKeeper:
     def _renew(self) -> None:
         """Renew the leases of all held entries once; of none if `_stalled` finds no progress.
 
-        An entry that another process has taken over is held no longer: log a warning and call its
-        `on_lost`. Raise ServerUnavailable or another error of Connection.call.
+        An entry that another process has taken over, or that is gone, is held no longer: log a warning
+        and call its `on_lost`. Raise ServerUnavailable or another error of Connection.call.
         """
         if self._stalled():
             return
@@ -92,7 +95,8 @@ class LeaseKeeper:
     def _stalled(self) -> bool:
         """Return whether entries are held while `progress` stood still for over the stall timeout.
 
-        If so, log an error. While no entry is held, the timeout starts anew and the result is False.
+        If so, log an error, at each call. While no entry is held, the timeout starts anew and the result
+        is False. `progress` is called once.
         """
         progress = self._progress()
         with self._lock:

@@ -74,10 +74,12 @@ def prepare(run_folder: RunFolder, listening: Listening | None = None) -> Server
     """Write the files of a new queue server in the run's folder; return how to start it. Start nothing.
 
     Delete the last server's socket (after a wait of up to 5 s for its end), make a folder for a new one,
-    and draw a new password. Keep users that `queues acl` wrote. `listening` is a TCP address beside the
-    socket; None: the socket alone. Raise ConfigError if no program is found, a folder cannot be made,
-    the last server still runs, or the TCP address cannot be used, OSError if a file cannot be written,
-    and subprocess.TimeoutExpired if a program does not state its version within 10 s.
+    and draw a new password. Keep users that `queues acl` wrote. `listening` has a TCP address beside the
+    socket and the hash of one more password; None: the socket alone. The plan that is returned has the
+    server's command and its URL, which is also stored in the folder. Raise ConfigError if no program is
+    found, a folder cannot be made, the last server still runs, or the TCP address cannot be used,
+    OSError if a file cannot be written, and subprocess.TimeoutExpired if a program does not state its
+    version within 10 s.
     """
     binary = find_binary()
     run_folder = RunFolder(run_folder.path.resolve())
@@ -166,8 +168,9 @@ def hash_password(password: str) -> str:
 class LocalServer:
     """A queue server as a child of this process, for tests and small tools; `with` or `start` starts it.
 
-    Creating a LocalServer writes its files to `folder`, the run's folder, and starts nothing. Raise
-    ConfigError if no server can run there, OSError if a file cannot be written.
+    Creating a LocalServer writes its files to `folder`, the run's folder, and makes its socket's folder,
+    but starts nothing. Attributes: `url` is the server's, with a new password. Raise ConfigError if no
+    server can run there, or one does already, OSError if a file cannot be written.
 
     Example:
         with LocalServer(Path("runs/demo")) as server:
@@ -197,7 +200,8 @@ class LocalServer:
     def start(self) -> None:
         """Start the server and wait until it answers. Its output goes to server.log of the folder.
 
-        If it ends or has not answered after 30 s, kill it and raise ServerUnavailable.
+        If it ends or has not answered after 30 s, kill it and raise ServerUnavailable. Raise ConfigError
+        if another user listens at its socket.
         """
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(

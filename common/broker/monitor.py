@@ -113,8 +113,8 @@ class Audit:
 def read_status(connection: Connection, run: str) -> RunStatus:
     """Return the state of the run named `run`: its tickets, its streams and the readers of each.
 
-    Raise RunNotReady if no learner has claimed the run, MalformedMessage if its contract cannot be read,
-    ServerUnavailable or another error of Connection.execute.
+    Unknown: state "starting", version and credit None. Raise RunNotReady if no learner has claimed the
+    run, MalformedMessage if its contract cannot be read, or another error of Connection.execute.
     """
     keys, view = _view(connection, run)
     totals, places = view.audit()
@@ -135,9 +135,9 @@ def read_status(connection: Connection, run: str) -> RunStatus:
 def read_audit(connection: Connection, run: str) -> Audit:
     """Return the tickets of the run named `run` at one instant: issued, ended by end state, and open.
 
-    `ended` has each end state, also with 0. Counts of malformed entries come with them. Raise
-    RunNotReady if no learner has claimed the run, WrongType for a key of another type, or another error
-    of Connection.call.
+    `ended` has each end state, also with 0. `malformed` has the counts of entries that were deleted
+    because no role can read them. Raise RunNotReady if no learner has claimed the run, WrongType for a
+    key of another type, or another error of Connection.call.
     """
     _, view = _view(connection, run)
     totals, in_flight = read_in_flight(connection, view)
@@ -149,8 +149,10 @@ def read_in_flight(connection: Connection, view: RunView) -> tuple[dict[str, int
     """Return the ledger's totals and the open tickets, both of one instant.
 
     The totals have the number of issued tickets ("issued") and of each end state; those never counted
-    are missing. The tickets are sorted by the id of their entry, oldest first. Raise RunNotReady if no
-    learner has set the run up, WrongType for a key of another type, or another error of Connection.call.
+    are missing. The tickets are sorted by the text of their entry's id: oldest first, to the
+    millisecond. Both are empty for an unknown run. Raise RunNotReady if the learner's functions are not
+    on the server or a stream lacks its group, WrongType for a key of another type, or another error of
+    Connection.call.
     """
     totals, places = view.audit()
     now_ms = _now_ms(connection)
@@ -168,8 +170,8 @@ def read_in_flight(connection: Connection, view: RunView) -> tuple[dict[str, int
 def read_consumers(connection: Connection, key: str) -> tuple[ConsumerStatus, ...]:
     """Return the processes that read the stream `key`, also dead ones that did not leave.
 
-    Without the stream, or if nobody ever read it, return (). Raise ServerUnavailable or another error of
-    Connection.execute.
+    Return () without the stream or a group on it, or if nobody ever read it. Raise ServerUnavailable or
+    another error of Connection.execute.
     """
     if not (connection.execute("EXISTS", key) and connection.execute("XINFO", "GROUPS", key)):
         return ()
@@ -191,7 +193,7 @@ def read_dead(connection: Connection, run: str, count: int) -> list[tuple[str, s
 
 
 def discard_run(connection: Connection, run: str) -> int:
-    """Delete all keys of the run named `run`, whoever uses it, and return how many existed.
+    """Delete all keys of the run named `run`, even one in use, and return how many existed: 0 to 13.
 
     Raise ServerUnavailable or another error of Connection.execute.
     """
@@ -216,8 +218,8 @@ def _view(connection: Connection, run: str) -> tuple[Keys, RunView]:
 def _read_stream(connection: Connection, key: str, now_ms: int) -> StreamStatus:
     """Return the stream's numbers of entries, its oldest entry's age and its readers.
 
-    `now_ms` is the server's time in ms since 1970. Raise ServerUnavailable or another error of
-    Connection.execute.
+    The entries that no reader holds count as not taken. `now_ms` is the server's time in ms since 1970.
+    Raise ServerUnavailable or another error of Connection.execute.
     """
     depth = int(connection.execute("XLEN", key))
     first = connection.execute("XRANGE", key, "-", "+", "COUNT", 1)

@@ -25,7 +25,11 @@ def format_status(found: RunStatus) -> str:
 
 
 def _format_stream(stream: StreamStatus) -> list[str]:
-    """Return the line of a stream with its counts and oldest entry's age, then a line per reader."""
+    """Return the line of a stream with its counts and oldest entry's age, then a line per reader.
+
+    The age is in seconds, "-" for an empty stream. A reader's line has the number of entries that the
+    reader holds and the seconds since it last asked for work.
+    """
     oldest = "-" if stream.oldest_s is None else f"{stream.oldest_s:.1f} s"
     counts = f"{stream.depth:>7}{stream.pending:>7}{stream.undelivered:>9}{oldest:>10}"
     rows = [f"    {one.name}: holds {one.held}, idle {one.idle_s:.1f} s" for one in stream.consumers]

@@ -77,8 +77,10 @@ def check_listener(client: socket.socket, address: ServerAddress) -> None:
 def answers(url: str) -> bool:
     """Return whether a server answers at the unix socket of `url`, takes the password and has its data.
 
-    False if nobody listens, or a step takes over 1 s. Raise ConfigError, before the password is sent, if
-    the socket belongs to another user, or if `url` is malformed.
+    `url` has a password and no user: the login is that of the server's default user. False if nobody
+    listens, a step takes over 1 s, or the server refuses or still loads its data. Raise ConfigError,
+    before the password is sent, if the socket is another user's, others may enter its folder, or `url`
+    is malformed.
     """
     address = parse_url(url)
     try:
@@ -94,8 +96,8 @@ def answers(url: str) -> bool:
 def listens(address: ServerAddress) -> bool:
     """Return whether the owner of `address` (with none, anybody) listens at its unix socket.
 
-    The socket is connected to, for at most 1 s; nothing is sent. False too if others may enter the
-    folder of an owner's socket.
+    The socket is connected to, for at most 1 s; nothing is sent. False too if another user listens, or
+    others may enter the folder of an owner's socket. No error is raised.
     """
     try:
         with _connected(address) as client:

@@ -64,7 +64,7 @@ class RunView:
     """The state of a run that every process may read. Each method but `report` asks the queue server.
 
     A value that no learner wrote reads as a missing one, and is logged once: the learner writes its own
-    again within a quarter of its lease, so the reader waits. The methods raise the errors of
+    again within a quarter of its lease, so the reader may ask again. The methods raise the errors of
     Connection.execute, such as ServerUnavailable.
     """
 
@@ -101,7 +101,8 @@ class RunView:
         With this state, True if no learner holds the lease. If one still holds it, another client may
         have written the state, or the learner was killed before it gave the lease back. Then True only
         if calls of this method have seen no new heartbeat for longer than the lease, by this process's
-        clock; the last heartbeat and its time are stored for that.
+        clock; the last heartbeat and its time are stored for that. A key of another type is logged once
+        and counts as missing. Raise ServerUnavailable or another error of Connection.execute.
         """
         if self._read("GET", self.keys.state) != b"ended":
             self._last_beat = None
@@ -117,15 +118,16 @@ class RunView:
     def incarnation(self) -> int:
         """Return the number of the learner's newest incarnation; 0 before any claim.
 
-        A stored text that is no number is logged once and gives 0. Raise ServerUnavailable or another
-        error of Connection.execute.
+        A stored text that is no number, or a key of another type, is logged once and gives 0. Raise
+        ServerUnavailable or another error of Connection.execute.
         """
         return self._incarnation_of(self._read("HGET", self.keys.fence, "incarnation") or b"")
 
     def learner(self) -> LearnerSign:
         """Return the learner's last heartbeat; before a claim its texts are "" and its incarnation is 0.
 
-        Raise ServerUnavailable or another error of Connection.execute.
+        A key of another type gives the same, and is logged once. Raise ServerUnavailable or another
+        error of Connection.execute.
         """
         names = ("holder", "incarnation", "seen", "phase")
         found = self._read("HMGET", self.keys.fence, *names) or (None,) * len(names)
@@ -135,8 +137,8 @@ class RunView:
     def malformed(self) -> dict[str, int]:
         """Return by cause how many entries were deleted because no role can read them; {} if none were.
 
-        Counts that are no number are left out. Raise ServerUnavailable or another error of
-        Connection.execute.
+        Counts that are no number are left out. A key of another type is logged once and gives {}. Raise
+        ServerUnavailable or another error of Connection.execute.
         """
         flat = self._read("HGETALL", self.keys.malformed) or {}
         return {text(cause): int(count) for cause, count in flat.items() if _NUMBER.fullmatch(count)}
@@ -174,8 +176,9 @@ class RunView:
         """Return the ledger's totals and the open tickets, in no order, both of one instant.
 
         The totals are by name ("issued" and the end states), without those that were never counted.
-        Raise RunNotReady before a learner's setup, WrongType for a key of another type, or another error
-        of Connection.call.
+        Both are empty for an unknown run. Raise RunNotReady if no learner has loaded its functions on
+        the server, or a stream lacks its group, WrongType for a key of another type, or another error of
+        Connection.call.
         """
         totals, places = self._connection.call(
             "audit", [self.keys.open, self.keys.ledger, *self.keys.work_streams], []

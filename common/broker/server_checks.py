@@ -24,7 +24,7 @@ def check_files(address: ServerAddress) -> None:
         except OSError as error:
             raise ConfigError(
                 f"REDIS_URL {address}: the file of {name}, {path}, cannot be read ({error.strerror}): "
-                "correct its path or its permissions"
+                "correct its path in REDIS_URL, or let this user read it"
             ) from None
 
 
@@ -43,7 +43,7 @@ def check_handshake(error: BaseException, address: ServerAddress) -> None:
     raise ConfigError(
         f"queue server {address}: no TLS connection ({reason}). Expected a certificate for the host "
         f"{address.host}, signed by a CA in ssl_ca_certs of REDIS_URL or of the system, and a client's "
-        "certificate in ssl_certfile and ssl_keyfile where the server asks for it. Set these options"
+        "certificate in ssl_certfile and ssl_keyfile if the server asks for one. Set them in REDIS_URL"
     ) from error
 
 

@@ -22,11 +22,12 @@ log = get_logger(__name__)
 def describe_waiting(connection: Connection, keys: Keys, lease_s: float) -> str:
     """Return, in one sentence, who holds the open tickets since when and which role has no process.
 
-    The text is "no ticket is open" without any; its most letters are 1000. A process counts as running
-    if it asked for work or renewed a lease within `lease_s` seconds. Each ticket is logged at debug
-    level. Raise RunNotReady without a run, WrongType for a key of another type, or another error of
-    Connection.call. Example: "no rewarder is running, rewarder-host-71-0c31fa was last seen 29 s ago;
-    rewarder-host-71-0c31fa holds 2 groups since 31 s".
+    The second part concerns only roles on whose streams there are open tickets. A process counts as
+    running if it asked for work or renewed a lease within `lease_s` seconds. The text has at most 1000
+    letters; it is "no ticket is open" without any. Each ticket is logged at debug level. Raise
+    RunNotReady if the learner's functions are not on the server, WrongType for a key of another type, or
+    another error of Connection.call. Example: "no rewarder is running, rewarder-host-71-0c31fa was last
+    seen 29 s ago; rewarder-host-71-0c31fa holds 2 groups since 31 s".
     """
     found: dict[tuple[str, str], list[InFlight]] = defaultdict(list)
     _, open_tickets = read_in_flight(connection, RunView(connection, keys))
@@ -42,8 +43,9 @@ def describe_waiting(connection: Connection, keys: Keys, lease_s: float) -> str:
 def _describe_tickets(stream: str, holder: str, tickets: list[InFlight]) -> str:
     """Return a clause on `tickets`, all on one stream and of one holder ("" if nobody holds them).
 
-    `stream` is the stream's short name; the time is the oldest ticket's. Examples: "actor-a-71 holds 2
-    tickets since 31 s", "1 group waits for a rewarder since 5 s".
+    `stream` is its short name, such as "rollouts". At least one ticket is needed; the time is that of
+    the oldest. Examples: "1 group waits for a rewarder since 5 s", "actor-a-71 holds 2 tickets since
+    31 s".
     """
     noun = _HOLDS.get(stream, "result")
     count, verb = (f"1 {noun}", "waits") if len(tickets) == 1 else (f"{len(tickets)} {noun}s", "wait")

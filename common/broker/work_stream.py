@@ -86,10 +86,11 @@ class EntryReader:
         self._logged: set[str] = set()
 
     def read(self, rows: Iterable[Sequence[Any]]) -> list[Entry]:
-        """Return the entries in `rows`, in order. A row has the arguments of `read_entry`: id, t, d, ...
+        """Return the entries in `rows`, in order. A row has the arguments of `read_entry`, in its order.
 
-        Rows that no role writes, or of another purpose than the reader's, are left out; the server
-        deletes and counts them. Raise ServerUnavailable or another error of Connection.call.
+        Left out are rows that `read_entry` refuses, or of another purpose than the reader's. The server
+        deletes and counts them by cause; the first of each cause is logged as an error. Raise
+        ServerUnavailable or another error of Connection.call.
         """
         entries: list[Entry] = []
         malformed: defaultdict[str, list[str]] = defaultdict(list)
@@ -108,8 +109,9 @@ class EntryReader:
     def drop(self, cause: str, entries: list[str]) -> None:
         """Delete the entries with these ids from the stream, and count those that were still there.
 
-        `cause` is the text by which they are counted, and logged as an error the first time. `entries`
-        has at least one id. Raise ServerUnavailable or another error of Connection.call.
+        `cause` is the text by which the server counts them. The first time that this reader deletes any
+        for this cause, an error is logged. `entries` has at least one id. Raise ServerUnavailable or
+        another error of Connection.call.
         """
         keys = [self._keys.fence, self._stream, self._keys.malformed]
         dropped = self._connection.call("drop", keys, [cause, *entries])
@@ -149,8 +151,9 @@ class WorkStream:
     def take(self, count: int, block_ms: int = 0) -> list[Entry]:
         """Take up to `count` entries that no process has taken; [] if none comes within `block_ms`.
 
-        The wait is at most 1 s, and 0 does not wait. Entries that no role can read, or that no learner
-        issued, are deleted and left out. Raise ServerUnavailable or another error of Connection.execute.
+        `count` is above 0. The wait is at most 1 s, and 0 does not wait. Entries that no role can read,
+        or that no learner issued, are deleted, counted and left out; so [] may come before the wait's
+        end. Raise ServerUnavailable or another error of Connection.execute.
         """
         block = ("BLOCK", min(block_ms, BLOCK_MS)) if block_ms > 0 else ()
         reply = self._connection.execute(
@@ -166,8 +169,8 @@ class WorkStream:
     def _placed(self, entries: list[Entry]) -> list[Entry]:
         """Return the entries that a learner issued, each with the version of its ticket's first issue.
 
-        The hash `open` names them as their tickets' places. Delete and count the others: an actor would
-        wait for the version that a forged ticket names, and at last take no other one. Raise
+        The server's hash `open` names them as their tickets' places. Other clients wrote the rest: the
+        server deletes and counts them, and the first are logged. The order stays. Raise
         ServerUnavailable or another error of Connection.execute.
         """
         if not entries:
@@ -187,10 +190,11 @@ class WorkStream:
     def reclaim(self, count: int) -> list[Entry]:
         """Take over up to `count` entries whose lease expired, whoever held them.
 
-        The expired lease counts as a failed attempt. An entry whose ticket ran alone is doomed: the
-        caller must bury it. Return [] if no lease expired, or the server has run for less than a lease.
-        Entries that no role can read, or no learner issued, are deleted. Raise ServerUnavailable or
-        another error of Connection.call.
+        The expired lease counts as a failed attempt, but not as the last one: for its last attempt a
+        ticket runs alone. If the lease of such a run (`mark_alone`) expired, the entry has `doomed`
+        True, and the caller must bury it. Return [] if no lease expired, or the server has run for less
+        than a lease. Entries that no role can read, or no learner issued, are deleted, counted and left
+        out. Raise ServerUnavailable or another error of Connection.call.
         """
         server, up_ms = self._connection.uptime()
         args = (self.consumer, self._lease_ms, count, self.max_attempts, server, up_ms)
@@ -205,18 +209,19 @@ class WorkStream:
         return entry.attempts >= self.max_attempts - 1 and entry.attempts > 0
 
     def mark_alone(self, entry: Entry) -> bool:
-        """Record on the server that the consumer works on this entry alone. A lease lost later dooms it.
+        """Record on the server that the consumer works on this entry alone, and renew its lease.
 
-        Return False if the consumer did not hold the entry. Raise ServerUnavailable or another error of
-        Connection.call.
+        If the lease expires later, `reclaim` gives the entry to a consumer as `doomed`: to be buried,
+        not tried again. Return False, with no effect, if this consumer does not hold it. Raise
+        ServerUnavailable or another error of Connection.call.
         """
         return bool(self._connection.call("mark_alone", self._lease_keys, [self.consumer, entry.id]))
 
     def renew(self, entries: Iterable[str]) -> list[bool]:
         """Renew the leases of the entries with these ids. Return for each, in order, if it is held.
 
-        An entry is not held if another process took it, or it is gone. Raise ServerUnavailable or
-        another error of Connection.call.
+        Held means by this consumer: not if another process took the entry, or it is gone. Raise
+        ServerUnavailable or another error of Connection.call.
         """
         reply = self._connection.call("renew", self._lease_keys, [self.consumer, *entries])
         return [bool(owned) for owned in reply]
@@ -225,8 +230,8 @@ class WorkStream:
         """Replace the entry by `payload` on the stream `destination`. The lease need not be valid.
 
         Return False, and add nothing, if the ticket ended or another process handed it on. If the
-        payload is too large to send, bury the ticket and return False. Raise ServerUnavailable or
-        another error of Connection.call.
+        payload is too large to send, log an error, bury the ticket (end it as dead) and return False.
+        Raise ServerUnavailable or another error of Connection.call.
         """
         return self.handoff_all([(entry, payload)], destination)[0]
 
@@ -234,8 +239,9 @@ class WorkStream:
         """Replace each entry by its payload on the stream `destination`, in one round trip.
 
         Return for each, in order, whether it was replaced: False if the ticket ended or was handed on
-        before, or if the payload is too large to send, which buries the ticket. Raise ServerUnavailable
-        or another error of Connection.call.
+        before, or if the payload is too large to send. In the last case an error is logged, and the
+        ticket buried (ended as dead). The leases need not be valid. Raise ServerUnavailable or another
+        error of Connection.call.
         """
         fits = [self._fits(entry, payload) for entry, payload in finished]
         replies = self._connection.call_each(
@@ -249,7 +255,8 @@ class WorkStream:
     def _fits(self, entry: Entry, payload: bytes) -> bool:
         """Return whether the server takes the payload; if not, log an error and bury the ticket.
 
-        Raise ServerUnavailable or another error of Connection.call.
+        To bury is to end the ticket as dead, if this consumer holds the entry. Raise ServerUnavailable
+        or another error of Connection.call.
         """
         try:
             self._connection.check_size(payload, f"the group of ticket {entry.ticket}")
@@ -292,8 +299,8 @@ class WorkStream:
         """End the ticket as dead. Payload and reason go to the stream `dead`, a verdict to the learner.
 
         `purpose` is the ticket's. Of `reason`, 2000 letters are kept; "" becomes "no reason was given".
-        Return False if this consumer does not hold the entry. Raise ServerUnavailable or another error
-        of Connection.call.
+        Return True; False, with nothing stored, if this consumer does not hold the entry. Raise
+        ServerUnavailable or another error of Connection.call.
         """
         # The text of an error has any length and form.
         reason = encodable(reason[:SHOWN])[:SHOWN] or "no reason was given"
@@ -303,7 +310,7 @@ class WorkStream:
         return bool(self._connection.call("bury", keys, args))
 
     def leave(self) -> None:
-        """Remove this consumer from the stream's group on the server, unless it holds entries.
+        """Remove this consumer from the stream's group on the server; do nothing if it holds entries.
 
         Raise ServerUnavailable or another error of Connection.call.
         """
