@@ -58,9 +58,9 @@ class Nursery:
     def start(self, asked: dict[str, Any], descriptors: list[int]) -> None:
         """Ask the nursery to fork a keeper, and do not wait. Raise OSError if the nursery has ended.
 
-        `asked` has the keys `limits`, `code`, `load`, `user` and `setting`, as `run_body` is given. The
-        `descriptors` are the keeper's connection, and its process's control connection and output pipe,
-        in this order. The nursery gets copies: the caller closes its own.
+        `asked` has the limits of the keeper's process, the code that it imports, and the other keys that
+        `run_body` lists. The `descriptors` are the keeper's connection, and its process's control
+        connection and output pipe, in this order. The nursery gets copies: the caller closes its own.
         """
         socket.send_fds(self._connection, [json.dumps(asked).encode()], descriptors)
 
