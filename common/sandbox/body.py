@@ -186,8 +186,9 @@ def _serve(control: socket.socket, output: int, limits: Limits, forks_for: str) 
     A call comes as two descriptors: its connection and its output. Send the frame `begun` when it
     begins, `ended` with its exit status afterwards. Each call is forked, unless `forks_for` is empty:
     then it runs in this process, with status 0, and stdout and stderr lead to the descriptor `output`
-    again afterwards. `forks_for`, the setting of the sandbox's user, is for errors. `limits` are those
-    of this process. Between calls, ended orphans of forked calls are collected every 20 ms.
+    again afterwards. `forks_for`, the setting with the sandbox's user such as REWARDER_USER, is for
+    errors. `limits` are those of this process. Between calls, orphans of calls that end are collected
+    every 20 ms.
     """
     if forks_for:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else a call's exit status would be lost
@@ -226,8 +227,8 @@ def _fork_call(control: socket.socket, numbers: list[int], limits: Limits, setti
     Return the process's exit status, -9 if signal 9 ended it. `numbers` are the descriptors of the
     call's connection and output, which this process closes. `limits` are those of the new process. If
     the kernel refuses a fork for 2 s, the call's connection gets the frame `mistake`, which names
-    `setting`, the setting of the sandbox's user; the result is 0 then. The pool limits the wait: it
-    kills the process.
+    `setting`, the setting of the sandbox's user such as REWARDER_USER; `begun` is sent and the result is
+    0 also then. The pool limits the wait: it kills the process.
     """
     try:
         pid = _fork()
