@@ -725,7 +725,7 @@ class LearnerSettings(
     def credit(self) -> int:
         """Return how many training tickets may be open at a time: (max_staleness + 1) * groups_per_step.
 
-        A ticket is open from its issue until the learner has taken its result, or given it up.
+        A ticket is open from its issue until the learner counts its end, such as trained.
         """
         return (self.max_staleness + 1) * self.groups_per_step
 

@@ -187,7 +187,7 @@ def _serve(control: socket.socket, output: int, limits: Limits, forks_for: str) 
     begins, `ended` with its exit status afterwards. Each call is forked, unless `forks_for` is empty:
     then it runs in this process, with status 0, and stdout and stderr lead to the descriptor `output`
     again afterwards. `forks_for`, the setting with the sandbox's user such as REWARDER_USER, is for
-    errors. `limits` are those of this process. Between calls, orphans of calls that end are collected
+    errors. `limits` are those of this process. Between calls, ended orphans of calls are collected
     every 20 ms.
     """
     if forks_for:
