@@ -56,9 +56,10 @@ class Command(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources of a command's values, the stronger first: flags, then variables.
 
-        `init_settings` has the flags; pydantic's other sources are not used. Variables are those of the
-        process, then of the file of --env-file. A command without that flag has no variables, nor has
-        `learner help SECTION`. Raise ConfigError for an unknown or unreadable variable.
+        `init_settings` has the flags. `settings_cls` and all other sources are not used. Variables
+        are those of the process, then of the file of --env-file. A command without that flag has no
+        variables, nor has `learner help SECTION`. Raise ConfigError for an unknown variable, or a
+        REDIS_URL_FILE that cannot be read.
         """
         given = init_settings()
         if "env_file" not in cls.model_fields or given.get("words"):
@@ -68,7 +69,7 @@ class Command(BaseSettings):
 
     @classmethod
     def overview(cls, prog: str) -> str:
-        """Return what --help prints for the command called `prog`; "", as here: the list of flags."""
+        """Return what --help prints for the command called `prog`. Here "": --help lists all flags."""
         return ""
 
     def execute(self) -> int:
@@ -216,8 +217,9 @@ def mistake(detail: ErrorDetails, place: Sequence[int | str]) -> str:
     """Return a sentence for `detail`, an error of pydantic: the value's name, the fault, what was found.
 
     `place` is the path to the value: ("out",) gives "--out: ..., found 'x'", and ("learner",
-    "max_steps") "LEARNER_MAX_STEPS: Input should be ..., found 'many'". What was found is left out if it
-    is a map. A ValueError of a validator of a whole command or section, or of a flag, gives its text
+    "max_steps") "LEARNER_MAX_STEPS: Input should be ..., found 'many'". The fault is pydantic's message,
+    or the text of a validator's ValueError. What was found is left out if it is a map. A ValueError of a
+    validator of a whole command or section, or of a flag (`place` has under two parts), gives its text
     alone, as the text names the setting.
     """
     own_text = detail["type"] == "value_error"  # of a validator: that of a section names its settings

@@ -49,16 +49,16 @@ class JudgeFile(BaseModel):
         if taken := _OURS & self.request.keys():
             raise ValueError(f"request: {', '.join(sorted(taken))} is set by Penstock: leave it out")
         if fault := find_fault(self.request):
-            raise ValueError(f"request cannot be stored: {fault}; correct it")
+            raise ValueError(f"request cannot be stored: {fault}; correct this value in `request`")
         return self
 
 
 def read_judge(path: Path, asked: str) -> JudgeFile:
     """Return the judge that the TOML file `path` describes.
 
-    Raise ConfigError if the file cannot be read, is longer than 64 KiB, or has a key that is unknown,
-    missing or of another type, or a value that cannot be used. The text begins with `asked`, the reward
-    as the setting names it.
+    Raise ConfigError if the file cannot be read, is longer than 64 KiB, is no TOML in UTF-8, or has a
+    key that is unknown, missing or of another type, or a value that cannot be used. The text begins with
+    `asked`, the reward as LEARNER_REWARDS names it.
     """
     try:
         with path.open("rb") as file:

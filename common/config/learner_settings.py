@@ -37,13 +37,13 @@ KLEstimator = Literal["k1", "k2", "k3"]
 
 
 def _refuse_truth_value(value: object) -> object:
-    """Return `value`. Raise ValueError for True, False and the texts "true", "false" in any case.
+    """Return `value` unchanged. Raise ValueError for True, False, and "true" and "false" in any case.
 
     TRL's scale_rewards may be a truth value; here it is "group", "batch" or "none".
     """
     if str(value).lower() in ("true", "false"):
         expected = "expected group (TRL's true), batch or none (TRL's false)"
-        raise ValueError(f"scale_rewards is {value}, {expected}")
+        raise ValueError(f"LEARNER_SCALE_REWARDS is {value}, {expected}: set one of these")
     return value
 
 
@@ -389,11 +389,11 @@ class LearnerSettings(
     def _rewards_are_known(self) -> "LearnerSettings":
         """Return self. Raise ValueError if rewards, trackers or the rewards' parameters are wrong.
 
-        Wrong are: reward_weights that are not one per reward; a reward or tracker that is neither built
-        in nor of an own function's form; a metric_for_best_model that is no reward; two rewards of one
-        name, or one named like a column of completions; an unknown target_language, if
-        language_consistency is used; soft_overlong without soft_cache_length; a soft_cache_length above
-        the longest completion.
+        Wrong are: reward_weights (if given) that are not one per reward; a reward or tracker neither
+        built in nor of an own function's form (model: and judge: pass here); a metric_for_best_model
+        that is no reward; two rewards of one name, or one named like a column of completions; an unknown
+        target_language with language_consistency; soft_overlong without soft_cache_length; a
+        soft_cache_length above soft_max_length, or above max_completion_length if that is 0.
         """
         names = self.reward_names
         found, expected = len(self.reward_weights), len(names)
@@ -429,16 +429,19 @@ class LearnerSettings(
             raise ValueError(
                 f"LEARNER_SOFT_CACHE_LENGTH={self.soft_cache_length} is more than the {longest} tokens "
                 "of LEARNER_SOFT_MAX_LENGTH (by default the longest completion): even an empty one "
-                "would be punished"
+                "would be punished, so lower it"
             )
         return self
 
     @model_validator(mode="after")
     def _episodes_fit(self) -> "LearnerSettings":
-        """Return self. Raise ValueError if a tool, an environment or a setting of theirs does not fit.
+        """Return self. Raise ValueError if a setting of tools, environments or agents does not fit.
 
-        Refused are: a text that names no function; two of one name; the reward "environment" without
-        one; max_tool_calling_iterations or tool_timeout_s with neither; truncated prompts with either.
+        Refused are: a text that names no function; two tools, or two environments, of one name; the
+        reward "environment" without environment and agent; a max_tool_calling_iterations or
+        tool_timeout_s other than the default without tools, environment and agent; overlong_prompts
+        "truncate" with any of the three; and what `_check_agent` refuses: settings of an agent without
+        one, or settings that an agent does not use.
         """
         _check_functions("LEARNER_TOOLS", "tool", self.tools, ())
         _check_functions("LEARNER_ENVIRONMENT", "environment", self.environment, ())
@@ -449,7 +452,10 @@ class LearnerSettings(
         for variable, asked in (("TOOLS", self.tools), ("ENVIRONMENT", self.environment)):
             names = [split_source(one)[1] for one in asked]
             if len(set(names)) < len(names):
-                raise ValueError(f"LEARNER_{variable}: two have one name: {', '.join(names)}")
+                raise ValueError(
+                    f"LEARNER_{variable}: two functions or classes have one name, expected different "
+                    f"names: {', '.join(names)}; rename one in its file"
+                )
         for name in ("max_tool_calling_iterations", "tool_timeout_s"):
             if getattr(self, name) != _default(name) and not self.has_episodes:
                 raise ValueError(
@@ -464,10 +470,14 @@ class LearnerSettings(
         return self
 
     def _check_agent(self) -> None:
-        """Raise ValueError if a setting needs an agent that is not named, or does not fit to one."""
+        """Raise ValueError if a setting needs `agent`, which is not set, or has no effect with it.
+
+        Without `agent`, agent_timeout_s and agent_sequences must have their defaults. With it, tools,
+        environment, max_tool_calling_iterations and system_prompt must be empty or 0.
+        """
         for name in ("agent_timeout_s", "agent_sequences"):
             if getattr(self, name) != _default(name) and not self.agent:
-                raise ValueError(f"LEARNER_{name.upper()} needs LEARNER_AGENT")
+                raise ValueError(f"LEARNER_{name.upper()} needs LEARNER_AGENT: set it, or unset this")
         for name in ("tools", "environment", "max_tool_calling_iterations", "system_prompt"):
             if self.agent and getattr(self, name):
                 raise ValueError(
@@ -589,9 +599,9 @@ class LearnerSettings(
                 "LEARNER_IMPORTANCE_SAMPLING_MODE=clip for sequences needs LEARNER_DECOUPLED_LOSS=true"
             )
         if self.epsilon >= 1 and self.loss_type not in ("cispo", "dppo", "sapo"):
-            raise ValueError("LEARNER_EPSILON must be below 1: the ratio's lower bound is 1 - epsilon")
+            raise ValueError(f"LEARNER_EPSILON={self.epsilon:g}: expected a number below 1, lower it")
         if self.delta and self.delta <= 1 + self.epsilon_high:
-            raise ValueError("LEARNER_DELTA must be above 1 + LEARNER_EPSILON_HIGH (or 0: none)")
+            raise ValueError(f"LEARNER_DELTA={self.delta:g}: set 0, or above 1 + LEARNER_EPSILON_HIGH")
         if self.min_lr > self.learning_rate:
             raise ValueError(f"LEARNER_MIN_LR={self.min_lr:g} is above LEARNER_LEARNING_RATE: lower it")
         if self.warmup_steps and self.warmup_ratio:
@@ -713,7 +723,10 @@ class LearnerSettings(
 
     @property
     def credit(self) -> int:
-        """Return how many training tickets may be open: (max_staleness + 1) * groups_per_step."""
+        """Return how many training tickets may be open at a time: (max_staleness + 1) * groups_per_step.
+
+        A ticket is open from its issue until the learner counts its end, such as trained.
+        """
         return (self.max_staleness + 1) * self.groups_per_step
 
 

@@ -98,8 +98,8 @@ def parse_url(url: str) -> ServerAddress:
 def parse_host(place: str, source: str = "REDIS_URL") -> tuple[str, int]:
     """Return host and port of `place`, by default 6379: "::1" and 7000 of "[::1]:7000".
 
-    Raise ConfigError, which begins with the setting `source`, for another form, a part of a host's name
-    that is empty or over 63 letters, a port out of 1 to 65535, or no IPv6 address in brackets.
+    Raise ConfigError, which begins with the setting `source`, for another form, a host with a dot first,
+    two dots together or a part over 63 letters, a port not 1 to 65535, or no IPv6 address in brackets.
     """
     found = _HOST.fullmatch(place)
     if not found:
@@ -178,7 +178,7 @@ def _unix_address(
 
     `place` is the host of the URL. Of `options`, db is the database, by default 0, and owner the
     server's user id, by default None. Raise ConfigError for any host, a path that is not absolute, has a
-    NUL or over 107 bytes, and for options that are no whole numbers.
+    NUL or over 107 bytes, or is "/" alone, and for db or owner that is no whole number.
     """
     path = _decoded(path)
     if place or not path.startswith("/") or len(path) < 2 or "\0" in path:

@@ -42,7 +42,9 @@ def read_json_map(value: object) -> object:
             raise ValueError(f"found {brief(found)}; write a map in braces")
         json.dumps(found, allow_nan=False)
     except (ValueError, TypeError) as error:
-        raise ValueError(f'expected a JSON map, such as {{"name": true}}: {error}') from error
+        raise ValueError(
+            f'expected a JSON map, such as {{"name": true}}, as the value of this setting: {error}'
+        ) from error
     return found
 
 

@@ -50,8 +50,8 @@ _FORK_S = 2.0
 def run_body(control: socket.socket, output: int, asked: dict[str, Any], isolated: bool) -> NoReturn:
     """Be a sandbox process: give up all rights, import the code that `asked` names, and serve calls.
 
-    Descriptors except `control`, the connection to the pool, and `output`, which becomes stdout and
-    stderr, are closed. `asked` has `limits` (the fields of Limits), `code` (pairs of source and digest,
+    Descriptors 3 to 255 except `control`, the connection to the pool, and `output`, which becomes stdout
+    and stderr, are closed. `asked` has `limits` (the fields of Limits), `code` (pairs of source, digest;
     [] for built-in code), `load` (the function that imports a code), `user` and `setting` (the user's
     name and its setting, for errors). `isolated` says whether the process has namespaces of its own.
 
@@ -95,9 +95,10 @@ def _prepare(limits: Limits, asked: dict[str, Any], isolated: bool) -> None:
     """Set `limits`, read the sources in `asked["code"]`, become user `limits.uid`, give up all rights.
 
     The process begins a session, ignores SIGTERM, SIGINT and SIGHUP, has a /proc of its own if
-    `isolated`, and dies with its parent. A working directory that the user cannot enter becomes "/".
-    Raise MemoryError if over a quarter of the memory limit was used already, OSError if the kernel
-    refuses a limit or right.
+    `isolated`, and dies with its parent. Installed packages that the sources import are imported before
+    the rights are given up. A working directory that the user cannot enter becomes "/". `asked["user"]`
+    is the user's name, for errors. Raise MemoryError if over a quarter of the memory limit was used
+    already, OSError if the kernel refuses a limit or right.
     """
     if came_near(limits.memory_bytes):
         raise MemoryError
@@ -165,7 +166,8 @@ def _why_not_forked(files_before: set[int]) -> str:
     """Return why this process cannot be forked for each call; "" if it can.
 
     The first of these reasons counts: other threads ("2 threads"; none are found without /proc), open
-    descriptors that are not in `files_before` ("1 open files"), and child processes ("processes").
+    descriptors below 256 that are not in `files_before` ("1 open files"), and child processes, ended
+    ones too until they are collected ("processes").
     """
     threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
     if threads > 1:
@@ -184,8 +186,9 @@ def _serve(control: socket.socket, output: int, limits: Limits, forks_for: str) 
     A call comes as two descriptors: its connection and its output. Send the frame `begun` when it
     begins, `ended` with its exit status afterwards. Each call is forked, unless `forks_for` is empty:
     then it runs in this process, with status 0, and stdout and stderr lead to the descriptor `output`
-    again afterwards. `forks_for`, the setting of the sandbox's user, is for errors. `limits` are those
-    of this process. Between calls, ended orphans of forked calls are collected every 20 ms.
+    again afterwards. `forks_for`, the setting with the sandbox's user such as REWARDER_USER, is for
+    errors. `limits` are those of this process. Between calls, ended orphans of calls are collected
+    every 20 ms.
     """
     if forks_for:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else a call's exit status would be lost
@@ -224,8 +227,8 @@ def _fork_call(control: socket.socket, numbers: list[int], limits: Limits, setti
     Return the process's exit status, -9 if signal 9 ended it. `numbers` are the descriptors of the
     call's connection and output, which this process closes. `limits` are those of the new process. If
     the kernel refuses a fork for 2 s, the call's connection gets the frame `mistake`, which names
-    `setting`, the setting of the sandbox's user; the result is 0 then. The pool limits the wait: it
-    kills the process.
+    `setting`, the setting of the sandbox's user such as REWARDER_USER; `begun` is sent and the result is
+    0 also then. The pool limits the wait: it kills the process.
     """
     try:
         pid = _fork()
@@ -276,10 +279,10 @@ def _call(numbers: list[int], limits: Limits) -> None:
     """Read a request, call its function, and send a frame with the `value` or `mistake`.
 
     `numbers` are the descriptors of the call's connection and output; stdout and stderr lead to the
-    output then. After a request with `more`, the next one is read. Return after another request, or when
-    the pool has closed the connection; this end is closed then. If the process has ever used
-    over a quarter of `limits.memory_bytes`, exit with OUT_OF_MEMORY. A process that the called code has
-    forked exits with 0 without sending. Timers that the code has set are stopped.
+    output then. After a request whose key `more` is true, the next one is read. Return after a request
+    without it, or when the pool has closed the connection; this end is closed then. If the process has
+    ever used over a quarter of `limits.memory_bytes`, exit with OUT_OF_MEMORY, 77, and send nothing. A
+    process that the called code has forked exits with 0 without sending. Timers of the code are stopped.
     """
     connection = socket.socket(fileno=numbers[0])
     for number in (1, 2):
@@ -316,7 +319,7 @@ def _outcome(request: dict[str, Any]) -> bytes:
         value = find_function(request["work"])(*request["arguments"])
         frame = frames.pack({"value": value})
         if len(frame) > frames.LONGEST_ANSWER:
-            most = f"expected at most {frames.LONGEST_ANSWER}: return less"
+            most = f"expected at most {frames.LONGEST_ANSWER}: let your function return less"
             raise ValueError(f"the code returned {len(frame)} bytes, {most}")
     except MemoryError:
         os._exit(OUT_OF_MEMORY)

@@ -18,7 +18,7 @@ LONGEST_REQUEST = 2**29
 _HEAD = 4
 _LONGEST_MISTAKE = 500
 
-FOREIGN = "remove from the code what writes into the connection of its process"
+FOREIGN = "remove from your function what writes into file descriptors that it did not open"
 """What to do about a frame that Penstock's part of a process does not send."""
 
 
@@ -50,7 +50,7 @@ def _framed(body: bytes) -> bytes:
     Raise ValueError if `body` is over LONGEST_REQUEST, 512 MiB.
     """
     if len(body) > LONGEST_REQUEST:
-        remedy = "use shorter completions, or fewer or shorter columns"
+        remedy = "use shorter completions, or fewer or shorter columns of the data set"
         found = f"the arguments of a call have {len(body)} bytes, expected at most {LONGEST_REQUEST}"
         raise ValueError(f"{found}: {remedy}")
     return len(body).to_bytes(_HEAD, "big") + body
@@ -82,7 +82,7 @@ class FrameReader:
         if len(self._bytes) >= _HEAD and self._length() > LONGEST_ANSWER:
             raise BrokenFrame(
                 f"an answer of {self._length()} bytes, expected at most {LONGEST_ANSWER}: "
-                "let the code return less"
+                "let your function return less"
             )
 
     def take(self) -> dict[str, Any] | None:
@@ -106,7 +106,7 @@ class FrameReader:
         return value
 
     def _length(self) -> int:
-        """Return the bytes of the next frame's JSON, by its head; 0 while the head is not complete."""
+        """Return how many bytes of JSON the next frame has, by its first four bytes; 0 before these."""
         return int.from_bytes(self._bytes[:_HEAD], "big") if len(self._bytes) >= _HEAD else 0
 
 
@@ -117,13 +117,14 @@ def short(text: object) -> str:
 
 def _refuse(constant: str) -> NoReturn:
     """Raise ValueError, always: the error names `constant`, which is NaN, Infinity or -Infinity."""
-    raise ValueError(f"the answer has {constant}, expected finite numbers: let the code return these")
+    raise ValueError(f"the answer has {constant}, expected finite numbers: let your code return these")
 
 
 def send(connection: socket.socket, value: Any) -> None:
     """Send a value as a frame, and wait until all is sent.
 
     Raise OSError if the connection fails, TypeError, ValueError or RecursionError if `value` is no JSON.
+    NaN and infinity are sent too.
     """
     connection.sendall(pack(value))
 

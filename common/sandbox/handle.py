@@ -61,7 +61,10 @@ class Session:
     status: int | None = None
 
     def hang_up(self) -> None:
-        """Shut the connection down, from any thread; a request in another one ends without an answer."""
+        """Shut the connection down, from any thread; no error if it has ended before.
+
+        A request that waits in another thread ends without an answer. No descriptor is closed.
+        """
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
@@ -70,9 +73,10 @@ class Handle:
     """One sandbox process and its keeper. A handle that is not `usable` any more is to be ended.
 
     `keeper` and `control` are connections to the keeper and to the process, `output` the pipe of what
-    the process prints, which goes to `log`. `calls_left`, at first `calls`, is the number of calls until
-    the process is to be replaced. `forks`, at first False, says whether each call has a process of its
-    own. `sweeps` says whether the keeper kills what each call left.
+    the process prints, which goes to `log`. All three become non-blocking, and `end` closes them.
+    `calls_left`, at first `calls`, is the number of calls until the process is to be replaced. `usable`
+    is True at first. `forks`, at first False, says whether each call has a process of its own. `sweeps`
+    says whether the keeper kills what each call left.
     """
 
     def __init__(
@@ -119,7 +123,8 @@ class Handle:
         self._command("settled")
         if "settled" not in self._keeper_answer():
             raise ConnectionResetError(
-                "the keeper of a sandbox process has ended; start another process"
+                "the keeper of a sandbox process has ended, expected its answer: end this Handle and "
+                "start another by Starter.start"
             )
 
     def call(self, request: bytes, timeout_s: float) -> Outcome:
@@ -129,7 +134,7 @@ class Handle:
         of an ended process (-9: signal 9), and None means no answer within `timeout_s` seconds. What the
         call prints is logged, and `calls_left` is one lower. What the call left is killed, unless
         `usable` is False afterwards: the caller has to `end` the process. Raise ProcessGone if the
-        process ended before the call began.
+        process ended before the call began; `calls_left` stays as it was then.
         """
         session = self.open()
         try:
@@ -164,8 +169,9 @@ class Handle:
         A dict is the answer's frame, a text says what the process did wrong, a number is the exit status
         of an ended process (-9: signal 9), and None means no answer within `timeout_s` seconds. If bytes
         beyond the last answer have come, nothing is sent, and the outcome is a text. After this text,
-        None or a broken frame `usable` is False. Raise ProcessGone if the process ended before the
-        session began.
+        None, a broken frame, or the end of the process itself (not only of a session's fork), `usable`
+        is False. What is printed is logged. Raise ProcessGone if the process ended before the session
+        began.
         """
         if _has_more(session):
             self.usable = False
@@ -191,6 +197,7 @@ class Handle:
 
         Return the exit status of the process, -9 for signal 9; None if the keeper is gone, does not know
         the status, or does not answer for 30 s. What the process prints meanwhile is logged.
+        A second call returns None.
         """
         self.usable = False
         try:
@@ -206,12 +213,12 @@ class Handle:
         return answer.get("status")
 
     def _exchange(self, call: Session, end: float) -> Outcome:
-        """Send `call.unsent` and wait for the answer; return the outcome.
+        """Send `call.unsent` and wait for the answer; return the outcome. What is printed is logged.
 
         A dict is the answer's frame. At `end`, a time of time.monotonic, the outcome is None; for a
         broken frame it is a text. Both make `usable` False. If the process ended or closed the
-        connection, the outcome is its exit status or a text. Raise ProcessGone if it ended before the
-        call began.
+        connection, the outcome is its exit status or a text, and what it left is killed. Raise
+        ProcessGone if it ended before the call began.
         """
         try:
             while not (call.closed or call.status is not None):
@@ -229,9 +236,10 @@ class Handle:
     def _step(self, call: Session, end: float) -> None:
         """Wait until a connection is ready; then send and receive what is possible without waiting.
 
-        Output is logged meanwhile, and the state of `call` follows. If the process has ended, `usable`
-        becomes False and `call.closed` True. Raise TimeoutError at `end`, a time of time.monotonic, and
-        BrokenFrame for bytes that are no frame.
+        What came is stored in the fields `reader`, `begun`, `status` and `closed` of `call`; `unsent`
+        loses what was sent. Output is logged meanwhile. If the process has ended, `usable` becomes False
+        and `call.closed` True. Raise TimeoutError at `end`, a time of time.monotonic, and BrokenFrame
+        for bytes that are no frame.
         """
         control, connection = self._control.fileno(), call.connection.fileno()
         wish = select.POLLIN | (select.POLLOUT if call.unsent else 0)
@@ -279,8 +287,8 @@ class Handle:
         """Return why `call` has no answer, after its process ended or closed the connection.
 
         Without a reported exit status, what the call left is killed and the report awaited; if none
-        comes, the process is ended. The result is a text for a part of an answer or an unknown status,
-        else the exit status. Raise ProcessGone if the call has not begun.
+        comes, the process is ended, and `usable` False. The result is a text for a part of an answer or
+        an unknown status, else the exit status. Raise ProcessGone if the call has not begun.
         """
         if call.status is None and self.usable:
             self._sweep(call)
@@ -314,8 +322,9 @@ class Handle:
         """Wait 0.05 s for the process to report the call's end, then let the keeper kill what is left.
 
         Then wait for the report again. `usable` becomes False if the keeper cannot kill all or does not
-        answer for 30 s, the process has ended, or no report comes within 2 s after the killing. Without
-        `sweeps`, for built-in code, which starts no processes, the keeper is not asked.
+        answer for 30 s, the process has ended or sends a broken frame, or no report comes within 2 s
+        after the killing; no error is raised. Without `sweeps`, for built-in code, which starts no
+        processes, the keeper is not asked.
         """
         try:
             with contextlib.suppress(TimeoutError):  # nearly always there is nothing left to kill
@@ -362,8 +371,8 @@ class Handle:
     def _read_control(self) -> bool:
         """Store up to 64 KiB that have come on the control connection, for its frames.
 
-        Return False if the process has closed the connection, else True, also without new bytes. Raise
-        BrokenFrame for a frame over 4 MiB.
+        Return False if the process has closed the connection, or it fails, else True, also without new
+        bytes. Raise BrokenFrame for a frame over 4 MiB.
         """
         try:
             piece = self._control.recv(_PIECE)
@@ -411,9 +420,9 @@ class Handle:
 
 
 def _has_more(session: Session) -> bool:
-    """Return True if a session has bytes beyond the last answer, which the next one would begin with.
+    """Return True if bytes beyond the last answer have come, which would be taken for the next answer.
 
-    The bytes stay where they are.
+    The bytes stay where they are. A closed or failed connection has none.
     """
     try:
         waiting = session.connection.recv(1, socket.MSG_PEEK)

@@ -28,7 +28,7 @@ _LONGEST_CHASE_S = 5.0
 def keep(
     connection: socket.socket, memory_bytes: int, start: Callable[[bool], None], given: list[int]
 ) -> NoReturn:
-    """Be a keeper: fork a process that calls `start(isolated)`, serve the pool's commands, then exit.
+    """Be a keeper: fork a process that calls `start(isolated)`, serve the pool's commands, exit with 0.
 
     `isolated` says whether the process has namespaces of its own; its /dev/shm holds a quarter of
     `memory_bytes`. `connection` brings the commands. `settled` spares what the process has started by
@@ -91,8 +91,9 @@ class Keeper:
     def _sweep(self, kept: Set[int]) -> bool:
         """Kill all processes below this one except the ids `kept`, and then empty their /dev/shm.
 
-        Return True if no process is left, and no System V object with a /dev/shm; False after 5 s. A
-        process whose parent ends while the list is made is missing from the list. None is left only if
+        Return True if no such process is left, False if some are after 5 s. With a /dev/shm of their own
+        also return False if a System V object (shared memory, semaphore, queue) is left. A process
+        whose parent ends while the list is made is missing from the list: so none is left only if
         two lists in a row are the same, and each has none but ended processes.
         """
         end = time.monotonic() + _LONGEST_CHASE_S

@@ -26,11 +26,13 @@ def refusal() -> str:
 
 
 def read_beforehand(sources: Sequence[str], user: str) -> None:
-    """Read the user's code of each source into KEPT, and note what can be imported now but not later.
+    """Store the user's code of each source in KEPT, and install the finder of all later imports.
 
-    Each of `sources` is a .py file or a dotted module name. `user` is the name of the user that this
-    process becomes, for errors ("": "this user"). Installed packages that the code names are imported. A
-    LateImports, put into sys.meta_path, serves later imports from KEPT, or refuses them.
+    Each of `sources` is a .py file or a dotted module name. KEPT holds sources by path; the user's
+    modules that the code imports are stored too. Installed packages that the code names are imported,
+    and stored if not everybody can search their folders. The finder, a LateImports in sys.meta_path,
+    takes modules from KEPT, or refuses those that this process can no longer read. `user` is the name of
+    the user that this process becomes, for errors ("": "this user").
     """
     spaces: set[str] = set()
     folders = [*sys.path]
@@ -70,6 +72,7 @@ def _names_in(folders: Iterable[str]) -> dict[str, frozenset[str]]:
 class LateImports(MetaPathFinder):
     """Finds modules by their sources in KEPT, else as PathFinder does; refuses those it cannot read.
 
+    KEPT holds the sources, by path, that were read before this process gave up its rights.
     `spaces` are the folders of the user's packages without an __init__.py. `names` are the modules in
     each folder that was listed beforehand. `user` is the name of the present user, for errors; "" for
     unknown.
@@ -83,8 +86,9 @@ class LateImports(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of module `name`, from its source in KEPT if it is there; None if not found.
+        """Return the spec of module `name`; None if the module is not found.
 
+        In each folder, KEPT (the sources read beforehand) is searched first, then the folder itself.
         `path` has the folders to search, None: sys.path; `target` is for PathFinder. Raise ImportError
         if this user cannot read the module's file, or a folder that may hold it.
         """
@@ -140,7 +144,8 @@ class LateImports(MetaPathFinder):
 def _kept_spec(name: str, place: str) -> ModuleSpec | None:
     """Return a spec that loads module `name` from its source in KEPT; None if no source is there.
 
-    `place` is the module's path without a suffix: the source is PLACE/__init__.py or else PLACE.py.
+    KEPT holds sources by path. `place` is the module's path without a suffix: the source is
+    PLACE/__init__.py or else PLACE.py.
     """
     if (file := os.path.join(place, "__init__.py")) in KEPT:
         return spec_from_file_location(

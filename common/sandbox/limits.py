@@ -34,7 +34,8 @@ def set_limits(limits: Limits) -> None:
 
     Limited are address space (`memory_bytes`), files (1 GiB each), and, unless `processes` is 0, the
     processes of the user. Core dumps and, on Linux, message queues are forbidden. SIGXFSZ is ignored: a
-    write over the limit fails with an error. The user stays as it is.
+    write over the limit fails with an error. A lower hard limit of this process holds instead. The user
+    stays as it is.
     """
     _limit(resource.RLIMIT_AS, limits.memory_bytes)
     _limit(resource.RLIMIT_CORE, 0)

@@ -58,9 +58,9 @@ class Nursery:
     def start(self, asked: dict[str, Any], descriptors: list[int]) -> None:
         """Ask the nursery to fork a keeper, and do not wait. Raise OSError if the nursery has ended.
 
-        `asked` says which code the keeper's process imports, and its limits: what `run_body` is given.
-        The `descriptors` are the keeper's connection, and its process's control connection and output
-        pipe, in this order. The nursery gets copies: the caller closes its own.
+        `asked` has the limits of the keeper's process, the code that it imports, and the other keys that
+        `run_body` lists. The `descriptors` are the keeper's connection, and its process's control
+        connection and output pipe, in this order. The nursery gets copies: the caller closes its own.
         """
         socket.send_fds(self._connection, [json.dumps(asked).encode()], descriptors)
 
@@ -76,8 +76,8 @@ def main(number: int, modules: list[str], warm: str) -> None:
 
     `number` is the descriptor of the connection to the pool. Each request of the pool, with three
     descriptors, gives a keeper. Sources of the standard library and of imported packages that not
-    everybody can read are stored in own_code.KEPT before. SIGTERM, SIGINT and SIGHUP are ignored. Return
-    when the pool has closed the connection.
+    everybody can read are stored in own_code.KEPT, by path, before. SIGTERM, SIGINT and SIGHUP are
+    ignored, and this process's memory is hidden. Return when the pool has closed the connection.
     """
     connection = socket.socket(fileno=number)
     connection.set_inheritable(False)

@@ -25,9 +25,10 @@ _done: set[str] = set()
 
 
 def keep_standard_library() -> None:
-    """Store the standard library's sources in KEPT and import its compiled modules, if need be.
+    """Store the standard library's sources in KEPT, by path, and import its compiled modules.
 
-    Nothing is done if everybody can search its folder and the folders around that.
+    Nothing is done if everybody can search its folder and the folders around that. Its tests, tkinter,
+    idlelib and the like are left out.
     """
     folder = sysconfig.get_path("stdlib")
     if _is_closed(folder):
@@ -38,9 +39,9 @@ def keep_standard_library() -> None:
 def keep_packages(names: Iterable[str], with_extensions: bool = False) -> None:
     """Store in KEPT the sources of the packages `names` whose folders not everybody can search.
 
-    Names that are not imported, or are no package, are ignored. Each folder is read once in this
-    process. `with_extensions` imports the compiled modules of these packages too, at most 80 of one
-    folder.
+    KEPT holds sources by path. Names that are not imported, or are no package, are ignored. Each folder
+    is read once in this process. `with_extensions` imports the compiled modules of these packages too,
+    but none of a folder with over 80.
     """
     for name in names:
         for folder in folders_of(sys.modules.get(name)):
@@ -87,7 +88,10 @@ def _files(folder: str, suffix: str) -> Iterator[str]:
 
 
 def _keep_folder(folder: str) -> None:
-    """Store in KEPT, by path, the .py files below a folder, but not tests and unreadable files."""
+    """Store in KEPT, by path, the .py files below `folder`.
+
+    Folders in _SKIPPED, such as tests, and unreadable files are left out.
+    """
     for file in _files(folder, ".py"):
         with contextlib.suppress(OSError):
             KEPT[file] = Path(file).read_bytes()
@@ -97,7 +101,7 @@ def _import_extensions(folder: str, prefix: str) -> None:
     """Import the compiled modules (.so) below `folder`; none if there are more than 80.
 
     `prefix` comes before a module's name: "numpy." for a package, "" for the standard library. Modules
-    for tests are left out, and a module that fails is ignored.
+    for tests, and _tkinter, are left out, and a module that fails is ignored.
     """
     files = [os.path.relpath(file, folder) for file in _files(folder, ".so")]
     if len(files) > _MOST_EXTENSIONS:

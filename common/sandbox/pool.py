@@ -49,7 +49,7 @@ class SandboxPool:
         """Call the function `work`, "package.module:function", in an idle process; return its result.
 
         Wait for an idle process without a limit, then for the result at most `timeout_s` of the
-        settings. `code` is the user's code that the process has imported, and it only; None is built-in
+        settings. `code` is the user's code that the process has imported, and no other; None is built-in
         code. If the code has no process yet, one is started first. A call of user's code is forked, so
         that it sees nothing that another left. Code that cannot be forked gets a new process every 100
         calls, built-in code every 1000. `arguments` are plain data (bytes too), the result is JSON,

@@ -55,7 +55,7 @@ class SandboxSettings:
 
     @property
     def most_processes(self) -> int:
-        """Return how many processes and threads the sandbox's user may run on this machine, all pools'.
+        """Return how many processes and threads the sandbox's user may run here, in all pools together.
 
         The kernel counts those of all pools with the same user, so the number suffices for four pools of
         this size, each with 64 processes that calls start. Example: 4 x (16 x 10 + 64) = 896 for 16

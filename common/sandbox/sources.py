@@ -32,7 +32,7 @@ class SourceReader:
     `search` are the folders where top modules are looked for. The package `own` ("" for none) is the
     user's, also if it is installed. At first nothing is found. `installed` gets the names of the trusted
     modules that were found, `modules` the specs of the user's modules by name. Sources of the latter are
-    stored in own_code.KEPT.
+    stored in own_code.KEPT, by path.
     """
 
     def __init__(self, search: Sequence[str], own: str) -> None:
@@ -45,17 +45,19 @@ class SourceReader:
     def read(self, name: str, path: Path) -> None:
         """Store the source of the file `path`, the module `name`, in KEPT, and follow its imports.
 
-        Raise OSError if this file is unreadable. Imported modules that are not found or readable are
-        left out.
+        KEPT holds sources by path. Modules that are imported, by these modules too, are added as by
+        `follow`; those that are not found or readable are left out. Raise OSError if this file is
+        unreadable.
         """
         KEPT[str(path)] = path.read_bytes()
         self._waiting.append((name, path, path.name == "__init__.py"))
         self.follow_all()
 
     def follow_all(self) -> None:
-        """Follow what the sources found until now import, and what that imports, until nothing is left.
+        """Call `follow` for all that the sources found until now import, and for what that imports.
 
-        Stop when KEPT has 2000 sources.
+        Return when no source is left, or KEPT, the sources by path, has 2000 or more. A second call
+        finds nothing to do unless sources were added.
         """
         while self._waiting and len(KEPT) < _MOST_FILES:
             for found in imports_of(*self._waiting.pop()):
@@ -65,7 +67,7 @@ class SourceReader:
         """Find the packages around the module `name` ("a" for "a.b") and the module; run none of them.
 
         The name of an installed one is added to `installed`; a user's one is added to `modules`, and its
-        source to KEPT. A part that is not found ends the search.
+        source to KEPT, by path. Its imports are not followed here. A part not found ends the search.
         """
         locations = [*self._search]
         parts = name.split(".")
@@ -85,9 +87,9 @@ class SourceReader:
     def _add(self, name: str, spec: ModuleSpec) -> None:
         """Add the user's module `name` with its `spec` to `modules`, and store its .py source in KEPT.
 
-        Its imports are followed later, by `follow_all`. A compiled module, and one whose source cannot
-        be read or is outside the folders of the code, are ignored. A folder without __init__.py has no
-        source.
+        KEPT holds sources by path. The module's imports are followed later, by `follow_all`. A compiled
+        module, and one whose source cannot be read or is outside the folders of the code, are not added.
+        A folder without __init__.py has no source, and is added to `modules` alone.
         """
         if spec.origin is not None and spec.origin.endswith(".py"):
             try:
@@ -124,7 +126,7 @@ class SourceReader:
 
         Meanwhile sys.path has only installed folders: no file of the user may take a package's place. A
         module that fails is ignored; the user's code imports it again, and has the error then. Left out
-        are modules that do something on import, such as any __main__.
+        are modules that do something on import: antigravity, idlelib, test, this, and any __main__.
         """
         before = sys.path[:]
         sys.path[:] = [folder for folder in sys.path if _is_installed_path(folder)]
@@ -161,9 +163,9 @@ def _is_installed_path(path: str) -> bool:
 def imports_of(name: str, path: Path, is_package: bool) -> Iterator[str]:
     """Yield the full names that a source in KEPT imports, in functions too; none if it cannot be parsed.
 
-    `path` is the source's key in KEPT, `name` its module, for relative imports; `is_package` says that
-    it is an __init__.py. `from a import b` yields a and a.b, since b may be a module; with * only a.
-    Imports below `if TYPE_CHECKING` are left out. A name may come twice.
+    `path` is the source's key in KEPT, a map by path, `name` its module, for relative imports;
+    `is_package` says that it is an __init__.py. `from a import b` yields a and a.b, since b may be a
+    module; with * only a. Imports below `if TYPE_CHECKING` are left out. A name may come twice.
     """
     try:
         tree = ast.parse(KEPT[str(path)])
@@ -211,10 +213,11 @@ def _running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def read_source(source: str) -> SourceReader:
-    """Store the code `source`, a .py file or a dotted module name, and all that it imports, in KEPT.
+    """Store the user's code `source`, and the user's modules that it imports, in KEPT by their paths.
 
-    Return the reader, with the specs of the user's modules and the names of installed ones. Code that is
-    not found or unreadable is left out. A file's imports are searched in its folder first.
+    `source` is a .py file or a dotted module name. Return the reader, with the specs of the user's
+    modules and the names of installed ones, which are neither stored nor imported here. Code that is not
+    found or unreadable is left out. A file's imports are searched in its folder first.
     """
     if not source.endswith(".py"):
         reader = SourceReader(sys.path, source.partition(".")[0])

@@ -54,13 +54,14 @@ class Starter:
             self._nurseries.clear()
 
     def start(self, code: Code | None) -> Handle | Mistake:
-        """Start a process, wait until it is ready, and return it; with a user's `code`, or a Mistake.
+        """Start a process and return its handle once it is ready, or for a user's `code` a Mistake.
 
-        None is built-in code. A process that is killed before it is ready was killed from outside, so
-        another one is started, five in all. A process has 60 s to prepare, then 60 s, or the time limit
-        of a call for a user's code, to import its code. Raise ConfigError for a too small memory limit
-        or refused rights, SandboxFailed if a process is not ready in time or always killed. With a
-        user's code these and a failed import are Mistakes.
+        None is built-in code. If a process ends before it has run a user's code, another one is started,
+        five in all. A process has 60 s to prepare, then 60 s, or the time limit of a call for a user's
+        code, to import its code. A Mistake says that the user's code was refused, failed, ended its
+        process, was too slow or needs too much memory, or that five processes ended before it ran. For
+        built-in code raise ConfigError for a too small memory limit or refused rights, SandboxFailed if
+        a process is not ready in time or five have ended.
         """
         for _ in range(STARTS):
             handle = self._new_handle(code)
@@ -160,9 +161,10 @@ class Starter:
 
         Return a Mistake if a user's `code` was refused, failed or was not imported in time. If the
         process ended before, or wrote nonsense, return whether foreign code may have run in it. The
-        keeper is told to spare what the process has started. Without a user's code (None) raise
-        SandboxFailed if the process is not ready within 60 s for its rights and 60 s for its imports,
-        ConfigError if it cannot give up its rights.
+        keeper of a ready process is told to spare what the process has started. That the machine has no
+        namespaces, or that calls of `code` cannot be forked, is logged once. Without a user's code
+        (None) raise SandboxFailed if the process is not ready within 60 s for its rights and 60 s for
+        its imports, ConfigError if it cannot give up its rights.
         """
         began, end = False, time.monotonic() + START_TIMEOUT_S
         try:

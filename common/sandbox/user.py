@@ -71,8 +71,9 @@ def _missing_capabilities() -> str:
 def environment(kept: tuple[str, ...]) -> dict[str, str]:
     """Return the environment variables of sandbox processes, by name, with their present values.
 
-    These are the variables in KEPT, such as PATH, and those that `kept` names, as far as they are set.
-    OMP_NUM_THREADS, OPENBLAS_NUM_THREADS and MKL_NUM_THREADS are "1" unless kept.
+    These are PATH, PYTHONPATH, LANG, TZ, OMP_NUM_THREADS and others of the tuple KEPT, and those that
+    `kept` names, as far as they are set. OMP_NUM_THREADS, OPENBLAS_NUM_THREADS and MKL_NUM_THREADS are
+    "1" unless they are among them.
     """
     values = {name: os.environ[name] for name in (*KEPT, *kept) if name in os.environ}
     return dict.fromkeys(ONE_THREAD, "1") | values
