@@ -175,7 +175,7 @@ class RewardsSettings(Section):
 
 
 class EpisodeSettings(Section):
-    """Tools, environments and agents: rollouts of several turns; see docs/environments.md."""
+    """Tools, environments, agents: rollouts of several turns; see docs/environments.md."""
 
     tools: Names = setting(
         [],
