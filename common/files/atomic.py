@@ -95,11 +95,11 @@ def append_whole(file: FileIO, data: bytes, end: int, sync: bool = True) -> None
 def whole_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder. When the block ends without an error, sync it and put it at `path`.
 
-    The temporary folder is `.NAME.PID` beside `path`. Missing parents are created. What an earlier
-    attempt left there is deleted. After the block, a folder that was at `path` is deleted. All that is
-    below the temporary folder gets its mode, files without execution. If the block raises, the temporary
-    folder is deleted and `path` stays. If 64 KiB cannot be written then, because the disk is full, raise
-    that OSError instead of the block's error, which may not name a full disk.
+    The temporary folder is `.NAME.PID` beside `path`; one of the same PID is deleted first. Missing
+    parents are created. After the block a folder at `path` is deleted, then the new one is renamed: a
+    kill between the two leaves none. All that is below the temporary folder gets its mode, files without
+    execution. If the block raises, the temporary folder is deleted and `path` stays. If 64 KiB cannot be
+    written then, raise that OSError, such as of a full disk, instead of the block's error.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)

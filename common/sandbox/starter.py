@@ -159,12 +159,13 @@ class Starter:
     def _await_ready(self, handle: Handle, code: Code | None) -> Handle | Mistake | bool:
         """Wait until the process of `handle` is ready; return `handle` then.
 
-        Return a Mistake if a user's `code` was refused, failed or was not imported in time. If the
-        process ended before, or wrote nonsense, return whether foreign code may have run in it. The
-        keeper of a ready process is told to spare what the process has started. That the machine has no
-        namespaces, or that calls of `code` cannot be forked, is logged once. Without a user's code
-        (None) raise SandboxFailed if the process is not ready within 60 s for its rights and 60 s for
-        its imports, ConfigError if it cannot give up its rights.
+        Return a Mistake if a user's `code` failed, was not imported within a call's time limit, or could
+        not get its limits and rights. The caller ends a process that is not ready. If the process ended
+        before, or wrote nonsense, return whether foreign code may have run in it. The keeper of a ready
+        process is told to spare what the process has started. That the machine has no namespaces, or
+        that calls of `code` cannot be forked, is logged once. Without a user's code (None) raise
+        SandboxFailed if the process is not ready within 60 s for its rights and 60 s for its imports,
+        ConfigError if it cannot give up its rights or has too little memory.
         """
         began, end = False, time.monotonic() + START_TIMEOUT_S
         try:

@@ -189,9 +189,9 @@ def _correction(tokens: LossTokens, options: LossOptions) -> Correction:
 
     The ratio is policy in training / behaviour. With options.decoupled_loss it is policy before the
     Update (old_N) / behaviour. The factor is bounded ratio / ratio, or with decoupled_loss the bounded
-    ratio itself. Level, mode, lower and upper bound are the options importance_sampling_correction,
-    importance_sampling_mode, importance_sampling_min and importance_sampling_cap. The Correction has no
-    gradient.
+    ratio itself; it is 1 if importance_sampling_correction is "off". That option is the level, and
+    importance_sampling_mode, _min and _cap are mode, lower and upper bound; `correct` explains them. The
+    Correction has no gradient.
     """
     # The objective's ratio in the decoupled form is policy / proximal, which leaves out the latter.
     numerator_N = tokens.old_N if options.decoupled_loss else tokens.logprobs_N.detach()

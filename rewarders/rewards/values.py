@@ -219,8 +219,9 @@ def _is_whole(text: str) -> bool:
 def _read_compound(text: str) -> Value | None:
     """Return the value of a matrix, a list, a pair by plus or minus, a relation or a ratio, such as 3:2.
 
-    All but a relation, such as x = 5, give a Group of their values. Return None for another text, or if
-    a part of it cannot be read. Raise ZeroDivisionError, MemoryError or RecursionError.
+    All but a relation give a Group of their values. A relation gives a Named value (x = 5), the number
+    of a sum (2+3 = 5), or plain text if it is false (6 = 5). Return None for another text, or if a part
+    of it cannot be read. Raise ZeroDivisionError, MemoryError or RecursionError.
     """
     if found := _MATRIX.fullmatch(text):
         rows = [row.split("&") for row in found[2].split(r"\\") if row.strip()]

@@ -212,6 +212,20 @@ def test_what_does_not_fit_is_refused_and_leaves_the_rollout_as_it_was(folder: P
     assert engine.samplings["g#0.0"].max_tokens == 3
 
 
+def test_a_call_in_a_completion_that_was_cut_is_not_served(folder: Path) -> None:
+    """An agent would run it and go on in a new sequence, with a new limit of tokens."""
+
+    async def talk(client: Client) -> float:
+        cut = await ask(client, [user("a")], tools=[TOOL], max_completion_tokens=100)
+        assert (cut.finish_reason, cut.message.tool_calls) == ("length", None)
+        assert "<tool_call>" in cut.message.content
+        return 1.0
+
+    engine = make_engine(folder, call_of(a=1, b=2) + " z" * 200)
+    (rollout,) = asyncio.run(roll_out(folder, engine, InThread(talk), WITH_TOOLS))
+    assert rollout.finish_reason == "length"
+
+
 def test_two_rollouts_neither_see_nor_write_each_others_data(folder: Path) -> None:
     """Each one's secret is in its own sequences alone, also where one goes on with the other's words."""
     both = threading.Barrier(2)
