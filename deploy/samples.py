@@ -151,13 +151,14 @@ class Samples(ResultCommand):
         """
         path = RunFolder(self.run).evaluations
         if not path.is_file():
-            hint = f"is {self.run} a run's folder, and was LEARNER_EVAL_DATASET set for the run?"
-            raise ConfigError(f"{path} does not exist: {hint}")
+            raise ConfigError(f"{path} does not exist: correct the folder, or wait for its learner")
         rows = read_json_lines(path, index=int, columns=dict, completions=list)
         found = [row for row in rows if self.step in (None, row["step"])]
         if not found:
-            of_step = "" if self.step is None else f" of step {self.step}"
-            raise ConfigError(f"{path} has no evaluation{of_step}: choose another --step, or none")
+            if rows:
+                raise ConfigError(f"{path} has no evaluation of step {self.step}: use another --step")
+            hint = "wait for the first; a run without LEARNER_EVAL_DATASET and _HOLDOUT has none"
+            raise ConfigError(f"{path} has no evaluation yet: {hint}")
         rows = [row for row in found if row["index"] < self.count]
         rows.sort(key=lambda row: (row["index"], row["step"]))
         with reading(path, "Remove the rows of this step"):

@@ -75,7 +75,9 @@ class Supervisor:
         self._blocked = Deadline(self._limits.ready_s)
 
     def stop(self) -> None:
-        """Make `run` end its processes in order; a second call makes it kill them. Return at once.
+        """Make `run` end its processes stage by stage, by SIGTERM; a second call makes it kill them.
+
+        Return at once, without waiting for their end.
 
         Safe in signal handlers and threads.
         """

@@ -27,8 +27,9 @@ class ScoringPool(SandboxPool):
     """A SandboxPool of REWARDER_WORKERS processes, a process per reward model, and the judges.
 
     `settings` are the REWARDER_* settings. Creating the pool starts the sandbox processes; a reward
-    model's process and the judges' thread start at their first use. Raise ConfigError if the user does
-    not exist or the memory limit is too low, SandboxFailed if no process can be started.
+    model's process and the judges' thread start at their first use. Raise ConfigError if the user
+    REWARDER_USER does not exist or the memory limit is too low, SandboxFailed if one of the sandbox
+    processes does not start.
     """
 
     def __init__(self, settings: RewarderSettings) -> None:

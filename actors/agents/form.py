@@ -166,7 +166,7 @@ def _message(found: Any, names: Mapping[str, str]) -> Message:
     if role == "tool":
         call = found.get("tool_call_id")
         if not isinstance(call, str):
-            raise ValueError(f"tool_call_id is {brief(call)}, expected the id of an earlier call")
+            raise ValueError(f"tool_call_id is {brief(call)}, expected a text: an earlier id")
         message["tool_call_id"] = call
         name = name or names.get(call)
     if name:

@@ -393,7 +393,8 @@ class LearnerSettings(
         built in nor of an own function's form (model: and judge: pass here); a metric_for_best_model
         that is no reward; two rewards of one name, or one named like a column of completions; an unknown
         target_language with language_consistency; soft_overlong without soft_cache_length; a
-        soft_cache_length above soft_max_length, or above max_completion_length if that is 0.
+        soft_cache_length above soft_max_length, or, if soft_max_length is 0, above
+        max_completion_length.
         """
         names = self.reward_names
         found, expected = len(self.reward_weights), len(names)

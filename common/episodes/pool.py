@@ -137,9 +137,10 @@ class EpisodePool:
         handle.end()
 
     def close(self) -> None:
-        """End the idle processes, and wait for abandoned episodes to end. Twice is harmless.
+        """End the idle processes, and wait until the episodes that `Episode.abandon` ended are killed.
 
-        The process of an episode that is still running ends when that episode is closed.
+        The process of an episode that is still running ends when that episode is closed. Closing twice
+        does no harm.
         """
         with self._lock:
             idle, self._idle, self._closed = self._idle, [], True

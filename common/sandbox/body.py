@@ -330,10 +330,10 @@ def _outcome(request: dict[str, Any]) -> bytes:
 
 
 def _text_of(error: BaseException) -> str:
-    """Return "TYPE: TEXT" of `error`, cut to 500 letters and without commands for terminals.
+    """Return "TYPE: TEXT" of `error`, without commands for terminals; all together cut to 500 letters.
 
-    A PermissionError about a file also tells this process's user id and the remedy. If the exception has
-    no text because its own methods fail, TEXT is "an exception without a text".
+    The TEXT of a PermissionError about a file ends with this process's user id and the remedy. If the
+    exception has no text because its own methods fail, TEXT is "an exception without a text".
     """
     try:
         text = str(error)

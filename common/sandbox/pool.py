@@ -84,9 +84,9 @@ class SandboxPool:
         self._starter.close()
 
     def _start_processes(self) -> None:
-        """Start the pool's processes for built-in code at once, and wait until each is ready or failed.
+        """Start all processes for built-in code in parallel; wait until each is ready or has failed.
 
-        If one fails, kill all, and raise the error of the first that failed: ConfigError, SandboxFailed.
+        If any fails, kill all and raise the error of one that failed: ConfigError or SandboxFailed.
         """
         count = self._settings.workers
         with ThreadPoolExecutor(count) as threads:

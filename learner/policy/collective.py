@@ -69,7 +69,7 @@ class AllRanksPolicy:
         return made
 
     def save(self, folder: Path) -> None:
-        """Write the training's state into the folder, for `load`, all ranks their parts.
+        """Write the training's state into the existing folder, for `load`; all ranks write their parts.
 
         The phase is "writing a checkpoint" meanwhile. Raise RuntimeError if a rank is lost.
         """

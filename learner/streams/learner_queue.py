@@ -69,12 +69,14 @@ class LearnerQueue:
 
         Store this learner's claim: its incarnation, `nonce`, the random text of the run's folder, and
         `holder`, the name of this process. Delete keys of the run that cannot be used, as of another
-        type. `lease_s` above 0 begins a lease. RunTaken is then raised while the lease of another holder
-        has not expired, unless that holder is in `gone`: learners that have surely ended. `lease_s` 0
-        neither checks nor changes the lease: this learner claims again, after a server's restart or when
-        another client changed its claim. Raise RunTaken if a newer incarnation has claimed the run,
-        ConfigError for a run of another folder (with `lease_s` 0 only after a restart), or another error
-        of Connection.call.
+        type. `lease_s` above 0 begins a lease, which `beat` renews. RunTaken is then raised while the
+        lease of another holder has not expired, unless that holder is in `gone`: learners that have
+        surely ended. `lease_s` 0 neither checks nor changes the lease: this learner claims again, after
+        a server's restart or when another client changed its claim.
+
+        Raise RunTaken if a newer incarnation has claimed the run, ConfigError if the server holds a run
+        of another folder, or another error of Connection.call. With `lease_s` 0 the folder is checked
+        only if the server has restarted since this object's last claim.
         """
         self.connection.load_functions()
         restarts = self.connection.restarts
@@ -146,10 +148,13 @@ class LearnerQueue:
     def issue(self, purpose: Purpose, tickets: list[tuple[TicketId, Version, bytes]]) -> list[Version]:
         """Add tickets (id, version, payload) to their stream, and return the versions of first issue.
 
-        These are in the order of the tickets. A ticket that was not open on the server is counted as
-        issued. One whose entry is there is not added again, and keeps its earlier version; an entry with
-        another payload, or that no worker will get, is replaced. Raise MalformedMessage for a wrong
-        version there, RunTaken, ServerUnavailable or another error of Connection.call.
+        These are in the order of the tickets. A ticket that is open on the server keeps its earlier
+        version; any other is counted as issued. A ticket that has an entry, in this or the next stream,
+        is not added again. Its entry is replaced if it is in this stream with another payload, or if no
+        worker will get it.
+
+        Raise MalformedMessage for a wrong version on the server, RunTaken, ServerUnavailable or another
+        error of Connection.call.
         """
         args = [part for name, version, data in tickets for part in (name, str(version), data)]
         keys = [self.keys.open, self.keys.ledger, self.keys.tickets_for(purpose)]

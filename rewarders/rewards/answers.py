@@ -140,7 +140,8 @@ def correctness(
 def tagged_answer(completion: str) -> str | None:
     """Return the inside of the block that the last <answer> begins, without white space around it.
 
-    Return None if there is no <answer>, no </answer> behind the last one, or "..." inside.
+    Return None if there is no <answer>, if no </answer> follows the last one, or if the inside is just
+    "...".
     """
     _, opened, rest = completion.rpartition("<answer>")
     inside, closed, _ = rest.partition("</answer>")

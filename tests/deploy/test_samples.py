@@ -98,7 +98,7 @@ def test_nothing_in_a_text_commands_the_terminal():
     ("arguments", "words"),
     [
         (("--step", "7"), "no completions of step 7: choose another from 1 to 2"),
-        (("--evaluations",), "was LEARNER_EVAL_DATASET set"),
+        (("--evaluations",), "correct the folder, or wait for its learner"),
         (("--step", "2", "--truncated"), "none of 1 completions was cut at the longest length"),
     ],
 )
