@@ -38,11 +38,13 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@touch $@
 
 # New versions of all packages, as pyproject.toml allows them. renderers asks for openai-harmony, and vLLM
-# for its fork oss-harmony, which has the same modules: the fork serves both.
+# for its fork oss-harmony, which has the same modules: the fork serves both. Other versions of Python than
+# this one need OTHER_PYTHONS too (3.11.2 the first, 3.12 the second).
+OTHER_PYTHONS := async-timeout six
 lock:
 	$(PYTHON) -m venv --clear $(VENV)-lock
 	$(VENV)-lock/bin/pip install --quiet $(TORCH)
-	$(VENV)-lock/bin/pip install --quiet -e '.[all,dev]'
+	$(VENV)-lock/bin/pip install --quiet -e '.[all,dev]' $(OTHER_PYTHONS)
 	$(VENV)-lock/bin/pip freeze --all --exclude-editable --exclude pip --exclude torch --exclude triton \
 		--exclude torchvision --exclude torchaudio --exclude torchcodec --exclude openai-harmony > constraints.txt
 	rm -rf $(VENV)-lock
