@@ -153,11 +153,11 @@ class TicketWorker:
         return bool(entries)
 
     def _claim(self, purpose: Purpose, count: int) -> list[Entry]:
-        """Take up to `count` entries of a purpose from its stream: expired ones, else new ones.
+        """Take up to `count` entries of a purpose: those whose lease expired, else new ones.
 
-        Expired leases of other actors are looked for until none is left, then again after half a lease.
-        Block up to 0.1 s for new training tickets, not for eval tickets; [] if none came. Raise
-        ServerUnavailable and the other errors of Connection.call.
+        Expired ones are looked for until none is left, then again after half a lease. Any actor held
+        them, also this one, whose job may still run. Block up to 0.1 s for new training tickets, not for
+        eval tickets; [] if none came. Raise ServerUnavailable and other errors of Connection.call.
         """
         stream = self._streams[purpose]
         if time.monotonic() >= self._reclaim_at[purpose]:

@@ -44,8 +44,9 @@ def _load_own(source: str, name: str, digest: str, completions: str) -> OwnRewar
 
     `source` is a file or a dotted module name, `digest` the SHA-256 of its code. The reward is the entry
     `name` of the module's dictionary `orms`, which gets texts as in ms-swift, else the attribute `name`,
-    which gets the form `completions`: auto, text or messages. Raise ConfigError if there is neither, if
-    the reward is of no known form, or the module is missing or of another hash; and the module's errors.
+    which gets the form `completions`: auto, text or messages; a class gets texts in any case. Raise
+    ConfigError if there is neither, if the reward is of no known form, or the module is missing or of
+    another hash; and the module's errors.
     """
     module = run_module(source, digest)
     orms = getattr(module, "orms", None)

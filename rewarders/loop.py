@@ -38,11 +38,11 @@ def run(settings: RewarderCommand, stopping: threading.Event) -> None:
     """Work as a rewarder until the run ends or `stopping` is set, and finish the groups in progress.
 
     Connect to the queue server, wait up to RUN_JOIN_TIMEOUT_S for the learner's contract, and start the
-    scoring processes, which are killed at the end. Without an error the connection is closed. Raise
-    ConfigError if the server or a setting cannot be used, SandboxFailed if no scoring process can be
-    started, ServerUnavailable, RunNotReady if the server was emptied, DeadlineExceeded without a
-    learner, ContractMismatch if the contract cannot be served, MalformedMessage for a contract or ticket
-    id that cannot be read.
+    scoring processes, which are killed at the end. If the server was emptied, wait as long for the
+    learner to set the run up again, and go on. Without an error the connection is closed. Raise
+    ConfigError if the server or a setting cannot be used, SandboxFailed if a scoring process does not
+    start, ServerUnavailable, DeadlineExceeded without a learner, ContractMismatch if the contract cannot
+    be served, MalformedMessage for a contract or ticket id that cannot be read.
     """
     connection = connect(settings.redis_url, settings.run, stopping)
     view = RunView(connection, Keys(settings.run.name))
@@ -117,12 +117,13 @@ class Rewarder:
 
         The counts are logged every 10 s. If the server was emptied, log that, and wait up to
         RUN_JOIN_TIMEOUT_S for the learner to set the run up again. Raise DeadlineExceeded if the learner
-        is gone, RunNotReady or ServerUnavailable if the server is, ContractMismatch or ConfigError if a
-        new contract cannot be served, SandboxFailed if no scoring process can be started,
-        MalformedMessage for a contract or ticket id that cannot be read.
+        is gone, ServerUnavailable if the server is, ContractMismatch or ConfigError if a new contract
+        cannot be served, SandboxFailed if a scoring process does not start, MalformedMessage for a
+        contract or ticket id that cannot be read.
         """
         while not stopping.is_set() and not self._view.ended():
             try:
+                self._learner_watch.check()
                 self._start_work()
             except RunNotReady as error:  # the server came back empty: the learner sets it up again
                 log.warning("Waiting for the learner to set up the run again.", cause=str(error))
@@ -130,7 +131,6 @@ class Rewarder:
                 self._scorer.rejoin(self._settings.run.join_timeout_s, stopping)
             self._settle()
             self._report()
-            self._learner_watch.check()
         self._settle(wait_for_all=True)
 
     def _start_work(self) -> None:

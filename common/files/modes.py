@@ -24,8 +24,8 @@ def umask(octal: str) -> Iterator[None]:
 def share(folder: Path) -> None:
     """Give all folders below `folder` its mode, and all files its mode without execution.
 
-    Some libraries ignore the umask: safetensors gives each of its files mode 0600. Raise OSError if a
-    mode cannot be changed.
+    Some libraries ignore the umask: safetensors gives each of its files mode 0600. Of a link
+    its target is changed. Raise OSError if a mode cannot be changed.
     """
     mode = S_IMODE(folder.stat().st_mode)
     for path in folder.rglob("*"):

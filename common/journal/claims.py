@@ -45,7 +45,8 @@ class Claim:
 def read_claims(run_folder: RunFolder) -> dict[int, Claim]:
     """Return all claims of the run by incarnation, in no order; {} if there are none.
 
-    Raise ConfigError if a claim's file is damaged, or its name or its parent does not fit its content.
+    Raise ConfigError if a claim's file is damaged, has another incarnation than its name says, or
+    continues no earlier incarnation.
     """
     claims = {}
     for path in run_folder.claims.glob("*.json"):

@@ -182,8 +182,8 @@ class Handle:
     def close_session(self, session: Session) -> None:
         """End a session, kill what it left, log up to 64 KiB of its last output, close its descriptors.
 
-        If killing fails, `usable` is False afterwards. If `usable` was False before, nothing is killed
-        here: the caller has to `end` the process.
+        If killing fails or the process has ended, `usable` is False afterwards. If `usable` was False
+        before, nothing is killed here: the caller has to `end` the process.
         """
         session.hang_up()
         if self.usable:
@@ -265,8 +265,8 @@ class Handle:
     def _move(self, call: Session) -> None:
         """Send of `call.unsent` what the connection takes, and store in `call.reader` what has come.
 
-        Stop at a whole frame. If nobody reads any more, `unsent` is empty afterwards; if the connection
-        has ended, `closed` is True. Raise BrokenFrame for an answer over 4 MiB.
+        Nothing is waited for; a whole frame ends the reading. `call.unsent` is empty if nobody reads any
+        more, `call.closed` True if the connection has ended. Raise BrokenFrame for over 4 MiB.
         """
         try:
             with contextlib.suppress(BlockingIOError):
@@ -369,7 +369,7 @@ class Handle:
         return answer
 
     def _read_control(self) -> bool:
-        """Store up to 64 KiB that have come on the control connection, for its frames.
+        """Store up to 64 KiB that have come on the process's control connection, for its frames.
 
         Return False if the process has closed the connection, or it fails, else True, also without new
         bytes. Raise BrokenFrame for a frame over 4 MiB.

@@ -113,8 +113,8 @@ def check_sampling(settings: LearnerSettings) -> None:
     top_p below 1, top_k and min_p above 0, and structured outputs leave tokens out: they are refused. A
     repetition_penalty other than 1 leaves none out, and the engine reports the log-probabilities after
     the penalty. It is refused unless decoupled_loss is true, importance_sampling_correction is not
-    "off", and loss_type is not "dppo". This loss corrects for it: the objective compares the policy with
-    itself before the Update, and the factor is the ratio to the sampler.
+    "off", and loss_type is not "dppo": with these three the loss corrects for the penalty, by the ratio
+    to the sampler.
     """
     if settings.accept_sampling_bias:
         return

@@ -10,8 +10,11 @@ from penstock.rewarders.rewards.values import SET, Choice, Group, Named, NumberV
 def same(one: Value, other: Value) -> bool:
     """Return whether two values are equal; same(a, b) is same(b, a).
 
-    A.m. or p.m. counts if both have it. Choices are compared by letter, numbers with units, groups item
-    by item, others as text and then by sympy. Raise MemoryError or RecursionError, as sympy does.
+    docs/rewards.md has the rules. A.m. or p.m. counts if both have it, as does a name: x = 5 equals 5.
+    Choices need one letter, and equal texts if both have one; a choice equals another value by its text.
+    Numbers may differ by rounding (5e-6 of the larger), and % or k may be missing in one. Groups are
+    compared item by item, sets and bare lists in any order. Others are compared as text, then by sympy.
+    Raise MemoryError or RecursionError, as sympy does.
     """
     if one.half and other.half and one.half != other.half:
         return False
@@ -21,8 +24,14 @@ def same(one: Value, other: Value) -> bool:
         return same_number((one.number, one.unit), (other.number, other.unit))
     if isinstance(one, Group) and isinstance(other, Group):
         return _same_group(one, other)
-    if _key(one) == _key(other):
-        return True
+    return _key(one) == _key(other) or _same_formula(one, other)
+
+
+def _same_formula(one: Value, other: Value) -> bool:
+    """Return whether two values are equal as named ones, else by sympy; a group is no number.
+
+    Raise MemoryError or RecursionError, as sympy does.
+    """
     if isinstance(one, Named) or isinstance(other, Named):
         return _same_named(one, other)
     kinds = {type(one), type(other)}  # math_verify reads 3100 in (3,100)
