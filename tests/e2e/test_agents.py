@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from penstock.common.wire.codec import decode
@@ -43,7 +44,8 @@ def test_the_example_agent_trains_and_survives_a_kill_of_its_actor(tmp_path: Pat
         assert talk is not None
         assert (talk.failure, talk.turns, talk.tool_calls) == ("", 3, 2)
         assert talk.reward in (0.0, 1.0)
-        assert (rollout.earlier, len(rollout.spans)) == ((), 3), "one sequence, a span per turn"
+        turns = int(rollout.mask[0]) + int((np.diff(rollout.mask.astype(int)) == 1).sum())
+        assert (rollout.earlier, turns) == ((), 3), "one sequence, the turns apart"
     lines = (site.run_folder / "metrics.jsonl").read_text()
     assert "refused/" not in lines
     assert json.loads(lines.splitlines()[-1])["turns"] == 3
