@@ -19,6 +19,7 @@ from penstock.actors.turns import Message, TurnTemplate, answer_message
 from penstock.common.episodes.pool import Episode, EpisodeFailed, EpisodePool
 from penstock.common.log import get_logger
 from penstock.common.text import SHOWN, short
+from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import FinishReason, Int32s, Rollout, Sampling, Span, Ticket
 from penstock.common.wire.transcript import FAILED_TOOL, Transcript
 
@@ -27,8 +28,8 @@ log = get_logger(__name__)
 InThread = Callable[..., Awaitable[Any]]
 """Runs a blocking function with its arguments in a thread: `await in_thread(function, argument)`."""
 
-Sample = Callable[[str, Int32s, Sampling], Awaitable[Rollout]]
-"""Returns a completion of the engine for a name of the request, a prompt and a sampling."""
+Sample = Callable[[str, Int32s, Sampling, Version | None], Awaitable[Rollout]]
+"""Returns the engine's completion for a name of the request, a prompt, a sampling and `Tokens.since`."""
 
 _NO_IDS: Int32s = np.zeros(0, dtype="<i4")
 _LONGEST_SHOWN = 20_000
@@ -44,6 +45,11 @@ class Tokens:
     masks: list[np.ndarray] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     count: int = 0
+
+    @property
+    def since(self) -> Version | None:
+        """Return the version that sampled the first token; None if the policy has sampled none."""
+        return self.spans[0].version if self.spans else None
 
     def add_sampled(self, rollout: Rollout) -> None:
         """Append the tokens of a completion of the engine, and its spans, moved to their place here."""
@@ -126,9 +132,8 @@ class Conversation:
             await self._begin(episode, in_thread)
             finish: FinishReason | None = None
             while finish is None:
-                sampled = await sample(
-                    f"{self._index}.{self._turns}", self._ids_so_far(), self._sampling()
-                )
+                name = f"{self._index}.{self._turns}"
+                sampled = await sample(name, self._ids_so_far(), self._sampling(), self._tokens.since)
                 finish = await self._take(sampled, episode, in_thread)
             return self._rollout(finish, reward=await in_thread(episode.reward))
         except EpisodeFailed as error:

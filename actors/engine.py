@@ -42,12 +42,15 @@ class Engine(Protocol):
         """End the engine and its processes; it cannot be used afterwards. Call this once."""
 
     async def generate(
-        self, request_id: str, prompt_ids: Int32s, sampling: Sampling, num_generations: int
-    ) -> tuple[Rollout, ...]:
+        self, request_id: str, prompt_ids: Int32s, sampling: Sampling, num_generations: int,
+        since: Version | None = None,
+    ) -> tuple[Rollout, ...]:  # fmt: skip
         """Return `num_generations` completions of the prompt `prompt_ids` (P,), in order of their seeds.
 
         `request_id` is the name of the request for `abort`; no other request in flight has it.
-        Completion i gets the seed `sampling.seed` + i. Wait until all have ended. Raise Aborted after
+        Completion i gets the seed `sampling.seed` + i. `since` is the version that sampled the first
+        turn of a conversation that the prompt continues: keys and values computed since then may be
+        used; None: only those of the weights in use. Wait until all have ended. Raise Aborted after
         `abort`, PromptRefused if only this request is at fault, EngineFailed if the engine is broken,
         MalformedMessage if one is no Rollout.
         """
@@ -71,6 +74,9 @@ class Engine(Protocol):
 
     def tokens_generated(self) -> int:
         """Return the number of tokens sampled since the start; it stays equal while the engine hangs."""
+
+    def prefix_cache(self) -> tuple[int, int]:
+        """Return how many prompt tokens had cached keys and values since the start, and how many not."""
 
 
 def verify_weights(weights: Weights) -> Path:

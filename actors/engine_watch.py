@@ -36,7 +36,7 @@ class EngineWatch:
         self._follower = follower
         self._stall = Deadline(stall_timeout_s)
         self._idle_checks = 0
-        self._reported = (time.monotonic(), engine.tokens_generated())
+        self._reported = (time.monotonic(), engine.tokens_generated(), engine.prefix_cache())
 
     def progress(self) -> int:
         """Return a counter that grows with the sampled tokens, and stays equal while the engine hangs.
@@ -58,17 +58,22 @@ class EngineWatch:
             )
 
     def report(self) -> None:
-        """Log running completions, tokens/s since the last log, the weights, and waiting tickets.
+        """Log running completions, tokens/s, prefix cache hits, the weights, and waiting tickets.
 
-        Do nothing within 10 s of the last log.
+        Speed and hits, the share of prompt tokens, are those since the last log. Do nothing within 10 s
+        of it.
         """
-        now, tokens = time.monotonic(), self._engine.tokens_generated()
-        then, tokens_then = self._reported
+        now, tokens, (hits, misses) = (
+            time.monotonic(), self._engine.tokens_generated(), self._engine.prefix_cache()
+        )  # fmt: skip
+        then, tokens_then, (hits_then, misses_then) = self._reported
         if now - then >= _REPORT_S:
-            self._reported = (now, tokens)
+            self._reported = (now, tokens, (hits, misses))
             completions = sum(job.ticket.num_generations for job in self._held.running)
             speed = (tokens - tokens_then) / (now - then)
+            asked = hits + misses - hits_then - misses_then
             log.info(
-                f"Generating {completions} completions, {speed:.0f} tokens/s "
-                f"(weights {self._engine.version}; {len(self._held.waiting)} tickets wait)."
+                f"Generating {completions} completions, {speed:.0f} tokens/s (weights "
+                f"{self._engine.version}; {len(self._held.waiting)} tickets wait; prefix cache hits "
+                f"{(hits - hits_then) / max(1, asked):.0%})."
             )

@@ -14,6 +14,7 @@ from penstock.actors.engine import Aborted, Engine
 from penstock.actors.turns import TurnTemplate
 from penstock.common.episodes.pool import EpisodeFailed, EpisodePool
 from penstock.common.wire.contract import Contract
+from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import Int32s, Rollout, Sampling, Ticket
 
 _SPARE_THREADS = 4
@@ -152,9 +153,12 @@ class Conversations(Completions):
         does.
         """
 
-        async def sample(name: str, prompt_ids: Int32s, sampling: Sampling) -> Rollout:
+        async def sample(
+            name: str, prompt_ids: Int32s, sampling: Sampling, since: Version | None
+        ) -> Rollout:
             """Return the engine's completion of a prompt (P,); the request is "REQUEST_ID#NAME".
 
+            The prompt continues a conversation whose first token `since` sampled, None for a first turn.
             `abort` of the group ends the request. Raise Aborted then or if the group was aborted before,
             and PromptRefused, EngineFailed or MalformedMessage if the engine does.
             """
@@ -163,7 +167,7 @@ class Conversations(Completions):
             own = f"{request_id}#{name}"
             self._requests[request_id].add(own)
             try:
-                (rollout,) = await self._engine.generate(own, prompt_ids, sampling, 1)
+                (rollout,) = await self._engine.generate(own, prompt_ids, sampling, 1, since)
             finally:
                 self._requests[request_id].discard(own)
             return rollout

@@ -4,8 +4,10 @@ Settings of vLLM that make its numbers the ones that the learner expects:
 
 - logprobs_mode="processed_logprobs": log-probabilities of the sampled distribution, after temperature.
 - generation_config="vllm": sampling parameters come from the ticket alone, not from the model folder.
-- A cache salt that changes with the weights. Blocks computed under older weights are never found, not
-  even after the same weights return: requests that were in flight left blocks of two versions.
+- A cache salt for each version of the weights. Blocks computed under older weights are never found, not
+  even after the same weights return under a new version: requests that were in flight left blocks of
+  both. A conversation keeps the salt of its first turn, so its history is not computed again for each
+  new version. Like a completion in flight it goes on with the keys and values that it has.
 - No chunked prefill on the CPU. When a prompt with a seed is split over two steps, vLLM 0.32 rewinds the
   generator; CPU generators refuse ("CPU Generator does not use offset") and the engine dies.
 - VLLM_ENABLE_V1_MULTIPROCESSING=0: on a CPU, no second process that spins while it waits. vLLM binds
@@ -68,10 +70,9 @@ class VllmEngine:
         self._stop_ids = read_stop_ids(model)
         self._version: Version | None = None
         self._hash = ""
-        self._changes = 0
-        self._tokens = [0]
+        self._counts = [0, 0, 0]  # sampled tokens, and prompt tokens found in the cache or not
         arguments = AsyncEngineArgs(**engine_arguments(settings, contract, model))
-        counters = [_token_counter(self._tokens)]
+        counters = [_token_counter(self._counts)]
         try:
             self._llm: Any = AsyncLLM.from_engine_args(arguments, stat_loggers=counters)
         except Exception as error:  # vLLM's start raises whatever its parts raise
@@ -90,13 +91,16 @@ class VllmEngine:
         del self._llm  # freed now: at the interpreter's end its __del__ would print an error
 
     async def generate(
-        self, request_id: str, prompt_ids: Int32s, sampling: Sampling, num_generations: int
-    ) -> tuple[Rollout, ...]:
+        self, request_id: str, prompt_ids: Int32s, sampling: Sampling, num_generations: int,
+        since: Version | None = None,
+    ) -> tuple[Rollout, ...]:  # fmt: skip
         """Return `num_generations` completions of the prompt `prompt_ids` (P,), in order of their seeds.
 
-        `request_id` is the name of the request for `abort`. At temperature 0 one completion is sampled
-        and repeated. Raise Aborted after `abort`, PromptRefused if vLLM refuses prompt or `sampling`,
-        MalformedMessage if a completion is no Rollout, EngineFailed if vLLM fails or has no weights yet.
+        `request_id` is the name of the request for `abort`. With `since` cached keys and values of
+        requests that began at this version are used, else of those that began at the version in use. At
+        temperature 0 one completion is sampled and repeated. Raise Aborted after `abort`, PromptRefused
+        if vLLM refuses prompt or `sampling`, MalformedMessage if a completion is no Rollout,
+        EngineFailed if vLLM fails or has no weights yet.
         """
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
@@ -107,7 +111,7 @@ class VllmEngine:
                 "announced version: start the actor again"
             )
         distinct = 1 if sampling.temperature == 0.0 else num_generations
-        prompt = tokens_input(prompt_ids.tolist(), cache_salt=f"weights-{self._changes}")
+        prompt = tokens_input(prompt_ids.tolist(), cache_salt=f"weights-{since or self._version}")
         output: Any = None
         try:
             parameters = self._sampling(sampling, distinct)
@@ -172,7 +176,6 @@ class VllmEngine:
             await self._llm.pause_generation(mode="keep", clear_cache=False)
             if weights.hash != self._hash:
                 await self._llm.collective_rpc("take_weights", args=(str(folder),))
-                self._changes += 1
             await self._llm.update_weight_version(f"{weights.version} {weights.hash}")
             self._hash, self._version = weights.hash, weights.version
             await self._llm.resume_generation()
@@ -188,7 +191,11 @@ class VllmEngine:
 
     def tokens_generated(self) -> int:
         """Return the number of tokens sampled since the start; it stays equal while the engine hangs."""
-        return self._tokens[0]
+        return self._counts[0]
+
+    def prefix_cache(self) -> tuple[int, int]:
+        """Return how many prompt tokens had cached keys and values since the start, and how many not."""
+        return self._counts[1], self._counts[2]
 
 
 def engine_arguments(settings: ActorSettings, contract: Contract, model: Path) -> dict[str, Any]:
@@ -287,22 +294,34 @@ def _span(label: str, start: int, end: int) -> Span:
     return Span(Version.parse(version), start, end, weights_hash)
 
 
-def _token_counter(total: list[int]) -> Any:
-    """Return a class for vLLM's stat_loggers that adds each step's number of tokens to `total[0]`."""
+def _token_counter(counts: list[int]) -> Any:
+    """Return a class for vLLM's stat_loggers that adds each step's tokens to `counts` by _add_tokens."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class TokenCounter(StatLoggerBase):
-        """Adds each step's number of tokens to `total[0]`. Making one uses neither parameter."""
+        """Adds each step's numbers of tokens to `counts`. Making one uses neither parameter."""
 
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
             pass
 
         def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-            """Add the tokens in `iteration_stats`, of one step, to `total[0]`; None adds nothing."""
-            if iteration_stats is not None:
-                total[0] += iteration_stats.num_generation_tokens
+            """Add the tokens of one step to `counts`; statistics that are None add nothing."""
+            _add_tokens(counts, scheduler_stats, iteration_stats)
 
         def log_engine_initialized(self) -> None:
             """Do nothing: vLLM calls this once the engine is ready, and nothing is to be logged."""
 
     return TokenCounter
+
+
+def _add_tokens(counts: list[int], scheduler_stats: Any, iteration_stats: Any) -> None:
+    """Add a step's sampled tokens, cached prompt tokens and other prompt tokens to `counts`, in place.
+
+    vLLM's statistics of the step have them; those that are None add nothing.
+    """
+    if iteration_stats is not None:
+        counts[0] += iteration_stats.num_generation_tokens
+    if scheduler_stats is not None:
+        found = scheduler_stats.prefix_cache_stats
+        counts[1] += found.hits
+        counts[2] += found.queries - found.hits

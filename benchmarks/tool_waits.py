@@ -101,8 +101,9 @@ class PacedEngine:
         self._weights = weights
 
     async def generate(
-        self, request_id: str, prompt_ids: Int32s, sampling: Sampling, num_generations: int
-    ) -> tuple[Rollout, ...]:
+        self, request_id: str, prompt_ids: Int32s, sampling: Sampling, num_generations: int,
+        since: Version | None = None,
+    ) -> tuple[Rollout, ...]:  # fmt: skip
         assert self._weights is not None
         self._asked += 1
         try:
@@ -128,6 +129,9 @@ class PacedEngine:
 
     def tokens_generated(self) -> int:
         return self._tokens_sampled
+
+    def prefix_cache(self) -> tuple[int, int]:
+        return 0, 0
 
 
 def busy_share(spans_s: list[tuple[float, float]], begin: float, end: float) -> float:

@@ -67,8 +67,9 @@ class FakeEngine:
         pass
 
     async def generate(
-        self, request_id: str, prompt_ids: Int32s, sampling: Sampling, num_generations: int
-    ) -> tuple[Rollout, ...]:
+        self, request_id: str, prompt_ids: Int32s, sampling: Sampling, num_generations: int,
+        since: Version | None = None,
+    ) -> tuple[Rollout, ...]:  # fmt: skip
         self.requests.append(request_id)
         abort = asyncio.Event()
         self._in_flight[request_id] = (num_generations, abort)
@@ -126,6 +127,9 @@ class FakeEngine:
 
     def tokens_generated(self) -> int:
         return self._tokens
+
+    def prefix_cache(self) -> tuple[int, int]:
+        return 0, 0
 
 
 def draw_tokens(sampling: Sampling, index: int) -> Int32s:

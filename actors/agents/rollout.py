@@ -153,9 +153,8 @@ class AgentRollout:
             name, most = f"{self._index}.{number}", min(turn.left, request.max_tokens or turn.left)
             prompt = turn.prompt
             try:
-                sampled = await self._sample(
-                    name, prompt, turn_sampling(sampling, self._index, number, most)
-                )
+                asked = turn_sampling(sampling, self._index, number, most)
+                sampled = await self._sample(name, prompt, asked, turn.sequence.tokens.since)
             except PromptRefused as error:
                 raise CallRefused(short(error, 300)) from error
             text = self._template.text_of(sampled.token_ids.tolist())

@@ -81,6 +81,7 @@ class TalkingEngine:
     versions_move: bool = False
     asked: dict[str, tuple[list[int], list[int]]] = field(default_factory=dict)
     samplings: dict[str, Sampling] = field(default_factory=dict)
+    since: dict[str, Version | None] = field(default_factory=dict)
     aborted: set[str] = field(default_factory=set)
 
     def text_for(self, name: str) -> str:
@@ -92,12 +93,13 @@ class TalkingEngine:
         return [*odd_tokens(self.tokenizer, text, random), self.tokenizer.token_to_id("<|im_end|>")]
 
     async def generate(
-        self, name: str, prompt_ids: Int32s, sampling: Sampling, num_generations: int
-    ) -> tuple[Rollout, ...]:
+        self, name: str, prompt_ids: Int32s, sampling: Sampling, num_generations: int,
+        since: Version | None = None,
+    ) -> tuple[Rollout, ...]:  # fmt: skip
         if name in self.aborted:
             raise Aborted(name)
         assert num_generations == 1
-        self.samplings[name] = sampling
+        self.samplings[name], self.since[name] = sampling, since
         random = np.random.default_rng(len(self.asked))
         ids = self.tokens_of(self.text_for(name), random)
         finish = "stop" if len(ids) <= sampling.max_tokens else "length"

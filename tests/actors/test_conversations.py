@@ -142,6 +142,8 @@ def test_the_tokens_are_those_of_the_engine(converse: Converse, folder: Path, te
                 written for _, written in turns
             ]
             assert len({one.version for one in rollout.spans}) == 4
+            since = [engine.since[f"g#{index}.{turn}"] for turn in range(4)]
+            assert since == [None, *[rollout.spans[0].version] * 3]
             between = Tokenizer.from_file(str(folder / "tokenizer.json")).decode(
                 rollout.token_ids[~rollout.mask].tolist(), skip_special_tokens=False
             )

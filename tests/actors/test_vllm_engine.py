@@ -201,6 +201,24 @@ def test_taking_other_weights_and_the_old_ones_again_changes_no_bit(live: Live) 
     )
 
 
+def test_a_conversation_keeps_its_cached_history_when_the_weights_change(live: Live) -> None:
+    first = live.take(live.a)
+    history = np.resize(PROMPTS[0], 128).astype("<i4")
+    live.sample([history], count=1)
+    live.take(live.b)
+
+    def hits(name: str, since: Version | None) -> int:
+        before = live.engine.prefix_cache()[0]
+        live.call(live.engine.generate(name, history, SAMPLING, 1, since))
+        return live.engine.prefix_cache()[0] - before
+
+    assert hits("another's", None) == 0
+    assert (
+        hits("its own", first) >= 96
+    )  # all whole blocks but the last, which is computed for the logits
+    assert hits("another's, the second time", None) >= 96
+
+
 def test_the_same_weights_under_a_new_version_change_only_the_label(live: Live) -> None:
     live.take(live.a)
     version = live.take(live.a)
@@ -383,6 +401,6 @@ def test_a_request_that_ends_with_an_error_is_refused_and_not_given_back_for_eve
             yield SimpleNamespace(outputs=[part])
 
     engine = object.__new__(VllmEngine)
-    engine._version, engine._changes, engine._stop_ids, engine._llm = Version(1, 0), 0, [2], Failing()
+    engine._version, engine._stop_ids, engine._llm = Version(1, 0), [2], Failing()
     with pytest.raises(PromptRefused, match="could not serve failing"):
         asyncio.run(engine.generate("failing", PROMPTS[0], replace(SAMPLING, regex="a"), 1))
