@@ -80,6 +80,7 @@ chaos: install
 nightly: install
 	$(BIN)/python -m tests.chaos --seed $(SEED)
 	$(BIN)/python -m tests.chaos --seed $(SEED) --environments --seconds 120
+	$(BIN)/python -m tests.chaos --seed $(SEED) --agents --seconds 120
 	$(BIN)/python -m tests.crashes.matrix --alone --jobs 4
 	PROTOCOL_EXAMPLES=1000 $(BIN)/python -m pytest tests/common/test_protocol_machine.py
 	NIGHTLY=1 $(BIN)/python -m pytest tests/common/test_tls.py tests/e2e/test_secure_demo.py

@@ -60,16 +60,16 @@ class Plan:
         return sum(self.deck.values())
 
 
-def make_plan(seconds: float, *, environments: bool = False) -> Plan:
+def make_plan(seconds: float, *, episodes: bool = False) -> Plan:
     """The plan for a run of about so many seconds; WHOLE_S is what the promise is shown with.
 
-    With `environments` the processes of episodes are killed too.
+    With `episodes`, of environments or agents, their processes are killed too.
 
     Example:
         make_plan(60).kills == 33
     """
     share = seconds / WHOLE_S
-    whole = _WHOLE_DECK | ({EPISODE: 60} if environments else {})
+    whole = _WHOLE_DECK | ({EPISODE: 60} if episodes else {})
     deck = {kind: max(1, round(count * share)) for kind, count in whole.items()}
     deck |= {LEARNER: max(3, deck[LEARNER]), SERVER: max(3, deck[SERVER])}
     floors = Floors(

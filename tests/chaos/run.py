@@ -9,6 +9,7 @@ from tests.chaos.killer import Kill, Killer
 from tests.chaos.plan import GROUPS_PER_STEP, Deck, Plan
 from tests.chaos.verdict import Verdict, reach_verdict
 from tests.chaos.world import World
+from tests.e2e.site import AGENTS
 
 
 def run_chaos(
@@ -19,15 +20,18 @@ def run_chaos(
     lose_every: int = 0,
     preload: Path | None = None,
     environments: bool = False,
+    agents: bool = False,
 ) -> Verdict:
     """Run a plan in an empty folder, telling of every kill; must be called in the main thread.
 
-    `lose_every` and `preload` are those of World. With `environments` the rollouts are conversations.
+    `lose_every` and `preload` are those of World. With `environments` the rollouts are conversations,
+    with `agents` those of agents that call the actor's endpoint.
     """
     world = World(
-        folder, lose_every=lose_every, preload=preload, talks=environments, LEARNER_SEED=str(seed),
+        folder, lose_every=lose_every, preload=preload, talks=environments or agents,
+        **{"LEARNER_EVAL_STEPS": "30"} | (AGENTS if agents else {}), LEARNER_SEED=str(seed),
         LEARNER_MAX_STEPS=str(plan.steps), LEARNER_GROUPS_PER_STEP=str(GROUPS_PER_STEP),
-        LEARNER_SAVE_STEPS="4", LEARNER_EVAL_STEPS="30",
+        LEARNER_SAVE_STEPS="4",
     )  # fmt: skip
 
     def report(kill: Kill) -> None:

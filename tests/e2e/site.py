@@ -31,6 +31,16 @@ TALKS = {
 }
 """The variables of a run whose rollouts are conversations with a live environment."""
 
+AGENTS = {
+    "LEARNER_ENVIRONMENT": "",
+    "LEARNER_AGENT": str(Path(__file__).with_name("environments.py")) + ":count_up",
+    "LEARNER_REWARDS": "environment",
+    "LEARNER_EVAL_DATASET": "",
+    "LEARNER_EVAL_STEPS": "0",
+    "LEARNER_MAX_COMPLETION_LENGTH": "90",
+}
+"""What a run of agents, which own their loop, has in place of some of TALKS."""
+
 REAL_PROCFILE = "learner: learner\nactor: actor\nrewarder: rewarder\n"
 
 
