@@ -7,7 +7,7 @@ import json
 import time
 from typing import Any
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, BadRequestError
 
 
 class Counter:
@@ -44,7 +44,10 @@ async def count_up(task: dict[str, Any], base_url: str, api_key: str) -> float:
     client = AsyncOpenAI(base_url=base_url, api_key=api_key)
     messages: list[Any] = [{"role": "user", "content": task["prompt"]}]
     for _ in range(4):
-        reply: Any = await client.chat.completions.create(model="-", messages=messages, tools=[UP])
+        try:
+            reply: Any = await client.chat.completions.create(model="-", messages=messages, tools=[UP])
+        except BadRequestError:  # no token is left
+            break
         messages.append(message := reply.choices[0].message)
         if not message.tool_calls:
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from penstock.common.wire.codec import decode
 from penstock.common.wire.messages import ScoredGroup
 from tests.e2e.forked import ForkedSite
-from tests.e2e.site import FAKE_PROCFILE, ROOT
+from tests.e2e.site import AGENTS, FAKE_PROCFILE, REAL_PROCFILE, ROOT, Site
 from tests.judge import judge, read_records
 
 pytestmark = pytest.mark.e2e
@@ -51,3 +52,25 @@ def test_the_example_agent_trains_and_survives_a_kill_of_its_actor(tmp_path: Pat
     assert json.loads(lines.splitlines()[-1])["turns"] == 3
     assert site.moved() > 1e-4
     assert not [line for line in site.lines if "Traceback" in line]
+
+
+@pytest.mark.skipif(os.environ.get("NIGHTLY") != "1", reason="vLLM's start takes half a minute")
+def test_the_tokens_of_an_agent_on_real_vllm_are_those_that_the_trainer_scores(tmp_path: Path) -> None:
+    """With untrained weights each token is about as likely: turns are long, and some call the tool."""
+    tmp_path.chmod(0o755)
+    site = Site(
+        tmp_path, REAL_PROCFILE, talks=True, **AGENTS, LEARNER_MAX_STEPS="4", LEARNER_MAX_STALENESS="0",
+        LEARNER_NUM_GENERATIONS="8", LEARNER_LEARNING_RATE="1e-3",
+    )  # fmt: skip
+    site.start()
+    try:
+        assert site.wait(600) == 0, "\n".join(site.lines[-40:])
+    finally:
+        site.stop()
+    assert judge(site.run_folder)["faults"] == []
+    rows = [json.loads(line) for line in (site.run_folder / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 4
+    assert sum(row["tools/call_frequency"] for row in rows) > 0
+    assert max(row["environment/failed"] for row in rows) == 0
+    assert max(row["sampling/sampling_logp_difference/mean"] for row in rows) < 1e-4
+    assert site.moved() > 1e-4
