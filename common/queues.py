@@ -71,7 +71,8 @@ class Watch(Status):
     def ask(self, connection: Connection) -> int:
         """Print what `read` returns, each second anew; return 0 on Ctrl-C. Raise what `read` raises.
 
-        On a terminal the screen is cleared before each status, unless --json is given.
+        On a terminal the screen is cleared before each status, unless --json is given. Raise
+        BrokenPipeError if the reader of standard output has closed it.
         """
         try:
             while True:
