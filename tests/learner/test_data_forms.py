@@ -277,6 +277,8 @@ def test_a_gold_that_is_no_number_is_told(tmp_path, gold):
             "line 1: .*answer is there twice",
         ),
         ("q.jsonl", f"[{ROW}]".encode(), r"line 1: expected an object, found \[{"),
+        ("q.json", f"[\n\n{ROW},\n7]".encode(), r"q\.json, item 2: expected an object"),
+        ("q.json", f'[{ROW}, {{"a": 1}}]'.encode(), r"q\.json, item 2: has a, and none of"),
         ("q.json", b"[]", "q.json is empty"),
         ("q.csv", b"question,answer\n", "q.csv is empty"),
         ("q.json", b'[{"question": "1", "question": "2", "answer": "3"}]', "question is there twice"),
