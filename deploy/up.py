@@ -152,8 +152,8 @@ def queue_service(run_folder: RunFolder, listening: Listening | None = None) -> 
 def child_environment(env_file: Path | None) -> dict[str, str]:
     """Return the children's variables: those of `env_file`, if given, and this process's, which win.
 
-    PATH begins with the folder of this installation's commands; PYTHONUNBUFFERED is 1. Raise OSError if
-    the file cannot be read; a missing one gives no variable.
+    PATH begins with the folder of this installation's commands; PYTHONUNBUFFERED is 1. A missing file
+    gives no variable. Raise ConfigError if the file cannot be read.
     """
     found = read_environment(env_file)
     found["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), found.get("PATH", "")])
