@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pyarrow
@@ -93,6 +94,17 @@ def test_a_log_line_of_json_keeps_the_text(hostile, capfd):
     printed = capfd.readouterr().err
     assert is_clean(printed)
     assert json.loads(printed)["event"] == json.loads(printed)["text"] == hostile
+
+
+def test_a_log_line_of_json_names_the_role_in_each_thread(capfd):
+    configure_logs("test", "json")
+    log = get_logger("test")
+    thread = threading.Thread(target=log.info, args=["there"])
+    thread.start()
+    thread.join()
+    log.info("here")
+    lines = map(json.loads, capfd.readouterr().err.splitlines())
+    assert [(line["event"], line["role"]) for line in lines] == [("there", "test"), ("here", "test")]
 
 
 @pytest.mark.parametrize("command", [["status"], ["audit"], ["dead"]])
