@@ -215,6 +215,8 @@ def shared(*turns):
         ({"question": "q", "Answer": "a", "ANSWER": "b"}, "SOLUTION_COLUMN to one of Answer, ANSWER"),
         (asked({"type": "image_url", "image_url": "x"}), "a part of type 'image_url'; expected text"),
         (asked(TEXT, {"type": "image", "text": "its caption"}), "a part of type 'image'; expected text"),
+        (asked({"type": "text", "text": 7}), "a part whose text is 7; expected a text. Remove the row"),
+        (asked(TEXT, {"type": "text"}), "a part whose text is missing; expected a text"),
         (asked({"type": "text", "text": " "}), "messages is .*; expected a text, or a list of messages"),
         (asked(), "messages is .*; expected a text"),
         (shared(("tool", "q")), "a turn is from 'tool'"),
