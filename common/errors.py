@@ -46,6 +46,10 @@ class ServerUnavailable(PenstockError, exit_code=69):
     """The queue server did not answer within the timeout, or refused a command."""
 
 
+class CommandRefused(ServerUnavailable):
+    """The queue server answered, and refused the command for a reason that has no error of its own."""
+
+
 class RunNotReady(PenstockError, exit_code=75):
     """The learner has not set the run up on this server, or the server was emptied."""
 

@@ -17,10 +17,14 @@ _LINE = 135
 def configure_logs(role: str, form: Literal["text", "json"]) -> None:
     """Send this process's log lines to standard error, from level info on, as "text" or "json" (`form`).
 
-    In both, passwords are ***. Lines of JSON that the calling thread logs have the field `role` with the
-    name `role`; those of other threads lack it. Lines of text do not name the role; their unprintable
-    letters are escaped, and they are coloured on a terminal.
+    In both, passwords are ***. Lines of JSON have the field `role`. Lines of text do not name the role;
+    their unprintable letters are escaped, and they are coloured on a terminal.
     """
+
+    def add_role(_logger: object, _method: str, event: EventDict) -> EventDict:
+        """Return the fields of a log line, `event`, and `role`. Logger and method are unused."""
+        return {"role": role, **event}
+
     renderer: Processor = (
         structlog.processors.JSONRenderer()
         if form == "json"
@@ -28,7 +32,7 @@ def configure_logs(role: str, form: Literal["text", "json"]) -> None:
     )
     structlog.configure(
         processors=[
-            structlog.contextvars.merge_contextvars,
+            *([add_role] if form == "json" else []),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%H:%M:%S" if form == "text" else "iso", utc=False),
             structlog.processors.format_exc_info,
@@ -39,8 +43,6 @@ def configure_logs(role: str, form: Literal["text", "json"]) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    if form == "json":
-        structlog.contextvars.bind_contextvars(role=role)
 
 
 def _escape(_logger: object, _method: str, event: EventDict) -> EventDict:

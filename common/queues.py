@@ -71,7 +71,8 @@ class Watch(Status):
     def ask(self, connection: Connection) -> int:
         """Print what `read` returns, each second anew; return 0 on Ctrl-C. Raise what `read` raises.
 
-        On a terminal the screen is cleared before each status, unless --json is given.
+        On a terminal the screen is cleared before each status, unless --json is given. Raise
+        BrokenPipeError if the reader of standard output has closed it.
         """
         try:
             while True:
@@ -155,8 +156,8 @@ class Acl(QueueCommand):
         lines = [f"{user.role:<10}REDIS_URL_FILE={user.file}" for user in users]
         if not saved:
             lines.append(
-                f"The server {connection.address} has no aclfile and forgets its users when it ends: "
-                "run this command again after each start of the server."
+                f"The server {connection.address} has no aclfile, or cannot write it, and forgets its "
+                "users when it ends: run this command again after each start of the server."
             )
         rows = [{"role": user.role, "user": user.name, "file": str(user.file)} for user in users]
         return self.show(Result("\n".join(lines), rows))

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from penstock.common.errors import ConfigError
+from penstock.common.files.reading import read_text
 
 SHIPPED = Path(__file__).with_name("Procfile")
 """Used where the working directory has no Procfile of its own."""
@@ -15,13 +16,12 @@ def read_procfile(path: Path | None) -> dict[str, str]:
     """Return the commands of the Procfile `path` by name, in order.
 
     For None the file is ./Procfile or, if there is none, the one that comes with Penstock. Raise
-    ConfigError if the file is missing or malformed, OSError if it cannot be read, ValueError if it is no
-    UTF-8.
+    ConfigError if the file is missing, malformed, not readable or not UTF-8.
     """
     path = path or (Path("Procfile") if Path("Procfile").is_file() else SHIPPED)
     if not path.is_file():
         raise ConfigError(f"--procfile {path}: no such file; name one with lines `name: command`")
-    return parse(path.read_text(), str(path))
+    return parse(read_text(path, f"--procfile {path}"), str(path))
 
 
 def parse(text: str, source: str) -> dict[str, str]:

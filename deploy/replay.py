@@ -19,16 +19,19 @@ def _split(text: object) -> object:
     """Return {"loss_type": "gspo"} for "LEARNER_LOSS_TYPE=gspo"; a map unchanged, {} for None or "".
 
     A comma before LEARNER_NAME= separates two settings; any other is part of the value. Raise ValueError
-    unless each setting in a text is LEARNER_NAME=VALUE.
+    unless each setting in a text is LEARNER_NAME=VALUE, and given once.
     """
     if not isinstance(text, str):
         return text or {}
-    found = {}
+    found: dict[str, str] = {}
     for change in re.split(r",(?=LEARNER_[A-Z0-9_]+=)", text):
         name, equals, value = change.partition("=")
         if not equals or not name.startswith("LEARNER_"):
             raise ValueError(f"{change}: expected LEARNER_NAME=VALUE, such as LEARNER_EPSILON=0.3")
-        found[name.removeprefix("LEARNER_").lower()] = value
+        setting = name.removeprefix("LEARNER_").lower()
+        if setting in found:
+            raise ValueError(f"{name} is given twice, {found[setting]!r} and {value!r}: leave one out")
+        found[setting] = value
     return found
 
 

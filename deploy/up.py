@@ -13,7 +13,7 @@ from pydantic import Field, FilePath
 
 from penstock.common.broker.local_server import Listening, hash_password, prepare, remove_old_socket
 from penstock.common.broker.private_socket import answers
-from penstock.common.config.command import Command, build
+from penstock.common.config.command import Command, build, drop_output
 from penstock.common.config.redis_url import parse_host
 from penstock.common.config.role_command import RunCommand
 from penstock.common.config.secret_file import read_secret
@@ -152,8 +152,8 @@ def queue_service(run_folder: RunFolder, listening: Listening | None = None) -> 
 def child_environment(env_file: Path | None) -> dict[str, str]:
     """Return the children's variables: those of `env_file`, if given, and this process's, which win.
 
-    PATH begins with the folder of this installation's commands; PYTHONUNBUFFERED is 1. Raise OSError if
-    the file cannot be read; a missing one gives no variable.
+    PATH begins with the folder of this installation's commands; PYTHONUNBUFFERED is 1. A missing file
+    gives no variable. Raise ConfigError if the file cannot be read.
     """
     found = read_environment(env_file)
     found["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), found.get("PATH", "")])
@@ -168,7 +168,6 @@ class Printer:
         self._file = file
         self._colours: dict[str, int] = {}
         self._lock = threading.Lock()
-        self._broken = False
 
     def __call__(self, report: Report) -> None:
         """Print `report` as `actor.1 | line`, with `-- ` before the text of all but output. Thread-safe.
@@ -183,7 +182,6 @@ class Printer:
             if self._file.isatty():
                 prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
             try:
-                if not self._broken:
-                    print(f"{prefix}{mark}{report.text}", file=self._file, flush=True)
+                print(f"{prefix}{mark}{report.text}", file=self._file, flush=True)
             except OSError:
-                self._broken = True
+                drop_output(self._file)

@@ -14,6 +14,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -30,11 +31,11 @@ _VERL = ("solution_str", "model_output", "predict_str")
 """Names that verl's own functions have for the completion."""
 _GROUP = ("prompts", "completions", "completion_ids", "completions_ids", "response_token_ids")
 """Arguments of TRL and ms-swift with a value per completion. A function of one of them gets a group."""
+_LOGS = ("log_extra", "log_metric")
 _OTHER_NAMES = {"prompt": ("prompts",), "completions_ids": ("completion_ids",)}
 """Names of parameters and the arguments that they get. TRL's guide had completions_ids by mistake."""
 OWN_ARGUMENTS = frozenset({
-    *_GROUP, "prompt", "transcripts", "environment_reward", "log_extra", "log_metric", "environments",
-    "trainer_state",
+    *_GROUP, *_LOGS, "prompt", "transcripts", "environment_reward", "environments", "trainer_state",
 })  # fmt: skip
 """Columns of the data set that a reward does not get by these names: its own arguments replace them."""
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -96,16 +97,28 @@ class OwnReward:
         if `each`. Awaitables are awaited. Scores of functions like verl's, maps and tuples, become
         numbers. The values are not checked. Raise what the function raises.
         """
-        size = len(arguments["completions"])
-        given = self._given(self._all(arguments))
         if self.each:
-            rows = [{name: values[index] for name, values in given.items()} for index in range(size)]
-            values = [self.function(**row) for row in rows]
-            if any(map(inspect.isawaitable, values)):
-                values = _finished(_all_of(values))
+            values = self._call_each(arguments)
         else:
-            values = _listed(_finished(self.function(**given)))
+            values = _listed(_finished(self.function(**self._given(self._all(arguments)))))
         return values if self.form else [_number_of(score) for score in values]
+
+    def _call_each(self, arguments: Mapping[str, Any]) -> list[Any]:
+        """Call the function for each completion, with its values in `arguments`; return the results.
+
+        Awaitables are awaited side by side. What the calls log is then logged for the group, if
+        `arguments` has log_extra and log_metric. Raise what the function raises.
+        """
+        size = len(arguments["completions"])
+        log = _EachLog(size)
+        given = self._given(self._all({**arguments, **log.functions()}))
+        rows = [{name: values[index] for name, values in given.items()} for index in range(size)]
+        values = [self.function(**row) for row in rows]
+        if any(map(inspect.isawaitable, values)):
+            values = _finished(_all_of(values))
+        if "log_extra" in arguments:
+            log.pass_on(arguments["log_extra"], arguments["log_metric"])
+        return values
 
     def missing(self, columns: Iterable[str]) -> list[str]:
         """Return the names of what the function requires and does not get; [] if nothing is missing.
@@ -171,6 +184,41 @@ class OwnReward:
         return self.sources.get(parameter) or _OTHER_NAMES.get(parameter, (parameter,))
 
 
+class _EachLog:
+    """log_extra and log_metric for a function that is called for each of `size` completions."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._extra: dict[str, list[Any]] = {}
+        self._metrics: dict[str, dict[int, float]] = {}
+
+    def functions(self) -> dict[str, list[Callable[[str, Any], None]]]:
+        """Return by name the two functions of each completion, which take a name and a value."""
+        each = range(self._size)
+        return {
+            "log_extra": [partial(self._log_extra, index) for index in each],
+            "log_metric": [partial(self._log_metric, index) for index in each],
+        }
+
+    def _log_extra(self, index: int, column: str, value: Any) -> None:
+        """Store the `value` of the completion `index` in a `column`, in place of an older one."""
+        self._extra.setdefault(column, [None] * self._size)[index] = value
+
+    def _log_metric(self, index: int, name: str, value: float) -> None:
+        """Store the `value` of the completion `index` for a metric, in place of an older one."""
+        self._metrics.setdefault(name, {})[index] = value
+
+    def pass_on(self, log_extra: Callable[..., None], log_metric: Callable[..., None]) -> None:
+        """Log the group's columns, None where nothing was logged, and the mean of each metric.
+
+        Raise TypeError for a metric that is no number, and what the two functions raise.
+        """
+        for column, values in self._extra.items():
+            log_extra(column, values)
+        for name, numbers in self._metrics.items():
+            log_metric(name, sum(numbers.values()) / len(numbers))
+
+
 def adapt(found: object, name: str, completions: str = "auto") -> OwnReward:
     """Return a reward of TRL's signature for `found`, a user's function or class; errors call it `name`.
 
@@ -195,7 +243,7 @@ def adapt(found: object, name: str, completions: str = "auto") -> OwnReward:
     if text := next(filter(parameters.__contains__, _VERL), ""):
         return OwnReward(function, _verl_sources(text), "", each=True)
     positional = [one for one in parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
-    required = [one.name for one in positional if one.default is one.empty]
+    required = [one.name for one in positional if one.default is one.empty and one.name not in _LOGS]
     if required and required[0] in _COMPLETION:
         if len(required) == 1 and not _takes_any(parameters):
             return OwnReward(function, {required[0]: ("completions",)}, "", each=True)

@@ -6,6 +6,7 @@ Reads frames of requests from the socket FD, and answers each with a frame. The 
 model; further ones have the conversations of completions. The process ends with its socket.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -134,22 +135,20 @@ def serve(channel: socket.socket) -> None:
     may be lost.
     """
     model: RewardModel | None = None
-    while True:
-        try:
+    with contextlib.suppress(EOFError, ConnectionError):  # the rewarder has closed its end
+        while True:
             asked = frames.receive_request(channel)
-        except (EOFError, ConnectionError):
-            return
-        try:
-            if model is None:
-                model = load(asked)
-                frames.send(channel, {"value": []})
-            else:
-                frames.send(channel, {"value": model.score(asked["talks"])})
-        except TooLong as error:
-            frames.send(channel, {"mistake": str(error)})
-        except Exception as error:  # transformers raises whatever its parts raise
-            frames.send(channel, {"mistake": frames.short(f"{type(error).__name__}: {error}")})
-            return
+            try:
+                if model is None:
+                    model = load(asked)
+                    frames.send(channel, {"value": []})
+                else:
+                    frames.send(channel, {"value": model.score(asked["talks"])})
+            except TooLong as error:
+                frames.send(channel, {"mistake": str(error)})
+            except Exception as error:  # transformers raises whatever its parts raise
+                frames.send(channel, {"mistake": frames.short(f"{type(error).__name__}: {error}")})
+                return
 
 
 if __name__ == "__main__":

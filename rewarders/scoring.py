@@ -43,6 +43,14 @@ class GroupScores:
         """Return the indices of the rollouts without a failure, in order: a new list."""
         return [index for index, failure in enumerate(self.failures) if not failure]
 
+    def check_enough(self) -> None:
+        """Raise ScoringFailed if fewer than two rollouts (of a single one: none) have no failure."""
+        failures = [failure for failure in self.failures if failure]
+        if len(self.healthy) < min(2, len(self.failures)):
+            few = f"{len(failures)} of {len(self.failures)} completions have no reward"
+            left = "which leaves too few; correct what failed first"
+            raise ScoringFailed(f"{few}, {left}: {failures[0]}")
+
     def set_aside(self, name: str) -> None:
         """Store a failure for each rollout that has none and for which the reward `name` is None.
 
@@ -110,14 +118,11 @@ class Scorer:
         itself is at fault, MalformedMessage for a negative token id.
         """
         arguments = self._arguments(group, texts)
-        size = len(texts)
         scores = GroupScores([rollout.failure for rollout in group.rollouts])
+        scores.check_enough()
         for spec in self.contract.rewards:
             self._score(spec, arguments | _state(spec, group), scores)
-            if len(scores.healthy) < min(2, size):
-                failures = [failure for failure in scores.failures if failure]
-                few = f"{len(failures)} of {size} completions have no reward, which leaves too few"
-                raise ScoringFailed(f"{few}; correct what failed first: {failures[0]}")
+            scores.check_enough()
         for values in scores.rewards.values():
             for index, failure in enumerate(scores.failures):
                 values[index] = None if failure else values[index]

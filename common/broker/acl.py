@@ -20,7 +20,7 @@ from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import hash_password
 from penstock.common.config.redis_url import parse_url, with_login
 from penstock.common.config.secret_file import read_secret
-from penstock.common.errors import ConfigError, ServerUnavailable
+from penstock.common.errors import CommandRefused, ConfigError
 from penstock.common.files.atomic import make_folder, write_whole
 from penstock.common.files.run_folder import RunFolder
 
@@ -168,12 +168,12 @@ def _kept_password(file: Path) -> str | None:
 def _saved(connection: Connection) -> bool:
     """Let the server write its users to its aclfile, and return True.
 
-    Return False if the server has no aclfile, or does not answer within its timeout. Raise ConfigError
-    if this user may not save.
+    Return False if the server has no aclfile, or cannot write it. Raise ConfigError if this user may not
+    save, ServerUnavailable if the server does not answer within its timeout.
     """
     try:
         connection.execute("ACL", "SAVE")
-    except ServerUnavailable:  # the server has no aclfile
+    except CommandRefused:
         return False
     return True
 

@@ -22,6 +22,7 @@ from penstock.common.broker.server_checks import check_files, check_handshake, c
 from penstock.common.config.redis_url import ServerAddress, parse_url
 from penstock.common.deadline import Deadline
 from penstock.common.errors import (
+    CommandRefused,
     ConfigError,
     NotPermitted,
     RunNotReady,
@@ -407,7 +408,7 @@ def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> No
 
     RunTaken: another learner holds the run. ConfigError: a run of this name from another folder.
     WrongType: a key of another type, or a stream that takes no more entries. RunNotReady: the learner
-    has not set the run up. NotPermitted: the user lacks the right. ServerUnavailable: any other refusal.
+    has not set the run up. NotPermitted: the user lacks the right. CommandRefused: any other refusal.
     Waiting helps if the server is out of memory, cannot save, is busy, or takes no writes for now.
     `address` is for the messages.
     """
@@ -449,4 +450,4 @@ def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> No
     passing = (redis.exceptions.OutOfMemoryError, redis.exceptions.ReadOnlyError)
     if not (isinstance(error, passing) or code in _PASSING):
         found = f"the queue server {address} refused a command: {error}"
-        raise ServerUnavailable(f"{found}. Set REDIS_URL to a server that takes writes") from error
+        raise CommandRefused(f"{found}. Set REDIS_URL to a server that takes writes") from error

@@ -149,10 +149,9 @@ def read_in_flight(connection: Connection, view: RunView) -> tuple[dict[str, int
     """Return the ledger's totals and the open tickets, both of one instant.
 
     The totals have the number of issued tickets ("issued") and of each end state; those never counted
-    are missing. The tickets are sorted by the text of their entry's id: oldest first, to the
-    millisecond. Both are empty for an unknown run. Raise RunNotReady if the learner's functions are not
-    on the server or a stream lacks its group, WrongType for a key of another type, or another error of
-    Connection.call.
+    are missing. The tickets are sorted by their entry's id, oldest first: 9-0, 10-0, 10-1. Both are
+    empty for an unknown run. Raise RunNotReady if the learner's functions are not on the server or a
+    stream lacks its group, WrongType for a key of another type, or another error of Connection.call.
     """
     totals, places = view.audit()
     now_ms = _now_ms(connection)
@@ -164,7 +163,7 @@ def read_in_flight(connection: Connection, view: RunView) -> tuple[dict[str, int
         )
         for place in places
     ]  # fmt: skip
-    return totals, tuple(sorted(found, key=lambda one: one.entry))
+    return totals, tuple(sorted(found, key=lambda one: tuple(map(int, one.entry.split("-")))))
 
 
 def read_consumers(connection: Connection, key: str) -> tuple[ConsumerStatus, ...]:

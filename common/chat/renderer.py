@@ -22,6 +22,8 @@ _LIMIT_S = 10.0
 _PER_PROMPT_S = 0.1
 """Seconds of the limit that each prompt gives back: ten thousand slow prompts would take a day."""
 
+_SIMPLIFY = "simplify the file of LEARNER_PROMPT_TEMPLATE, or the model's own template"
+
 _VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "LD_LIBRARY_PATH")
 """Variables that the process sees. Passwords are in others."""
 
@@ -67,7 +69,8 @@ class ChatRenderer:
             "tools": list(tools) if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
-        text = self._ask(asked, self._left_s)
+        late = f"took over {_LIMIT_S:g} s for a prompt, or for slow ones together: {_SIMPLIFY}"
+        text = self._ask(asked, self._left_s, late)
         self._left_s -= time.monotonic() - began
         return text
 
@@ -86,13 +89,15 @@ class ChatRenderer:
             )  # fmt: skip
         self._unread, self._left_s, self.pid = b"", _LIMIT_S, process.pid
         self._stop = weakref.finalize(self, _end, process, self._channel)
-        self._ask(self._head, _START_S)
+        late = f"has a process that did not start in {_START_S:g} s: try again on a less busy machine"
+        self._ask(self._head, _START_S, late)
 
-    def _ask(self, question: Any, limit_s: float) -> str:
+    def _ask(self, question: Any, limit_s: float, late: str) -> str:
         """Send a value as a JSON line and return the text in the answer, within `limit_s` seconds.
 
-        Raise RendererFailed, and end the process, if no readable answer comes in time. Raise ValueError,
-        with the template's error, for an answer without a text: the process goes on.
+        Raise RendererFailed, and end the process, if no readable answer comes in time; `late` is what
+        the error says of the template then. Raise ValueError, with the template's error, for an answer
+        without a text: the process goes on.
         """
         assert self._channel is not None
         deadline = time.monotonic() + limit_s
@@ -102,10 +107,7 @@ class ChatRenderer:
             answer = parse_json(self._read_line(deadline))
         except TimeoutError as error:
             self._close()
-            raise RendererFailed(
-                f"the chat template took over {_LIMIT_S:g} s for a prompt, or for slow ones together: "
-                "simplify the file of LEARNER_PROMPT_TEMPLATE, or the model's own template"
-            ) from error
+            raise RendererFailed(f"the chat template {late}") from error
         except (OSError, ValueError) as error:
             self._close()
             raise RendererFailed(

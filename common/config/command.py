@@ -4,15 +4,18 @@ Every console script is a Command, whose fields are its flags, or a group of Com
 checked before anything heavy is imported: modules such as torch are imported by `execute` alone.
 """
 
+import contextlib
 import json
 import os
+import select
+import signal
 import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -108,16 +111,15 @@ class ResultCommand(Command):
         """Print `result` on standard output and return its exit code.
 
         With --json each of its rows is a line of JSON, else its text is printed, unprintable letters
-        escaped. If the reader has closed the pipe, as `head` does, standard output goes to /dev/null
-        from then on.
+        escaped. Raise BrokenPipeError if the reader has closed the pipe, as `head` does.
         """
         lines = [json.dumps(row) for row in result.rows] if self.as_json else [printable(result.text)]
-        try:
-            print("".join(f"{line}\n" for line in lines), end="", flush=True)
-        except BrokenPipeError:  # `| head` read enough; Python would flush again at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print("".join(f"{line}\n" for line in lines), end="", flush=True)
         return result.exit_code
 
+
+_READER_GONE = 128 + signal.SIGPIPE
+"""Exit code that a shell gives for a program which wrote to a closed pipe."""
 
 _SHARE = "Be the user who owns the run, or share a new run with your group: RUN_UMASK=027"
 
@@ -130,13 +132,30 @@ def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | N
     `arguments` are the words after the name; None: those of the process. A PenstockError is printed on
     standard error and gives its exit code. A PermissionError about a file is treated as a ConfigError,
     code 78. Other errors are raised. If `arguments` is None, `_print_traceback` prints uncaught errors
-    of this process and its threads from now on. SystemExit, as after --help, gives 0 with any code. A
-    group without arguments prints its help. The flag --redis-url gives a warning: it shows a password.
+    of this process and its threads from now on. SystemExit, as after --help, gives 0 with any code. If
+    the reader of standard output has closed it, as `head` does, the code is 141, as that of other
+    programs, and what is printed to it from then on is dropped.
     """
     if arguments is None:
         sys.excepthook = _print_traceback
         threading.excepthook = lambda found: _print_traceback(*found[:3])
-    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = _execute(kind, prog, sys.argv[1:] if arguments is None else arguments)
+        print(end="", flush=True)
+        return code
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise  # it is of another pipe
+        drop_output(sys.stdout)
+        return _READER_GONE
+
+
+def _execute(kind: type[Command], prog: str, given: Sequence[str]) -> int:
+    """Execute the command `kind`, called `prog`, with the words `given`, and return the exit code.
+
+    A group without words prints its help. The flag --redis-url gives a warning: it shows a password.
+    What becomes of errors, and the codes, are those of `execute_command`.
+    """
     default = ["--help"] if issubclass(kind, CommandGroup) else []
     if any(word.partition("=")[0] == "--redis-url" for word in given):
         print(f"{prog}: {_FLAG_SHOWN}", file=sys.stderr, flush=True)
@@ -152,6 +171,24 @@ def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | N
             raise
         print_error(prog, ConfigError(f"{error.filename}: this user has no right to it. {_SHARE}"))
         return ConfigError.exit_code
+
+
+def _reader_is_gone() -> bool:
+    """Return whether standard output leads to a pipe or terminal whose other end is closed."""
+    poller = select.poll()
+    with contextlib.suppress(AttributeError, ValueError):  # without standard output, or in a test
+        poller.register(sys.stdout.fileno(), 0)
+    return bool(poller.poll(0))
+
+
+def drop_output(file: TextIO) -> None:
+    """Let all that `file` has not written yet, and what is printed to it later, go to /dev/null.
+
+    Python writes out standard output again at the exit, and would fail again.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, file.fileno())
+    os.close(nowhere)
 
 
 def print_error(prog: str, error: PenstockError) -> None:

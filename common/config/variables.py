@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from io import StringIO
 from pathlib import Path
 
 from dotenv import dotenv_values
@@ -18,6 +19,7 @@ from penstock.common.config.redis_url import parse_url
 from penstock.common.config.secret_file import read_secret
 from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings, Section
 from penstock.common.errors import ConfigError
+from penstock.common.files.reading import read_text
 
 SECTIONS: dict[str, type[Section]] = {
     "RUN": RunSettings, "LEARNER": LearnerSettings, "ACTOR": ActorSettings, "REWARDER": RewarderSettings
@@ -53,8 +55,11 @@ def read_environment(env_file: Path | str | None) -> dict[str, str]:
     """Return the variables of the file `env_file`, if given, and of this process, which win.
 
     A line of the file with a name and no `=` gives no variable, and neither does a file that is missing.
+    Raise ConfigError if the file cannot be read, or is not UTF-8.
     """
-    from_file = dotenv_values(env_file) if env_file else {}
+    path = Path(env_file or "")
+    text = read_text(path, f"--env-file {path}") if path.is_file() else ""
+    from_file = dotenv_values(stream=StringIO(text))
     return {name: value for name, value in from_file.items() if value is not None} | dict(os.environ)
 
 

@@ -34,6 +34,19 @@ def reading(what: Path | str, remedy: str) -> Iterator[None]:
         raise ConfigError(f"{what}: damaged ({explain(error)}). {remedy}") from error
 
 
+def read_text(path: Path, asked: str) -> str:
+    """Return the text of a file that a user wrote and named.
+
+    Raise ConfigError if the file cannot be read, or is not UTF-8. The error begins with `asked`, the
+    setting or flag with its value, such as "--procfile my/Procfile".
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        expected = "Expected a file of UTF-8 text: correct the name or the file"
+        raise ConfigError(f"{asked}: cannot be read: {error}. {expected}") from error
+
+
 def explain(error: Exception) -> str:
     """Return the text of an error that damaged content caused, cut to 200 letters.
 

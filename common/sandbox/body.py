@@ -73,22 +73,24 @@ def run_body(control: socket.socket, output: int, asked: dict[str, Any], isolate
         os.fdopen(number, "w", 1, errors="backslashreplace", closefd=False) for number in (1, 2)
     )
     limits = Limits(**asked["limits"])
-    try:
-        _prepare(limits, asked, isolated)
-    except BaseException as error:  # whatever the reason is, the pool has to name it
-        frames.send(control, {"refused": _text_of(error)})
-        os._exit(1)
-    frames.send(control, {"prepared": True, "isolated": isolated})
-    files = _open_files()
-    if asked["code"]:
-        _import_code(control, asked)
-    if came_near(limits.memory_bytes):
-        os._exit(OUT_OF_MEMORY)
-    reason = _why_not_forked(files) if asked["code"] else "built-in"
-    frames.send(control, {"ready": reason})
-    gc.collect()
-    gc.freeze()
-    _serve(control, output, limits, asked["setting"] if not reason else "")
+    with contextlib.suppress(ConnectionError):  # the pool is gone
+        try:
+            _prepare(limits, asked, isolated)
+        except BaseException as error:  # whatever the reason is, the pool has to name it
+            frames.send(control, {"refused": _text_of(error)})
+            os._exit(1)
+        frames.send(control, {"prepared": True, "isolated": isolated})
+        files = _open_files()
+        if asked["code"]:
+            _import_code(control, asked)
+        if came_near(limits.memory_bytes):
+            os._exit(OUT_OF_MEMORY)
+        reason = _why_not_forked(files) if asked["code"] else "built-in"
+        frames.send(control, {"ready": reason})
+        gc.collect()
+        gc.freeze()
+        _serve(control, output, limits, asked["setting"] if not reason else "")
+    os._exit(0)
 
 
 def _prepare(limits: Limits, asked: dict[str, Any], isolated: bool) -> None:
@@ -289,23 +291,20 @@ def _call(numbers: list[int], limits: Limits) -> None:
         os.dup2(numbers[1], number)
     os.close(numbers[1])
     own, more = os.getpid(), True
-    while more:
-        try:
+    with connection, contextlib.suppress(EOFError, ConnectionError):  # the pool has closed it
+        while more:
             request = frames.receive_request(connection)
-        except (EOFError, ConnectionError):
-            break
-        more = request.get("more", False)
-        frame = _outcome(request)
-        if os.getpid() != own:
-            os._exit(0)  # the code forked: only the process itself may send the result
-        clear_timers()
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        if came_near(limits.memory_bytes):
-            os._exit(OUT_OF_MEMORY)
-        connection.sendall(frame)
-    connection.close()
+            more = request.get("more", False)
+            frame = _outcome(request)
+            if os.getpid() != own:
+                os._exit(0)  # the code forked: only the process itself may send the result
+            clear_timers()
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            if came_near(limits.memory_bytes):
+                os._exit(OUT_OF_MEMORY)
+            connection.sendall(frame)
 
 
 def _outcome(request: dict[str, Any]) -> bytes:

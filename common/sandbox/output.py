@@ -29,12 +29,12 @@ class OutputLog:
 
         Each line is cut to 300 letters. Of `data` at most 18,000 bytes are read. After 60 lines in a
         minute, a warning is logged, and further lines are dropped until the minute is over. A line that
-        is in two pieces of data is logged as two.
+        is in two pieces of data is logged as two. Safe in several threads.
         """
-        if self._lines > _LINES_PER_MINUTE and time.monotonic() - self._since < 60.0:
-            return
-        lines = data[: _LONGEST_LINE * _LINES_PER_MINUTE].decode("utf-8", "replace").splitlines()
         with self._lock:
+            if self._lines > _LINES_PER_MINUTE and time.monotonic() - self._since < 60.0:
+                return
+            lines = data[: _LONGEST_LINE * _LINES_PER_MINUTE].decode("utf-8", "replace").splitlines()
             for line in filter(None, map(str.strip, lines)):
                 if not self._log(printable(line[:_LONGEST_LINE])):
                     return

@@ -39,6 +39,7 @@ MOST_NAMES = 1024
 MOST_SEQUENCES = 64
 """Most sequences of one rollout, which only an agent that rewrites its history makes."""
 
+_CORRECT = "correct the setting, file, code or message that has this"
 _HIGHEST_METRIC = 1e100  # a mean over a step's groups stays finite
 
 
@@ -58,7 +59,7 @@ def check_range(name: str, value: float, lowest: float, highest: float) -> None:
     """
     if not lowest <= value <= highest:
         found = f"{name} is {brief(value)}, expected {lowest} to {highest}"
-        raise MalformedMessage(f"{found}: correct the setting, file or message that has this number")
+        raise MalformedMessage(f"{found}: {_CORRECT} number")
 
 
 def check_array(name: str, array: "np.ndarray", dtype: str) -> None:
@@ -81,7 +82,7 @@ def check_names(kind: str, names: Collection[str]) -> None:
         raise MalformedMessage(f"{found}: use fewer in the data set, reward or setting they come from")
     for name in names:
         if len(name) > LONGEST_NAME or not is_encodable(name):
-            expected = f"expected at most {LONGEST_NAME}, no lone surrogate: rename it in its file"
+            expected = f"expected at most {LONGEST_NAME}, no lone surrogate: {_CORRECT} name"
             raise MalformedMessage(f"{kind} {brief(name)} has {len(name)} letters, {expected}")
 
 
@@ -92,7 +93,7 @@ def check_texts(texts: Sequence[str], longest: int = LARGEST_INT32) -> None:
     """
     for text in texts:
         if len(text) > longest or not is_encodable(text):
-            whole = f"expected at most {longest}, no lone surrogate: shorten it in its setting or file"
+            whole = f"expected at most {longest}, no lone surrogate: {_CORRECT} text"
             raise MalformedMessage(f"a text has {len(text)} letters, {brief(text)}; {whole}")
 
 
@@ -105,7 +106,7 @@ def check_plain(kind: str, columns: Mapping[str, PlainData]) -> None:
     """
     for name, value in columns.items():
         if fault := find_fault(value):
-            raise MalformedMessage(f"{kind} {name}: {fault}. Correct it in its file, or leave it out")
+            raise MalformedMessage(f"{kind} {name}: {fault}; {_CORRECT} value")
 
 
 def check_numbers(kind: str, values: Collection[float | None], highest: float) -> None:
@@ -116,7 +117,7 @@ def check_numbers(kind: str, values: Collection[float | None], highest: float) -
     for value in values:
         if value is not None and not -highest <= value <= highest:
             expected = f"expected a finite number within {highest:g} of 0"
-            raise MalformedMessage(f"{kind} is {brief(value)}; {expected}. Correct its setting or code")
+            raise MalformedMessage(f"{kind} is {brief(value)}; {expected}: {_CORRECT} number")
 
 
 def check_rewards(rewards: Mapping[str, Sequence[float | None]], size: int) -> None:

@@ -7,6 +7,7 @@ deploy/recipes/demo.env. The report at the end is read from the run's own files.
 import json
 import logging
 import os
+import signal
 import threading
 import time
 import warnings
@@ -105,7 +106,8 @@ def _train(folder: Path, model: Path, task: TaskFiles, options: Demo) -> None:
 
     The run in `folder` trains `model` on `task`, with the seed and the steps of `options`. Its log is
     written to the folder. The settings stay in the environment of this process. Raise DemoFailed, with
-    the log's last 30 lines, if the run fails or is stopped, ConfigError if the folder cannot be made.
+    the log's last 30 lines, if the run fails or is stopped, ConfigError if the folder cannot be made,
+    BrokenPipeError, with the run ended, if the reader of standard output is gone.
     """
     os.environ |= {
         "RUN_NAME": folder.name,
@@ -123,7 +125,10 @@ def _train(folder: Path, model: Path, task: TaskFiles, options: Demo) -> None:
         recipe, procfile = deploy / "recipes" / "demo.env", deploy / "Procfile"
         steps = int((dotenv_values(recipe) | os.environ)["LEARNER_MAX_STEPS"] or 0)
         announce(steps, run_folder.log)
-        code = Up(env_file=recipe, procfile=procfile).run(Progress(run_folder, steps, file))
+        progress = Progress(run_folder, steps, file)
+        code = Up(env_file=recipe, procfile=procfile).run(progress)
+    if progress.unread:
+        raise BrokenPipeError("the reader of the demo's output is gone")
     if code != 0 or not run_folder.results("train").is_file():
         tail = "\n".join(line[:WIDTH] for line in run_folder.log.read_text().splitlines()[-30:])
         how = f"failed with exit code {code}" if code else "was stopped before its last step"
@@ -155,7 +160,8 @@ class Progress:
     """Writes every line of the run's processes to `log`, and prints the run's progress.
 
     The progress is read from the files in `run_folder`, not from the lines. `steps` is the number of the
-    run's steps. Printed seconds count from the creation. Safe in several threads.
+    run's steps. Printed seconds count from the creation. Safe in several threads. `unread` becomes True
+    once the reader of standard output is gone: then the run is told to end.
     """
 
     def __init__(self, run_folder: RunFolder, steps: int, log: TextIO) -> None:
@@ -166,6 +172,7 @@ class Progress:
         self._started = self._printed_at = time.monotonic()
         self._step = 0
         self._evaluated = -1
+        self.unread = False
 
     def __call__(self, report: Report) -> None:
         """Write `report`, a line or event of a process, to the log; print it if it tells of an error.
@@ -213,6 +220,13 @@ class Progress:
                 )
 
     def _print(self, text: str) -> None:
-        """Print a text after the seconds since the start, cut to 100 columns, and store the time."""
+        """Print a text after the seconds since the start, cut to 100 columns, and store the time.
+
+        If the reader of the output is gone, set `unread`, and end the run by SIGINT to this process.
+        """
         self._printed_at = time.monotonic()
-        print(f"{self._printed_at - self._started:5.0f} s  {text}"[:WIDTH], flush=True)
+        try:
+            print(f"{self._printed_at - self._started:5.0f} s  {text}"[:WIDTH], flush=True)
+        except BrokenPipeError:
+            self.unread = True
+            os.kill(os.getpid(), signal.SIGINT)

@@ -149,13 +149,21 @@ def _as_message(turn: dict[str, object], where: str) -> dict[str, object]:
     content = turn.get("content")
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         return turn
-    for part in content:
-        if part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
-            raise DataError(
-                f"{where}: a message has a part of type {brief(part.get('type'))}; expected text, as "
-                "models of images or sound cannot be trained. Remove the row or the part"
-            )
-    return {**turn, "content": "".join(part["text"] for part in content)}
+    return {**turn, "content": "".join(_text_of(part, where) for part in content)}
+
+
+def _text_of(part: dict[str, object], where: str) -> str:
+    """Return the text of a part of a message. Raise DataError, which begins with `where`, without one.
+
+    A part has a text if its `type` is "text" or missing, and its `text` is one.
+    """
+    kind, text = part.get("type", "text"), part.get("text")
+    if kind == "text" and isinstance(text, str):
+        return text
+    found = f"of type {brief(kind)}; expected text, as models of images or sound cannot be trained"
+    if kind == "text":
+        found = f"whose text is {'missing' if text is None else brief(text)}; expected a text"
+    raise DataError(f"{where}: a message has a part {found}. Remove the row or the part")
 
 
 def _from_sharegpt(turn: dict[str, object], where: str) -> dict[str, object]:

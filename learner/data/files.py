@@ -225,12 +225,12 @@ def _json_rows(path: Path) -> Iterator[dict[str, object]]:
     """Yield the rows of a file of JSON lines, or of one JSON list. Empty lines are skipped.
 
     A row that is a list of turns becomes {"conversations": turns}, as in ShareGPT's files. Raise
-    DataError if a line, which the error names, is not readable as JSON, is no object, or shares no
-    column with the rows before it. Raise DataError if the rows have over 1024 columns together.
+    DataError if a line or item, which the error names, is not readable as JSON, is no object, or shares
+    no column with the rows before it. Raise DataError if the rows have over 1024 columns together.
     """
     columns: dict[str, None] | None = None
-    for number, found in _objects(path):
-        where = f"{path}, line {number}"
+    for place, found in _objects(path):
+        where = f"{path}, {place}"
         row = {"conversations": found} if _is_conversation(found) else found
         if not isinstance(row, dict):
             remedy = "Write the row as {column: value, ...}, or remove it"
@@ -262,23 +262,26 @@ def _is_conversation(row: object) -> bool:
     )
 
 
-def _objects(path: Path) -> Iterator[tuple[int, object]]:
-    """Yield pairs of a number, from 1, and a value: each line's, or each item's of the file's one list.
+def _objects(path: Path) -> Iterator[tuple[str, object]]:
+    """Yield pairs of a place and a value: each line's, or each item's of the file's one list.
 
-    A file that ends in .json or .json.gz holds one list if its text begins with "[". Blank lines are
-    counted but skipped. Raise DataError if a line or the list is not readable as JSON, has a key twice
-    in an object, or is nested too deep, and if the file is not UTF-8.
+    A place is "line 3" or "item 3", counted from 1. A file that ends in .json or .json.gz holds one list
+    if its text begins with "[". Blank lines are counted but skipped. Raise DataError if a line or the
+    list is not readable as JSON, has a key twice in an object, or is nested too deep, and if the file is
+    not UTF-8.
     """
     may_be_list = _ending(path) in (".json", ".json.gz")
     lines = _lines(path)
     first = next((line for _, line in _lines(path) if line.strip()), "")
     if may_be_list and first.lstrip()[:1] == "[":
-        yield from enumerate(_parse("".join(line for _, line in lines), f"{path}"), 1)
+        for number, item in enumerate(_parse("".join(line for _, line in lines), f"{path}"), 1):
+            yield f"item {number}", item
         return
     form = "one object per line" + (", or one list of objects" * may_be_list)
     for number, line in lines:
         if line.strip():
-            yield number, _parse(line, f"{path}, line {number}", f": {brief(line)}. Expected {form}")
+            place = f"line {number}"
+            yield place, _parse(line, f"{path}, {place}", f": {brief(line)}. Expected {form}")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -155,16 +155,25 @@ class Streamed:
         A newer position than those read is reached by reading on; the questions on the way are kept, and
         only the newest 20,000 of all. A position before these is reached by reading from the first row
         of the first epoch again, and the kept ones are dropped. Raise DataError if the stream has no
-        question, cannot be read or has a bad row, ConfigError if the chat template rejects a row.
+        question, cannot be read or has a bad row, ConfigError if the chat template rejects a row. After
+        an error a later call reads again.
         """
         if position not in self._kept and position < next(reversed(self._kept), 0):
-            self._kept.clear()
-            self._questions = self._numbered()
+            self._start_over()
         while position not in self._kept:
-            number, question = next(self._questions)
+            try:
+                number, question = next(self._questions)
+            except BaseException:  # the generator has ended by it
+                self._start_over()
+                raise
             self._kept[number] = question
             self._kept.pop(number - self.KEPT, None)
         return self._kept[position]
+
+    def _start_over(self) -> None:
+        """Drop the kept questions, and read from the first row of the first epoch when next asked."""
+        self._kept.clear()
+        self._questions = self._numbered()
 
     def _numbered(self) -> Iterator[tuple[int, Question]]:
         """Yield pairs of position and question, epoch after epoch without end, positions from 0 on.

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from penstock.common.chat.renderer import ChatRenderer
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
+from penstock.common.files.reading import read_text
 from penstock.common.text import short
 from penstock.common.wire.contract import ChatSpec
 
@@ -175,7 +176,7 @@ def read_prompt(text: str) -> str:
     LEARNER_SYSTEM_PROMPT, if the file cannot be read as UTF-8.
     """
     is_file = text.endswith((".txt", ".md")) and "\n" not in text
-    return _read_file(text, "LEARNER_SYSTEM_PROMPT") if is_file else text
+    return read_text(Path(text), f"LEARNER_SYSTEM_PROMPT={text}") if is_file else text
 
 
 def _read_template(name: str) -> str:
@@ -188,16 +189,4 @@ def _read_template(name: str) -> str:
             f"LEARNER_PROMPT_TEMPLATE={name}: expected auto, chat, none, r1, qwen_r1, or a chat "
             "template in a file *.jinja: change it to one of these"
         )
-    return _read_file(name, "LEARNER_PROMPT_TEMPLATE")
-
-
-def _read_file(name: str, variable: str) -> str:
-    """Return the text of the file `name`. Raise ConfigError if the file cannot be read as UTF-8.
-
-    `variable` is the setting that names the file, such as LEARNER_SYSTEM_PROMPT; the error names it.
-    """
-    try:
-        return Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        expected = "Expected a file of UTF-8 text: correct the name or the file"
-        raise ConfigError(f"{variable}={name}: cannot be read: {error}. {expected}") from error
+    return read_text(Path(name), f"LEARNER_PROMPT_TEMPLATE={name}")

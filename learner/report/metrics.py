@@ -74,11 +74,11 @@ def group_metrics(
 ) -> dict[str, float]:
     """Return a step's metrics of rewards, lengths and ended tickets, by their names in metrics.jsonl.
 
-    The step trains `groups`, at least one; `arrivals` are the other outcomes since the batch before, and
-    `weights` has by reward name the factor in the total. Rewards, lengths and what rewards logged are
-    those of trained and filtered groups. trained/ and dropped/ compare the trained groups with those
-    dropped for passing max_staleness. The metrics of `tool_metrics` are added. A mean without values is
-    left out. Raise KeyError if a reward has no weight, ValueError if no length is known.
+    The step trains `groups`; `arrivals` are the other outcomes since the batch before, and `weights` has
+    by reward name the factor in the total. Rewards, lengths and what rewards logged are those of trained
+    and filtered groups. trained/ and dropped/ compare the trained groups with those dropped for passing
+    max_staleness. The metrics of `tool_metrics` are added. What has no values is left out, such as the
+    share of cut completions if no group was trained. Raise KeyError if a reward has no weight.
     """
     rewards = [group.rewards for group in groups]
     rewards += [verdict.rewards for verdict in arrivals.filtered if verdict.rewards]
@@ -95,10 +95,10 @@ def group_metrics(
         **_mean("reward", [np.mean(total) for total in applied if len(total)]),
         **_mean("reward_std", spreads),
         **_mean("frac_reward_zero_std", [spread < 1e-6 for spread in spreads]),
-        "completions/mean_length": float(np.mean(lengths)),
-        "completions/min_length": int(min(lengths)),
-        "completions/max_length": int(max(lengths)),
-        "completions/clipped_ratio": float(np.mean([one.finish_reason == "length" for one in rollouts])),
+        **_mean("completions/mean_length", lengths),
+        **({"completions/min_length": min(lengths)} if lengths else {}),
+        **({"completions/max_length": max(lengths)} if lengths else {}),
+        **_mean("completions/clipped_ratio", [one.finish_reason == "length" for one in rollouts]),
         "groups/filtered": len(arrivals.filtered),
         "groups/dead": arrivals.dead,
         "groups/stale": arrivals.stale,

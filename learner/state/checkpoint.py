@@ -123,7 +123,8 @@ def save_checkpoint(
 def _delete_old(folder: LearnerFolder, settings: LearnerSettings) -> None:
     """Delete checkpoints but the newest save_total_limit that are undamaged and part of the run.
 
-    Of each only state.json is checked, and whether its learner wrote it before a later one's claim. With
+    Damaged ones stay until so many newer ones are kept, with an error in the log. Of each only
+    state.json is checked, and whether its learner wrote it before a later one's claim. With
     journal_retention=resume and two or more kept, delete the journal's files before the oldest of them.
     Do nothing if a later learner has claimed the folder. Raise ConfigError if a claim's file is damaged.
     """
@@ -135,11 +136,22 @@ def _delete_old(folder: LearnerFolder, settings: LearnerSettings) -> None:
     positions = {path: at for path in found if (at := _position(path))}
     valid = [path for path, at in positions.items() if at.offset <= ends.get(at.incarnation, -1)]
     kept = valid[: settings.save_total_limit]
-    for old in found:
-        if old not in kept:
-            shutil.rmtree(old)
+    _delete_others(found, set(positions), kept, settings.save_total_limit)
     if settings.journal_retention == "resume" and len(kept) > 1:
         _trim_journal(folder, kept, positions[kept[-1]])
+
+
+def _delete_others(found: list[Path], undamaged: set[Path], kept: list[Path], most: int) -> None:
+    """Delete the checkpoints in `found` that are not in `kept`, which has up to `most`, newest first.
+
+    Log an error for those that are not `undamaged`, and leave them to the next start, which sets them
+    aside; once `most` newer ones are kept, delete them too.
+    """
+    for path in found:
+        if path in undamaged.difference(kept) or (len(kept) == most and path < kept[-1]):
+            shutil.rmtree(path)
+        elif path not in undamaged:
+            log.error("A damaged checkpoint is left to the next start.", folder=str(path))
 
 
 def _trim_journal(run_folder: RunFolder, kept: list[Path], oldest: Position) -> None:

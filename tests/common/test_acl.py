@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from penstock.common.broker.acl import ROLES, Role, rules, user_name
+from penstock.common.broker.acl import ROLES, Role, _saved, rules, user_name
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
@@ -21,7 +21,7 @@ from penstock.common.broker.waiting import describe_waiting
 from penstock.common.broker.work_stream import WorkStream
 from penstock.common.config.command import execute_command
 from penstock.common.config.redis_url import parse_url
-from penstock.common.errors import ConfigError, NotPermitted
+from penstock.common.errors import ConfigError, NotPermitted, ServerUnavailable
 from penstock.common.queues import Queues
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Weights
@@ -270,6 +270,18 @@ def test_a_damaged_file_is_named(command: tuple[str, Path], capfd: pytest.Captur
     said = capfd.readouterr().err
     assert f"{out / 'actor.url'}: " in said
     assert "s3cr3t" not in said
+
+
+def test_users_that_the_server_did_not_store_are_told(private_server: LocalServer) -> None:
+    connection = Connection(private_server.url, 10, 0.5)
+    assert _saved(connection)
+    folder = Path(connection.execute("CONFIG", "GET", "aclfile")[b"aclfile"].decode()).parent
+    away = folder.rename(folder.with_name("away"))
+    assert not _saved(connection)
+    away.rename(folder)
+    private_server.kill()
+    with pytest.raises(ServerUnavailable, match="did not answer"):
+        _saved(connection)
 
 
 def test_only_an_operator_writes_users(

@@ -147,6 +147,11 @@ def test_a_group_without_a_command_prints_its_help(
         ),
         ("penstock", ["samples", "runs/x", "--compare", "1"], "--compare: List should have at least 2"),
         ("penstock", ["replay", "runs/x", "EPSILON=1"], "EPSILON=1: expected LEARNER_NAME=VALUE"),
+        (
+            "penstock",
+            ["replay", "runs/x", "LEARNER_BETA=1", "LEARNER_SEED=3", "LEARNER_BETA=2"],
+            "LEARNER_BETA is given twice, '1' and '2': leave one out",
+        ),
     ],
 )
 def test_a_mistake_in_a_command_line_ends_with_78_and_is_named(

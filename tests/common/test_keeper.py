@@ -5,6 +5,7 @@ import socket
 import threading
 
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.common.sandbox import frames, keeper
 from penstock.common.sandbox.handle import Handle
@@ -78,3 +79,30 @@ def test_no_call_begins_before_a_slow_keeper_knows_what_to_spare(
         theirs.shutdown(socket.SHUT_RDWR)
         serving.join(60)
     assert not serving.is_alive()
+
+
+class Meeting:
+    """A lock that two threads come to before one of them gets it."""
+
+    def __init__(self) -> None:
+        self._both = threading.Barrier(2)
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._both.wait(60)
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_two_threads_that_print_too_much_are_warned_of_once() -> None:
+    output = OutputLog()
+    vars(output)["_lock"] = Meeting()
+    threads = [threading.Thread(target=output.add, args=[b"line\n" * 61]) for _ in range(2)]
+    with capture_logs() as logs:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert [entry["log_level"] for entry in logs] == ["info"] * 60 + ["warning"]

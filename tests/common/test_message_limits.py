@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.common.errors import MalformedMessage
+from penstock.common.wire import limits
 from penstock.common.wire.codec import decode, encode, pack, unpack
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import SCHEMA, ScoredGroup, Verdict
@@ -158,6 +160,21 @@ def test_what_is_decoded_obeys_the_same_rules(message: Any, place: tuple, value:
     part[place[-1]] = value
     with pytest.raises(MalformedMessage):
         decode(pack([SCHEMA, name, body]), type(message))
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda: limits.check_range("seed", -1, 0, 9),
+        lambda: limits.check_names("column", ["x" * 201]),
+        lambda: limits.check_texts([HALF]),
+        lambda: limits.check_plain("column", {"a": 2**70}),
+        lambda: limits.check_numbers("metric", [float("nan")], 1.0),
+    ],
+)
+def test_an_error_says_where_the_value_is_to_be_corrected(check: Callable[[], None]) -> None:
+    with pytest.raises(MalformedMessage, match="correct the setting, file, code or message that"):
+        check()
 
 
 def test_an_error_names_the_place_of_a_fault_in_few_letters():

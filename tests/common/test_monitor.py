@@ -74,6 +74,15 @@ def test_the_audit_says_which_ticket_lost_its_entry(busy: Run, run_name: str) ->
     assert fault.startswith("ticket train:1 is open, but its entry")
 
 
+def test_the_tickets_in_flight_come_oldest_first(busy: Run, run_name: str) -> None:
+    order = ["9-0", "9-2", "9-10", "10-0"]
+    for number, entry in enumerate(reversed(order), 6):
+        place = f"{busy.keys.tickets}|{entry}|1.0"
+        busy.connection.execute("HSET", busy.keys.open, f"train:{number}", place)
+    found = [one.entry for one in read_audit(busy.connection, run_name).in_flight]
+    assert found[:4] == order
+
+
 @pytest.mark.parametrize(("amount", "sentence"), [(2, "2 missing"), (-1, "1 too many")])
 def test_the_audit_says_how_many_tickets_are_off(
     busy: Run, run_name: str, amount: int, sentence: str

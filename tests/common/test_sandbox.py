@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -61,3 +63,17 @@ def test_a_call_is_killed_at_its_time_limit() -> None:
 def test_a_process_that_ends_at_every_start_is_an_error() -> None:
     with pytest.raises(SandboxFailed, match="killed 5 times before it was ready"):
         SandboxPool(settings(built_in=f"{WORK}:leave"))
+
+
+def test_an_answer_that_nobody_waits_for_any_more_is_no_error() -> None:
+    script = (
+        "import os, socket\n"
+        "from types import SimpleNamespace\n"
+        "from penstock.common.sandbox import body, frames\n"
+        "ours, theirs = socket.socketpair()\n"
+        f"ours.sendall(frames.pack_request({{'work': '{WORK}:echo', 'arguments': [1]}}))\n"
+        "ours.close()\n"
+        "body._call([theirs.detach(), os.dup(2)], SimpleNamespace(memory_bytes=1 << 40))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")

@@ -51,6 +51,12 @@ def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file(
     assert (found.max_steps, found.seed, found.epsilon) == (3, 2, 0.1)
 
 
+def test_a_file_of_variables_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "my.env").write_bytes("RUN_NAME=café\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"--env-file .*my\.env: cannot be read: .*0xe9.*UTF-8 text"):
+        load(LearnerCommand, "learner", ["--env-file", str(tmp_path / "my.env")])
+
+
 def test_lists_are_written_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEARNER_REWARDS", "accuracy, format")
     monkeypatch.setenv("LEARNER_REWARD_WEIGHTS", "1,0.5")

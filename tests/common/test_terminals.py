@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pyarrow
@@ -92,6 +94,17 @@ def test_a_log_line_of_json_keeps_the_text(hostile, capfd):
     printed = capfd.readouterr().err
     assert is_clean(printed)
     assert json.loads(printed)["event"] == json.loads(printed)["text"] == hostile
+
+
+def test_a_log_line_of_json_names_the_role_in_each_thread(capfd):
+    configure_logs("test", "json")
+    log = get_logger("test")
+    thread = threading.Thread(target=log.info, args=["there"])
+    thread.start()
+    thread.join()
+    log.info("here")
+    lines = map(json.loads, capfd.readouterr().err.splitlines())
+    assert [(line["event"], line["role"]) for line in lines] == [("there", "test"), ("here", "test")]
 
 
 @pytest.mark.parametrize("command", [["status"], ["audit"], ["dead"]])
@@ -188,6 +201,65 @@ def test_an_error_that_ends_a_command_or_a_thread_is_shown_harmlessly():
     assert ended.returncode == 1
     assert ended.stderr.count(b"RuntimeError: first") == 2
     assert is_clean(ended.stderr.decode())
+
+
+QUEUES = [sys.executable, "-m", "penstock.common.queues"]
+
+
+def test_watching_ends_when_the_reader_has_read_enough(busy: Run, run_name):  # noqa: F811
+    command = [*QUEUES, "watch", "--run.name", run_name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:
+        assert watch.stdout.readline().startswith(b"run ")
+        watch.stdout.close()
+        try:
+            assert watch.wait(60) == 141
+        finally:
+            watch.kill()
+        assert watch.stderr.read() == b""
+
+
+@pytest.fixture
+def unread():
+    """A descriptor to a pipe whose reader is gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    yield writer
+    os.close(writer)
+
+
+@pytest.mark.parametrize(
+    ("flags", "unbuffered"),
+    [(["--help"], ""), (["status", "--dry-run"], ""), (["status", "--dry-run"], "1")],
+)
+def test_a_command_without_a_reader_ends_without_a_traceback(unread, flags, unbuffered):
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    ended = subprocess.run(
+        [*QUEUES, *flags],
+        stdout=unread,
+        stderr=subprocess.PIPE,
+        env=environment,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+def test_a_broken_pipe_that_is_not_the_output_is_an_error():
+    class Fails(Queues):
+        """A command that loses another process."""
+
+        def execute(self) -> int:
+            raise BrokenPipeError("another pipe")
+
+    with pytest.raises(BrokenPipeError, match="another pipe"):
+        execute_command(Fails, "queues", ["status"])
+
+
+def test_a_run_goes_on_when_nobody_reads_its_lines(unread):
+    with os.fdopen(os.dup(unread), "w") as file:
+        printer = Printer(file)
+        for _ in range(2):
+            printer(Report("actor.1", "output", "line"))
 
 
 def test_an_error_of_the_server_is_shown_harmlessly(connection, sendable, capfd):

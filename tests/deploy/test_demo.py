@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import pyarrow
 import pytest
 from pyarrow import parquet
 
 from penstock.common.broker.monitor import Audit
+from penstock.common.config.command import drop_output
 from penstock.common.files.run_folder import RunFolder
 from penstock.deploy.child import Report
 from penstock.deploy.demo.report import (
@@ -176,6 +179,23 @@ def test_progress_shows_the_runs_own_figures_and_no_line_of_other_libraries(caps
     assert shown[3].startswith("actor.1: Killed by SIGKILL")
     assert len(shown) == 4
     assert "actor.1 | WARNING" in run.log.read_text()
+
+
+def test_a_demo_that_nobody_reads_ends_its_run(monkeypatch, tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    stops: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: stops.append(number))
+    try:
+        with os.fdopen(writer, "w") as unread, (tmp_path / "log").open("w") as log:
+            monkeypatch.setattr("sys.stdout", unread)
+            progress = Progress(RunFolder(tmp_path), 5, log)
+            progress(Report("actor.1", "ended", "Killed by SIGKILL."))
+            monkeypatch.undo()
+            drop_output(unread)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (stops, progress.unread) == ([signal.SIGINT], True)
 
 
 def test_the_curve_is_drawn_from_the_runs_own_rows(tmp_path):

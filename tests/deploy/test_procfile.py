@@ -45,5 +45,13 @@ def test_a_missing_procfile_is_named(tmp_path: Path) -> None:
         read_procfile(tmp_path / "absent")
 
 
+def test_a_procfile_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "P").write_bytes("learner: learner --café\n".encode("latin-1"))
+    with pytest.raises(
+        ConfigError, match=r"--procfile .*P: cannot be read: .*0xe9.*UTF-8 text: correct"
+    ):
+        read_procfile(tmp_path / "P")
+
+
 def test_the_shipped_procfile_is_the_top_level_one() -> None:
     assert SHIPPED.read_text() == (ROOT / "Procfile").read_text()

@@ -427,6 +427,16 @@ def test_a_stream_gives_the_same_question_at_a_position_again(tmp_path, monkeypa
     ]
 
 
+def test_a_bad_row_of_a_stream_is_told_each_time_and_read_again(tmp_path):
+    source = write(tmp_path / "q.jsonl", *rows_of(("a", "1"), ("b", "1")), "no JSON")
+    questions = stream(source, dataset_shuffle=False)
+    for _ in range(2):
+        with pytest.raises(DataError, match="line 3: not readable as JSON"):
+            questions.at(2)
+    write(tmp_path / "q.jsonl", *rows_of(("a", "1"), ("b", "1"), ("c", "1")))
+    assert [questions.at(position).columns["prompt"] for position in (2, 0)] == ["c", "a"]
+
+
 def test_a_stream_in_the_files_order_leaves_long_prompts_out(tmp_path):
     source = write(tmp_path / "q.jsonl", *rows_of(("a", "1"), ("b" * 30, "1"), ("c", "1")))
     questions = stream(source, dataset_shuffle=False, max_prompt_length=10)

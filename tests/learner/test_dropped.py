@@ -7,7 +7,9 @@ import itertools
 import pytest
 
 from penstock.common.wire.ids import TicketId
+from penstock.common.wire.messages import Verdict
 from penstock.learner.report.metrics import group_metrics
+from penstock.learner.streams.intake import Arrivals
 from tests.learner.builders import make_outcome, make_verdict
 from tests.learner.test_intake import Desk
 
@@ -76,6 +78,18 @@ def test_what_was_dropped_is_reported_beside_what_was_trained():
     later = group_metrics(groups, desk.intake.take_arrivals(), {"accuracy": 1.0})
     assert (later["dropped/groups"], later["dropped/total_groups"]) == (0, 1)
     assert "dropped/reward" not in later
+
+
+def test_metrics_without_values_are_left_out():
+    filtered = Verdict(
+        "train:1", "filtered", "no spread", {"accuracy": (0.0, 0.0)}, (3, 5), {}, "q", "5"
+    )
+    metrics = group_metrics([], Arrivals(filtered=[filtered]), {"accuracy": 1.0})
+    assert (metrics["reward"], metrics["completions/max_length"]) == (0.0, 5)
+    assert "completions/clipped_ratio" not in metrics
+    metrics = group_metrics([], Arrivals(), {"accuracy": 1.0})
+    assert set(metrics.values()) == {0}
+    assert not [name for name in metrics if name.startswith(("completions/", "reward_", "trained/"))]
 
 
 def test_dropped_groups_say_nothing_against_the_questions():

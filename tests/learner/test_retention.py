@@ -80,6 +80,30 @@ def test_a_damaged_older_checkpoint_keeps_the_journal(trained):
     assert starts(trained)[: len(before)] == before
 
 
+@pytest.mark.parametrize("name", ["state.json", "manifest.json"])
+def test_a_damaged_checkpoint_is_not_deleted_before_newer_ones_replace_it(trained, name):
+    train(trained, range(2), "all")
+    damaged = trained.folder / "checkpoints" / "000001-00000002"
+    (damaged / name).write_bytes(b"")
+    with capture_logs() as logs:
+        train(trained, range(2, 3), "all")
+    assert kept(trained) == ["000001-00000001", "000001-00000002", "000001-00000003"]
+    (entry,) = [entry for entry in logs if entry["log_level"] == "error"]
+    assert entry["folder"] == str(damaged)
+    train(trained, range(3, 4), "all")
+    assert kept(trained) == ["000001-00000003", "000001-00000004"]
+
+
+def test_where_all_older_checkpoints_are_damaged_none_is_deleted(trained):
+    train(trained, range(2), "all")
+    for name in kept(trained):
+        (trained.folder / "checkpoints" / name / "state.json").write_bytes(b"")
+    train(trained, range(2, 3), "all")
+    assert len(kept(trained)) == 3
+    train(trained, range(3, 4), "all")
+    assert kept(trained) == ["000001-00000003", "000001-00000004"]
+
+
 def test_older_incarnations_go_too_and_only_when_both_checkpoints_are_past_them(trained, model_folder):
     train(trained, range(3))
     successor = Run(trained.folder, model_folder, segment_bytes=1)

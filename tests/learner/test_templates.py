@@ -202,6 +202,12 @@ def test_many_slow_prompts_end_as_one_slow_prompt_does(monkeypatch):
         list(map(renderer.render, prompts))
 
 
+def test_a_process_that_does_not_start_is_told_with_the_limit_of_the_start(monkeypatch):
+    monkeypatch.setattr(chat_renderer, "_START_S", 0.001)
+    with pytest.raises(ValueError, match=r"a process that did not start in 0\.001 s: try again"):
+        ChatRenderer("a", {}).render([])
+
+
 def test_the_process_of_a_template_ends_with_its_renderer_and_sees_no_password(monkeypatch):
     monkeypatch.setenv("REDIS_URL", "redis://:secret@host")
     renderer = ChatRenderer("a", {})

@@ -181,6 +181,35 @@ def test_a_function_is_called_as_its_framework_calls_it(name: str) -> None:
     assert values_of(found) == values
 
 
+def logging_plain(completion, answer, log_extra, log_metric=None):
+    log_extra("seen", completion + answer)
+    log_metric("letters", len(completion))
+    if completion == "33":
+        log_extra("long", [completion])
+    return 1.0
+
+
+async def logging_verl(solution_str, ground_truth, *, log_extra, log_metric):
+    await asyncio.sleep(0)
+    return logging_plain(solution_str, ground_truth, log_extra, log_metric)
+
+
+def logging_alone(completion, log_extra, log_metric):
+    return logging_plain(completion, "2", log_extra, log_metric)
+
+
+@pytest.mark.parametrize("found", [logging_plain, logging_verl, logging_alone])
+def test_a_function_of_one_completion_logs_for_its_group(found: object) -> None:
+    scores = apply_reward(adapt(found, "own"), ARGUMENTS, is_own=True)
+    assert scores.values == (1.0, 1.0)
+    assert scores.extra == {"seen": ("22", "332"), "long": (None, ["33"])}
+    assert scores.metrics == {"letters": 1.5}
+
+
+def test_a_function_of_one_completion_may_be_called_without_logs() -> None:
+    assert adapt(logging_plain, "own")(**ARGUMENTS) == [1.0, 1.0]
+
+
 def test_scalars_of_torch_are_numbers() -> None:
     torch = pytest.importorskip("torch")
     assert values_of(lambda completions, **_: torch.tensor([1.0, 2.0], requires_grad=True)) == (1, 2)

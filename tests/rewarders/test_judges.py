@@ -21,6 +21,7 @@ from penstock.common.errors import ConfigError, ContractMismatch
 from penstock.common.wire.codec import encode
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import ScoredGroup, Verdict
+from penstock.common.wire.transcript import Transcript
 from penstock.learner.data.reward_specs import resolve_rewards
 from penstock.rewarders.judges import longest_call_s
 from penstock.rewarders.scoring import make_scorer
@@ -187,6 +188,17 @@ def test_an_answer_without_a_score_is_none_and_sets_its_rollout_aside(judge, con
         ScoringFailed, match=r"1 of 2 completions have no reward, .*: reward helpful: the judge's answer"
     ):
         scorer.score_group(make_group(contract, "train:0", "4", "wrong"))
+
+
+@pytest.mark.parametrize("texts", [["4"], ["4", "44"]])
+def test_a_group_without_a_healthy_rollout_is_no_question(judge, contract, pool, texts) -> None:
+    """No actor sends such a group, but another client may."""
+    group = make_group(contract, "eval:1.0:0", *texts)
+    broken = Transcript(({"role": "assistant", "content": "4"},), 1, 0, 0, None, "the tool broke")
+    group = replace(group, rollouts=tuple(replace(one, transcript=broken) for one in group.rollouts))
+    with pytest.raises(ScoringFailed, match=r"(1 of 1|2 of 2) completions .*first: the tool broke"):
+        make_scorer(contract, pool, "rewarder-1").score_group(group)
+    assert judge.asked == []
 
 
 def test_a_silent_judge_is_no_reward(judge, contract) -> None:

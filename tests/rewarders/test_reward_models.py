@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +19,11 @@ from penstock.common.broker.local_server import LocalServer
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.settings import RewarderSettings
 from penstock.common.errors import ConfigError, ContractMismatch
+from penstock.common.sandbox import frames
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import ScoredGroup
 from penstock.learner.data.reward_specs import resolve_rewards
-from penstock.rewarders import reward_models
+from penstock.rewarders import model_process, reward_models
 from penstock.rewarders.scoring import make_scorer
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 from tests.helpers import wait_until
@@ -163,6 +165,14 @@ def test_settings_name_the_mistakes() -> None:
             LearnerSettings(rewards=[wrong])
     made = LearnerSettings(rewards=["model:one=a/b:c", "accuracy", "model:two=x"])
     assert made.reward_names == ["one", "accuracy", "two"]
+
+
+def test_a_process_whose_rewarder_is_gone_ends_without_an_error(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    ours.sendall(frames.pack_request({"model": str(tmp_path / "gone")}))
+    ours.close()
+    with theirs:
+        model_process.serve(theirs)
 
 
 def test_the_model_sees_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
