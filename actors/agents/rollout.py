@@ -7,11 +7,20 @@ Ends when: the coroutine has returned. Calls that are open then get an error.
 """
 
 import asyncio
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from penstock.actors.agents.endpoint import Endpoint
-from penstock.actors.agents.form import CallRefused, answer, assistant_message, key_of, read_request
+from penstock.actors.agents.form import (
+    CallRefused,
+    ChatRequest,
+    answer,
+    assistant_message,
+    key_of,
+    read_request,
+)
 from penstock.actors.agents.sequences import Limits, Sequences
 from penstock.actors.conversation import InThread, Sample, Tokens, begun, shown, turn_sampling
 from penstock.actors.engine import Aborted, PromptRefused
@@ -49,6 +58,7 @@ class AgentRollout:
         self._sample = sample
         self._in_thread = in_thread
         self._turns = self._answers = self._calls = 0
+        self._unanswered: set[bytes] = set()  # digests of messages
         self._over = False
         self._open: set[asyncio.Task[Any]] = set()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -57,21 +67,18 @@ class AgentRollout:
         """Run the agent in a new episode of `pool`; return the tokens of its calls, with its reward.
 
         The agent calls the model at `endpoint` with a key that is refused once it has ended. If the
-        agent breaks, takes too long or never got an answer of the model, or the template's process
-        failed, this is logged, and the rollout has a failure and no reward. Raise what the engine raised
-        in a call, such as EngineFailed, and what `stop` was given, such as Aborted. In any case open
-        calls end with an error, and the agent's process is killed soon, without waiting.
+        agent breaks, takes too long, or lacks an answer of the model (`_check_answers`), or the
+        template's process failed, this is logged, and the rollout has a failure and no reward. Raise
+        what the engine raised in a call, such as EngineFailed, and what `stop` was given, such as
+        Aborted. In any case open calls end with an error, and the agent's process is killed soon,
+        without waiting.
         """
         episode: Episode | None = None
         try:
             episode = await begun(self._in_thread(pool.begin, self._ticket.columns))
             with endpoint.key_for(self) as key:
                 reward, metrics = await self._driven(episode, endpoint.url, key)
-            if not self._answers:
-                raise EpisodeFailed(
-                    "the agent returned without an answer of the model, expected one: let it call "
-                    "the model at base_url with api_key"
-                )
+            self._check_answers()
             return self._rollout(reward, metrics)
         except EpisodeFailed as error:
             log.warning(f"Rollout {self._index} of {self._ticket.id} broke.", reason=str(error))
@@ -80,6 +87,22 @@ class AgentRollout:
             self._end_calls()
             if episode is not None:
                 episode.abandon()
+
+    def _check_answers(self) -> None:
+        """Raise EpisodeFailed if the agent has no answer of the model, or gave a call up for good.
+
+        The messages of such a call were answered neither then nor in a later call: the engine may hang.
+        """
+        if not self._answers:
+            raise EpisodeFailed(
+                "the agent returned without an answer of the model, expected one: let it call "
+                "the model at base_url with api_key"
+            )
+        if self._unanswered:
+            raise EpisodeFailed(
+                f"the agent gave up {len(self._unanswered)} of its calls, expected an answer to each: "
+                "raise its client's timeout, or let it send the same messages again"
+            )
 
     async def _driven(
         self, episode: Episode, url: str, key: str
@@ -139,22 +162,45 @@ class AgentRollout:
         finally:
             self._open.discard(task)
 
-    async def _complete(self, body: bytes) -> Any:
-        """Sample an answer to `body`, the JSON of a call, add it to its sequence, return it for HTTP.
+    @contextmanager
+    def _asking(self, messages: Sequence[Message]) -> Iterator[None]:
+        """Hold the digest of a call's messages in `_unanswered` until the block ends with an answer.
 
-        Answers and tool calls are counted. Raise CallRefused for a wrong call or one that does not fit,
-        also by the engine's word; EpisodeFailed if the template's process failed; and what `sample`
-        raises, such as Aborted.
+        After a CallRefused `_unanswered` is as before the block. Any other error, such as the
+        cancellation of a call that its client gives up, leaves the digest there.
         """
-        sampling = self._ticket.sampling
-        request = await asyncio.to_thread(read_request, body, sampling)
+        digest = hashlib.sha256(key_of(messages).encode()).digest()
+        before = self._unanswered & {digest}
+        self._unanswered.add(digest)
+        try:
+            yield
+        except CallRefused:
+            self._unanswered -= {digest} - before
+            raise
+        self._unanswered.discard(digest)
+
+    async def _complete(self, body: bytes) -> Any:
+        """Return the answer to `body`, the JSON of a call, as `_answer_to` does.
+
+        Raise CallRefused for a wrong call, and the errors of `_answer_to`.
+        """
+        request = await asyncio.to_thread(read_request, body, self._ticket.sampling)
+        with self._asking(request.messages):
+            return await self._answer_to(request)
+
+    async def _answer_to(self, request: ChatRequest) -> Any:
+        """Sample an answer to `request`, add it to its sequence, and return it for HTTP.
+
+        Answers and tool calls are counted. Raise CallRefused for a call that does not fit, also by the
+        engine's word; EpisodeFailed if the template's process failed; what `sample` raises, as Aborted.
+        """
         async with self._sequences.turn(request) as turn:
             number, self._turns = self._turns, self._turns + 1
             name, most = f"{self._index}.{number}", min(turn.left, request.max_tokens or turn.left)
             prompt = turn.prompt
             try:
                 sampled = await self._sample(
-                    name, prompt, turn_sampling(sampling, self._index, number, most)
+                    name, prompt, turn_sampling(self._ticket.sampling, self._index, number, most)
                 )
             except PromptRefused as error:
                 raise CallRefused(short(error, 300)) from error

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -20,6 +21,7 @@ from tokenizers import Tokenizer
 from penstock.actors.agents.endpoint import Endpoint
 from penstock.actors.agents.form import CallRefused
 from penstock.actors.engine import Aborted, PromptRefused
+from penstock.actors.engine_watch import EngineWatch
 from penstock.actors.rollout_groups import Agents
 from penstock.common.config.settings import ActorSettings
 from penstock.common.episodes.pool import EpisodeFailed, EpisodePool
@@ -374,11 +376,17 @@ def test_a_prompt_that_the_engine_refuses_is_the_agents_affair(folder: Path) -> 
 
 
 class Waiting(TalkingEngine):
-    """Never ends the second turn."""
+    """Never ends the second turn. It is `waiting` meanwhile, and `left` is True once it was given up."""
+
+    waiting = left = False
 
     async def generate(self, name: str, *request: Any) -> tuple[Rollout, ...]:
         if name.endswith(".1"):
-            await asyncio.sleep(3600)
+            self.waiting = True
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                self.left = True
         return await super().generate(name, *request)
 
 
@@ -398,6 +406,26 @@ def test_a_call_that_its_client_gives_up_leaves_the_sequence_as_it_was(folder: P
     assert [engine.asked[f"g#0.{turn}"][1] for turn in (0, 2)] == [
         rollout.token_ids[one.start : one.end].tolist() for one in rollout.spans
     ]
+
+
+@pytest.mark.parametrize("open_at_the_end", [False, True], ids=["given up", "open at the end"])
+def test_a_call_without_an_answer_sets_the_rollout_aside(folder: Path, open_at_the_end: bool) -> None:
+    """An engine that hangs would make the agent's reward of 0 of it."""
+    engine = Waiting(Tokenizer.from_file(str(folder / "tokenizer.json")), ["One."])
+
+    async def impatient(client: Client) -> float:
+        messages = [user("a")]
+        await ask(client, messages)
+        call = asyncio.create_task(ask(client.with_options(timeout=0.3), [*messages, user("b")]))
+        while not engine.waiting:
+            await asyncio.sleep(0.01)
+        if not open_at_the_end:
+            with pytest.raises(openai.APITimeoutError):
+                await call
+        return 0.0
+
+    with pytest.raises(EpisodeFailed, match="the agent gave up 1 of its calls"):
+        asyncio.run(roll_out(folder, engine, InThread(impatient)))
 
 
 def test_an_abort_ends_agents_and_open_calls_at_once(folder: Path) -> None:
@@ -429,28 +457,62 @@ def test_an_abort_ends_agents_and_open_calls_at_once(folder: Path) -> None:
     assert errors[0].status_code == 503
 
 
-def test_the_engine_is_not_taken_to_hang_while_agents_are_busy(folder: Path) -> None:
-    seen: list[bool] = []
-    groups: Any = None
-
-    async def think(client: Client) -> float:
-        await ask(client, [user("a")])
-        await asyncio.sleep(0.05)
-        seen.append(groups.waits_for_tools())
-        return 1.0
+def run_watched(
+    folder: Path, engine: TalkingEngine, agent: Callable[[Client, Callable[[], bool]], Awaitable[float]]
+) -> None:
+    """Run an agent that also gets a function: whether the watch over the engine sees progress."""
 
     async def run() -> None:
-        nonlocal groups
         endpoint = Endpoint()
         await endpoint.start()
-        engine = make_engine(folder, "One.")
+
+        async def drive(client: Client) -> float:
+            return await agent(client, lambda: watch.progress() != watch.progress())
+
         contract = make_contract(folder, CHATML)
-        groups = Agents(engine, contract, folder, InThread(think), 8, endpoint)  # type: ignore[arg-type]
+        groups = Agents(engine, contract, folder, InThread(drive), 8, endpoint)  # type: ignore[arg-type]
+        held: Any = SimpleNamespace(running=[1])
+        follower: Any = SimpleNamespace(taking=False)
+        watch = EngineWatch(engine, groups, held, follower, 60.0)  # type: ignore[arg-type]
         await groups.generate("g", make_ticket(folder))
         await groups.close()
 
     asyncio.run(run())
+
+
+def test_the_engine_is_not_taken_to_hang_while_agents_are_busy(folder: Path) -> None:
+    seen: list[bool] = []
+
+    async def think(client: Client, progresses: Callable[[], bool]) -> float:
+        await ask(client, [user("a")])
+        await asyncio.sleep(0.05)
+        seen.append(progresses())
+        return 1.0
+
+    run_watched(folder, make_engine(folder, "One."), think)
     assert seen == [True]
+
+
+def test_a_given_up_call_is_no_progress_until_the_engine_samples_again(folder: Path) -> None:
+    """Clients that give up before the actor does would hide an engine that hangs."""
+    seen: list[bool] = []
+    engine = Waiting(Tokenizer.from_file(str(folder / "tokenizer.json")), ["One.", "", "Three."])
+
+    async def impatient(client: Client, progresses: Callable[[], bool]) -> float:
+        messages = [user("a")]
+        await ask(client, messages)
+        messages.append(user("b"))
+        with pytest.raises(openai.APITimeoutError):
+            await ask(client.with_options(timeout=0.3), messages)
+        while not engine.left:
+            await asyncio.sleep(0.01)
+        seen.append(progresses())
+        await ask(client, messages)
+        seen.append(progresses())
+        return 1.0
+
+    run_watched(folder, engine, impatient)
+    assert seen == [False, True]
 
 
 # With processes
