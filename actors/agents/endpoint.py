@@ -4,6 +4,7 @@ A key leads to one rollout, so that no rollout sees or writes what another one h
 its rollout lives. Every error has OpenAI's form, and nothing that is sent here ends the actor.
 """
 
+import asyncio
 import hmac
 import logging
 import secrets
@@ -14,6 +15,8 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from penstock.actors.agents.form import CallRefused
+from penstock.common.text import short
+from penstock.common.wire.plain import brief
 
 _LOOPBACK = "127.0.0.1"
 _LONGEST_BODY = 4 * 2**20
@@ -40,22 +43,23 @@ class Endpoint:
     def __init__(self) -> None:
         self.url = ""
         self._live: dict[str, Answering] = {}
+        self._listening: asyncio.Server | None = None
         app = web.Application(client_max_size=_LONGEST_BODY, middlewares=[_errors_as_json])
         app.router.add_post("/v1/chat/completions", self._complete)
-        self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, logger=_SILENT,
-            shutdown_timeout=_SHUTDOWN_S,
-        )  # fmt: skip
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S)
 
     async def start(self) -> None:
         """Listen on a free port of 127.0.0.1 and set `url`. Raise OSError if none can be opened."""
         await self._runner.setup()
-        await web.TCPSite(self._runner, _LOOPBACK, 0).start()
-        host, port = self._runner.addresses[0][:2]
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_server(self._connection, _LOOPBACK, 0)
+        host, port = self._listening.sockets[0].getsockname()[:2]
         self.url = f"http://{host}:{port}/v1"
 
     async def close(self) -> None:
         """Stop listening. Open calls have 1 s to end; then they are cancelled, without an answer."""
+        if self._listening is not None:
+            self._listening.close()
         await self._runner.cleanup()
 
     @contextmanager
@@ -68,10 +72,19 @@ class Endpoint:
         finally:
             del self._live[key]
 
+    def _connection(self) -> asyncio.Protocol:
+        """Return the protocol of a new connection, whose calls `_complete` answers."""
+        assert self._runner.server is not None, "the endpoint has started"
+        return _Connection(
+            self._runner.server, loop=asyncio.get_running_loop(), access_log=None, logger=_SILENT,
+            auto_decompress=False,
+        )  # fmt: skip
+
     async def _complete(self, request: web.Request) -> web.Response:
         """Return as JSON the answer of the rollout whose key the request has.
 
-        Raise CallRefused, with the status 401 if its header Authorization has no live rollout's key.
+        Raise CallRefused, with the status 401 if its header Authorization has no live rollout's key, and
+        with 400 for a body that is compressed.
         """
         rollout = self._rollout_of(request.headers.get("Authorization", ""))
         if rollout is None:
@@ -79,6 +92,8 @@ class Endpoint:
                 "the key is that of no live rollout: let the agent send the api_key that it was given",
                 401, "invalid_api_key",
             )  # fmt: skip
+        if (coding := request.headers.get("Content-Encoding", "identity")) != "identity":
+            raise CallRefused(f"the body's Content-Encoding is {brief(coding)}: send it as plain JSON")
         return web.json_response(await rollout.call(await request.read()))
 
     def _rollout_of(self, header: str) -> Answering | None:
@@ -90,6 +105,24 @@ class Endpoint:
         return found
 
 
+class _Connection(web.RequestHandler):
+    """A client's connection. What is no HTTP, and any fault, gets an error of OpenAI's form too."""
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:  # fmt: skip
+        """Return an error with `status` and the cause, `message` or else `exc`; end the connection.
+
+        The status is 400 if no `request` could be read, which is a stand-in then, and 500 for a fault.
+        """
+        cause = short(message or repr(exc), 300)
+        refused = CallRefused(f"the endpoint cannot serve this request: {cause}", status)
+        response = web.json_response(refused.body, status=status)
+        response.force_close()
+        return response
+
+
 @web.middleware
 async def _errors_as_json(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -97,7 +130,7 @@ async def _errors_as_json(
     """Return the response of `handler` to `request`; for two errors a response in OpenAI's JSON form.
 
     The errors are CallRefused, and aiohttp's HTTPException, such as 404 for another path, whose text
-    also says which request was expected. Both keep their status. Any other exception passes through.
+    also says which request was expected. Both keep their status. `handle_error` answers any other one.
     """
     try:
         return await handler(request)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
@@ -260,10 +262,6 @@ def test_two_rollouts_neither_see_nor_write_each_others_data(folder: Path) -> No
 
 
 def test_wrong_keys_are_refused_also_that_of_an_ended_rollout(folder: Path) -> None:
-    class Answers:
-        async def call(self, body: bytes) -> Any:
-            return {"body": body.decode()}
-
     async def look() -> None:
         endpoint = Endpoint()
         await endpoint.start()
@@ -321,6 +319,79 @@ def test_other_requests_get_an_error_of_the_same_form(
         await endpoint.close()
 
     asyncio.run(look())
+
+
+async def exchange(endpoint: Endpoint, sent: bytes) -> tuple[int, Any]:
+    """The status and the body's JSON of what comes back for these bytes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(endpoint.url.split(":")[2][:-3]))
+    writer.write(sent)
+    head = await reader.readuntil(b"\r\n\r\n")
+    (length,) = re.findall(rb"Content-Length: (\d+)", head)
+    body = json.loads(await reader.readexactly(int(length)))
+    writer.close()
+    return int(head.split()[1]), body
+
+
+def head_of(key: str, *lines: str) -> bytes:
+    """The head of a call with this key and these lines."""
+    first = ("POST /v1/chat/completions HTTP/1.1", "Host: x", f"Authorization: Bearer {key}")
+    return "\r\n".join([*first, *lines, "", ""]).encode()
+
+
+class Answers:
+    """A rollout that sends back what it got. It raises `error`, if there is one."""
+
+    error: Exception | None = None
+
+    async def call(self, body: bytes) -> Any:
+        if self.error is not None:
+            raise self.error
+        return {"body": body.decode()}
+
+
+@pytest.mark.parametrize(
+    ("line", "body", "status"),
+    [
+        ("Content-Encoding: gzip", b"no gzip", 400),
+        ("Content-Encoding: gzip", gzip.compress(b"{}"), 400),
+        ("Content-Encoding: br", b"{}", 400),
+        ("Content-Encoding: identity", b"{}", 200),
+        ("Transfer-Encoding: chunked", b"zz\r\n{}\r\n", 400),
+        ("X-Long: " + "x" * 10**4, b"{}", 400),
+        ("no header", b"{}", 400),
+    ],
+    ids=lambda one: str(one)[:30],
+)
+def test_bytes_that_are_no_plain_call_get_an_error_of_the_same_form(
+    line: str, body: bytes, status: int
+) -> None:
+    async def look() -> None:
+        endpoint = Endpoint()
+        await endpoint.start()
+        with endpoint.key_for(Answers()) as key:
+            size = () if "chunked" in line else (f"Content-Length: {len(body)}",)
+            found, answer = await exchange(endpoint, head_of(key, *size, line) + body)
+            assert found == status
+            assert status == 200 or answer["error"]["type"] == "invalid_request_error"
+            assert (await exchange(endpoint, head_of(key, "Content-Length: 2") + b"{}"))[0] == 200
+        await endpoint.close()
+
+    asyncio.run(asyncio.wait_for(look(), 60))
+
+
+def test_a_fault_of_the_endpoint_is_an_error_of_the_same_form() -> None:
+    async def look() -> None:
+        endpoint = Endpoint()
+        await endpoint.start()
+        rollout = Answers()
+        rollout.error = ZeroDivisionError("a fault of Penstock")
+        with endpoint.key_for(rollout) as key:
+            status, answer = await exchange(endpoint, head_of(key, "Content-Length: 2") + b"{}")
+        assert (status, answer["error"]["type"]) == (500, "server_error")
+        assert "a fault of Penstock" in answer["error"]["message"]
+        await endpoint.close()
+
+    asyncio.run(asyncio.wait_for(look(), 60))
 
 
 class Failing(TalkingEngine):
