@@ -9,7 +9,9 @@ import hmac
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -21,28 +23,58 @@ from penstock.common.wire.plain import brief
 _LOOPBACK = "127.0.0.1"
 _LONGEST_BODY = 4 * 2**20
 _SHUTDOWN_S = 1.0
+_PARSERS = 2
+"""Threads that parse calls, of which others wait: a body of 4 MiB may take 100 times as much parsed."""
 
 _SILENT = logging.Logger("endpoint", logging.CRITICAL + 1)
 """In place of aiohttp's log, which whoever reaches the address could fill."""
 
 
 class Answering(Protocol):
-    """What a key leads to: a rollout."""
+    """What a key leads to: a rollout. `most_calls` of its calls are served at a time."""
+
+    most_calls: int
 
     async def call(self, body: bytes) -> Any:
         """Return the answer to `body`, the bytes of a request, as plain data. Raise CallRefused."""
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """A live rollout, and how many of its calls are open."""
+
+    rollout: Answering
+    calls: int = 0
+
+    @contextmanager
+    def one_more_call(self) -> Iterator[None]:
+        """Count a call for the time of the block. Raise CallRefused, status 429, if there are enough."""
+        most = self.rollout.most_calls
+        if self.calls >= most:
+            raise CallRefused(
+                f"this rollout has {most} open calls, expected fewer: let the agent wait for answers, "
+                "or raise LEARNER_AGENT_SEQUENCES, of which it may have twice as many",
+                429, "rate_limit_exceeded",
+            )  # fmt: skip
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self.calls -= 1
 
 
 class Endpoint:
     """The HTTP server of an actor, which serves POST /v1/chat/completions. Creating it opens no port.
 
     `url` is "" until `start` has returned, then the base URL for clients, http://127.0.0.1:PORT/v1. A
-    body over 4 MiB gets the status 413. A call is cancelled when its client closes the connection.
+    body over 4 MiB gets the status 413. A call is cancelled when its client closes the connection. One
+    call more than a rollout may have at a time gets 429 before its body is read.
     """
 
     def __init__(self) -> None:
         self.url = ""
-        self._live: dict[str, Answering] = {}
+        self._live: dict[str, _Live] = {}
+        self._parsers = ThreadPoolExecutor(_PARSERS, "call")
         self._listening: asyncio.Server | None = None
         app = web.Application(client_max_size=_LONGEST_BODY, middlewares=[_errors_as_json])
         app.router.add_post("/v1/chat/completions", self._complete)
@@ -61,12 +93,17 @@ class Endpoint:
         if self._listening is not None:
             self._listening.close()
         await self._runner.cleanup()
+        self._parsers.shutdown(wait=False, cancel_futures=True)
+
+    def parse(self, function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
+        """Call `function(*arguments)` in one of the endpoint's 2 threads; return a future of it."""
+        return asyncio.get_running_loop().run_in_executor(self._parsers, function, *arguments)
 
     @contextmanager
     def key_for(self, rollout: Answering) -> Iterator[str]:
         """Give a new key, "sk-...", whose calls `rollout` answers; refuse it after the block."""
         key = f"sk-{secrets.token_urlsafe(32)}"
-        self._live[key] = rollout
+        self._live[key] = _Live(rollout)
         try:
             yield key
         finally:
@@ -83,25 +120,26 @@ class Endpoint:
     async def _complete(self, request: web.Request) -> web.Response:
         """Return as JSON the answer of the rollout whose key the request has.
 
-        Raise CallRefused, with the status 401 if its header Authorization has no live rollout's key, and
-        with 400 for a body that is compressed.
+        Raise CallRefused, with the status 401 if its header Authorization has no live rollout's key, 429
+        if as many calls as may be are open, and 400 for a body that is compressed.
         """
-        rollout = self._rollout_of(request.headers.get("Authorization", ""))
-        if rollout is None:
+        live = self._live_of(request.headers.get("Authorization", ""))
+        if live is None:
             raise CallRefused(
                 "the key is that of no live rollout: let the agent send the api_key that it was given",
                 401, "invalid_api_key",
             )  # fmt: skip
         if (coding := request.headers.get("Content-Encoding", "identity")) != "identity":
             raise CallRefused(f"the body's Content-Encoding is {brief(coding)}: send it as plain JSON")
-        return web.json_response(await rollout.call(await request.read()))
+        with live.one_more_call():
+            return web.json_response(await live.rollout.call(await request.read()))
 
-    def _rollout_of(self, header: str) -> Answering | None:
+    def _live_of(self, header: str) -> _Live | None:
         """Return the live rollout whose key `header` has, "Bearer KEY" or KEY; None if none has it."""
         given, found = header.removeprefix("Bearer ").encode(errors="replace"), None
-        for key, rollout in self._live.items():
+        for key, live in self._live.items():
             if hmac.compare_digest(key.encode(), given):
-                found = rollout
+                found = live
         return found
 
 

@@ -36,6 +36,9 @@ from penstock.common.wire.transcript import Transcript
 _MOST_SHOWN = 2**20
 """Most letters of a transcript's messages. An agent's calls may have four times as many each."""
 
+_FEWEST_CALLS = 4
+"""Open calls that a rollout may have in any case. Else it is twice its most sequences."""
+
 log = get_logger(__name__)
 
 
@@ -44,7 +47,8 @@ class AgentRollout:
 
     Make it inside of an event loop. `template` renders the messages of the agent's calls. `limits` are
     the most tokens and sequences. `sample` returns the engine's completion for a request's name, a
-    prompt and a sampling. `in_thread` calls a blocking function in a thread.
+    prompt and a sampling. `in_thread` calls a blocking function in a thread. `most_calls` of the agent
+    may be open at a time: 4, or twice as many as it may have sequences.
     """
 
     def __init__(
@@ -56,7 +60,8 @@ class AgentRollout:
         self._template = template
         self._sequences = Sequences(template, limits, in_thread)
         self._sample = sample
-        self._in_thread = in_thread
+        self._in_thread = self._parse = in_thread
+        self.most_calls = max(_FEWEST_CALLS, 2 * limits.sequences)
         self._turns = self._answers = self._calls = 0
         self._unanswered: set[bytes] = set()  # digests of messages
         self._over = False
@@ -76,6 +81,7 @@ class AgentRollout:
         episode: Episode | None = None
         try:
             episode = await begun(self._in_thread(pool.begin, self._ticket.columns))
+            self._parse = endpoint.parse
             with endpoint.key_for(self) as key:
                 reward, metrics = await self._driven(episode, endpoint.url, key)
             self._check_answers()
@@ -184,7 +190,7 @@ class AgentRollout:
 
         Raise CallRefused for a wrong call, and the errors of `_answer_to`.
         """
-        request = await asyncio.to_thread(read_request, body, self._ticket.sampling)
+        request = await self._parse(read_request, body, self._ticket.sampling)
         with self._asking(request.messages):
             return await self._answer_to(request)
 

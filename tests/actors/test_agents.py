@@ -8,6 +8,7 @@ import json
 import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from penstock.actors.agents.endpoint import Endpoint
-from penstock.actors.agents.form import CallRefused
 from penstock.actors.engine import Aborted, PromptRefused
 from penstock.actors.engine_watch import EngineWatch
 from penstock.actors.rollout_groups import Agents
@@ -299,14 +299,10 @@ def test_wrong_keys_are_refused_also_that_of_an_ended_rollout(folder: Path) -> N
 def test_other_requests_get_an_error_of_the_same_form(
     method: str, path: str, size: int, status: int
 ) -> None:
-    class Never:
-        async def call(self, body: bytes) -> Any:
-            raise CallRefused("called")
-
     async def look() -> None:
         endpoint = Endpoint()
         await endpoint.start()
-        with endpoint.key_for(Never()) as key:
+        with endpoint.key_for(Answers()) as key:
             headers = {"Authorization": f"Bearer {key}"}
             async with (
                 aiohttp.ClientSession() as session,
@@ -342,6 +338,7 @@ class Answers:
     """A rollout that sends back what it got. It raises `error`, if there is one."""
 
     error: Exception | None = None
+    most_calls = 4
 
     async def call(self, body: bytes) -> Any:
         if self.error is not None:
@@ -444,6 +441,50 @@ def test_a_prompt_that_the_engine_refuses_is_the_agents_affair(folder: Path) -> 
     (rollout,) = asyncio.run(roll_out(folder, engine, InThread(forgive)))
     assert rollout.transcript is not None
     assert (rollout.transcript.reward, len(rollout.spans)) == (0.0, 1)
+
+
+def test_a_call_more_than_may_be_open_is_refused_before_its_body_comes(folder: Path) -> None:
+    async def flood(client: Client) -> float:
+        port = client.base_url.port
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
+        for _, writer in opened:
+            writer.write(head_of(client.api_key, "Content-Length: 4000000"))
+        reads = [asyncio.create_task(reader.readuntil(b"\r\n\r\n")) for reader, _ in opened]
+        answered, waiting = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
+        assert [one.result().split()[1] for one in answered] == [b"429"]
+        assert len(waiting) == 4
+        for _, writer in opened:
+            writer.close()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        retrying = client.with_options(max_retries=5)
+        return float((await ask(retrying, [user("a")])).message.content == "One.")
+
+    (rollout,) = asyncio.run(roll_out(folder, make_engine(folder, "One."), InThread(flood), sequences=1))
+    assert rollout.transcript is not None
+    assert rollout.transcript.reward == 1.0
+
+
+def test_calls_are_read_while_asyncios_own_threads_are_busy(folder: Path) -> None:
+    """The worker's calls to the queue server run in those, and calls of agents must not fill them."""
+
+    async def talk(client: Client) -> float:
+        await ask(client, [user("a")])
+        return 1.0
+
+    async def run() -> tuple[Rollout, ...]:
+        free = threading.Event()
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        blocked = asyncio.create_task(asyncio.to_thread(free.wait, 60))
+        try:
+            return await asyncio.wait_for(
+                roll_out(folder, make_engine(folder, "One."), InThread(talk)), 30
+            )
+        finally:
+            free.set()
+            await blocked
+
+    (rollout,) = asyncio.run(run())
+    assert rollout.failure == ""
 
 
 class Waiting(TalkingEngine):
