@@ -11,18 +11,20 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from aiohttp import web
 
-from penstock.actors.agents.form import CallRefused
+from penstock.actors.agents.form import CallRefused, ended
 from penstock.common.text import short
 from penstock.common.wire.plain import brief
 
 _LOOPBACK = "127.0.0.1"
 _LONGEST_BODY = 4 * 2**20
 _SHUTDOWN_S = 1.0
+_BODY_S = 30.0
+_IDLE_S = 60.0
 _PARSERS = 2
 """Threads that parse calls, of which others wait: a body of 4 MiB may take 100 times as much parsed."""
 
@@ -41,10 +43,35 @@ class Answering(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    """A live rollout, and how many of its calls are open."""
+    """A live rollout, how many of its calls are open, and the timeouts of those that are being read."""
 
     rollout: Answering
     calls: int = 0
+    reading: set[asyncio.Timeout] = field(default_factory=set)
+    over: bool = False
+
+    async def body_of(self, request: web.Request) -> bytes:
+        """Return the body of `request`. Raise CallRefused after 30 s, and once the rollout has ended."""
+        limit = asyncio.timeout(_BODY_S)
+        self.reading.add(limit)
+        try:
+            async with limit:
+                return await request.read()
+        except TimeoutError:
+            if self.over:
+                raise ended() from None
+            raise CallRefused(
+                f"the body took over {_BODY_S:g} s: let the agent send it at once", 408, "timeout"
+            ) from None
+        finally:
+            self.reading.discard(limit)
+
+    def end(self) -> None:
+        """End the reading of all bodies now."""
+        self.over = True
+        for limit in self.reading:
+            if not limit.expired():
+                limit.reschedule(0.0)
 
     @contextmanager
     def one_more_call(self) -> Iterator[None]:
@@ -68,7 +95,8 @@ class Endpoint:
 
     `url` is "" until `start` has returned, then the base URL for clients, http://127.0.0.1:PORT/v1. A
     body over 4 MiB gets the status 413. A call is cancelled when its client closes the connection. One
-    call more than a rollout may have at a time gets 429 before its body is read.
+    call more than a rollout may have at a time gets 429 before its body is read. A body that takes over
+    30 s to come gets 408. A connection without a request, or with half a head, is closed after 60 s.
     """
 
     def __init__(self) -> None:
@@ -101,20 +129,23 @@ class Endpoint:
 
     @contextmanager
     def key_for(self, rollout: Answering) -> Iterator[str]:
-        """Give a new key, "sk-...", whose calls `rollout` answers; refuse it after the block."""
+        """Give a new key, "sk-...", whose calls `rollout` answers; refuse it after the block.
+
+        Calls whose body is being read then are refused too.
+        """
         key = f"sk-{secrets.token_urlsafe(32)}"
         self._live[key] = _Live(rollout)
         try:
             yield key
         finally:
-            del self._live[key]
+            self._live.pop(key).end()
 
     def _connection(self) -> asyncio.Protocol:
         """Return the protocol of a new connection, whose calls `_complete` answers."""
         assert self._runner.server is not None, "the endpoint has started"
         return _Connection(
             self._runner.server, loop=asyncio.get_running_loop(), access_log=None, logger=_SILENT,
-            auto_decompress=False,
+            auto_decompress=False, keepalive_timeout=_IDLE_S,
         )  # fmt: skip
 
     async def _complete(self, request: web.Request) -> web.Response:
@@ -132,7 +163,7 @@ class Endpoint:
         if (coding := request.headers.get("Content-Encoding", "identity")) != "identity":
             raise CallRefused(f"the body's Content-Encoding is {brief(coding)}: send it as plain JSON")
         with live.one_more_call():
-            return web.json_response(await live.rollout.call(await request.read()))
+            return web.json_response(await live.rollout.call(await live.body_of(request)))
 
     def _live_of(self, header: str) -> _Live | None:
         """Return the live rollout whose key `header` has, "Bearer KEY" or KEY; None if none has it."""

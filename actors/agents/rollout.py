@@ -18,6 +18,7 @@ from penstock.actors.agents.form import (
     ChatRequest,
     answer,
     assistant_message,
+    ended,
     key_of,
     read_request,
 )
@@ -150,7 +151,7 @@ class AgentRollout:
         would count what is no fault of the policy. The call raises CallRefused then too.
         """
         if self._over or self._broken.done():
-            raise _ended()
+            raise ended()
         task = asyncio.ensure_future(self._complete(body))
         self._open.add(task)
         try:
@@ -159,12 +160,12 @@ class AgentRollout:
             raise
         except asyncio.CancelledError:  # of this call's connection, or of `_end_calls`
             if self._over:
-                raise _ended() from None
+                raise ended() from None
             raise
         except Exception as error:  # whatever it is, no agent may turn it into a reward
             known = isinstance(error, (PenstockError, Aborted))
             self.stop(error if known else EpisodeFailed(f"the endpoint failed: {short(repr(error))}"))
-            raise _ended() from error
+            raise ended() from error
         finally:
             self._open.discard(task)
 
@@ -248,8 +249,3 @@ def _shown(messages: Sequence[Message]) -> tuple[Message, ...]:
             break
         kept.insert(0, message)
     return tuple(kept)
-
-
-def _ended() -> CallRefused:
-    """Return the error of a call whose rollout has ended, status 503, for the caller to raise."""
-    return CallRefused("the agent's rollout has ended: make no further calls", 503, "rollout_ended")

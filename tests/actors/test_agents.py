@@ -317,9 +317,13 @@ def test_other_requests_get_an_error_of_the_same_form(
     asyncio.run(look())
 
 
+def port_of(endpoint: Endpoint) -> int:
+    return int(endpoint.url.removesuffix("/v1").rpartition(":")[2])
+
+
 async def exchange(endpoint: Endpoint, sent: bytes) -> tuple[int, Any]:
     """The status and the body's JSON of what comes back for these bytes."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(endpoint.url.split(":")[2][:-3]))
+    reader, writer = await asyncio.open_connection("127.0.0.1", port_of(endpoint))
     writer.write(sent)
     head = await reader.readuntil(b"\r\n\r\n")
     (length,) = re.findall(rb"Content-Length: (\d+)", head)
@@ -389,6 +393,44 @@ def test_a_fault_of_the_endpoint_is_an_error_of_the_same_form() -> None:
         await endpoint.close()
 
     asyncio.run(asyncio.wait_for(look(), 60))
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither after the time limit nor after the rollout's end."""
+
+    async def look() -> None:
+        endpoint = Endpoint()
+        await endpoint.start()
+        with monkeypatch.context() as patch, endpoint.key_for(Answers()) as key:
+            patch.setattr("penstock.actors.agents.endpoint._BODY_S", 0.2)
+            status, answer = await exchange(endpoint, head_of(key, "Content-Length: 2") + b"{")
+            assert (status, answer["error"]["code"]) == (408, "timeout")
+        rollout = Answers()
+        with endpoint.key_for(rollout) as key:
+            half = head_of(key, "Content-Length: 2", "Expect: 100-continue")
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(endpoint))
+            writer.write(half)
+            assert b"100 Continue" in await reader.readuntil(b"\r\n\r\n")
+        assert b" 503 " in await reader.readuntil(b"\r\n")
+        writer.close()
+        await endpoint.close()
+
+    asyncio.run(asyncio.wait_for(look(), 20))
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/chat"], ids=["nothing", "half a head"])
+def test_a_connection_without_a_request_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def look() -> None:
+        monkeypatch.setattr("penstock.actors.agents.endpoint._IDLE_S", 0.2)
+        endpoint = Endpoint()
+        await endpoint.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(endpoint))
+        writer.write(sent)
+        assert await reader.read() == b""
+        writer.close()
+        await endpoint.close()
+
+    asyncio.run(asyncio.wait_for(look(), 20))
 
 
 class Failing(TalkingEngine):
