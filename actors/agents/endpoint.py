@@ -96,13 +96,15 @@ class Endpoint:
     `url` is "" until `start` has returned, then the base URL for clients, http://127.0.0.1:PORT/v1. A
     body over 4 MiB gets the status 413. A call is cancelled when its client closes the connection. One
     call more than a rollout may have at a time gets 429 before its body is read. A body that takes over
-    30 s to come gets 408. A connection without a request, or with half a head, is closed after 60 s.
+    30 s to come gets 408. A connection without a request, or with half a head, is closed after 60 s. A
+    connection beyond `most_connections` is closed at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_connections: int = 512) -> None:
         self.url = ""
         self._live: dict[str, _Live] = {}
         self._parsers = ThreadPoolExecutor(_PARSERS, "call")
+        self._most_connections = most_connections
         self._listening: asyncio.Server | None = None
         app = web.Application(client_max_size=_LONGEST_BODY, middlewares=[_errors_as_json])
         app.router.add_post("/v1/chat/completions", self._complete)
@@ -143,10 +145,7 @@ class Endpoint:
     def _connection(self) -> asyncio.Protocol:
         """Return the protocol of a new connection, whose calls `_complete` answers."""
         assert self._runner.server is not None, "the endpoint has started"
-        return _Connection(
-            self._runner.server, loop=asyncio.get_running_loop(), access_log=None, logger=_SILENT,
-            auto_decompress=False, keepalive_timeout=_IDLE_S,
-        )  # fmt: skip
+        return _Connection(self._runner.server, self._most_connections)
 
     async def _complete(self, request: web.Request) -> web.Response:
         """Return as JSON the answer of the rollout whose key the request has.
@@ -175,7 +174,24 @@ class Endpoint:
 
 
 class _Connection(web.RequestHandler):
-    """A client's connection. What is no HTTP, and any fault, gets an error of OpenAI's form too."""
+    """A connection to `server`, which has at most `most` of them.
+
+    What cannot be read as HTTP, and any fault, gets an error of OpenAI's form too.
+    """
+
+    def __init__(self, server: web.Server, most: int) -> None:
+        super().__init__(
+            server, loop=asyncio.get_running_loop(), access_log=_SILENT, logger=_SILENT,
+            auto_decompress=False, keepalive_timeout=_IDLE_S,
+        )  # fmt: skip
+        self._server, self._most = server, most
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to serve the client behind `transport`; close it at once if there are enough."""
+        if len(self._server.connections) < self._most:
+            super().connection_made(transport)
+        else:
+            transport.close()
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None,

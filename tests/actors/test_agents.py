@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import re
+import resource
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -433,6 +434,26 @@ def test_a_connection_without_a_request_is_closed(sent: bytes, monkeypatch: pyte
     asyncio.run(asyncio.wait_for(look(), 20))
 
 
+def test_connections_beyond_the_limit_are_closed_at_once() -> None:
+    async def look() -> None:
+        endpoint = Endpoint(most_connections=2)
+        await endpoint.start()
+        opened = [await asyncio.open_connection("127.0.0.1", port_of(endpoint)) for _ in range(5)]
+        reads = [asyncio.create_task(reader.read()) for reader, _ in opened]
+        while sum(one.done() for one in reads) < 3:
+            await asyncio.sleep(0.01)
+        assert [one.result() for one in reads if one.done()] == [b""] * 3
+        for _, writer in opened:
+            writer.close()
+        with endpoint.key_for(Answers()) as key:
+            client = openai.AsyncOpenAI(base_url=endpoint.url, api_key=key, max_retries=5)
+            async with client:
+                assert await client.post("/chat/completions", body={}, cast_to=object) == {"body": "{}"}
+        await endpoint.close()
+
+    asyncio.run(asyncio.wait_for(look(), 60))
+
+
 class Failing(TalkingEngine):
     """Raises `error` in the second turn."""
 
@@ -720,6 +741,21 @@ def test_an_agent_in_its_process_returns_a_reward_and_numbers(
     for rollout in found:
         assert rollout.transcript is not None
         assert (rollout.transcript.reward, rollout.transcript.metrics) == (reward, metrics)
+
+
+def test_a_lack_of_descriptors_sets_the_rollout_aside(pool: EpisodePool) -> None:
+    pool.begin({"prompt": "?"}).close()  # leaves an idle process
+    idle = len(pool._idle)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for _ in range(3):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            with pytest.raises(EpisodeFailed, match=r"starting the agent: .*Too many open files"):
+                pool.begin({"prompt": "?"})
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(pool._idle) == idle, "a process that could not be used is kept"
+    pool.begin({"prompt": "?"}).close()
 
 
 def test_an_agent_that_is_not_there_is_named_at_the_start() -> None:
