@@ -31,7 +31,7 @@ from penstock.common.episodes.pool import Episode, EpisodeFailed, EpisodePool
 from penstock.common.errors import PenstockError
 from penstock.common.log import get_logger
 from penstock.common.text import SHOWN, short
-from penstock.common.wire.messages import Rollout, Ticket
+from penstock.common.wire.messages import Int32s, Rollout, Ticket
 from penstock.common.wire.transcript import Transcript
 
 _MOST_SHOWN = 2**20
@@ -198,19 +198,13 @@ class AgentRollout:
     async def _answer_to(self, request: ChatRequest) -> Any:
         """Sample an answer to `request`, add it to its sequence, and return it for HTTP.
 
-        Answers and tool calls are counted. Raise CallRefused for a call that does not fit, also by the
-        engine's word; EpisodeFailed if the template's process failed; what `sample` raises, as Aborted.
+        Answers and tool calls are counted. Raise CallRefused for a call that does not fit, EpisodeFailed
+        if the template's process failed, and the errors of `_sampled`.
         """
         async with self._sequences.turn(request) as turn:
             number, self._turns = self._turns, self._turns + 1
-            name, most = f"{self._index}.{number}", min(turn.left, request.max_tokens or turn.left)
-            prompt = turn.prompt
-            try:
-                sampled = await self._sample(
-                    name, prompt, turn_sampling(self._ticket.sampling, self._index, number, most)
-                )
-            except PromptRefused as error:
-                raise CallRefused(short(error, 300)) from error
+            prompt, most = turn.prompt, min(turn.left, request.max_tokens or turn.left)
+            sampled = await self._sampled(number, prompt, most)
             text = self._template.text_of(sampled.token_ids.tolist())
             said, calls = text, list[ToolCall]()
             if request.tools and sampled.finish_reason == "stop":  # a call may be cut
@@ -219,7 +213,20 @@ class AgentRollout:
             self._sequences.take(turn, request, sampled, message)
         self._answers += 1
         self._calls += len(message.get("tool_calls", ()))
-        return answer(message, sampled.finish_reason, len(prompt), len(sampled.token_ids), name)
+        name, finish = f"{self._index}.{number}", sampled.finish_reason
+        return answer(message, finish, len(prompt), len(sampled.token_ids), name)
+
+    async def _sampled(self, turn: int, prompt: Int32s, most: int) -> Rollout:
+        """Return the engine's completion of `prompt` (L,), with up to `most` tokens, as turn `turn`.
+
+        Raise EpisodeFailed if the engine refuses a prompt, which is within the run's limits: the fault
+        is this actor's, and no agent may turn it into a reward. Raise what `sample` raises, as Aborted.
+        """
+        sampling = turn_sampling(self._ticket.sampling, self._index, turn, most)
+        try:
+            return await self._sample(f"{self._index}.{turn}", prompt, sampling)
+        except PromptRefused as error:
+            raise EpisodeFailed(f"the engine refused a prompt: {short(error, 300)}") from error
 
     def _rollout(self, reward: float | None, metrics: dict[str, float], failure: str = "") -> Rollout:
         """Return the sequences with an answer as a rollout: the last one, with the others as `earlier`.

@@ -488,6 +488,7 @@ async def forgive(client: Client) -> float:
         (EngineFailed("the engine crashed"), EngineFailed),
         (Aborted("g"), Aborted),
         (EpisodeFailed("the chat template failed: its process ended"), EpisodeFailed),
+        (PromptRefused("the prompt is too long for ACTOR_MAX_MODEL_LEN"), EpisodeFailed),
         (ZeroDivisionError("a fault of Penstock"), EpisodeFailed),
     ],
     ids=lambda one: type(one).__name__ if isinstance(one, Exception) else "",
@@ -497,13 +498,6 @@ def test_no_agent_makes_a_reward_of_a_failure_that_is_not_its_own(
 ) -> None:
     with pytest.raises(expected):
         asyncio.run(roll_out(folder, failing(folder, error), InThread(forgive)))
-
-
-def test_a_prompt_that_the_engine_refuses_is_the_agents_affair(folder: Path) -> None:
-    engine = failing(folder, PromptRefused("too long for ACTOR_MAX_MODEL_LEN"))
-    (rollout,) = asyncio.run(roll_out(folder, engine, InThread(forgive)))
-    assert rollout.transcript is not None
-    assert (rollout.transcript.reward, len(rollout.spans)) == (0.0, 1)
 
 
 def test_a_call_more_than_may_be_open_is_refused_before_its_body_comes(folder: Path) -> None:
