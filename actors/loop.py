@@ -32,6 +32,8 @@ from penstock.common.wire.codec import decode
 from penstock.common.wire.contract import Contract, check_tokenizer
 
 _REJOIN_S = 0.5
+_CONNECTIONS, _FEWEST_CONNECTIONS = 8, 64
+"""Connections of agents to the endpoint: per live rollout, and at least."""
 
 log = get_logger(__name__)
 
@@ -122,7 +124,7 @@ async def _make_groups(settings: ActorCommand, contract: Contract, engine: Engin
     given = (engine, contract, Path(contract.model), pool, settings.actor.episode_workers)
     if contract.episodes.agent is None:
         return Conversations(*given)
-    endpoint = Endpoint()
+    endpoint = Endpoint(max(_FEWEST_CONNECTIONS, _CONNECTIONS * settings.actor.episode_workers))
     await endpoint.start()
     log.info(f"Agents call the model at {endpoint.url}.")
     return Agents(*given, endpoint)

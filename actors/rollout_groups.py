@@ -79,6 +79,7 @@ class Conversations(Completions):
         self._rollouts = 0  # of the running groups
         self._requests: dict[str, set[str]] = {}  # of the engine, by running group
         self._aborted: set[str] = set()
+        self._silent_at = -1  # tokens that the engine had sampled when a request began that was given up
 
     async def generate(self, request_id: str, ticket: Ticket) -> tuple[Rollout, ...]:
         """Return the ticket's conversations as rollouts, in order of their index, once all ended.
@@ -132,9 +133,11 @@ class Conversations(Completions):
     def waits_for_tools(self) -> bool:
         """Return whether tickets are running but no request is at the engine, which samples nothing.
 
-        Each rollout then waits for a tool, a reset, or a place. False without running tickets.
+        Each rollout then waits for a tool, a reset, or a place. False without running tickets, and also
+        if no token was sampled since a request began that was given up: the engine may hang.
         """
-        return bool(self._requests) and not any(self._requests.values())
+        waiting = bool(self._requests) and not any(self._requests.values())
+        return waiting and self._engine.tokens_generated() != self._silent_at
 
     async def close(self) -> None:
         """Close the pool: end its idle processes, and wait for abandoned episodes. End the threads.
@@ -164,10 +167,13 @@ class Conversations(Completions):
             """
             if request_id in self._aborted:
                 raise Aborted(request_id)
-            own = f"{request_id}#{name}"
+            own, tokens = f"{request_id}#{name}", self._engine.tokens_generated()
             self._requests[request_id].add(own)
             try:
                 (rollout,) = await self._engine.generate(own, prompt_ids, sampling, 1, since)
+            except asyncio.CancelledError:
+                self._silent_at = max(self._silent_at, tokens)
+                raise
             finally:
                 self._requests[request_id].discard(own)
             return rollout

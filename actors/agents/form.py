@@ -53,6 +53,11 @@ class CallRefused(Exception):
         return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
 
 
+def ended() -> CallRefused:
+    """Return the error of a call whose rollout has ended, status 503, for the caller to raise."""
+    return CallRefused("the agent's rollout has ended: make no further calls", 503, "rollout_ended")
+
+
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A checked call: messages in canonical form, tools, and the most tokens (0: as many as fit)."""

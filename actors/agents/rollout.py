@@ -7,11 +7,21 @@ Ends when: the coroutine has returned. Calls that are open then get an error.
 """
 
 import asyncio
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from penstock.actors.agents.endpoint import Endpoint
-from penstock.actors.agents.form import CallRefused, answer, assistant_message, key_of, read_request
+from penstock.actors.agents.form import (
+    CallRefused,
+    ChatRequest,
+    answer,
+    assistant_message,
+    ended,
+    key_of,
+    read_request,
+)
 from penstock.actors.agents.sequences import Limits, Sequences
 from penstock.actors.conversation import InThread, Sample, Tokens, begun, shown, turn_sampling
 from penstock.actors.engine import Aborted, PromptRefused
@@ -21,11 +31,15 @@ from penstock.common.episodes.pool import Episode, EpisodeFailed, EpisodePool
 from penstock.common.errors import PenstockError
 from penstock.common.log import get_logger
 from penstock.common.text import SHOWN, short
-from penstock.common.wire.messages import Rollout, Ticket
+from penstock.common.wire.ids import Version
+from penstock.common.wire.messages import Int32s, Rollout, Ticket
 from penstock.common.wire.transcript import Transcript
 
 _MOST_SHOWN = 2**20
 """Most letters of a transcript's messages. An agent's calls may have four times as many each."""
+
+_FEWEST_CALLS = 4
+"""Open calls that a rollout may have in any case. Else it is twice its most sequences."""
 
 log = get_logger(__name__)
 
@@ -35,7 +49,8 @@ class AgentRollout:
 
     Make it inside of an event loop. `template` renders the messages of the agent's calls. `limits` are
     the most tokens and sequences. `sample` returns the engine's completion for a request's name, a
-    prompt and a sampling. `in_thread` calls a blocking function in a thread.
+    prompt and a sampling. `in_thread` calls a blocking function in a thread. `most_calls` of the agent
+    may be open at a time: 4, or twice as many as it may have sequences.
     """
 
     def __init__(
@@ -47,8 +62,10 @@ class AgentRollout:
         self._template = template
         self._sequences = Sequences(template, limits, in_thread)
         self._sample = sample
-        self._in_thread = in_thread
+        self._in_thread = self._parse = in_thread
+        self.most_calls = max(_FEWEST_CALLS, 2 * limits.sequences)
         self._turns = self._answers = self._calls = 0
+        self._unanswered: set[bytes] = set()  # digests of messages
         self._over = False
         self._open: set[asyncio.Task[Any]] = set()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -57,21 +74,19 @@ class AgentRollout:
         """Run the agent in a new episode of `pool`; return the tokens of its calls, with its reward.
 
         The agent calls the model at `endpoint` with a key that is refused once it has ended. If the
-        agent breaks, takes too long or never got an answer of the model, or the template's process
-        failed, this is logged, and the rollout has a failure and no reward. Raise what the engine raised
-        in a call, such as EngineFailed, and what `stop` was given, such as Aborted. In any case open
-        calls end with an error, and the agent's process is killed soon, without waiting.
+        agent breaks, takes too long, or lacks an answer of the model (`_check_answers`), or the
+        template's process failed, this is logged, and the rollout has a failure and no reward. Raise
+        what the engine raised in a call, such as EngineFailed, and what `stop` was given, such as
+        Aborted. In any case open calls end with an error, and the agent's process is killed soon,
+        without waiting.
         """
         episode: Episode | None = None
         try:
             episode = await begun(self._in_thread(pool.begin, self._ticket.columns))
+            self._parse = endpoint.parse
             with endpoint.key_for(self) as key:
                 reward, metrics = await self._driven(episode, endpoint.url, key)
-            if not self._answers:
-                raise EpisodeFailed(
-                    "the agent returned without an answer of the model, expected one: let it call "
-                    "the model at base_url with api_key"
-                )
+            self._check_answers()
             return self._rollout(reward, metrics)
         except EpisodeFailed as error:
             log.warning(f"Rollout {self._index} of {self._ticket.id} broke.", reason=str(error))
@@ -80,6 +95,22 @@ class AgentRollout:
             self._end_calls()
             if episode is not None:
                 episode.abandon()
+
+    def _check_answers(self) -> None:
+        """Raise EpisodeFailed if the agent has no answer of the model, or gave a call up for good.
+
+        The messages of such a call were answered neither then nor in a later call: the engine may hang.
+        """
+        if not self._answers:
+            raise EpisodeFailed(
+                "the agent returned without an answer of the model, expected one: let it call "
+                "the model at base_url with api_key"
+            )
+        if self._unanswered:
+            raise EpisodeFailed(
+                f"the agent gave up {len(self._unanswered)} of its calls, expected an answer to each: "
+                "raise its client's timeout, or let it send the same messages again"
+            )
 
     async def _driven(
         self, episode: Episode, url: str, key: str
@@ -121,7 +152,7 @@ class AgentRollout:
         would count what is no fault of the policy. The call raises CallRefused then too.
         """
         if self._over or self._broken.done():
-            raise _ended()
+            raise ended()
         task = asyncio.ensure_future(self._complete(body))
         self._open.add(task)
         try:
@@ -130,33 +161,52 @@ class AgentRollout:
             raise
         except asyncio.CancelledError:  # of this call's connection, or of `_end_calls`
             if self._over:
-                raise _ended() from None
+                raise ended() from None
             raise
         except Exception as error:  # whatever it is, no agent may turn it into a reward
             known = isinstance(error, (PenstockError, Aborted))
             self.stop(error if known else EpisodeFailed(f"the endpoint failed: {short(repr(error))}"))
-            raise _ended() from error
+            raise ended() from error
         finally:
             self._open.discard(task)
 
-    async def _complete(self, body: bytes) -> Any:
-        """Sample an answer to `body`, the JSON of a call, add it to its sequence, return it for HTTP.
+    @contextmanager
+    def _asking(self, messages: Sequence[Message]) -> Iterator[None]:
+        """Hold the digest of a call's messages in `_unanswered` until the block ends with an answer.
 
-        Answers and tool calls are counted. Raise CallRefused for a wrong call or one that does not fit,
-        also by the engine's word; EpisodeFailed if the template's process failed; and what `sample`
-        raises, such as Aborted.
+        After a CallRefused `_unanswered` is as before the block. Any other error, such as the
+        cancellation of a call that its client gives up, leaves the digest there.
         """
-        sampling = self._ticket.sampling
-        request = await asyncio.to_thread(read_request, body, sampling)
+        digest = hashlib.sha256(key_of(messages).encode()).digest()
+        before = self._unanswered & {digest}
+        self._unanswered.add(digest)
+        try:
+            yield
+        except CallRefused:
+            self._unanswered -= {digest} - before
+            raise
+        self._unanswered.discard(digest)
+
+    async def _complete(self, body: bytes) -> Any:
+        """Return the answer to `body`, the JSON of a call, as `_answer_to` does.
+
+        Raise CallRefused for a wrong call, and the errors of `_answer_to`.
+        """
+        request = await self._parse(read_request, body, self._ticket.sampling)
+        with self._asking(request.messages):
+            return await self._answer_to(request)
+
+    async def _answer_to(self, request: ChatRequest) -> Any:
+        """Sample an answer to `request`, add it to its sequence, and return it for HTTP.
+
+        Answers and tool calls are counted. Raise CallRefused for a call that does not fit, EpisodeFailed
+        if the template's process failed, and the errors of `_sampled`.
+        """
         async with self._sequences.turn(request) as turn:
             number, self._turns = self._turns, self._turns + 1
-            name, most = f"{self._index}.{number}", min(turn.left, request.max_tokens or turn.left)
-            prompt = turn.prompt
-            try:
-                asked = turn_sampling(sampling, self._index, number, most)
-                sampled = await self._sample(name, prompt, asked, turn.sequence.tokens.since)
-            except PromptRefused as error:
-                raise CallRefused(short(error, 300)) from error
+            prompt, most = turn.prompt, min(turn.left, request.max_tokens or turn.left)
+            since = turn.sequence.tokens.since
+            sampled = await self._sampled(number, prompt, most, since)
             text = self._template.text_of(sampled.token_ids.tolist())
             said, calls = text, list[ToolCall]()
             if request.tools and sampled.finish_reason == "stop":  # a call may be cut
@@ -165,7 +215,21 @@ class AgentRollout:
             self._sequences.take(turn, request, sampled, message)
         self._answers += 1
         self._calls += len(message.get("tool_calls", ()))
-        return answer(message, sampled.finish_reason, len(prompt), len(sampled.token_ids), name)
+        name, finish = f"{self._index}.{number}", sampled.finish_reason
+        return answer(message, finish, len(prompt), len(sampled.token_ids), name)
+
+    async def _sampled(self, turn: int, prompt: Int32s, most: int, since: Version | None) -> Rollout:
+        """Return the engine's completion of `prompt` (L,), with up to `most` tokens, as turn `turn`.
+
+        `since` is the version that sampled the first token of the call's sequence, None without one.
+        Raise EpisodeFailed if the engine refuses a prompt, which is within the run's limits: the fault
+        is this actor's, and no agent may turn it into a reward. Raise what `sample` raises, as Aborted.
+        """
+        sampling = turn_sampling(self._ticket.sampling, self._index, turn, most)
+        try:
+            return await self._sample(f"{self._index}.{turn}", prompt, sampling, since)
+        except PromptRefused as error:
+            raise EpisodeFailed(f"the engine refused a prompt: {short(error, 300)}") from error
 
     def _rollout(self, reward: float | None, metrics: dict[str, float], failure: str = "") -> Rollout:
         """Return the sequences with an answer as a rollout: the last one, with the others as `earlier`.
@@ -195,8 +259,3 @@ def _shown(messages: Sequence[Message]) -> tuple[Message, ...]:
             break
         kept.insert(0, message)
     return tuple(kept)
-
-
-def _ended() -> CallRefused:
-    """Return the error of a call whose rollout has ended, status 503, for the caller to raise."""
-    return CallRefused("the agent's rollout has ended: make no further calls", 503, "rollout_ended")

@@ -113,15 +113,20 @@ class EpisodePool:
         """Return a new episode for a row of the data. Its `tools` are set, its environment is not reset.
 
         Wait for a process to start, if none is idle, and for the environment's class. Raise
-        EpisodeFailed if no process starts, the code cannot be imported, the row names no environment of
-        the run, or the class raises.
+        EpisodeFailed if no process starts, also for a lack of descriptors, the code cannot be imported,
+        the row names no environment of the run, or the class raises.
         """
         try:
             tools = self.spec.tools_of(row)
         except ValueError as error:
             raise EpisodeFailed(str(error)) from error
         step = "starting the agent" if self.spec.agent else "making the environment"
-        episode, _ = self._start(step, "begin", asdict(self.spec), dict(row))
+        try:
+            episode, _ = self._start(step, "begin", asdict(self.spec), dict(row))
+        except OSError as error:
+            raise EpisodeFailed(
+                f"{step}: {error}: raise the actor's limits (ulimit -a), or lower {_SECTION}_WORKERS"
+            ) from error
         episode.tools = tools
         return episode
 
@@ -171,7 +176,7 @@ class EpisodePool:
         """Return an episode in an idle process, else in a new one. Nothing has been asked of it yet.
 
         Raise EpisodeFailed if no process starts, its subclass _NeverBegan if the idle process was
-        killed.
+        killed, OSError if this process lacks descriptors.
         """
         with self._lock:
             handle = self._idle.pop() if self._idle else None
@@ -182,9 +187,10 @@ class EpisodePool:
             return Episode(self, started, started.open())
         except ProcessGone as error:
             started.end()
-            raise _NeverBegan(
-                "the idle process for an episode was killed: ask for another episode"
-            ) from error
+            raise _NeverBegan("the episode's idle process was killed: begin another one") from error
+        except OSError:
+            self.give_back(started)
+            raise
 
 
 class Episode:

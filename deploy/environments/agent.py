@@ -1,9 +1,10 @@
 """An agent that owns its loop: LEARNER_AGENT=agent.py:rollout. Rows have the gold number as `answer`."""
 
 import json
+import re
 from typing import Any
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, BadRequestError
 
 TEXT = {"type": "string", "description": "Numbers, brackets and the signs + - * /"}
 INPUT = {"type": "object", "properties": {"expression": TEXT}, "required": ["expression"]}
@@ -27,23 +28,37 @@ def calculate(arguments: str) -> str:
         return f"{type(error).__name__}: {error}"
 
 
+def last_number(text: str) -> float | None:
+    """Return the last number in a text, 1200.5 for "It is 1,200.5."; None if there is no number."""
+    numbers = re.findall(r"(?<!\d)-?\d+(?:\.\d+)?", text.replace(",", ""))
+    return float(numbers[-1]) if numbers else None
+
+
 async def rollout(task: dict[str, Any], base_url: str, api_key: str) -> float:
-    """Return 1.0 if the last answer to the row's question ends with the gold number, else 0.0.
+    """Return 1.0 if the last number of the last answer is the row's gold number, else 0.0.
 
     `task` has the row's columns, and `base_url` and `api_key` are the actor's endpoint, which is called
-    up to five times. Each call of the tool is answered by `calculate`.
+    up to five times. Each call of the tool is answered by `calculate`. A conversation that gets too long
+    ends with the answers so far.
     """
     client = AsyncOpenAI(base_url=base_url, api_key=api_key)
     messages: list[Any] = [{"role": "user", "content": task["prompt"]}]
+    said = ""
     for _ in range(5):
-        reply: Any = await client.chat.completions.create(
-            model="policy", messages=messages, tools=[TOOL]
-        )
+        try:
+            reply: Any = await client.chat.completions.create(
+                model="policy", messages=messages, tools=[TOOL]
+            )
+        except BadRequestError as error:
+            if error.code != "context_length_exceeded":
+                raise
+            break
         messages.append(message := reply.choices[0].message)
+        said = message.content or ""
         if not message.tool_calls:
             break
         for call in message.tool_calls:
             text = calculate(call.function.arguments)
             messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
-    gold = str(task["answer"]).rpartition("####")[2].strip()
-    return float((message.content or "").rstrip(" .").endswith(gold))
+    gold = last_number(str(task["answer"]).rpartition("####")[2])
+    return float(gold is not None and last_number(said) == gold)

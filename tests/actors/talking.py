@@ -123,6 +123,9 @@ class TalkingEngine:
     def room(self) -> int:
         return 1000
 
+    def tokens_generated(self) -> int:
+        return sum(len(said) for _, said in self.asked.values())
+
 
 def odd_tokens(tokenizer: Tokenizer, text: str, random: np.random.Generator) -> list[int]:
     """Tokens of a text that no tokenizer would choose: of pieces that are cut at random places."""

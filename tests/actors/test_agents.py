@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import re
+import resource
 import threading
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -18,8 +23,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from penstock.actors.agents.endpoint import Endpoint
-from penstock.actors.agents.form import CallRefused
 from penstock.actors.engine import Aborted, PromptRefused
+from penstock.actors.engine_watch import EngineWatch
 from penstock.actors.rollout_groups import Agents
 from penstock.common.config.settings import ActorSettings
 from penstock.common.episodes.pool import EpisodeFailed, EpisodePool
@@ -258,10 +263,6 @@ def test_two_rollouts_neither_see_nor_write_each_others_data(folder: Path) -> No
 
 
 def test_wrong_keys_are_refused_also_that_of_an_ended_rollout(folder: Path) -> None:
-    class Answers:
-        async def call(self, body: bytes) -> Any:
-            return {"body": body.decode()}
-
     async def look() -> None:
         endpoint = Endpoint()
         await endpoint.start()
@@ -299,14 +300,10 @@ def test_wrong_keys_are_refused_also_that_of_an_ended_rollout(folder: Path) -> N
 def test_other_requests_get_an_error_of_the_same_form(
     method: str, path: str, size: int, status: int
 ) -> None:
-    class Never:
-        async def call(self, body: bytes) -> Any:
-            raise CallRefused("called")
-
     async def look() -> None:
         endpoint = Endpoint()
         await endpoint.start()
-        with endpoint.key_for(Never()) as key:
+        with endpoint.key_for(Answers()) as key:
             headers = {"Authorization": f"Bearer {key}"}
             async with (
                 aiohttp.ClientSession() as session,
@@ -319,6 +316,142 @@ def test_other_requests_get_an_error_of_the_same_form(
         await endpoint.close()
 
     asyncio.run(look())
+
+
+def port_of(endpoint: Endpoint) -> int:
+    return int(endpoint.url.removesuffix("/v1").rpartition(":")[2])
+
+
+async def exchange(endpoint: Endpoint, sent: bytes) -> tuple[int, Any]:
+    """The status and the body's JSON of what comes back for these bytes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port_of(endpoint))
+    writer.write(sent)
+    head = await reader.readuntil(b"\r\n\r\n")
+    (length,) = re.findall(rb"Content-Length: (\d+)", head)
+    body = json.loads(await reader.readexactly(int(length)))
+    writer.close()
+    return int(head.split()[1]), body
+
+
+def head_of(key: str, *lines: str) -> bytes:
+    """The head of a call with this key and these lines."""
+    first = ("POST /v1/chat/completions HTTP/1.1", "Host: x", f"Authorization: Bearer {key}")
+    return "\r\n".join([*first, *lines, "", ""]).encode()
+
+
+class Answers:
+    """A rollout that sends back what it got. It raises `error`, if there is one."""
+
+    error: Exception | None = None
+    most_calls = 4
+
+    async def call(self, body: bytes) -> Any:
+        if self.error is not None:
+            raise self.error
+        return {"body": body.decode()}
+
+
+@pytest.mark.parametrize(
+    ("line", "body", "status"),
+    [
+        ("Content-Encoding: gzip", b"no gzip", 400),
+        ("Content-Encoding: gzip", gzip.compress(b"{}"), 400),
+        ("Content-Encoding: br", b"{}", 400),
+        ("Content-Encoding: identity", b"{}", 200),
+        ("Transfer-Encoding: chunked", b"zz\r\n{}\r\n", 400),
+        ("X-Long: " + "x" * 10**4, b"{}", 400),
+        ("no header", b"{}", 400),
+    ],
+    ids=lambda one: str(one)[:30],
+)
+def test_bytes_that_are_no_plain_call_get_an_error_of_the_same_form(
+    line: str, body: bytes, status: int
+) -> None:
+    async def look() -> None:
+        endpoint = Endpoint()
+        await endpoint.start()
+        with endpoint.key_for(Answers()) as key:
+            size = () if "chunked" in line else (f"Content-Length: {len(body)}",)
+            found, answer = await exchange(endpoint, head_of(key, *size, line) + body)
+            assert found == status
+            assert status == 200 or answer["error"]["type"] == "invalid_request_error"
+            assert (await exchange(endpoint, head_of(key, "Content-Length: 2") + b"{}"))[0] == 200
+        await endpoint.close()
+
+    asyncio.run(asyncio.wait_for(look(), 60))
+
+
+def test_a_fault_of_the_endpoint_is_an_error_of_the_same_form() -> None:
+    async def look() -> None:
+        endpoint = Endpoint()
+        await endpoint.start()
+        rollout = Answers()
+        rollout.error = ZeroDivisionError("a fault of Penstock")
+        with endpoint.key_for(rollout) as key:
+            status, answer = await exchange(endpoint, head_of(key, "Content-Length: 2") + b"{}")
+        assert (status, answer["error"]["type"]) == (500, "server_error")
+        assert "a fault of Penstock" in answer["error"]["message"]
+        await endpoint.close()
+
+    asyncio.run(asyncio.wait_for(look(), 60))
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither after the time limit nor after the rollout's end."""
+
+    async def look() -> None:
+        endpoint = Endpoint()
+        await endpoint.start()
+        with monkeypatch.context() as patch, endpoint.key_for(Answers()) as key:
+            patch.setattr("penstock.actors.agents.endpoint._BODY_S", 0.2)
+            status, answer = await exchange(endpoint, head_of(key, "Content-Length: 2") + b"{")
+            assert (status, answer["error"]["code"]) == (408, "timeout")
+        rollout = Answers()
+        with endpoint.key_for(rollout) as key:
+            half = head_of(key, "Content-Length: 2", "Expect: 100-continue")
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(endpoint))
+            writer.write(half)
+            assert b"100 Continue" in await reader.readuntil(b"\r\n\r\n")
+        assert b" 503 " in await reader.readuntil(b"\r\n")
+        writer.close()
+        await endpoint.close()
+
+    asyncio.run(asyncio.wait_for(look(), 20))
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/chat"], ids=["nothing", "half a head"])
+def test_a_connection_without_a_request_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def look() -> None:
+        monkeypatch.setattr("penstock.actors.agents.endpoint._IDLE_S", 0.2)
+        endpoint = Endpoint()
+        await endpoint.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(endpoint))
+        writer.write(sent)
+        assert await reader.read() == b""
+        writer.close()
+        await endpoint.close()
+
+    asyncio.run(asyncio.wait_for(look(), 20))
+
+
+def test_connections_beyond_the_limit_are_closed_at_once() -> None:
+    async def look() -> None:
+        endpoint = Endpoint(most_connections=2)
+        await endpoint.start()
+        opened = [await asyncio.open_connection("127.0.0.1", port_of(endpoint)) for _ in range(5)]
+        reads = [asyncio.create_task(reader.read()) for reader, _ in opened]
+        while sum(one.done() for one in reads) < 3:
+            await asyncio.sleep(0.01)
+        assert [one.result() for one in reads if one.done()] == [b""] * 3
+        for _, writer in opened:
+            writer.close()
+        with endpoint.key_for(Answers()) as key:
+            client = openai.AsyncOpenAI(base_url=endpoint.url, api_key=key, max_retries=5)
+            async with client:
+                assert await client.post("/chat/completions", body={}, cast_to=object) == {"body": "{}"}
+        await endpoint.close()
+
+    asyncio.run(asyncio.wait_for(look(), 60))
 
 
 class Failing(TalkingEngine):
@@ -355,6 +488,7 @@ async def forgive(client: Client) -> float:
         (EngineFailed("the engine crashed"), EngineFailed),
         (Aborted("g"), Aborted),
         (EpisodeFailed("the chat template failed: its process ended"), EpisodeFailed),
+        (PromptRefused("the prompt is too long for ACTOR_MAX_MODEL_LEN"), EpisodeFailed),
         (ZeroDivisionError("a fault of Penstock"), EpisodeFailed),
     ],
     ids=lambda one: type(one).__name__ if isinstance(one, Exception) else "",
@@ -366,19 +500,62 @@ def test_no_agent_makes_a_reward_of_a_failure_that_is_not_its_own(
         asyncio.run(roll_out(folder, failing(folder, error), InThread(forgive)))
 
 
-def test_a_prompt_that_the_engine_refuses_is_the_agents_affair(folder: Path) -> None:
-    engine = failing(folder, PromptRefused("too long for ACTOR_MAX_MODEL_LEN"))
-    (rollout,) = asyncio.run(roll_out(folder, engine, InThread(forgive)))
+def test_a_call_more_than_may_be_open_is_refused_before_its_body_comes(folder: Path) -> None:
+    async def flood(client: Client) -> float:
+        port = client.base_url.port
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
+        for _, writer in opened:
+            writer.write(head_of(client.api_key, "Content-Length: 4000000"))
+        reads = [asyncio.create_task(reader.readuntil(b"\r\n\r\n")) for reader, _ in opened]
+        answered, waiting = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
+        assert [one.result().split()[1] for one in answered] == [b"429"]
+        assert len(waiting) == 4
+        for _, writer in opened:
+            writer.close()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        retrying = client.with_options(max_retries=5)
+        return float((await ask(retrying, [user("a")])).message.content == "One.")
+
+    (rollout,) = asyncio.run(roll_out(folder, make_engine(folder, "One."), InThread(flood), sequences=1))
     assert rollout.transcript is not None
-    assert (rollout.transcript.reward, len(rollout.spans)) == (0.0, 1)
+    assert rollout.transcript.reward == 1.0
+
+
+def test_calls_are_read_while_asyncios_own_threads_are_busy(folder: Path) -> None:
+    """The worker's calls to the queue server run in those, and calls of agents must not fill them."""
+
+    async def talk(client: Client) -> float:
+        await ask(client, [user("a")])
+        return 1.0
+
+    async def run() -> tuple[Rollout, ...]:
+        free = threading.Event()
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        blocked = asyncio.create_task(asyncio.to_thread(free.wait, 60))
+        try:
+            return await asyncio.wait_for(
+                roll_out(folder, make_engine(folder, "One."), InThread(talk)), 30
+            )
+        finally:
+            free.set()
+            await blocked
+
+    (rollout,) = asyncio.run(run())
+    assert rollout.failure == ""
 
 
 class Waiting(TalkingEngine):
-    """Never ends the second turn."""
+    """Never ends the second turn. It is `waiting` meanwhile, and `left` is True once it was given up."""
+
+    waiting = left = False
 
     async def generate(self, name: str, *request: Any) -> tuple[Rollout, ...]:
         if name.endswith(".1"):
-            await asyncio.sleep(3600)
+            self.waiting = True
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                self.left = True
         return await super().generate(name, *request)
 
 
@@ -398,6 +575,26 @@ def test_a_call_that_its_client_gives_up_leaves_the_sequence_as_it_was(folder: P
     assert [engine.asked[f"g#0.{turn}"][1] for turn in (0, 2)] == [
         rollout.token_ids[one.start : one.end].tolist() for one in rollout.spans
     ]
+
+
+@pytest.mark.parametrize("open_at_the_end", [False, True], ids=["given up", "open at the end"])
+def test_a_call_without_an_answer_sets_the_rollout_aside(folder: Path, open_at_the_end: bool) -> None:
+    """An engine that hangs would make the agent's reward of 0 of it."""
+    engine = Waiting(Tokenizer.from_file(str(folder / "tokenizer.json")), ["One."])
+
+    async def impatient(client: Client) -> float:
+        messages = [user("a")]
+        await ask(client, messages)
+        call = asyncio.create_task(ask(client.with_options(timeout=0.3), [*messages, user("b")]))
+        while not engine.waiting:
+            await asyncio.sleep(0.01)
+        if not open_at_the_end:
+            with pytest.raises(openai.APITimeoutError):
+                await call
+        return 0.0
+
+    with pytest.raises(EpisodeFailed, match="the agent gave up 1 of its calls"):
+        asyncio.run(roll_out(folder, engine, InThread(impatient)))
 
 
 def test_an_abort_ends_agents_and_open_calls_at_once(folder: Path) -> None:
@@ -429,28 +626,62 @@ def test_an_abort_ends_agents_and_open_calls_at_once(folder: Path) -> None:
     assert errors[0].status_code == 503
 
 
-def test_the_engine_is_not_taken_to_hang_while_agents_are_busy(folder: Path) -> None:
-    seen: list[bool] = []
-    groups: Any = None
-
-    async def think(client: Client) -> float:
-        await ask(client, [user("a")])
-        await asyncio.sleep(0.05)
-        seen.append(groups.waits_for_tools())
-        return 1.0
+def run_watched(
+    folder: Path, engine: TalkingEngine, agent: Callable[[Client, Callable[[], bool]], Awaitable[float]]
+) -> None:
+    """Run an agent that also gets a function: whether the watch over the engine sees progress."""
 
     async def run() -> None:
-        nonlocal groups
         endpoint = Endpoint()
         await endpoint.start()
-        engine = make_engine(folder, "One.")
+
+        async def drive(client: Client) -> float:
+            return await agent(client, lambda: watch.progress() != watch.progress())
+
         contract = make_contract(folder, CHATML)
-        groups = Agents(engine, contract, folder, InThread(think), 8, endpoint)  # type: ignore[arg-type]
+        groups = Agents(engine, contract, folder, InThread(drive), 8, endpoint)  # type: ignore[arg-type]
+        held: Any = SimpleNamespace(running=[1])
+        follower: Any = SimpleNamespace(taking=False)
+        watch = EngineWatch(engine, groups, held, follower, 60.0)  # type: ignore[arg-type]
         await groups.generate("g", make_ticket(folder))
         await groups.close()
 
     asyncio.run(run())
+
+
+def test_the_engine_is_not_taken_to_hang_while_agents_are_busy(folder: Path) -> None:
+    seen: list[bool] = []
+
+    async def think(client: Client, progresses: Callable[[], bool]) -> float:
+        await ask(client, [user("a")])
+        await asyncio.sleep(0.05)
+        seen.append(progresses())
+        return 1.0
+
+    run_watched(folder, make_engine(folder, "One."), think)
     assert seen == [True]
+
+
+def test_a_given_up_call_is_no_progress_until_the_engine_samples_again(folder: Path) -> None:
+    """Clients that give up before the actor does would hide an engine that hangs."""
+    seen: list[bool] = []
+    engine = Waiting(Tokenizer.from_file(str(folder / "tokenizer.json")), ["One.", "", "Three."])
+
+    async def impatient(client: Client, progresses: Callable[[], bool]) -> float:
+        messages = [user("a")]
+        await ask(client, messages)
+        messages.append(user("b"))
+        with pytest.raises(openai.APITimeoutError):
+            await ask(client.with_options(timeout=0.3), messages)
+        while not engine.left:
+            await asyncio.sleep(0.01)
+        seen.append(progresses())
+        await ask(client, messages)
+        seen.append(progresses())
+        return 1.0
+
+    run_watched(folder, engine, impatient)
+    assert seen == [False, True]
 
 
 # With processes
@@ -504,6 +735,21 @@ def test_an_agent_in_its_process_returns_a_reward_and_numbers(
     for rollout in found:
         assert rollout.transcript is not None
         assert (rollout.transcript.reward, rollout.transcript.metrics) == (reward, metrics)
+
+
+def test_a_lack_of_descriptors_sets_the_rollout_aside(pool: EpisodePool) -> None:
+    pool.begin({"prompt": "?"}).close()  # leaves an idle process
+    idle = len(pool._idle)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for _ in range(3):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            with pytest.raises(EpisodeFailed, match=r"starting the agent: .*Too many open files"):
+                pool.begin({"prompt": "?"})
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(pool._idle) == idle, "a process that could not be used is kept"
+    pool.begin({"prompt": "?"}).close()
 
 
 def test_an_agent_that_is_not_there_is_named_at_the_start() -> None:

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import inspect
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import openai
 import pytest
+from tokenizers import Tokenizer
 from transformers.utils import get_json_schema
 
 from penstock.common.config.settings import ActorSettings
 from penstock.common.episodes.pool import EpisodeFailed, EpisodePool
 from penstock.common.wire.episode_spec import EpisodeSpec, OwnCode
+from penstock.common.wire.transcript import Transcript
+from penstock.deploy.environments import agent
 from penstock.deploy.environments.calculator import calculate
 from penstock.deploy.environments.interpreter import Interpreter
 from penstock.deploy.environments.retry import Guess
 from penstock.deploy.environments.text_game import House
+from tests.actors.agent_site import InThread, make_ticket, roll_out
+from tests.actors.talking import WITH_TOOLS, TalkingEngine, call_of, save_chat_tokenizer
 from tests.packaging.openenv_server import Guessing, openenv_server
 from tests.size import ROOT
 
@@ -169,6 +178,38 @@ def test_a_lost_openenv_server_sets_the_rollout_aside(tmp_path: Path) -> None:
         assert episode.reset() == "Guess: ?"
     with closing(pool), pytest.raises(EpisodeFailed, match="tool step: SystemExit: the OpenEnv server"):
         episode.call("step", {"number": 7})
+
+
+def run_agent(folder: Path, said: str, gold: str, spare: int = 500) -> Transcript:
+    """The example agent with a model that says this, and has so many tokens more."""
+    save_chat_tokenizer(folder)
+    engine = TalkingEngine(Tokenizer.from_file(str(folder / "tokenizer.json")), [said])
+    needed = len(engine.tokens_of(said, np.random.default_rng(0)))
+    sampling = replace(make_ticket(folder).sampling, max_tokens=needed + spare)
+
+    async def drive(client: openai.AsyncOpenAI) -> float:
+        row = {"prompt": "What is 1+2?", "answer": gold}
+        return await agent.rollout(row, str(client.base_url), client.api_key)
+
+    (made,) = asyncio.run(roll_out(folder, engine, InThread(drive), WITH_TOOLS, sampling=sampling))
+    assert made.transcript is not None
+    return made.transcript
+
+
+@pytest.mark.parametrize(
+    ("said", "gold", "reward"),
+    [("It is 3.", "1+2=3\n#### 3", 1.0), ("It is 15.", "5", 0.0), ("1,200.0 apples", "1200", 1.0),
+     ("It is 2-5.", "5", 1.0), ("It is -5.", "5", 0.0), ("It is 3.", "", 0.0), ("None.", "", 0.0),
+     ("It is 3.", "1+2=3 ####", 0.0)],
+)  # fmt: skip
+def test_the_agent_compares_the_last_number(tmp_path: Path, said: str, gold: str, reward: float) -> None:
+    assert run_agent(tmp_path, said, gold).reward == reward
+
+
+def test_the_agent_returns_the_reward_of_a_conversation_that_gets_too_long(tmp_path: Path) -> None:
+    said = f"It is 3. {call_of('calculate', expression='1+2')}"
+    talk = run_agent(tmp_path, said, "3", spare=3)
+    assert (talk.turns, talk.tool_calls, talk.reward, talk.failure) == (1, 1, 1.0, "")
 
 
 @pytest.mark.parametrize(
