@@ -126,6 +126,9 @@ class TalkingEngine:
     def tokens_generated(self) -> int:
         return sum(len(said) for _, said in self.asked.values())
 
+    def prefix_cache(self) -> tuple[int, int]:
+        return 0, 0
+
 
 def odd_tokens(tokenizer: Tokenizer, text: str, random: np.random.Generator) -> list[int]:
     """Tokens of a text that no tokenizer would choose: of pieces that are cut at random places."""
