@@ -633,7 +633,8 @@ class LearnerSettings(
                 f"{' and LEARNER_LOSS' if self.loss else ''}: leave it out"
             )
         if self.use_bias_correction_kl and not self.beta:
-            raise ValueError("LEARNER_USE_BIAS_CORRECTION_KL needs a LEARNER_BETA above 0: set it too")
+            found = "LEARNER_USE_BIAS_CORRECTION_KL has no effect with LEARNER_BETA=0"
+            raise ValueError(f"{found}: leave it out, or set LEARNER_BETA above 0")
         if self.loss:
             _check_functions("LEARNER_LOSS", "loss", [self.loss], ())
         return self
