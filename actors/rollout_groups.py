@@ -1,6 +1,7 @@
 """The rollouts of a ticket: completions of one request, conversations or agents, side by side."""
 
 import asyncio
+import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,8 @@ from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import Int32s, Rollout, Sampling, Ticket
 
 _SPARE_THREADS = 4
+_SILENT_S = 2.0
+"""A request that was given up sooner shows nothing: the engine may have been busy with its prompt."""
 
 
 class Completions:
@@ -134,7 +137,7 @@ class Conversations(Completions):
         """Return whether tickets are running but no request is at the engine, which samples nothing.
 
         Each rollout then waits for a tool, a reset, or a place. False without running tickets, and also
-        if no token was sampled since a request began that was given up: the engine may hang.
+        if no token was sampled since a request began that was given up after 2 s: the engine may hang.
         """
         waiting = bool(self._requests) and not any(self._requests.values())
         return waiting and self._engine.tokens_generated() != self._silent_at
@@ -167,12 +170,14 @@ class Conversations(Completions):
             """
             if request_id in self._aborted:
                 raise Aborted(request_id)
-            own, tokens = f"{request_id}#{name}", self._engine.tokens_generated()
+            own, began = f"{request_id}#{name}", time.monotonic()
+            tokens = self._engine.tokens_generated()
             self._requests[request_id].add(own)
             try:
                 (rollout,) = await self._engine.generate(own, prompt_ids, sampling, 1, since)
             except asyncio.CancelledError:
-                self._silent_at = max(self._silent_at, tokens)
+                if time.monotonic() - began > _SILENT_S:
+                    self._silent_at = max(self._silent_at, tokens)
                 raise
             finally:
                 self._requests[request_id].discard(own)

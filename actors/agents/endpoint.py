@@ -96,8 +96,8 @@ class Endpoint:
     `url` is "" until `start` has returned, then the base URL for clients, http://127.0.0.1:PORT/v1. A
     body over 4 MiB gets the status 413. A call is cancelled when its client closes the connection. One
     call more than a rollout may have at a time gets 429 before its body is read. A body that takes over
-    30 s to come gets 408. A connection without a request, or with half a head, is closed after 60 s. A
-    connection beyond `most_connections` is closed at once.
+    30 s to come gets 408. A connection without a request, or with half a head, is closed after 60 s. For
+    a connection beyond `most_connections` the oldest one without an open call is closed.
     """
 
     def __init__(self, most_connections: int = 512) -> None:
@@ -161,7 +161,7 @@ class Endpoint:
             )  # fmt: skip
         if (coding := request.headers.get("Content-Encoding", "identity")) != "identity":
             raise CallRefused(f"the body's Content-Encoding is {brief(coding)}: send it as plain JSON")
-        with live.one_more_call():
+        with live.one_more_call(), _busy(request.protocol):
             return web.json_response(await live.rollout.call(await live.body_of(request)))
 
     def _live_of(self, header: str) -> _Live | None:
@@ -184,14 +184,21 @@ class _Connection(web.RequestHandler):
             server, loop=asyncio.get_running_loop(), access_log=_SILENT, logger=_SILENT,
             auto_decompress=False, keepalive_timeout=_IDLE_S,
         )  # fmt: skip
-        self._server, self._most = server, most
+        self._server, self._most, self.busy = server, most, False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to serve the client behind `transport`; close it at once if there are enough."""
-        if len(self._server.connections) < self._most:
-            super().connection_made(transport)
-        else:
-            transport.close()
+        """Begin to serve the client behind `transport`.
+
+        If there are enough connections, close the oldest one without an open call; if all have one,
+        close the new one.
+        """
+        others = [one for one in self._server.connections if one.transport is not None]
+        if len(others) >= self._most:
+            if not (idle := [one for one in others if not getattr(one, "busy", True)]):
+                transport.close()
+                return
+            idle[0].force_close()
+        super().connection_made(transport)
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None,
@@ -206,6 +213,16 @@ class _Connection(web.RequestHandler):
         response = web.json_response(refused.body, status=status)
         response.force_close()
         return response
+
+
+@contextmanager
+def _busy(connection: Any) -> Iterator[None]:
+    """Mark a _Connection as one with an open call for the time of the block."""
+    connection.busy = True
+    try:
+        yield
+    finally:
+        connection.busy = False
 
 
 @web.middleware

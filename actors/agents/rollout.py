@@ -8,6 +8,7 @@ Ends when: the coroutine has returned. Calls that are open then get an error.
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -65,7 +66,7 @@ class AgentRollout:
         self._in_thread = self._parse = in_thread
         self.most_calls = max(_FEWEST_CALLS, 2 * limits.sequences)
         self._turns = self._answers = self._calls = 0
-        self._unanswered: set[bytes] = set()  # digests of messages
+        self._unanswered = Counter[bytes]()  # calls by the digest of body or messages
         self._over = False
         self._open: set[asyncio.Task[Any]] = set()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -106,9 +107,9 @@ class AgentRollout:
                 "the agent returned without an answer of the model, expected one: let it call "
                 "the model at base_url with api_key"
             )
-        if self._unanswered:
+        if given_up := len(+self._unanswered):
             raise EpisodeFailed(
-                f"the agent gave up {len(self._unanswered)} of its calls, expected an answer to each: "
+                f"the agent gave up {given_up} of its calls, expected an answer to each: "
                 "raise its client's timeout, or let it send the same messages again"
             )
 
@@ -171,29 +172,30 @@ class AgentRollout:
             self._open.discard(task)
 
     @contextmanager
-    def _asking(self, messages: Sequence[Message]) -> Iterator[None]:
-        """Hold the digest of a call's messages in `_unanswered` until the block ends with an answer.
+    def _asking(self, asked: bytes) -> Iterator[None]:
+        """Count a call in `_unanswered` by the digest of `asked` until the block ends.
 
-        After a CallRefused `_unanswered` is as before the block. Any other error, such as the
-        cancellation of a call that its client gives up, leaves the digest there.
+        An end without an error is an answer to all calls that asked the same; a CallRefused takes this
+        one out. Any other error, such as the cancellation of a call that its client gives up, leaves
+        the call there.
         """
-        digest = hashlib.sha256(key_of(messages).encode()).digest()
-        before = self._unanswered & {digest}
-        self._unanswered.add(digest)
+        digest = hashlib.sha256(asked).digest()
+        self._unanswered[digest] += 1
         try:
             yield
         except CallRefused:
-            self._unanswered -= {digest} - before
+            self._unanswered[digest] -= 1
             raise
-        self._unanswered.discard(digest)
+        del self._unanswered[digest]
 
     async def _complete(self, body: bytes) -> Any:
         """Return the answer to `body`, the JSON of a call, as `_answer_to` does.
 
         Raise CallRefused for a wrong call, and the errors of `_answer_to`.
         """
-        request = await self._parse(read_request, body, self._ticket.sampling)
-        with self._asking(request.messages):
+        with self._asking(body):  # until it is parsed
+            request = await self._parse(read_request, body, self._ticket.sampling)
+        with self._asking(key_of(request.messages).encode()):
             return await self._answer_to(request)
 
     async def _answer_to(self, request: ChatRequest) -> Any:

@@ -222,11 +222,12 @@ class Progress:
     def _print(self, text: str) -> None:
         """Print a text after the seconds since the start, cut to 100 columns, and store the time.
 
-        If the reader of the output is gone, set `unread`, and end the run by SIGINT to this process.
+        If the reader of the output is gone, set `unread`, and end the run by one SIGINT to this process.
         """
         self._printed_at = time.monotonic()
         try:
             print(f"{self._printed_at - self._started:5.0f} s  {text}"[:WIDTH], flush=True)
         except BrokenPipeError:
+            if not self.unread:  # a second signal would kill the run
+                os.kill(os.getpid(), signal.SIGINT)
             self.unread = True
-            os.kill(os.getpid(), signal.SIGINT)

@@ -30,7 +30,7 @@ def calculate(arguments: str) -> str:
 
 def last_number(text: str) -> float | None:
     """Return the last number in a text, 1200.5 for "It is 1,200.5."; None if there is no number."""
-    numbers = re.findall(r"(?<!\d)-?\d+(?:\.\d+)?", text.replace(",", ""))
+    numbers = re.findall(r"(?<![\d.])-?(?:\d+\.?\d*|\.\d+)", text.replace(",", ""))
     return float(numbers[-1]) if numbers else None
 
 

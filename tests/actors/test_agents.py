@@ -23,6 +23,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from penstock.actors.agents.endpoint import Endpoint
+from penstock.actors.agents.form import CallRefused
 from penstock.actors.engine import Aborted, PromptRefused
 from penstock.actors.engine_watch import EngineWatch
 from penstock.actors.rollout_groups import Agents
@@ -434,21 +435,40 @@ def test_a_connection_without_a_request_is_closed(sent: bytes, monkeypatch: pyte
     asyncio.run(asyncio.wait_for(look(), 20))
 
 
-def test_connections_beyond_the_limit_are_closed_at_once() -> None:
+def test_idle_connections_beyond_the_limit_are_closed_for_others() -> None:
+    """The oldest idle one is closed, never one with an open call; without idle ones, the new one."""
+    free = asyncio.Event()
+
+    class Slow(Answers):
+        async def call(self, body: bytes) -> Any:
+            await free.wait()
+            return await super().call(body)
+
     async def look() -> None:
         endpoint = Endpoint(most_connections=2)
         await endpoint.start()
+
+        async def post(key: str, retries: int) -> object:
+            client = openai.AsyncOpenAI(base_url=endpoint.url, api_key=key, max_retries=retries)
+            async with client:
+                return await client.post("/chat/completions", body={}, cast_to=object)
+
         opened = [await asyncio.open_connection("127.0.0.1", port_of(endpoint)) for _ in range(5)]
         reads = [asyncio.create_task(reader.read()) for reader, _ in opened]
         while sum(one.done() for one in reads) < 3:
             await asyncio.sleep(0.01)
-        assert [one.result() for one in reads if one.done()] == [b""] * 3
+        assert [one.done() for one in reads] == [True] * 3 + [False] * 2
+        with endpoint.key_for(Slow()) as key, endpoint.key_for(Answers()) as other:
+            calls = [asyncio.create_task(post(key, 0)) for _ in range(2)]
+            while [one.calls for one in endpoint._live.values()] != [2, 0]:
+                await asyncio.sleep(0.01)
+            with pytest.raises(openai.APIConnectionError):
+                await post(other, 0)
+            free.set()
+            assert [await call for call in calls] == [{"body": "{}"}] * 2
+            assert await post(other, 5) == {"body": "{}"}
         for _, writer in opened:
             writer.close()
-        with endpoint.key_for(Answers()) as key:
-            client = openai.AsyncOpenAI(base_url=endpoint.url, api_key=key, max_retries=5)
-            async with client:
-                assert await client.post("/chat/completions", body={}, cast_to=object) == {"body": "{}"}
         await endpoint.close()
 
     asyncio.run(asyncio.wait_for(look(), 60))
@@ -597,6 +617,53 @@ def test_a_call_without_an_answer_sets_the_rollout_aside(folder: Path, open_at_t
         asyncio.run(roll_out(folder, engine, InThread(impatient)))
 
 
+def test_a_call_given_up_before_it_is_parsed_sets_the_rollout_aside(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The endpoint's two threads may be busy with the calls of other rollouts."""
+    parse, bodies = Endpoint.parse, list[Any]()
+
+    def parse_the_first(self: Endpoint, *given: Any) -> Awaitable[Any]:
+        bodies.append(given)
+        return parse(self, *given) if len(bodies) == 1 else asyncio.sleep(3600)
+
+    monkeypatch.setattr(Endpoint, "parse", parse_the_first)
+
+    async def impatient(client: Client) -> float:
+        await ask(client, [user("a")])
+        with pytest.raises(openai.APITimeoutError):
+            await ask(client.with_options(timeout=0.3), [user("b")])
+        return 0.0
+
+    engine = TalkingEngine(Tokenizer.from_file(str(folder / "tokenizer.json")), ["One."])
+    with pytest.raises(EpisodeFailed, match="the agent gave up 1 of its calls"):
+        asyncio.run(roll_out(folder, engine, InThread(impatient)))
+    assert len(bodies) == 2
+
+
+def test_a_refused_call_is_no_answer_to_another_with_the_same_messages(folder: Path) -> None:
+    class OneTooMany(Waiting):
+        async def generate(self, name: str, *request: Any) -> tuple[Rollout, ...]:
+            if name.endswith(".2"):
+                raise CallRefused("no place")
+            return await super().generate(name, *request)
+
+    engine = OneTooMany(Tokenizer.from_file(str(folder / "tokenizer.json")), ["One."])
+
+    async def twice(client: Client) -> float:
+        await ask(client, [user("a")])
+        twin = asyncio.create_task(ask(client.with_options(timeout=1.0), [user("b")]))
+        while not engine.waiting:
+            await asyncio.sleep(0.01)
+        await refusal_of(ask(client, [user("b")]))
+        with pytest.raises(openai.APITimeoutError):
+            await twin
+        return 0.0
+
+    with pytest.raises(EpisodeFailed, match="the agent gave up 1 of its calls"):
+        asyncio.run(roll_out(folder, engine, InThread(twice)))
+
+
 def test_an_abort_ends_agents_and_open_calls_at_once(folder: Path) -> None:
     errors: list[openai.APIStatusError] = []
 
@@ -662,8 +729,15 @@ def test_the_engine_is_not_taken_to_hang_while_agents_are_busy(folder: Path) -> 
     assert seen == [True]
 
 
-def test_a_given_up_call_is_no_progress_until_the_engine_samples_again(folder: Path) -> None:
-    """Clients that give up before the actor does would hide an engine that hangs."""
+@pytest.mark.parametrize(("silent_s", "expected"), [(0.1, [False, True]), (60.0, [True, True])])
+def test_a_call_given_up_in_silence_is_no_progress_until_the_engine_samples_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, silent_s: float, expected: list[bool]
+) -> None:
+    """Clients that give up before the actor does would hide an engine that hangs.
+
+    One that gives up soon shows nothing: the engine may be busy with the prompt.
+    """
+    monkeypatch.setattr("penstock.actors.rollout_groups._SILENT_S", silent_s)
     seen: list[bool] = []
     engine = Waiting(Tokenizer.from_file(str(folder / "tokenizer.json")), ["One.", "", "Three."])
 
@@ -681,7 +755,7 @@ def test_a_given_up_call_is_no_progress_until_the_engine_samples_again(folder: P
         return 1.0
 
     run_watched(folder, engine, impatient)
-    assert seen == [False, True]
+    assert seen == expected
 
 
 # With processes

@@ -200,7 +200,7 @@ def run_agent(folder: Path, said: str, gold: str, spare: int = 500) -> Transcrip
     ("said", "gold", "reward"),
     [("It is 3.", "1+2=3\n#### 3", 1.0), ("It is 15.", "5", 0.0), ("1,200.0 apples", "1200", 1.0),
      ("It is 2-5.", "5", 1.0), ("It is -5.", "5", 0.0), ("It is 3.", "", 0.0), ("None.", "", 0.0),
-     ("It is 3.", "1+2=3 ####", 0.0)],
+     ("It is 3.", "1+2=3 ####", 0.0), ("It is .5", "0.5", 1.0), ("0.5.", ".5", 1.0)],
 )  # fmt: skip
 def test_the_agent_compares_the_last_number(tmp_path: Path, said: str, gold: str, reward: float) -> None:
     assert run_agent(tmp_path, said, gold).reward == reward
