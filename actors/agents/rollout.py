@@ -107,7 +107,7 @@ class AgentRollout:
                 "the agent returned without an answer of the model, expected one: let it call "
                 "the model at base_url with api_key"
             )
-        if given_up := len(+self._unanswered):
+        if given_up := len(self._unanswered):
             raise EpisodeFailed(
                 f"the agent gave up {given_up} of its calls, expected an answer to each: "
                 "raise its client's timeout, or let it send the same messages again"
@@ -184,7 +184,7 @@ class AgentRollout:
         try:
             yield
         except CallRefused:
-            self._unanswered[digest] -= 1
+            self._unanswered -= Counter([digest])  # never below 0
             raise
         del self._unanswered[digest]
 

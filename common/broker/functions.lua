@@ -14,6 +14,7 @@ local ALONE = 1000000
 local FENCE_JUMP = 1000  -- a fence that is higher by more was written by no learner
 local DEAD_KEPT = 10000  -- dead letters are for people; the verdict is in the journal
 local DAY_MS = 24 * 3600 * 1000
+local LONGEST_ENTRY = 41  -- two numbers of 64 bits: what is longer no server made
 local KINDS = {  -- of the keys that are no streams
   fence = 'hash', open = 'hash', ledger = 'hash', malformed = 'hash',
   contract = 'string', weights = 'string', state = 'string',
@@ -53,7 +54,8 @@ end
 local function split_place(open, place)
   local stream, entry, version = string.match(place, '^([^|]*)|(%d+%-%d+)|([^|]*)$')
   local run, name = string.match(stream or '', '^(.*:)([^:]*)$')
-  if run == string.match(open, '^(.*:)') and TICKET_STREAMS[name] and is_version(version) then
+  local known = run == string.match(open, '^(.*:)') and TICKET_STREAMS[name]
+  if known and is_version(version) and #entry <= LONGEST_ENTRY then
     return stream, entry, version
   end
 end

@@ -154,7 +154,7 @@ def _execute(kind: type[Command], prog: str, given: Sequence[str]) -> int:
     """Execute the command `kind`, called `prog`, with the words `given`, and return the exit code.
 
     A group without words prints its help. The flag --redis-url gives a warning: it shows a password.
-    What becomes of errors, and the codes, are those of `execute_command`.
+    Errors are printed or raised, and exit codes returned, as `execute_command` describes.
     """
     default = ["--help"] if issubclass(kind, CommandGroup) else []
     if any(word.partition("=")[0] == "--redis-url" for word in given):

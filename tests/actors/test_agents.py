@@ -24,6 +24,8 @@ from tokenizers import Tokenizer
 
 from penstock.actors.agents.endpoint import Endpoint
 from penstock.actors.agents.form import CallRefused
+from penstock.actors.agents.rollout import AgentRollout
+from penstock.actors.agents.sequences import Limits
 from penstock.actors.engine import Aborted, PromptRefused
 from penstock.actors.engine_watch import EngineWatch
 from penstock.actors.rollout_groups import Agents
@@ -639,6 +641,31 @@ def test_a_call_given_up_before_it_is_parsed_sets_the_rollout_aside(
     with pytest.raises(EpisodeFailed, match="the agent gave up 1 of its calls"):
         asyncio.run(roll_out(folder, engine, InThread(impatient)))
     assert len(bodies) == 2
+
+
+def test_a_refused_call_hides_no_later_one_that_is_given_up(folder: Path) -> None:
+    """One of two equal calls is answered while the other waits; the other is refused afterwards."""
+    limits = Limits(500, 100, 4)
+
+    async def look() -> None:
+        rollout = AgentRollout(make_ticket(folder), 0, None, limits, None, None)  # type: ignore[arg-type]
+        rollout._answers = 1
+
+        def refused() -> None:
+            with rollout._asking(b"b"):
+                with rollout._asking(b"b"):
+                    pass
+                raise CallRefused("no place")
+
+        with pytest.raises(CallRefused):
+            refused()
+        rollout._check_answers()
+        with pytest.raises(asyncio.CancelledError), rollout._asking(b"b"):
+            raise asyncio.CancelledError
+        with pytest.raises(EpisodeFailed, match="gave up 1 of its calls"):
+            rollout._check_answers()
+
+    asyncio.run(look())
 
 
 def test_a_refused_call_is_no_answer_to_another_with_the_same_messages(folder: Path) -> None:

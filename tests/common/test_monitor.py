@@ -83,6 +83,16 @@ def test_the_tickets_in_flight_come_oldest_first(busy: Run, run_name: str) -> No
     assert found[:4] == order
 
 
+def test_a_forged_entry_of_any_length_ends_no_audit(busy: Run, run_name: str) -> None:
+    """Python refuses to read a number of over 4,300 digits."""
+    before = read_audit(busy.connection, run_name).in_flight
+    for number, entry in enumerate((f"{'9' * 5000}-0", f"0-{'9' * 5000}"), 6):
+        place = f"{busy.keys.tickets}|{entry}|1.0"
+        busy.connection.execute("HSET", busy.keys.open, f"train:{number}", place)
+    after = read_audit(busy.connection, run_name).in_flight
+    assert [one.ticket for one in after] == [one.ticket for one in before]
+
+
 @pytest.mark.parametrize(("amount", "sentence"), [(2, "2 missing"), (-1, "1 too many")])
 def test_the_audit_says_how_many_tickets_are_off(
     busy: Run, run_name: str, amount: int, sentence: str
