@@ -16,7 +16,7 @@ from typing import Any
 from penstock.common.config.settings import ActorSettings
 from penstock.common.errors import ConfigError, PenstockError
 from penstock.common.sandbox import frames
-from penstock.common.sandbox.handle import Handle, Mistake, ProcessGone, Session, outcome_of
+from penstock.common.sandbox.handle import KILLED, Handle, Mistake, ProcessGone, Session, outcome_of
 from penstock.common.sandbox.settings import Code, SandboxSettings
 from penstock.common.sandbox.starter import STARTS, Starter
 from penstock.common.sandbox.user import hide_memory
@@ -39,8 +39,8 @@ class EpisodeFailed(PenstockError):
     """
 
 
-class _NeverBegan(EpisodeFailed):
-    """The process had ended before it got a request."""
+class _Killed(EpisodeFailed):
+    """The process was killed in a step, or before it. An episode that it was to begin can begin anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,22 +160,22 @@ class EpisodePool:
         """Return a new episode and the result of its first step, `function` of episodes/process.py.
 
         `step` is the step's name in errors, `limit_s` its limit in seconds; 0 is the run's. A process
-        that was killed while it was idle is replaced. Raise EpisodeFailed if 5 were killed, none starts,
-        or the step fails.
+        that was killed before or in this step is replaced. Raise EpisodeFailed if 5 were killed, if none
+        starts, or the step fails.
         """
         for _ in range(STARTS):
-            with suppress(_NeverBegan):
+            with suppress(_Killed):
                 episode = self._episode()
                 return episode, episode.ask(step, function, *arguments, limit_s=limit_s)
         raise EpisodeFailed(
-            f"{STARTS} processes for an episode were killed before it began: see in the actor machine's "
-            "log what kills them, such as a lack of memory"
+            f"{step}: {STARTS} processes for it were killed: see in the machine's log what kills them, "
+            "such as a lack of memory, or the code itself"
         )
 
     def _episode(self) -> "Episode":
         """Return an episode in an idle process, else in a new one. Nothing has been asked of it yet.
 
-        Raise EpisodeFailed if no process starts, its subclass _NeverBegan if the idle process was
+        Raise EpisodeFailed if no process starts, its subclass _Killed if the idle process was
         killed, OSError if this process lacks descriptors.
         """
         with self._lock:
@@ -187,7 +187,7 @@ class EpisodePool:
             return Episode(self, started, started.open())
         except ProcessGone as error:
             started.end()
-            raise _NeverBegan("the episode's idle process was killed: begin another one") from error
+            raise _Killed("the episode's idle process was killed: begin another one") from error
         except OSError:
             self.give_back(started)
             raise
@@ -274,8 +274,8 @@ class Episode:
 
         `step` is the name of the call in errors. `limit_s` is its time limit in seconds; 0 is the run's.
         Raise EpisodeFailed, and end the episode, if the function raises, the process crashes or the time
-        is over. Raise EpisodeFailed too if the episode has ended before; the subclass _NeverBegan if its
-        process was killed while idle.
+        is over. Raise EpisodeFailed too if the episode has ended before; the subclass _Killed if its
+        process was killed.
         """
         request = {"work": f"{_PROCESS}:{function}", "arguments": arguments, "more": True}
         with self._lock:
@@ -294,19 +294,19 @@ class Episode:
         """Return the result of `request`, a call for the process; `limit_s` is its limit in seconds.
 
         `step` is the name of the call in errors. Raise EpisodeFailed if it fails or takes longer, or its
-        arguments are no plain data, its subclass _NeverBegan if the process ended before it got the
-        request.
+        arguments are no plain data, its subclass _Killed if the process was killed, or had ended before.
         """
         try:
             outcome = self._handle.ask(self._session, frames.pack_request(request), limit_s)
         except (TypeError, ValueError, OverflowError) as error:
             raise EpisodeFailed(f"{step}: expected arguments as JSON has them: {error}") from error
         except ProcessGone as error:
-            raise _NeverBegan(f"{step}: its idle process was killed: begin another episode") from error
+            raise _Killed(f"{step}: its idle process was killed: begin another episode") from error
         result = outcome_of(outcome, self._pool.sandbox, limit_s)
         if isinstance(result, Mistake):
             separator = ": " if isinstance(outcome, dict) else " "  # an exception, or what happened
-            raise EpisodeFailed(f"{step}{separator}{result.reason}")
+            kind = _Killed if outcome in KILLED else EpisodeFailed
+            raise kind(f"{step}{separator}{result.reason}")
         return result
 
     def _forged(self, step: str) -> EpisodeFailed:

@@ -7,6 +7,7 @@ connections and from the keeper. Whatever the process does, at most this handle 
 import contextlib
 import os
 import select
+import signal
 import socket
 import time
 from dataclasses import dataclass, field
@@ -27,6 +28,10 @@ _KEEPER_S = 30.0
 _PIECE = 2**16
 _ABNORMAL = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
+
+_LOST = "closed the connection for its answer"
+KILLED = (-signal.SIGKILL, _LOST)
+"""Outcomes that need not be the code's doing: its process got signal 9, or lost its keeper."""
 
 Outcome = dict[str, Any] | str | int | None
 """Of a call: the frame of an answer, a mistake, the exit status of a process, None at the time limit."""
@@ -298,7 +303,7 @@ class Handle:
             raise ProcessGone
         if call.reader.partial:
             return "ended in the middle of its answer"
-        return "closed the connection for its answer" if call.status is None else call.status
+        return _LOST if call.status is None else call.status
 
     def _finish(self, call: Session, outcome: Outcome) -> Outcome:
         """Lower `calls_left` by 1, kill what the call left, log its last output, and return `outcome`.

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from penstock.common.errors import ConfigError
 from penstock.common.log import get_logger
 from penstock.common.sandbox import frames
-from penstock.common.sandbox.handle import Handle, Mistake, describe_status
+from penstock.common.sandbox.handle import KILLED, Handle, Mistake, describe_status
 from penstock.common.sandbox.limits import OUT_OF_MEMORY, Limits
 from penstock.common.sandbox.nursery import Nursery
 from penstock.common.sandbox.output import OutputLog
@@ -56,10 +56,11 @@ class Starter:
     def start(self, code: Code | None) -> Handle | Mistake:
         """Start a process and return its handle once it is ready, or for a user's `code` a Mistake.
 
-        None is built-in code. If a process ends before it has run a user's code, another one is started,
-        five in all. A process has 60 s to prepare, then 60 s, or the time limit of a call for a user's
-        code, to import its code. A Mistake says that the user's code was refused, failed, ended its
-        process, was too slow or needs too much memory, or that five processes ended before it ran. For
+        None is built-in code. If a process ends before it has run a user's code, or is killed while it
+        imports that code, another one is started, five in all. A process has 60 s to prepare, then 60 s,
+        or the time limit of a call for a user's code, to import its code. A Mistake says that the user's
+        code was refused, failed, ended its process, was too slow or needs too much memory, or that five
+        processes ended before it was ready. For
         built-in code raise ConfigError for a too small memory limit or refused rights, SandboxFailed if
         a process is not ready in time or five have ended.
         """
@@ -79,8 +80,9 @@ class Starter:
                 return outcome
             if status == OUT_OF_MEMORY:
                 return self._too_little_memory(code)
-            if code is not None and outcome:
-                return Mistake(f"{code.source}: the import of this code {_ended(status)}")
+            if code is not None and outcome and status is not None and status not in KILLED:
+                ended = f"ended its process (exit code {status})"
+                return Mistake(f"{code.source}: the import of this code {ended}")
         return self.never_ready(code)
 
     def never_ready(self, code: Code | None) -> Mistake:
@@ -244,8 +246,3 @@ class Starter:
             self._told.add(subject)
         if is_new:
             log.info(line)
-
-
-def _ended(status: int | None) -> str:
-    """Return "ended its process", and " (exit code N)" unless the exit `status` is unknown (None)."""
-    return "ended its process" + ("" if status is None else f" (exit code {status})")

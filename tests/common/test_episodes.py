@@ -221,6 +221,32 @@ def test_a_process_that_was_killed_while_idle_is_replaced(tmp_path: Path) -> Non
                 assert episode.call("add", {"a": 1}).text == "2"
 
 
+@pytest.mark.parametrize("where", ["at import", "in __init__"])
+def test_a_process_that_is_killed_before_its_episode_has_begun_is_replaced(
+    where: str, tmp_path: Path, marker: Path
+) -> None:
+    source = tmp_path / "game.py"
+    source.write_text(
+        "import os, time\n"
+        "def sleep_once():\n"
+        f"    seen = os.path.exists({str(marker)!r})\n"
+        f"    open({str(marker)!r}, 'w').close()\n"
+        "    time.sleep(0 if seen else 600)\n"
+        "class Game:\n"
+        f"    {'def __init__(self): ' if where == 'in __init__' else ''}sleep_once()\n"
+        "    def reset(self, **row): return 'begun'\n"
+    )
+    asked = spec(environments="Game", source=source, step_timeout_s=300.0)
+    with closing(make_pool(asked)) as pool, ThreadPoolExecutor(1) as thread:
+        before = processes()
+        begun = thread.submit(pool.begin, {})
+        wait_until(marker.exists, "the environment to sleep")
+        for process in filter(below_nursery, processes() - before):
+            process.kill()
+        with closing(begun.result(timeout=60)) as episode:
+            assert episode.reset() == "begun"
+
+
 def below_nursery(process: psutil.Process) -> bool:
     """Whether a process is below a nursery: a keeper, or what it keeps."""
     return process.ppid() != os.getpid()
