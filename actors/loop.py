@@ -28,12 +28,15 @@ from penstock.common.episodes.pool import EpisodePool
 from penstock.common.errors import RunNotReady
 from penstock.common.log import get_logger
 from penstock.common.role import connect, consumer_name
+from penstock.common.sandbox.limits import allow_open_files
 from penstock.common.wire.codec import decode
 from penstock.common.wire.contract import Contract, check_tokenizer
 
 _REJOIN_S = 0.5
 _CONNECTIONS, _FEWEST_CONNECTIONS = 8, 64
 """Connections of agents to the endpoint: per live rollout, and at least."""
+_OPEN_FILES, _OTHER_OPEN_FILES = 16, 512
+"""Files that an episode has open, its connections included, and that all else has."""
 
 log = get_logger(__name__)
 
@@ -116,15 +119,18 @@ async def _make_groups(settings: ActorCommand, contract: Contract, engine: Engin
 
     The first two run at most `settings.actor.episode_workers` episodes at a time; none is started here.
     For Agents the endpoint is started, and its address is logged. Raise ConfigError if the user of the
-    episodes' processes does not exist, OSError if the endpoint finds no port.
+    episodes' processes does not exist or the machine allows too few open files for so many episodes,
+    OSError if the endpoint finds no port.
     """
     if not contract.episodes.active:
         return Completions(engine)
+    workers = settings.actor.episode_workers
+    allow_open_files(_OPEN_FILES * workers + _OTHER_OPEN_FILES, "ACTOR_EPISODE_WORKERS")
     pool = await asyncio.to_thread(EpisodePool, settings.actor, contract.episodes)
-    given = (engine, contract, Path(contract.model), pool, settings.actor.episode_workers)
+    given = (engine, contract, Path(contract.model), pool, workers)
     if contract.episodes.agent is None:
         return Conversations(*given)
-    endpoint = Endpoint(max(_FEWEST_CONNECTIONS, _CONNECTIONS * settings.actor.episode_workers))
+    endpoint = Endpoint(max(_FEWEST_CONNECTIONS, _CONNECTIONS * workers))
     await endpoint.start()
     log.info(f"Agents call the model at {endpoint.url}.")
     return Agents(*given, endpoint)

@@ -1,6 +1,6 @@
 """Measure how fast a model learns to use a calculator, with real vLLM, queue server and learner.
 
-    python -m benchmarks.calculator [--seed 1] [--steps 40] [--folder F]
+    python -m benchmarks.calculator [--seed 1] [--steps 32] [--folder F]
 
 A tiny model of conversations is pre-trained (benchmarks/talk_model.py). Nine of ten conversations for
 pre-training hold a wrong call: without quotes, with another key or name, or with a digit less, which
@@ -110,7 +110,7 @@ def main() -> int:
     """Pre-train, train and report; return 1 if the goal is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks.calculator", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--folder", type=Path, help="folder for the run (default: a new one)")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="penstock-calculator-"))

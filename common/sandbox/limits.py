@@ -7,6 +7,8 @@ import signal
 import sys
 from dataclasses import dataclass
 
+from penstock.common.errors import ConfigError
+
 OUT_OF_MEMORY = 77
 """Exit code of a sandbox process that met its memory limit."""
 LONGEST_FILE = 2**30
@@ -55,6 +57,22 @@ def _limit(resource_number: int, value: int) -> None:
     hard = resource.getrlimit(resource_number)[1]
     bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(resource_number, (bound, bound))
+
+
+def allow_open_files(needed: int, setting: str) -> None:
+    """Raise this process's soft limit of open files to `needed`, unless it is higher.
+
+    Raise ConfigError, which says to lower `setting`, if the hard limit is under `needed`.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if needed <= soft or soft == resource.RLIM_INFINITY:
+        return
+    if needed > hard != resource.RLIM_INFINITY:
+        raise ConfigError(
+            f"{setting} needs {needed} open files, and this machine's hard limit is {hard}: raise the "
+            f"limit (ulimit -Hn), or lower {setting}"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def die_with_parent() -> None:

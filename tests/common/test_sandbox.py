@@ -65,6 +65,26 @@ def test_a_process_that_ends_at_every_start_is_an_error() -> None:
         SandboxPool(settings(built_in=f"{WORK}:leave"))
 
 
+def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be() -> None:
+    script = (
+        "import resource\n"
+        "from penstock.common.sandbox.limits import allow_open_files\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))\n"
+        "for needed in (90, 150, 201):\n"
+        "    try: allow_open_files(needed, 'WORKERS')\n"
+        "    except Exception as error: print(error)\n"
+        "    print(*resource.getrlimit(resource.RLIMIT_NOFILE))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=True)
+    assert ended.stdout.decode().splitlines() == [
+        "100 200",
+        "150 200",
+        "WORKERS needs 201 open files, and this machine's hard limit is 200: raise the limit "
+        "(ulimit -Hn), or lower WORKERS",
+        "150 200",
+    ]
+
+
 def test_an_answer_that_nobody_waits_for_any_more_is_no_error() -> None:
     script = (
         "import os, socket\n"

@@ -33,7 +33,7 @@ TALKS = {
 
 AGENTS = {
     "LEARNER_ENVIRONMENT": "",
-    "LEARNER_AGENT": str(Path(__file__).with_name("environments.py")) + ":count_up",
+    "LEARNER_AGENT": str(Path(__file__).with_name("agents.py")) + ":count_up",
     "LEARNER_REWARDS": "environment",
     "LEARNER_EVAL_DATASET": "",
     "LEARNER_EVAL_STEPS": "0",
