@@ -118,9 +118,8 @@ async def _make_groups(settings: ActorCommand, contract: Contract, engine: Engin
     tools or environments, else Completions.
 
     The first two run at most `settings.actor.episode_workers` episodes at a time; none is started here.
-    For Agents the endpoint is started, and its address is logged. Raise ConfigError if the user of the
-    episodes' processes does not exist or the machine allows too few open files for so many episodes,
-    OSError if the endpoint finds no port.
+    For Agents the endpoint is started, and its address logged. Raise ConfigError if the episodes' user
+    does not exist or the machine allows too few open files, OSError if the endpoint finds no port.
     """
     if not contract.episodes.active:
         return Completions(engine)
