@@ -35,8 +35,8 @@ from penstock.common.wire.contract import Contract, check_tokenizer
 _REJOIN_S = 0.5
 _CONNECTIONS, _FEWEST_CONNECTIONS = 8, 64
 """Connections of agents to the endpoint: per live rollout, and at least."""
-_OPEN_FILES, _OTHER_OPEN_FILES = 16, 512
-"""Files that an episode has open, its connections included, and that all else has."""
+_OPEN_FILES, _OTHER_OPEN_FILES = 8, 512
+"""Files that an episode has open, without connections to the endpoint, and that all else has."""
 
 log = get_logger(__name__)
 
@@ -72,6 +72,7 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
     if data is None:
         return
     contract = decode(data, Contract)
+    _allow_open_files(contract, settings.actor.episode_workers)
     engine = _start_engine(settings, contract, make_engine)
     groups = await _make_groups(settings, contract, engine)
     consumer = consumer_name("actor")
@@ -113,18 +114,27 @@ def _start_engine(settings: ActorCommand, contract: Contract, make_engine: MakeE
     return engine
 
 
+def _allow_open_files(contract: Contract, workers: int) -> None:
+    """Let this process open the files of as many episodes as there are `workers`.
+
+    Raise ConfigError if the machine does not allow so many files.
+    """
+    each = _OPEN_FILES + (_CONNECTIONS if contract.episodes.agent else 0)
+    if contract.episodes.active:
+        allow_open_files(_OTHER_OPEN_FILES + each * workers, "ACTOR_EPISODE_WORKERS")
+
+
 async def _make_groups(settings: ActorCommand, contract: Contract, engine: Engine) -> Completions:
     """Return the sampler of rollouts: Agents for a contract with an agent, Conversations for one with
     tools or environments, else Completions.
 
     The first two run at most `settings.actor.episode_workers` episodes at a time; none is started here.
-    For Agents the endpoint is started, and its address logged. Raise ConfigError if the episodes' user
-    does not exist or the machine allows too few open files, OSError if the endpoint finds no port.
+    For Agents the endpoint is started, and its address is logged. Raise ConfigError if the user of the
+    episodes' processes does not exist, OSError if the endpoint finds no port.
     """
     if not contract.episodes.active:
         return Completions(engine)
     workers = settings.actor.episode_workers
-    allow_open_files(_OPEN_FILES * workers + _OTHER_OPEN_FILES, "ACTOR_EPISODE_WORKERS")
     pool = await asyncio.to_thread(EpisodePool, settings.actor, contract.episodes)
     given = (engine, contract, Path(contract.model), pool, workers)
     if contract.episodes.agent is None:

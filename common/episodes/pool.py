@@ -9,7 +9,6 @@ below it when it ends. A step that takes too long, crashes or answers nonsense e
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -39,8 +38,12 @@ class EpisodeFailed(PenstockError):
     """
 
 
+class _NeverBegan(EpisodeFailed):
+    """The process had ended before it got a request."""
+
+
 class _Killed(EpisodeFailed):
-    """The process was killed in a step, or before it. An episode that it was to begin can begin anew."""
+    """The process was killed in a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,22 +163,29 @@ class EpisodePool:
         """Return a new episode and the result of its first step, `function` of episodes/process.py.
 
         `step` is the step's name in errors, `limit_s` its limit in seconds; 0 is the run's. A process
-        that was killed before or in this step is replaced. Raise EpisodeFailed if 5 were killed, if none
-        starts, or the step fails.
+        that was killed before the step is replaced, one that was killed in it once. Raise EpisodeFailed
+        if both were, or 5 before the step, if none starts, the step fails, or the pool is closed.
         """
+        replaced = False
         for _ in range(STARTS):
-            with suppress(_Killed):
+            try:
                 episode = self._episode()
                 return episode, episode.ask(step, function, *arguments, limit_s=limit_s)
+            except _Killed:
+                if replaced or self._closed:
+                    raise
+                replaced = True
+            except _NeverBegan:
+                pass
         raise EpisodeFailed(
-            f"{step}: {STARTS} processes for it were killed: see in the machine's log what kills them, "
-            "such as a lack of memory, or the code itself"
+            f"{STARTS} processes for an episode were killed before it began: see in the actor machine's "
+            "log what kills them, such as a lack of memory"
         )
 
     def _episode(self) -> "Episode":
         """Return an episode in an idle process, else in a new one. Nothing has been asked of it yet.
 
-        Raise EpisodeFailed if no process starts, its subclass _Killed if the idle process was
+        Raise EpisodeFailed if no process starts, its subclass _NeverBegan if the idle process was
         killed, OSError if this process lacks descriptors.
         """
         with self._lock:
@@ -187,7 +197,7 @@ class EpisodePool:
             return Episode(self, started, started.open())
         except ProcessGone as error:
             started.end()
-            raise _Killed("the episode's idle process was killed: begin another one") from error
+            raise _NeverBegan("the episode's idle process was killed: begin another one") from error
         except OSError:
             self.give_back(started)
             raise
@@ -275,7 +285,7 @@ class Episode:
         `step` is the name of the call in errors. `limit_s` is its time limit in seconds; 0 is the run's.
         Raise EpisodeFailed, and end the episode, if the function raises, the process crashes or the time
         is over. Raise EpisodeFailed too if the episode has ended before; the subclass _Killed if its
-        process was killed.
+        process was killed, _NeverBegan if that happened before the step.
         """
         request = {"work": f"{_PROCESS}:{function}", "arguments": arguments, "more": True}
         with self._lock:
@@ -294,14 +304,15 @@ class Episode:
         """Return the result of `request`, a call for the process; `limit_s` is its limit in seconds.
 
         `step` is the name of the call in errors. Raise EpisodeFailed if it fails or takes longer, or its
-        arguments are no plain data, its subclass _Killed if the process was killed, or had ended before.
+        arguments are no plain data, its subclass _Killed if the process was killed, _NeverBegan if that
+        happened before it got the request.
         """
         try:
             outcome = self._handle.ask(self._session, frames.pack_request(request), limit_s)
         except (TypeError, ValueError, OverflowError) as error:
             raise EpisodeFailed(f"{step}: expected arguments as JSON has them: {error}") from error
         except ProcessGone as error:
-            raise _Killed(f"{step}: its idle process was killed: begin another episode") from error
+            raise _NeverBegan(f"{step}: its idle process was killed: begin another episode") from error
         result = outcome_of(outcome, self._pool.sandbox, limit_s)
         if isinstance(result, Mistake):
             separator = ": " if isinstance(outcome, dict) else " "  # an exception, or what happened

@@ -31,7 +31,7 @@ _ABNORMAL = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
 _LOST = "closed the connection for its answer"
 KILLED = (-signal.SIGKILL, _LOST)
-"""Outcomes that need not be the code's doing: its process got signal 9, or lost its keeper."""
+"""Outcomes that need not be the code's doing: it had to be killed, or another program did that."""
 
 Outcome = dict[str, Any] | str | int | None
 """Of a call: the frame of an answer, a mistake, the exit status of a process, None at the time limit."""

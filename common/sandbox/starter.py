@@ -1,6 +1,7 @@
 """Starts sandbox processes: nurseries, and keepers with a process that is ready to serve calls."""
 
 import os
+import signal
 import socket
 import threading
 import time
@@ -9,7 +10,7 @@ from dataclasses import asdict, replace
 from penstock.common.errors import ConfigError
 from penstock.common.log import get_logger
 from penstock.common.sandbox import frames
-from penstock.common.sandbox.handle import KILLED, Handle, Mistake, describe_status
+from penstock.common.sandbox.handle import Handle, Mistake, describe_status
 from penstock.common.sandbox.limits import OUT_OF_MEMORY, Limits
 from penstock.common.sandbox.nursery import Nursery
 from penstock.common.sandbox.output import OutputLog
@@ -39,6 +40,7 @@ class Starter:
         self._output = OutputLog()
         self._told: set[str] = set()
         self._nurseries: dict[bool, Nursery] = {}
+        self._closed = False
         uid, gid = user_of(settings.user, f"{settings.section}_USER")
         processes = settings.most_processes if uid >= 0 else 0
         self._limits = Limits(int(settings.memory_gib * 2**30), processes, uid, gid)
@@ -47,8 +49,12 @@ class Starter:
             self._built_in_limits = replace(self._limits, uid=unused_id(uid), gid=unused_id(gid))
 
     def close(self) -> None:
-        """Kill the nurseries and wait for their end. The keepers end when their handles are ended."""
+        """Kill the nurseries and wait for their end. The keepers end when their handles are ended.
+
+        No process can be started afterwards.
+        """
         with self._lock:
+            self._closed = True
             for nursery in self._nurseries.values():
                 nursery.close()
             self._nurseries.clear()
@@ -56,14 +62,15 @@ class Starter:
     def start(self, code: Code | None) -> Handle | Mistake:
         """Start a process and return its handle once it is ready, or for a user's `code` a Mistake.
 
-        None is built-in code. If a process ends before it has run a user's code, or is killed while it
-        imports that code, another one is started, five in all. A process has 60 s to prepare, then 60 s,
-        or the time limit of a call for a user's code, to import its code. A Mistake says that the user's
-        code was refused, failed, ended its process, was too slow or needs too much memory, or that five
-        processes ended before it was ready. For
+        None is built-in code. If a process ends before it has run a user's code, another one is started,
+        five in all; a process that signal 9 or an unknown cause ends while it imports that code is
+        replaced once. A process has 60 s to prepare, then 60 s, or the time limit of a call for a user's
+        code, to import its code. A Mistake says that the user's code was refused, failed, ended its
+        process, was too slow or needs too much memory, or that five processes ended before it ran. For
         built-in code raise ConfigError for a too small memory limit or refused rights, SandboxFailed if
         a process is not ready in time or five have ended.
         """
+        replaced = False
         for _ in range(STARTS):
             handle = self._new_handle(code)
             if handle is None:
@@ -80,9 +87,10 @@ class Starter:
                 return outcome
             if status == OUT_OF_MEMORY:
                 return self._too_little_memory(code)
-            if code is not None and outcome and status is not None and status not in KILLED:
-                ended = f"ended its process (exit code {status})"
-                return Mistake(f"{code.source}: the import of this code {ended}")
+            if code is not None and outcome:
+                if replaced or status not in (None, -signal.SIGKILL):
+                    return Mistake(f"{code.source}: the import of this code {_ended(status)}")
+                replaced = True
         return self.never_ready(code)
 
     def never_ready(self, code: Code | None) -> Mistake:
@@ -115,7 +123,8 @@ class Starter:
     def _new_handle(self, code: Code | None) -> Handle | None:
         """Start a process for `code` (None: built-in); return its handle before the process is ready.
 
-        A nursery that does not run is started first. Return None if the nursery has ended meanwhile.
+        A nursery that does not run is started first. Return None if the nursery has ended meanwhile, or
+        this object is closed.
         """
         keeper, their_keeper = socket.socketpair()
         control, their_control = socket.socketpair()
@@ -147,8 +156,11 @@ class Starter:
     def _nursery(self, is_built_in: bool) -> Nursery:
         """Return the nursery of built-in code if `is_built_in`, else that of users' code.
 
-        A nursery that was not started, or has ended, is started first. The caller holds the lock.
+        A nursery that was not started, or has ended, is started first. The caller holds the lock. Raise
+        OSError once this object is closed.
         """
+        if self._closed:
+            raise OSError("the pool is closed")
         nursery = self._nurseries.get(is_built_in)
         if nursery is None or not nursery.runs:
             if nursery is not None:
@@ -246,3 +258,8 @@ class Starter:
             self._told.add(subject)
         if is_new:
             log.info(line)
+
+
+def _ended(status: int | None) -> str:
+    """Return "ended its process", and " (exit code N)" unless the exit `status` is unknown (None)."""
+    return "ended its process" + ("" if status is None else f" (exit code {status})")

@@ -8,7 +8,7 @@ import pwd
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -221,30 +221,73 @@ def test_a_process_that_was_killed_while_idle_is_replaced(tmp_path: Path) -> Non
                 assert episode.call("add", {"a": 1}).text == "2"
 
 
-@pytest.mark.parametrize("where", ["at import", "in __init__"])
+@pytest.mark.parametrize("keepers", [True, False])
+@pytest.mark.parametrize("where", ["import", "__init__"])
 def test_a_process_that_is_killed_before_its_episode_has_begun_is_replaced(
-    where: str, tmp_path: Path, marker: Path
+    where: str, keepers: bool, tmp_path: Path, marker: Path
 ) -> None:
-    source = tmp_path / "game.py"
-    source.write_text(
-        "import os, time\n"
-        "def sleep_once():\n"
-        f"    seen = os.path.exists({str(marker)!r})\n"
-        f"    open({str(marker)!r}, 'w').close()\n"
-        "    time.sleep(0 if seen else 600)\n"
-        "class Game:\n"
-        f"    {'def __init__(self): ' if where == 'in __init__' else ''}sleep_once()\n"
-        "    def reset(self, **row): return 'begun'\n"
-    )
-    asked = spec(environments="Game", source=source, step_timeout_s=300.0)
-    with closing(make_pool(asked)) as pool, ThreadPoolExecutor(1) as thread:
+    source = write_game(tmp_path, marker, where, "time.sleep(600 if seen == 1 else 0)")
+    with closing(make_pool(game(source))) as pool, ThreadPoolExecutor(1) as thread:
         before = processes()
         begun = thread.submit(pool.begin, {})
-        wait_until(marker.exists, "the environment to sleep")
-        for process in filter(below_nursery, processes() - before):
-            process.kill()
+        wait_until(marker.exists, "the code to sleep")
+        started = [process for process in processes() - before if below_nursery(process)]
+        for process in started:
+            with suppress(psutil.NoSuchProcess):
+                if keepers or not process.children():
+                    process.kill()
         with closing(begun.result(timeout=60)) as episode:
             assert episode.reset() == "begun"
+
+
+def test_code_that_kills_its_process_is_tried_twice_and_told(tmp_path: Path, marker: Path) -> None:
+    source = write_game(tmp_path, marker, "__init__", "os.kill(os.getpid(), 9)")
+    with closing(make_pool(game(source))) as pool:
+        with pytest.raises(EpisodeFailed, match=r"environment killed its process \(exit code -9\)"):
+            pool.begin({})
+        assert len(marker.read_text()) == 2
+
+
+def test_no_process_starts_once_the_pool_is_closed(tmp_path: Path, marker: Path) -> None:
+    source = write_game(tmp_path, marker, "__init__", "time.sleep(600)")
+    before = processes()
+    with closing(make_pool(game(source))) as pool, ThreadPoolExecutor(1) as thread:
+        begun = thread.submit(pool.begin, {})
+        wait_until(marker.exists, "the code to sleep")
+        started = processes() - before
+        pool.close()
+        for process in started:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        with pytest.raises(EpisodeFailed):
+            begun.result(timeout=60)
+        with pytest.raises(EpisodeFailed):
+            pool.begin({})
+    assert len(marker.read_text()) == 1
+    wait_until(lambda: processes() <= before, "all processes to end")
+
+
+def write_game(folder: Path, marker: Path, where: str, line: str) -> Path:
+    """An environment that adds a letter to the `marker` on import or in __init__, then runs `line`.
+
+    The line may use `seen`, the number of letters.
+    """
+    path = folder / "game.py"
+    path.write_text(
+        "import os, time\n"
+        "def act():\n"
+        f"    with open({str(marker)!r}, 'a+') as file:\n"
+        "        seen = file.write('x') and file.tell()\n"
+        f"    {line}\n"
+        "class Game:\n"
+        f"    {'def __init__(self): ' if where == '__init__' else ''}act()\n"
+        "    def reset(self, **row): return 'begun'\n"
+    )
+    return path
+
+
+def game(source: Path) -> EpisodeSpec:
+    return spec(environments="Game", source=source, step_timeout_s=300.0)
 
 
 def below_nursery(process: psutil.Process) -> bool:
