@@ -28,6 +28,10 @@ _CLEANERS = 4
 _LONGEST_METRIC = 100
 _DESCRIBE_S = 60.0
 _SECTION = "ACTOR_EPISODE"
+_ALL_KILLED = (
+    f"{STARTS} processes for an episode were killed before it began: see in the actor machine's log "
+    "what kills them, such as a lack of memory"
+)
 _FORGED = f"the code's process gave an answer of another form: {frames.FOREIGN}"
 
 
@@ -38,12 +42,12 @@ class EpisodeFailed(PenstockError):
     """
 
 
-class _NeverBegan(EpisodeFailed):
-    """The process had ended before it got a request."""
-
-
 class _Killed(EpisodeFailed):
     """The process was killed in a step."""
+
+
+class _NeverBegan(_Killed):
+    """The process was killed before it got a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,23 +168,18 @@ class EpisodePool:
 
         `step` is the step's name in errors, `limit_s` its limit in seconds; 0 is the run's. A process
         that was killed before the step is replaced, one that was killed in it once. Raise EpisodeFailed
-        if both were, or 5 before the step, if none starts, the step fails, or the pool is closed.
+        if the second one is killed too, 5 were before the step, none starts, or the step fails.
         """
         replaced = False
         for _ in range(STARTS):
             try:
                 episode = self._episode()
                 return episode, episode.ask(step, function, *arguments, limit_s=limit_s)
-            except _Killed:
+            except _Killed as error:
                 if replaced or self._closed:
                     raise
-                replaced = True
-            except _NeverBegan:
-                pass
-        raise EpisodeFailed(
-            f"{STARTS} processes for an episode were killed before it began: see in the actor machine's "
-            "log what kills them, such as a lack of memory"
-        )
+                replaced = not isinstance(error, _NeverBegan)
+        raise EpisodeFailed(_ALL_KILLED)
 
     def _episode(self) -> "Episode":
         """Return an episode in an idle process, else in a new one. Nothing has been asked of it yet.

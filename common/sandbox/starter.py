@@ -89,7 +89,9 @@ class Starter:
                 return self._too_little_memory(code)
             if code is not None and outcome:
                 if replaced or status not in (None, -signal.SIGKILL):
-                    return Mistake(f"{code.source}: the import of this code {_ended(status)}")
+                    known = "unknown" if status is None else status
+                    ended = f"ended its process (exit code {known})"
+                    return Mistake(f"{code.source}: the import of this code {ended}")
                 replaced = True
         return self.never_ready(code)
 
@@ -258,8 +260,3 @@ class Starter:
             self._told.add(subject)
         if is_new:
             log.info(line)
-
-
-def _ended(status: int | None) -> str:
-    """Return "ended its process", and " (exit code N)" unless the exit `status` is unknown (None)."""
-    return "ended its process" + ("" if status is None else f" (exit code {status})")
