@@ -167,18 +167,20 @@ class EpisodePool:
         """Return a new episode and the result of its first step, `function` of episodes/process.py.
 
         `step` is the step's name in errors, `limit_s` its limit in seconds; 0 is the run's. A process
-        that was killed before the step is replaced, one that was killed in it once. Raise EpisodeFailed
-        if the second one is killed too, 5 were before the step, none starts, or the step fails.
+        that was killed before the step is replaced, up to five times; one that was killed in it, once.
+        Raise EpisodeFailed after that, if none starts, or if the step fails.
         """
         replaced = False
         for _ in range(STARTS):
             try:
                 episode = self._episode()
                 return episode, episode.ask(step, function, *arguments, limit_s=limit_s)
-            except _Killed as error:
+            except _NeverBegan:
+                continue
+            except _Killed:
                 if replaced or self._closed:
                     raise
-                replaced = not isinstance(error, _NeverBegan)
+                replaced = True
         raise EpisodeFailed(_ALL_KILLED)
 
     def _episode(self) -> "Episode":
