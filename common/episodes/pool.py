@@ -161,10 +161,8 @@ class EpisodePool:
         self.cleaners.shutdown()
         self._starter.close()
 
-    def _start(
-        self, step: str, function: str, *arguments: Any, limit_s: float = 0.0
-    ) -> tuple["Episode", Any]:
-        """Return a new episode and the result of its first step, `function` of episodes/process.py.
+    def _start(self, step: str, name: str, *arguments: Any, limit_s: float = 0.0) -> tuple["Episode", Any]:
+        """Return a new episode and the result of its first step, the function `name` of process.py.
 
         `step` is the step's name in errors, `limit_s` its limit in seconds; 0 is the run's. A process
         that was killed before the step is replaced, up to five times; one that was killed in it, once.
@@ -174,7 +172,7 @@ class EpisodePool:
         for _ in range(STARTS):
             try:
                 episode = self._episode()
-                return episode, episode.ask(step, function, *arguments, limit_s=limit_s)
+                return episode, episode.ask(step, name, *arguments, limit_s=limit_s)
             except _NeverBegan:
                 continue
             except _Killed:
