@@ -4,6 +4,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class PhaseCost:
+    """Seconds that a phase took, and seconds of CPU time that the process used meanwhile."""
+
+    seconds: float = 0.0
+    cpu_s: float = 0.0
 
 
 class Phases:
@@ -11,7 +20,7 @@ class Phases:
 
     `name` is the present phase, at first "starting". `progress` grows when a phase begins, ends or
     polls: a process whose `progress` stays the same hangs. `trace` opens a profiler's range with the
-    phase's name, such as `torch.profiler.record_function`.
+    phase's name, such as `torch.profiler.record_function`. `take_profile` tells where all time went.
 
     Example: a step that enters "making an Update" for 2 s and later for 1 s has `seconds("making an
     Update") == 3.0`.
@@ -23,6 +32,8 @@ class Phases:
         self._trace = trace
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._step_began = time.monotonic()
+        self._profile: dict[str, PhaseCost] = {}
+        self._counted_to = (time.monotonic(), time.process_time())
 
     @contextmanager
     def enter(self, name: str) -> Iterator[None]:
@@ -37,14 +48,32 @@ class Phases:
             yield
             return
         before, began = self.name, time.monotonic()
-        self.name = name
+        self._change_to(name)
         try:
             with self._trace(name):
                 yield
         finally:
             self._seconds[name] += time.monotonic() - began
-            self.name = before
+            self._change_to(before)
             self.poll()
+
+    def _change_to(self, name: str) -> None:
+        """Count the time since the last change for the present phase; then `name` is the present one."""
+        now = (time.monotonic(), time.process_time())
+        cost = self._profile.setdefault(self.name, PhaseCost())
+        cost.seconds += now[0] - self._counted_to[0]
+        cost.cpu_s += now[1] - self._counted_to[1]
+        self._counted_to, self.name = now, name
+
+    def take_profile(self) -> dict[str, PhaseCost]:
+        """Return by phase what it cost since the last call, or since this object was created.
+
+        Every moment counts for one phase alone, the innermost one: the seconds add up to the time since
+        the last call. CPU time is that of all threads of the process.
+        """
+        self._change_to(self.name)
+        taken, self._profile = self._profile, {}
+        return taken
 
     def poll(self) -> None:
         """Note that the phase makes progress: `progress` grows by 1. A wait calls this at each poll."""

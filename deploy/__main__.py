@@ -10,6 +10,7 @@ from penstock.common.config.command import CommandGroup, execute_command
 from penstock.deploy.check import Check
 from penstock.deploy.demo.run import Demo
 from penstock.deploy.evaluate import Evaluate
+from penstock.deploy.profile import Profile
 from penstock.deploy.replay import Replay
 from penstock.deploy.samples import Samples
 from penstock.deploy.smollm2 import ConvertSmolLM2
@@ -31,6 +32,7 @@ class Penstock(CommandGroup):
         description="answer held-out questions: pass@1, avg@k, maj@k"
     )
     samples: CliSubCommand[Samples] = Field(description="show completions: best, worst, truncated, ...")
+    profile: CliSubCommand[Profile] = Field(description="where the time of a run's steps went")
     replay: CliSubCommand[Replay] = Field(description="train a run again from its journal, and compare")
     convert_smollm2: CliSubCommand[ConvertSmolLM2] = Field(description="SmolLM2-135M as a model folder")
 

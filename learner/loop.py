@@ -2,6 +2,7 @@
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from penstock.learner.policy.update import Update
 from penstock.learner.report.completions import completion_rows
 from penstock.learner.report.eval_metrics import summarise
 from penstock.learner.report.hub import make_hub
-from penstock.learner.report.metrics import group_metrics, update_metrics
+from penstock.learner.report.metrics import describe_shares, group_metrics, phase_metrics, update_metrics
 from penstock.learner.report.model_card import model_card
 from penstock.learner.report.recorder import Recorder
 from penstock.learner.resume import encode_groups, retrain_tail
@@ -75,6 +76,7 @@ class Learner:
         self._peak = peak_flops(settings.peak_tflops)
         self._parent = ""  # hash of the weights published before
         self._last: dict[str, Any] = {}  # metrics of the newest step that this process made
+        self._spent: Counter[str] = Counter()  # seconds by phase, of all steps of this process
         self._hub = make_hub(settings, folder.uploads)
         self._recorder = Recorder(folder, settings.report_to, command.run.name)
         ledger = Ledger()
@@ -119,11 +121,15 @@ class Learner:
             taken = self._take_groups()  # wait: within max_staleness, with signal, oldest first
             if taken is None:  # asked to stop
                 break
-            metrics = self._journal(taken)  # write, sync; then acknowledge on the queue server
-            batch = build_batch(taken.groups, self._plan.reward_weights, self._step, self._settings)
+            with self._phases.enter("journalling groups"):
+                metrics = self._journal(taken)  # write, sync; then acknowledge on the queue server
+            with self._phases.enter("building the batch"):
+                batch = build_batch(taken.groups, self._plan.reward_weights, self._step, self._settings)
             update = self._update(batch, taken.groups)  # log-probabilities, loss, optimizer steps
-            self._publish()  # write aside, hash, rename, announce; maybe evaluate
-            self._record(taken, batch, update, metrics)  # metrics, completions, log line
+            with self._phases.enter("publishing weights"):
+                self._publish()  # write aside, hash, rename, announce; maybe evaluate
+            with self._phases.enter("recording the step"):
+                self._record(taken, batch, update, metrics)  # metrics, completions, log line
             self._checkpoint_if_due()
         self._finish()
 
@@ -281,7 +287,8 @@ class Learner:
 
         `metrics` are those of the groups in `taken`; the values of `update`, and times and rates
         (perf/..), are added to this dictionary, which is kept for model cards and the run's results.
-        Trackers get both. Raise RunTaken, DiskFull.
+        Among them are the seconds of each phase since the step before was recorded. Trackers get both.
+        Raise RunTaken, DiskFull.
         """
         step_s, update_s = self._phases.step_s, self._phases.seconds(UPDATE)
         metrics |= update_metrics(update) | {
@@ -290,6 +297,9 @@ class Learner:
             "perf/update_s": update_s,
             "perf/flops_per_s": update.flops / update_s,
         }
+        profile = self._phases.take_profile()
+        metrics |= phase_metrics(profile)
+        self._spent.update({name: cost.seconds for name, cost in profile.items()})
         if self._peak:
             metrics["perf/mfu"] = update.flops / update_s / (self._peak * world_size())
         self._recorder.metrics(self._step, metrics)
@@ -335,10 +345,10 @@ class Learner:
 
         In both cases wait for a running evaluation (unless asked to stop) and the hub's upload, write a
         checkpoint unless evaluate_only is set or a stopped run has nothing new, close the trackers, and
-        log the steps made. At the run's end also close open tickets as unused, set the run's state to
-        "ended", at which actors and rewarders leave, and write train_results.json. Raise
-        DeadlineExceeded if the evaluation gets no answer, NotFinite, DiskFull, RunTaken,
-        ServerUnavailable, or ConfigError for a damaged claim or best.json.
+        log the steps made and where their time went. At the run's end also close open tickets as unused,
+        set the run's state to "ended", at which actors and rewarders leave, and write
+        train_results.json. Raise DeadlineExceeded if the evaluation gets no answer, NotFinite, DiskFull,
+        RunTaken, ServerUnavailable, or ConfigError for a damaged claim or best.json.
         """
         self._flow.finish_evaluation()
         self._record_evaluations()
@@ -356,5 +366,7 @@ class Learner:
         if self._hub:
             self._hub.finish()
         self._recorder.close()
+        if self._spent:
+            log.info(f"The learner's time: {describe_shares(self._spent)}.")
         ending = "The run is complete" if complete else "Stopped; start again to resume"
         log.info(f"{ending}: {self._step} of {self._plan.steps} steps made.")

@@ -143,4 +143,6 @@ def _make_policy(
     bare = checkpoint.bare_weights if checkpoint else None
     join_process_group()
     make_policy = broadcast(partial(Policy, plan.model_folder, command.learner, plan.steps, bare))
-    return AllRanksPolicy(make_policy(), phases)
+    policy = make_policy()
+    policy.phases = phases
+    return AllRanksPolicy(policy, phases)

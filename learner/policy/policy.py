@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.files.reading import parse_json, reading
+from penstock.common.phases import Phases
 from penstock.learner.algorithm.batch import Batch, TrainSequence
 from penstock.learner.algorithm.entropy import EntropyControl, adapt, applied_coef, control_of
 from penstock.learner.algorithm.loss import (
@@ -62,12 +63,13 @@ class Policy:
     Creating one loads the weights of the folder `start`, or if that is None of `model_folder`, whose
     model is the reference. `steps` is the number of Updates of the run, over which the learning rate
     falls. Raise ConfigError if settings, model and machine do not fit. Joins the process group, which
-    `close` leaves.
+    `close` leaves. `phases`, at first its own, is told the parts of an Update.
     """
 
     def __init__(
         self, model_folder: Path, settings: LearnerSettings, steps: int, start: Path | None = None
     ) -> None:
+        self.phases = Phases()
         self._settings, self._steps = settings, steps
         self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             model_folder, trust_remote_code=settings.trust_remote_code
@@ -96,14 +98,16 @@ class Policy:
         self._apply_schedules(step)
         rate = learning_rate(self._settings, step, self._steps)
         self._engine.set_optimizer_options(adamw_options(self._settings, rate))
-        fixed = self._score_fixed(batch)
+        with self.phases.enter("scoring before the Update"):
+            fixed = self._score_fixed(batch)
         passes = sum(part is not None for part in (fixed.proximal, fixed.reference, fixed.high_entropy))
         flops = passes * self._flops.forward(map(_token_counts, batch.sequences))
         steps: list[OptimizerStep] = []
         losses, records = [], []
         for mini in self._mini_batches(batch, step):
             loss, record = self._gradients(batch, mini, fixed)
-            steps.append(self._engine.step())
+            with self.phases.enter("making an optimizer step"):
+                steps.append(self._engine.step())
             self._adapt_entropy(steps[-1], record)
             losses.append(loss)
             records.append(record)
@@ -209,8 +213,7 @@ class Policy:
     def _gradients(self, batch: Batch, mini: MiniBatch, fixed: FixedValues) -> tuple[float, TokenRecord]:
         """Add up a mini-batch's gradients, row by row; return its loss and trained tokens, of all ranks.
 
-        The loss is the sum over rows. `fixed` has values of the whole batch's tokens. No weight changes:
-        the engine's `step`, which the caller calls next, does that.
+        The loss is the sum over rows. `fixed` has values of the batch's tokens. No weight changes here.
         """
         sequences = [batch.sequences[index] for index in mini.sequences]
         rows = self._rows_of_this_rank(sequences)
@@ -218,10 +221,12 @@ class Policy:
         for number, members in enumerate(rows, 1):
             # An empty row computes a sequence at weight 0: other ranks wait for its gradient exchange.
             chosen, weights = (members, mini.weights[members]) if members else ([0], np.zeros(1))
-            row = build_row([sequences[index] for index in chosen], self._engine.device)
-            tokens = self._loss_tokens(row, weights, mini.sequences[chosen], fixed)
-            terms = policy_loss(tokens, self._options)
-            self._engine.accumulate(terms.loss, last=number == len(rows))
+            with self.phases.enter("running forward"):
+                row = build_row([sequences[index] for index in chosen], self._engine.device)
+                tokens = self._loss_tokens(row, weights, mini.sequences[chosen], fixed)
+                terms = policy_loss(tokens, self._options)
+            with self.phases.enter("running backward"):
+                self._engine.accumulate(terms.loss, last=number == len(rows))
             if members:
                 results.append((terms.loss.item(), _token_record(row, tokens, terms, mini.first)))
         of_rows = [of_row for of_rank in gather(results) for of_row in of_rank]

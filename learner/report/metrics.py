@@ -1,10 +1,11 @@
 """Metrics of an Update and of the groups it was made of, by TRL's names. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from penstock.common.phases import PhaseCost
 from penstock.common.reward_totals import total_rewards
 from penstock.common.wire.messages import Rollout, ScoredGroup
 from penstock.learner.policy.update import TokenRecord, Update
@@ -50,6 +51,28 @@ def update_metrics(update: Update) -> dict[str, float | None]:
         "sample/staleness_max": int(tokens.staleness.max()),
         **agreement(tokens),
     }
+
+
+def phase_metrics(profile: Mapping[str, PhaseCost]) -> dict[str, float]:
+    """Return seconds and CPU seconds of the learner's phases, by their names in metrics.jsonl.
+
+    Example: the phase "running forward" has perf/learner/running_forward_s and .._cpu_s.
+    """
+    metrics: dict[str, float] = {}
+    for phase, cost in profile.items():
+        name = f"perf/learner/{phase.replace(' ', '_')}"
+        metrics |= {f"{name}_s": cost.seconds, f"{name}_cpu_s": cost.cpu_s}
+    return metrics
+
+
+def describe_shares(seconds: Mapping[str, float]) -> str:
+    """Return the shares of the phases in their sum, largest first, such as "running forward 31%".
+
+    Phases under 1% are left out. `seconds` is by phase, with a sum above 0.
+    """
+    whole = sum(seconds.values())
+    ordered = sorted(seconds.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {spent / whole:.0%}" for name, spent in ordered if spent >= whole / 100)
 
 
 def agreement(tokens: TokenRecord) -> dict[str, float]:

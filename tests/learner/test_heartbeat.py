@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import pytest
 
@@ -15,7 +14,7 @@ from penstock.common.phases import Phases
 from penstock.learner.policy.collective import AllRanksPolicy
 from penstock.learner.streams.heartbeat import Heartbeat
 from penstock.learner.streams.learner_queue import LearnerQueue
-from tests.helpers import Clock, wait_until
+from tests.helpers import wait_until
 
 
 @pytest.fixture
@@ -102,24 +101,3 @@ def test_a_call_of_the_policy_is_a_phase_and_the_phase_before_goes_on_after_it()
     with phases.enter("working"):
         assert policy.update("batch", 7) == "batch trained as 7 while making an Update"
         assert phases.name == "working"
-
-
-def test_a_phase_is_timed_traced_and_progress_all_at_once(monkeypatch):
-    clock, traced = Clock(), []
-    monkeypatch.setattr("penstock.common.phases.time", clock)
-
-    @contextmanager
-    def trace(name):
-        traced.append(name)
-        yield
-
-    phases = Phases(trace)
-    for seconds in (2.0, 1.0):
-        with phases.enter("making an Update"), phases.enter("making an Update"):
-            clock.now += seconds
-    clock.now += 4.0
-    assert (phases.seconds("making an Update"), phases.seconds("writing weights")) == (3.0, 0.0)
-    assert (phases.step_s, phases.progress, phases.name) == (7.0, 6, "starting")
-    assert traced == ["making an Update"] * 2
-    phases.begin_step()
-    assert (phases.seconds("making an Update"), phases.step_s) == (0.0, 0.0)

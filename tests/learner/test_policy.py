@@ -154,3 +154,10 @@ def test_every_policy_has_the_methods_that_the_learner_calls(kind):
         expected = inspect.signature(getattr(TrainablePolicy, name), eval_str=True)
         assert name in vars(kind), name
         assert inspect.signature(getattr(kind, name), eval_str=True) == expected, name
+
+
+def test_an_update_tells_its_phases(model_folder):
+    policy = make_policy(model_folder)
+    policy.update(make_batch(1)[1], 1)
+    told = {name for name, cost in policy.phases.take_profile().items() if cost.seconds > 0}
+    assert {"running forward", "running backward", "making an optimizer step"} <= told

@@ -197,3 +197,14 @@ def test_a_damaged_row_takes_no_other_along(recorder, tmp_path):
     path.write_text(path.read_text().replace('"step": 2', '"step: 2'))
     recorder.cut_after(3)
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 3]
+
+
+def test_the_time_of_each_step_is_recorded_by_what_the_learner_did(run):
+    run.start(steps=3)
+    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    phases = ("waiting_for_groups", "journalling_groups", "building_the_batch", "making_an_Update")
+    for row in rows:
+        found = [row[f"perf/learner/{phase}_s"] for phase in phases]
+        assert all(seconds > 0 for seconds in found)
+        assert all(row[f"perf/learner/{phase}_cpu_s"] >= 0 for phase in phases)
+    assert "perf/learner/recording_the_step_s" in rows[1]

@@ -1,0 +1,55 @@
+"""`penstock profile` shows where the time of a run's steps went."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.common.config.command import load
+from penstock.common.errors import ConfigError
+from penstock.deploy.profile import Profile
+
+
+def write(run: Path, *steps: dict[str, object]) -> Path:
+    lines = [json.dumps({"step": number, **step}) for number, step in enumerate(steps, 1)]
+    (run / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return run
+
+
+def step(wait: float, forward: float, cpu: float = 0.0) -> dict[str, object]:
+    return {
+        "perf/step_s": 99.0,
+        "perf/learner/waiting_for_groups_s": wait,
+        "perf/learner/waiting_for_groups_cpu_s": 0.25,
+        "perf/learner/running_forward_s": forward,
+        "perf/learner/running_forward_cpu_s": cpu,
+    }
+
+
+def test_the_phases_are_shown_per_step_without_the_start(tmp_path: Path, capsys) -> None:
+    run = write(tmp_path, step(20.0, 5.0), step(3.0, 1.0, 2.0), step(5.0, 1.0, 4.0))
+    assert load(Profile, "profile", [str(run)]).execute() == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "the learner was               s per step   share  CPU s per step",
+        "waiting for groups                 4.000   80.0%           0.250",
+        "running forward                    1.000   20.0%           3.000",
+        "all                                5.000  100.0%           3.250",
+        "Not in the table: the start and the first step, 25.0 s together.",
+    ]
+
+
+def test_one_step_is_shown_as_it_is_and_json_has_the_phases(tmp_path: Path, capsys) -> None:
+    run = write(tmp_path, step(3.0, 1.0) | {"perf/learner/odd_s": "no number"})
+    assert load(Profile, "profile", ["--json", str(run)]).execute() == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
+        {"phase": "waiting for groups", "seconds": 3.0, "cpu_s": 0.25},
+        {"phase": "running forward", "seconds": 1.0, "cpu_s": 0.0},
+    ]
+
+
+def test_a_run_without_a_profile_is_named(tmp_path: Path) -> None:
+    for run in (tmp_path, write(tmp_path, {"perf/step_s": 1.0})):
+        with pytest.raises(ConfigError, match="has no step with a profile"):
+            load(Profile, "profile", [str(run)]).execute()
