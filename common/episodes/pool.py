@@ -161,7 +161,7 @@ class EpisodePool:
         self.cleaners.shutdown()
         self._starter.close()
 
-    def _start(self, step: str, name: str, *arguments: Any, limit_s: float = 0.0) -> tuple["Episode", Any]:
+    def _start(self, step: str, name: str, *arguments: Any, limit_s: float = 0) -> tuple["Episode", Any]:
         """Return a new episode and the result of its first step, the function `name` of process.py.
 
         `step` is the step's name in errors, `limit_s` its limit in seconds; 0 is the run's. A process
