@@ -35,6 +35,9 @@ VALID_SHARE = 0.1
 AGREEING_SHARE = 0.4
 """Share of the second attempts in pre-training that follow the hint. All others are random."""
 
+PRETRAINING_STEPS = 2000
+"""After 500 the model has not begun to copy digits from the question, and after 1000 it copies 80%."""
+
 Numbers = tuple[int, int, int]
 LISTS: list[Numbers] = list(combinations(range(10), 3))
 """The numbers of each possible question, of one digit each: the model learns soon to copy one digit."""
@@ -152,7 +155,7 @@ def compare(folder: Path, steps: int, seed: int) -> float:
     """Pre-train a model and train it with and without hints; return the difference in accuracy."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
-    model = make_talk_model(folder / "model", seed, make_talk, print_now)
+    model = make_talk_model(folder / "model", seed, make_talk, print_now, PRETRAINING_STEPS)
     accuracy = {}
     for arm in ARMS:
         took_s = train(folder, arm, model, steps, seed)

@@ -28,7 +28,7 @@ _SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "u
 _SYMBOLS = ("<user>", "<assistant>", "<tool>", "<system>", "<tool_call>", "</tool_call>")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789+-=?{}\":,.'()_ "
 _IGNORED = -100
-_BATCH, _STEPS, _RATE = 32, 500, 2e-3
+_BATCH, _RATE = 32, 2e-3
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -46,12 +46,16 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_talk_model(
-    folder: Path, seed: int, make_talk: Callable[[random.Random], Talk], report: Callable[[str], None]
+    folder: Path,
+    seed: int,
+    make_talk: Callable[[random.Random], Talk],
+    report: Callable[[str], None],
+    steps: int = 500,
 ) -> Path:
     """Pre-train a model, save it as a Hugging Face folder and return the folder.
 
     `make_talk` returns a new conversation, whose random choices come from its argument. `report` gets a
-    line of text about the loss every 50 steps. The 500 steps take minutes of one core.
+    line of text about the loss every 50 of the `steps`. 500 take two minutes of one core.
     """
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -65,8 +69,8 @@ def make_talk_model(
         )
     )  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, betas=(0.9, 0.98), weight_decay=0.1)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=_STEPS, pct_start=0.1)
-    for step in range(1, _STEPS + 1):
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps, pct_start=0.1)
+    for step in range(1, steps + 1):
         ids, labels = _encode([make_talk(draw) for _ in range(_BATCH)], tokenizer)
         logits = model(input_ids=ids[:, :-1]).logits
         loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED)
@@ -76,7 +80,7 @@ def make_talk_model(
         optimizer.step()
         schedule.step()
         if step % 50 == 0:
-            report(f"pre-training step {step} of {_STEPS}: loss {loss.item():.3f}")
+            report(f"pre-training step {step} of {steps}: loss {loss.item():.3f}")
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
