@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH := --no-compile --no-deps --extra-index-url $(TORCH_INDEX) torch==2.13.0
 
-WORKERS ?= 5
+WORKERS ?= 4
 
 # Set, it would make every process of the tests compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -88,7 +88,7 @@ nightly: install
 	$(BIN)/python -m tests.fuzz --seed $(SEED)
 	NIGHTLY=1 $(BIN)/python -m pytest tests/rewarders/test_attacks.py tests/e2e/test_secrets.py \
 		tests/learner/test_injections.py tests/e2e/test_two_ranks.py tests/rewarders/test_generated_golds.py \
-		tests/e2e/test_agents.py tests/e2e/test_server_loss.py
+		tests/e2e/test_agents.py tests/e2e/test_server_loss.py tests/packaging/test_import_names.py
 	$(BIN)/pip install -qq --no-deps --upgrade --target $(VENV)-rewards trl==1.16.0 verl==0.9.1 \
 		ms-swift==4.6.0 modelscope==1.40.2 modelscope-hub==0.5.1 json-repair==0.64.6
 	NIGHTLY=1 PENSTOCK_REWARD_PACKAGES=$(VENV)-rewards $(BIN)/python -m pytest tests/rewarders/test_packages.py \

@@ -1,6 +1,6 @@
 """A learner of two processes under torchrun: the whole pipeline, then its journal retrained by one.
 
-NIGHTLY=1 kills launcher and follower too, and runs all with vLLM as well.
+NIGHTLY=1 kills launcher and follower too, makes more steps, and runs all with vLLM as well.
 """
 
 from __future__ import annotations
@@ -94,14 +94,17 @@ def test_a_killed_launcher_follower_or_leader_costs_nothing_under_zero_2(procfil
 
 
 def test_two_ranks_train_under_zero_3_and_one_retrains_the_same_or_otherwise(tmp_path):
-    site = make_site(tmp_path, FAKE, LEARNER_MAX_STEPS="20", LEARNER_ZERO_STAGE="3", RUN_LEASE_S="30")
+    steps = 20 if NIGHTLY else 12
+    site = make_site(
+        tmp_path, FAKE, LEARNER_MAX_STEPS=str(steps), LEARNER_ZERO_STAGE="3", RUN_LEASE_S="30"
+    )
     site.start()
     try:
         assert site.wait(600) == 0, "\n".join(site.lines[-60:])
     finally:
         site.stop()
-    check(site, steps=20, learners=1)
+    check(site, steps, learners=1)
     other = replay(site.run_folder, tmp_path / "other", {"learning_rate": "1e-3", "loss_type": "grpo"})
-    assert other.steps == 20
+    assert other.steps == steps
     assert other.weights_difference is not None
     assert other.weights_difference > 1e-4

@@ -106,7 +106,11 @@ def pip(arguments: list[str]) -> None:
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
-@pytest.fixture(scope="module", params=["editable", "wheel"])
+# All other tests run in the editable installation.
+NIGHTLY = os.environ.get("NIGHTLY") == "1"
+
+
+@pytest.fixture(scope="module", params=["wheel", *["editable"] * NIGHTLY])
 def installation(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Installation:
