@@ -209,7 +209,8 @@ def engine_arguments(settings: ActorSettings, contract: Contract, model: Path) -
 
     max_model_len = settings.max_model_len or contract.tokens_per_sequence
     _check_names(settings.engine_args)
-    if current_platform.is_cpu():
+    is_cpu = current_platform.is_cpu()
+    if is_cpu:
         device: dict[str, Any] = {
             "kv_cache_memory_bytes": int(settings.kv_cache_gib * 2**30),
             "enable_chunked_prefill": False,
@@ -229,7 +230,7 @@ def engine_arguments(settings: ActorSettings, contract: Contract, model: Path) -
             "dtype": settings.dtype or contract.dtype,
             "max_model_len": max_model_len,
             "max_num_seqs": settings.max_num_seqs,
-            "enforce_eager": settings.enforce_eager,
+            "enforce_eager": is_cpu if settings.enforce_eager == "auto" else settings.enforce_eager,
             "tensor_parallel_size": settings.tensor_parallel_size,
             "pipeline_parallel_size": settings.pipeline_parallel_size,
             "enable_expert_parallel": settings.enable_expert_parallel,

@@ -111,7 +111,9 @@ class ActorSettings(Section):
     max_model_len: int = setting(0, "tokens of prompt and completion; 0: the run's", ge=0)
     gpu_memory_utilization: float = setting(0.9, "share of the GPU's memory that vLLM uses", gt=0, le=1)
     kv_cache_gib: float = setting(1.0, "size of the key-value cache on a CPU, in GiB", gt=0)
-    enforce_eager: bool = setting(True, "no compilation or CUDA graphs: quick start")
+    enforce_eager: Literal["auto"] | bool = setting(
+        "auto", "no compilation or CUDA graphs, for a quick start; auto: on a CPU"
+    )
     tensor_parallel_size: int = setting(1, "GPUs that one engine uses", ge=1)
     pipeline_parallel_size: int = setting(1, "stages, on GPUs of their own, of one engine", ge=1)
     enable_expert_parallel: bool = setting(False, "spread a model's experts over the engine's GPUs")

@@ -305,6 +305,19 @@ def test_the_engine_is_started_with_the_settings() -> None:
     assert (by_contract["max_model_len"], by_contract["dtype"]) == (384, "float32")
 
 
+@pytest.mark.parametrize("is_cpu", [True, False])
+def test_cuda_graphs_are_the_default_where_there_is_a_gpu(
+    is_cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: is_cpu)
+    contract = Contract("model", "", "float32", 384, (RewardSpec("accuracy"),), True, 4, 8)
+    for asked, eager in (("auto", is_cpu), (True, True), (False, False)):
+        given = engine_arguments(ActorSettings(enforce_eager=asked), contract, Path("model"))
+        assert given["enforce_eager"] is eager
+
+
 def test_further_arguments_reach_the_engine(live: Live) -> None:
     config = live.engine._llm.vllm_config
     assert config.cache_config.block_size == 32
