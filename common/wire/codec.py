@@ -10,6 +10,7 @@ Example:
 """
 
 import types
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import cache, partial
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -28,6 +29,9 @@ Message = TypeVar("Message")
 _DEEPEST = DEEPEST + 8  # of a message: its user's data have a place within its own fields
 _MOST_VALUES = 2**22
 """Most items of lists and maps in one message. Each takes up to 72 bytes of memory, one on the wire."""
+
+Reader = Callable[[PlainData, str], Any]
+"""Converts a value from the wire; the text names its place in errors. Raises MalformedMessage."""
 
 _OTHER_RELEASE = "Install one release of penstock everywhere, or see who else writes to server or file"
 
@@ -171,10 +175,10 @@ def _to_wire(value: object) -> PlainData:
 
 
 @cache
-def _field_types(kind: type) -> tuple[tuple[str, Any], ...]:
-    """Return (name, type) of each field of the dataclass `kind`, in order; annotations are resolved."""
+def _field_readers(kind: type) -> tuple[tuple[str, Reader], ...]:
+    """Return (name, what converts it) of each field of the dataclass `kind`, in order."""
     hints = get_type_hints(kind, include_extras=True)
-    return tuple((spec.name, hints[spec.name]) for spec in fields(kind))
+    return tuple((spec.name, _reader(hints[spec.name])) for spec in fields(kind))
 
 
 def _from_wire(kind: Any, value: PlainData, where: str) -> Any:
@@ -184,33 +188,64 @@ def _from_wire(kind: Any, value: PlainData, where: str) -> Any:
     an array bytes. `where`, such as "Ticket.sampling", names the field in errors. Every value fits Any.
     An integer fits float; a truth value fits neither. Raise MalformedMessage if `value` does not fit.
     """
-    origin = get_origin(kind)
+    return _reader(kind)(value, where)
+
+
+@cache
+def _reader(kind: Any) -> Reader:
+    """Return the function that does what `_from_wire` does for `kind`, found once per type."""
+    origin, parts = get_origin(kind), get_args(kind)
     if kind is Any:
-        return value
+        return lambda value, where: value
     if origin is Annotated:
-        return _array(get_args(kind)[1], value, where)
+        return partial(_array, parts[1])
     if origin is Literal:
-        return _checked(value in get_args(kind), value, f"one of {get_args(kind)}", where)
+        return lambda value, where: _checked(value in parts, value, f"one of {parts}", where)
     if origin in (Union, types.UnionType):
-        return _optional(get_args(kind), value, where)
+        return _optional(parts)
     if origin in (tuple, list):
-        items = _checked(isinstance(value, list), value, "a list", where)
-        return origin(_from_wire(get_args(kind)[0], item, where) for item in items)
+        return partial(_items, origin, _reader(parts[0]))
     if origin is dict:
-        items = _checked(isinstance(value, dict), value, "a map", where).items()
-        read_key, read_item = (partial(_from_wire, part) for part in get_args(kind))
-        return {
-            read_key(key, where): read_item(item, f"{where}.{short(key, 60)}") for key, item in items
-        }
+        return partial(_map, _reader(parts[0]), _reader(parts[1]))
     if isinstance(kind, type) and is_dataclass(kind):
-        return _dataclass(kind, value, where)
+        return partial(_dataclass, kind)
     if kind is TicketId:
-        return TicketId(_checked(isinstance(value, str), value, "a ticket", where))
-    if kind is float:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return float(_checked(number, value, "a number", where))
+        return lambda value, where: TicketId(_checked(isinstance(value, str), value, "a ticket", where))
+    return _number if kind is float else partial(_plain, kind)
+
+
+def _items(origin: type, read: Reader, value: PlainData, where: str) -> Any:
+    """Return the list `value` as the type `origin`, tuple or list, of items that `read` has converted.
+
+    `where` names the place in a message, for errors. Raise MalformedMessage for no list or a wrong item.
+    """
+    return origin(
+        [read(item, where) for item in _checked(isinstance(value, list), value, "a list", where)]
+    )
+
+
+def _map(read_key: Reader, read_item: Reader, value: PlainData, where: str) -> dict[Any, Any]:
+    """Return the map `value` with keys and values that `read_key` and `read_item` have converted.
+
+    `where` names the place in a message, for errors. Raise MalformedMessage for no map, or a wrong part.
+    """
+    items = _checked(isinstance(value, dict), value, "a map", where).items()
+    return {read_key(key, where): read_item(item, f"{where}.{short(key, 60)}") for key, item in items}
+
+
+def _number(value: PlainData, where: str) -> float:
+    """Return the number `value` as float. Raise MalformedMessage, naming `where`, for anything else."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(_checked(number, value, "a number", where))
+
+
+def _plain(kind: type, value: PlainData, where: str) -> Any:
+    """Return `value`, an object of `kind` such as int or str. True and False are no int.
+
+    Raise MalformedMessage, which names `where`, for any other object.
+    """
     matches = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    return _checked(matches, value, kind.__name__, where)
+    return value if matches else _checked(False, value, kind.__name__, where)
 
 
 def _dataclass(kind: type, value: PlainData, where: str) -> Any:
@@ -219,22 +254,25 @@ def _dataclass(kind: type, value: PlainData, where: str) -> Any:
     `where` names the place in a message, for errors. Raise MalformedMessage if `value` is no list of as
     many items, an item is not of its field's type, or the dataclass refuses the values.
     """
-    specs = _field_types(kind)
-    fits = isinstance(value, list) and len(value) == len(specs)
-    named = zip(specs, _checked(fits, value, f"{len(specs)} fields", where), strict=True)
-    return kind(*(_from_wire(field_kind, item, f"{where}.{name}") for (name, field_kind), item in named))
+    read = _field_readers(kind)  # here, and not in `_reader`: a rollout has rollouts
+    fits = isinstance(value, list) and len(value) == len(read)
+    items = _checked(fits, value, f"{len(read)} fields", where)
+    return kind(*[one(item, f"{where}.{name}") for (name, one), item in zip(read, items, strict=True)])
 
 
-def _optional(kinds: tuple[Any, ...], value: PlainData, where: str) -> Any:
-    """Return None for None, else `value` converted to the one type in `kinds` that is not None's.
+def _optional(kinds: tuple[Any, ...]) -> Reader:
+    """Return a function that gives None for None, else a value as the one type in `kinds` but None's.
 
-    `where` names the place in a message, for errors. Raise MalformedMessage for None if `kinds` lacks
-    None's type, and for a value that does not fit the other type.
+    It raises MalformedMessage for None if `kinds` lacks None's type, and for a value that does not fit.
     """
-    if value is None:
-        return _checked(type(None) in kinds, value, "a value", where)
     (kind,) = (kind for kind in kinds if kind is not type(None))
-    return _from_wire(kind, value, where)
+    read, has_none = _reader(kind), type(None) in kinds
+
+    def read_optional(value: PlainData, where: str) -> Any:
+        """Return None or the value converted. `where` names the place in a message, for errors."""
+        return _checked(has_none, value, "a value", where) if value is None else read(value, where)
+
+    return read_optional
 
 
 def _array(dtype: str, value: PlainData, where: str) -> np.ndarray:
