@@ -4,10 +4,10 @@
 
 Learner, rewarder, actor and queue server are the product's, in processes of their own. An Update and the
 generation of a group are waits (benchmarks/pipeline_roles.py). A quarter of the groups has equal rewards
-and is replaced (dynamic sampling). The asynchronous runs allow a lag of 2 versions. Their limit is the
-longer one of the two times of a step: that of the Update, and that of the engine for all groups, the
-replaced ones included. The goal is 97% of it. In the synchronous run (lag 0) one waits for the other:
-its limit is the Update and the rounds of generation, simulated.
+and is replaced (dynamic sampling). The asynchronous runs allow a lag of 2 versions. A step can
+take no less time than its Update, and no less than the engine needs for its groups, the replaced ones
+included. The longer one of the two is the limit. The goal is 97% of it. In the synchronous run (lag 0)
+training waits for generation: the limit is the sum of both, with the rounds of generation simulated.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.pipeline_roles import PLACES
 from penstock.common.files.atomic import read_json_lines
 from penstock.deploy.demo.tiny_llama import make_model, make_tokenizer, save_checkpoint
+from penstock.deploy.profile import profile_of
 
 GOAL = 0.97
 GROUPS = 64
@@ -140,15 +140,8 @@ def measure(folder: Path, settings: dict[str, str], mode: Mode, steps: int) -> f
 
 def step_seconds(metrics: Path) -> float:
     """The mean seconds of the steps after FIRST_STEP, by the phases of the learner, which add up."""
-    times = [
-        sum(value for name, value in row.items() if name.startswith("perf/learner/") and _is_time(name))
-        for row in read_json_lines(metrics)
-    ]
-    return statistics.mean(times[FIRST_STEP:])
-
-
-def _is_time(name: str) -> bool:
-    return name.endswith("_s") and not name.endswith("_cpu_s")
+    counted = read_json_lines(metrics)[FIRST_STEP - 1 :]  # `profile_of` leaves the first one out
+    return sum(phase["seconds"] for phase in profile_of(counted).rows)
 
 
 def main() -> int:
@@ -160,7 +153,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="penstock-pipeline-"))
     folder.chmod(0o755)
     settings = write_inputs(folder)
-    shares = deque[float]()
+    shares: list[float] = []
     for mode in modes():
         step_s, limit_s = measure(folder, settings, mode, options.steps), mode.limit_s
         if mode.max_staleness:

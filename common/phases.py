@@ -69,7 +69,7 @@ class Phases:
         """Return by phase what it cost since the last call, or since this object was created.
 
         Every moment counts for one phase alone, the innermost one: the seconds add up to the time since
-        the last call. CPU time is that of all threads of the process.
+        the last call. CPU time includes all threads of the process.
         """
         self._change_to(self.name)
         taken, self._profile = self._profile, {}

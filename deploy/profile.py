@@ -14,7 +14,7 @@ from penstock.common.files.atomic import read_json_lines
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.log import configure_logs
 
-_PHASE = re.compile(r"perf/(?P<process>\w+)/(?P<phase>\w+?)(?P<cpu>_cpu)?_s")
+_PHASE = re.compile(r"perf/learner/(?P<phase>\w+?)(?P<cpu>_cpu)?_s")
 
 
 class Profile(ResultCommand):
@@ -68,7 +68,8 @@ def profile_of(rows: Sequence[Mapping[str, Any]]) -> Result:
     ordered = sorted(mean.items(), key=lambda item: -item[1][0])
     lines = [f"{'the learner was':<28}{'s per step':>12}{'share':>8}{'CPU s per step':>16}"]
     for name, (seconds, cpu_s) in [*ordered, ("all", (all_s, all_cpu_s))]:
-        lines.append(f"{name:<28}{seconds:>12.3f}{seconds / all_s:>8.1%}{cpu_s:>16.3f}")
+        share = seconds / all_s if all_s else 0.0
+        lines.append(f"{name:<28}{seconds:>12.3f}{share:>8.1%}{cpu_s:>16.3f}")
     if later:
         start_s = sum(costs[0] for costs in first.values())
         lines.append(f"Not in the table: the start and the first step, {start_s:.1f} s together.")

@@ -245,7 +245,7 @@ def _plain(kind: type, value: PlainData, where: str) -> Any:
     Raise MalformedMessage, which names `where`, for any other object.
     """
     matches = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    return value if matches else _checked(False, value, kind.__name__, where)
+    return _checked(matches, value, kind.__name__, where)
 
 
 def _dataclass(kind: type, value: PlainData, where: str) -> Any:

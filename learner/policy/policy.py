@@ -63,7 +63,7 @@ class Policy:
     Creating one loads the weights of the folder `start`, or if that is None of `model_folder`, whose
     model is the reference. `steps` is the number of Updates of the run, over which the learning rate
     falls. Raise ConfigError if settings, model and machine do not fit. Joins the process group, which
-    `close` leaves. `phases`, at first its own, is told the parts of an Update.
+    `close` leaves. `phases` records the time of an Update's parts.
     """
 
     def __init__(

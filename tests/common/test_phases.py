@@ -9,32 +9,30 @@ import pytest
 
 from penstock.common import phases as module
 from penstock.common.phases import PhaseCost, Phases
+from tests.helpers import Clock
 
 
-class Clock:
-    """Stands in for the module time: it goes on when the test says so."""
+class CpuClock(Clock):
+    """A clock with processor time; the test moves both."""
 
-    def __init__(self) -> None:
-        self.now = PhaseCost(100.0, 7.0)
-
-    def monotonic(self) -> float:
-        return self.now.seconds
+    cpu_s = 7.0
 
     def process_time(self) -> float:
-        return self.now.cpu_s
+        return self.cpu_s
 
     def spend(self, seconds: float, cpu_s: float) -> None:
-        self.now = PhaseCost(self.now.seconds + seconds, self.now.cpu_s + cpu_s)
+        self.now += seconds
+        self.cpu_s += cpu_s
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> CpuClock:
+    clock = CpuClock()
     monkeypatch.setattr(module, "time", clock)
     return clock
 
 
-def test_every_moment_counts_for_the_innermost_phase(clock: Clock) -> None:
+def test_every_moment_counts_for_the_innermost_phase(clock: CpuClock) -> None:
     phases = Phases()
     clock.spend(1.0, 0.5)
     with phases.enter("outer"):
@@ -49,7 +47,7 @@ def test_every_moment_counts_for_the_innermost_phase(clock: Clock) -> None:
     assert phases.seconds("outer") == 14.0
 
 
-def test_a_phase_is_timed_traced_and_progress_all_at_once(clock: Clock) -> None:
+def test_a_phase_is_timed_traced_and_progress_all_at_once(clock: CpuClock) -> None:
     traced: list[str] = []
 
     @contextmanager
@@ -69,7 +67,7 @@ def test_a_phase_is_timed_traced_and_progress_all_at_once(clock: Clock) -> None:
     assert (phases.seconds("making an Update"), phases.step_s) == (0.0, 0.0)
 
 
-def test_a_phase_goes_on_after_its_profile_was_taken(clock: Clock) -> None:
+def test_a_phase_goes_on_after_its_profile_was_taken(clock: CpuClock) -> None:
     phases = Phases()
     with phases.enter("first"):
         clock.spend(1.0, 1.0)
@@ -78,7 +76,7 @@ def test_a_phase_goes_on_after_its_profile_was_taken(clock: Clock) -> None:
     assert phases.take_profile()["first"] == PhaseCost(0.5, 0.25)
 
 
-def test_a_phase_that_an_error_ends_is_counted(clock: Clock) -> None:
+def test_a_phase_that_an_error_ends_is_counted(clock: CpuClock) -> None:
     phases = Phases()
     with pytest.raises(ZeroDivisionError), phases.enter("failing"):
         clock.spend(1.0, 1 / 0)

@@ -242,8 +242,9 @@ MUTANTS: dict[str, Mutant] = {
 def copy_sources(folder: Path, edits: tuple[Edit, ...]) -> Path:
     """The sources with the edits; raises AssertionError where a text is not there exactly once."""
     for package in _PACKAGES:
-        # With the compiled files: those of what is not edited stay valid, by time and size.
-        shutil.copytree(ROOT / package, folder / package, symlinks=True)
+        # The compiled files of what is not edited stay valid. A file that Python is writing is left out.
+        unfinished = shutil.ignore_patterns("*.pyc.*")
+        shutil.copytree(ROOT / package, folder / package, symlinks=True, ignore=unfinished)
     for name, old, new in edits:
         path = folder / name
         text = path.read_text()
