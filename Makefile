@@ -88,6 +88,7 @@ nightly: install
 	$(BIN)/python -m tests.fuzz --seed $(SEED)
 	NIGHTLY=1 $(BIN)/python -m pytest tests/rewarders/test_attacks.py tests/e2e/test_secrets.py \
 		tests/learner/test_injections.py tests/e2e/test_two_ranks.py tests/rewarders/test_generated_golds.py \
+		tests/crashes/test_mutants.py \
 		tests/e2e/test_agents.py tests/e2e/test_server_loss.py tests/packaging/test_import_names.py
 	$(BIN)/pip install -qq --no-deps --upgrade --target $(VENV)-rewards trl==1.16.0 verl==0.9.1 \
 		ms-swift==4.6.0 modelscope==1.40.2 modelscope-hub==0.5.1 json-repair==0.64.6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import resource
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +16,10 @@ from penstock.actors.held_tickets import HeldTickets
 from penstock.actors.weight_follower import WeightFollower
 from penstock.common.broker.run_view import RunView
 from penstock.common.broker.work_stream import WorkStream
-from penstock.common.errors import DeadlineExceeded, EngineFailed, RunNotReady
+from penstock.common.errors import ConfigError, DeadlineExceeded, EngineFailed, RunNotReady
 from penstock.common.wire.codec import encode
 from penstock.common.wire.contract import Contract
+from penstock.common.wire.episode_spec import EpisodeSpec, OwnCode
 from penstock.common.wire.messages import Rollout, Span, Version
 from tests.actors.conftest import LEASE_S, SAMPLING, ActorThread, Run
 from tests.fake_engine import FakeEngine, draw_tokens
@@ -40,6 +42,20 @@ def test_a_ticket_becomes_a_group_on_rollouts(a_run: Run, start_actor: StartActo
         digest = hashlib.sha256(b"weights 0").hexdigest()
         assert rollout.spans == (Span(Version(1, 0), 0, len(rollout.token_ids), digest),)
     assert a_run.pending() == 0
+
+
+def test_an_actor_whose_episodes_may_not_open_enough_files_ends_at_its_start(
+    a_run: Run, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {name: getattr(a_run.contract, name) for name in Contract.__slots__}
+    spec = EpisodeSpec(agent=OwnCode("rollout", "agent.py", ""))
+    a_run.queue.publish_contract(encode(Contract(**(values | {"episodes": spec}))))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 300))
+    actor = start_actor()
+    actor.wait()
+    assert isinstance(actor.error, ConfigError)
+    assert "hard limit is 300" in str(actor.error)
+    assert "lower ACTOR_EPISODE_WORKERS" in str(actor.error)
 
 
 class EndsTogether(FakeEngine):

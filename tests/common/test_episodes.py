@@ -247,6 +247,16 @@ def test_code_that_kills_its_process_is_tried_twice_and_told(tmp_path: Path, mar
         assert len(marker.read_text()) == 2
 
 
+def test_code_that_ends_its_process_on_import_is_tried_once(tmp_path: Path, marker: Path) -> None:
+    source = write_game(tmp_path, marker, "import", "os._exit(3)")
+    with closing(make_pool(game(source))) as pool:
+        with pytest.raises(
+            EpisodeFailed, match=r"import of this code ended its process \(exit code 3\)"
+        ):
+            pool.begin({})
+        assert len(marker.read_text()) == 1
+
+
 def test_no_process_starts_once_the_pool_is_closed(tmp_path: Path, marker: Path) -> None:
     source = write_game(tmp_path, marker, "__init__", "time.sleep(600)")
     before = processes()

@@ -13,11 +13,11 @@ ROOT = Path(__file__).parents[2]
 _LIMIT_S = 1500
 
 
-def lines_of(module: str) -> list[Any]:
+def lines_of(module: str, *arguments: str) -> list[Any]:
     """What a module prints, a JSON value per line."""
     result = subprocess.run(
-        [sys.executable, "-m", module], cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_S,
-        check=False,
+        [sys.executable, "-m", module, *arguments], cwd=ROOT, capture_output=True, text=True,
+        timeout=_LIMIT_S, check=False,
     )  # fmt: skip
     assert result.stdout, result.stderr
     return [json.loads(line) for line in result.stdout.splitlines()]
