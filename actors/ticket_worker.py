@@ -94,6 +94,7 @@ class TicketWorker:
         self._serving: set[asyncio.Task[None]] = set()
         self._finished: defaultdict[WorkStream, list[tuple[Entry, Group]]] = defaultdict(list)
         self._handing_off = asyncio.Lock()
+        self._has_room = asyncio.Event()
 
     async def run(self) -> None:
         """Turn tickets into groups until the learner ends the run or `stopping` is set. Call this once.
@@ -127,14 +128,16 @@ class TicketWorker:
         """Take tickets of both purposes and start those that are ready, until the worker is ending.
 
         Waits for: room in the engine, credit, and tickets, which are looked for at least every 0.05 s.
-        Unblocked by: the learner issuing tickets, tickets that end, expired leases of other actors.
+        Unblocked by: the learner issuing tickets, tickets that are sampled, expired leases of others.
         Produces: held tickets, whose leases are renewed.
         Raise ServerUnavailable and the other errors of Connection.call.
         """
         while not self._ending:
+            self._has_room.clear()
             taken = [await self._take(purpose) for purpose in _PURPOSES]
             if not any(taken):
-                await asyncio.sleep(_IDLE_S)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._has_room.wait(), _IDLE_S)
 
     async def _take(self, purpose: Purpose) -> bool:
         """Take as many tickets of a purpose as there is room for, then start each job that may start.
@@ -250,6 +253,7 @@ class TicketWorker:
             if job.alone and not await asyncio.to_thread(job.stream.mark_alone, job.entry):
                 raise Aborted(job.request_id)  # another actor took the ticket over
             rollouts = await self._groups.generate(job.request_id, ticket)
+            self._has_room.set()
             self._leases.release(job.stream, job.entry)
             await self._hand_off(job, rollouts)
         except Aborted:

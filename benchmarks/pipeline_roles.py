@@ -98,8 +98,7 @@ class PacedEngine:
         return tuple(_rollout(made) for _ in range(num_generations))
 
     def room(self) -> int:
-        """One more group than has a place waits here: its request is at hand when a place is free."""
-        return (PLACES + 1) * 8 - self._completions
+        return PLACES * 8 - self._completions
 
     def tokens_generated(self) -> int:
         return self._tokens

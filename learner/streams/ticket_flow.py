@@ -7,6 +7,9 @@ the start, and whenever the server was restarted.
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from penstock.common.broker.waiting import describe_waiting
@@ -27,7 +30,7 @@ from penstock.learner.streams.learner_queue import LearnerQueue, OpenPlaces
 
 log = get_logger(__name__)
 
-_POLL_S = 0.01
+_POLL_S, _POLL_AHEAD_S = 0.01, 0.05
 _SLICE = 1000  # tickets that are closed in one call
 
 WAITING = "waiting for groups"
@@ -252,17 +255,54 @@ class TicketFlow:
         `join`, such as RunTaken, ServerUnavailable, DiskFull and DataError.
         """
         self._phases.poll()
-        if self._connection.restarts != self._restarts or self._queue.damaged:
+        if self._has_lost_data():
             self.join()
         self._check_server()
-        entries = self._commit_log.read("train")
-        arrived = [self.intake.fold(entry) for entry in entries]
+        arrived = self._read_outcomes()
         if self.evaluator.poll() or any(arrived):  # entries of other clients are no progress
             self._deadline.restart()
             return
         self._check_deadline()
-        if not entries:
+        if not arrived:
             time.sleep(_POLL_S)
+
+    def _read_outcomes(self) -> list[bool]:
+        """Give the next outcomes of training tickets, at most 64, to the intake.
+
+        Return for each whether its ticket was open; [] if none was there. Raise RunTaken,
+        ServerUnavailable or another error of Connection.call, DataError or ConfigError if a streamed
+        data set is unusable.
+        """
+        return [self.intake.fold(entry) for entry in self._commit_log.read("train")]
+
+    @contextmanager
+    def reading_ahead(self) -> Iterator[None]:
+        """Read outcomes in a thread during the block, which must not use this object.
+
+        What arrives during an Update need not be read and decoded after it. Raise the errors of
+        `_read_outcomes` when the block has ended, unless the block raises.
+        """
+        ended = threading.Event()
+        with ThreadPoolExecutor(1, "read-ahead") as thread:
+            reading = thread.submit(self._read_until, ended)
+            try:
+                yield
+            finally:
+                ended.set()
+        reading.result()
+
+    def _read_until(self, ended: threading.Event) -> None:
+        """Give outcomes to the intake until `ended` is set, or the server has lost data.
+
+        The next wait for groups then restores the data. Raise the errors of `_read_outcomes`.
+        """
+        while not (ended.is_set() or self._has_lost_data()):
+            if not self._read_outcomes():
+                ended.wait(_POLL_AHEAD_S)
+
+    def _has_lost_data(self) -> bool:
+        """Return whether the server was restarted, or a stream was found damaged, since `join`."""
+        return self._connection.restarts != self._restarts or self._queue.damaged
 
     def publish(self, weights: Weights, evaluate: bool) -> None:
         """Record `weights` in the journal, wait for the running evaluation, then announce them.

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.actors import ticket_worker
 from penstock.actors.held_tickets import HeldTickets
 from penstock.actors.weight_follower import WeightFollower
 from penstock.common.broker.run_view import RunView
@@ -114,13 +115,23 @@ def test_what_ends_during_a_hand_off_goes_together_with_the_next(
     assert max(sizes) > 1
 
 
-def test_no_more_is_taken_than_there_is_room_for(a_run: Run, start_actor: StartActor) -> None:
+def test_one_group_more_is_taken_than_there_is_room_for(a_run: Run, start_actor: StartActor) -> None:
     a_run.announce(0)
     a_run.issue(*(a_run.ticket(number) for number in range(12)))
     engine = FakeEngine(slots=12, token_delay_s=0.02)
     start_actor(engine)
     wait_until(lambda: len(a_run.groups()) == 12, "12 groups")
-    assert engine.most_at_once == 3
+    assert engine.most_at_once == 4
+
+
+def test_the_next_ticket_is_taken_as_soon_as_a_group_is_sampled(
+    a_run: Run, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ticket_worker, "_IDLE_S", 3.0)
+    a_run.announce(0)
+    a_run.issue(*(a_run.ticket(number) for number in range(30)))
+    start_actor(FakeEngine(slots=4, token_delay_s=0.002))
+    wait_until(lambda: len(a_run.groups()) == 30, "30 groups", 20)
 
 
 def test_the_share_of_the_credit_bounds_what_one_actor_holds(

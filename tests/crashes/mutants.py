@@ -136,8 +136,8 @@ MUTANTS: dict[str, Mutant] = {
         (
             (
                 "learner/streams/ticket_flow.py",
-                "if self._connection.restarts != self._restarts or self._queue.damaged:",
-                "if False:",
+                "return self._connection.restarts != self._restarts or self._queue.damaged",
+                "return False",
             ),
         ),
         scenarios.server_is_rolled_back,
@@ -184,7 +184,7 @@ MUTANTS: dict[str, Mutant] = {
         "tickets that another client deleted are waited for in vain",
         (
             ("learner/streams/ticket_flow.py", "if time.monotonic() < self._check_at:", "if True:"),
-            ("learner/streams/ticket_flow.py", " or self._queue.damaged:", ":"),
+            ("learner/streams/ticket_flow.py", " or self._queue.damaged", ""),
         ),
         scenarios.another_client_deletes_the_tickets,
         "stuck",

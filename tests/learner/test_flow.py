@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 
 import numpy as np
@@ -32,6 +33,7 @@ from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.learner_queue import LearnerQueue
 from penstock.learner.streams.ticket_flow import TicketFlow
 from tests.common.builders import weights_hash
+from tests.helpers import wait_until
 from tests.learner.builders import claim_next, make_group, make_plan, make_settings
 
 
@@ -109,6 +111,31 @@ def test_credit_bounds_what_is_out_and_returns_with_the_batch(bench):
     bench.flow.issue_tickets(1)
     assert bench.ledger.train_open == 4
     bench.balance()
+
+
+def test_outcomes_are_read_beside_an_update(bench, queue_server):
+    bench.publish(0)
+    bench.flow.issue_tickets(0)
+    reader, bench.connection = bench.connection, Connection(queue_server.url, 10, 10)
+    with closing(bench.connection), bench.flow.reading_ahead():
+        bench.work(limit=3)
+        wait_until(lambda: len(bench.flow.intake.held) == 3, "three groups")
+    bench.connection = reader
+    assert list(bench.flow.intake.held) == ["train:0", "train:1", "train:2"]
+
+
+def test_an_error_of_reading_beside_an_update_is_raised_after_it(bench, monkeypatch):
+    begun = threading.Event()
+
+    def fail(*_):
+        begun.set()
+        raise RunTaken("another learner")
+
+    monkeypatch.setattr(bench.queue, "outcomes", fail)
+    with pytest.raises(RunTaken, match="another learner"), bench.flow.reading_ahead():
+        assert begun.wait(60)
+    with pytest.raises(ZeroDivisionError), bench.flow.reading_ahead():
+        raise ZeroDivisionError
 
 
 def test_the_last_steps_issue_no_more_than_they_need(bench):
