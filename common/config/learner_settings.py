@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, model_validator
 
+from penstock.common.config.device import resolve_dtype
 from penstock.common.config.settings import JsonMap, Names, Numbers, PositiveNumbers, Section, setting
 from penstock.common.errors import MalformedMessage
 from penstock.common.own_code import split_source
@@ -307,7 +308,10 @@ class ModelSettings(Section):
     trust_remote_code: bool = setting(
         False, "run Python code of the model's folder in the learner; see docs/security.md"
     )
-    dtype: Literal["float32", "bfloat16"] = setting("float32", "precision of the model")
+    dtype: Annotated[Literal["float32", "bfloat16"], BeforeValidator(resolve_dtype)] = setting(
+        "auto", "precision of the model: float32, bfloat16; auto: bfloat16 on a GPU, else float32",
+        validate_default=True,
+    )  # fmt: skip
     cast_lm_head_to_fp32: bool = setting(False, "compute logits in float32 in any dtype")
     packing: bool = setting(True, "put several sequences into a row; false: one per row")
     micro_batch_tokens: int = setting(

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from penstock.common.config import device
 from penstock.common.config.command import Command, execute_command, load
 from penstock.common.config.role_command import (
     ActorCommand,
@@ -35,6 +39,37 @@ def test_a_variable_sets_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUN_LEASE_S", "2.5")
     settings = load(LearnerCommand, "learner", [])
     assert (settings.learner.max_steps, settings.run.lease_s) == (7, 2.5)
+
+
+@pytest.mark.parametrize(("gpu", "dtype", "stage"), [(True, "bfloat16", 1), (False, "float32", 0)])
+def test_the_precision_is_that_of_the_device_unless_set(
+    gpu: bool, dtype: str, stage: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "has_gpu", lambda: gpu)
+    found = load(LearnerCommand, "learner", []).learner
+    assert (found.dtype, found.resolved_zero_stage) == (dtype, stage)
+    assert environment_of(load(LearnerCommand, "learner", []))["LEARNER_DTYPE"] == dtype
+    for wanted in ("float32", "bfloat16"):
+        assert load(LearnerCommand, "learner", ["--learner.dtype", wanted]).learner.dtype == wanted
+    with pytest.raises(ConfigError, match="LEARNER_DTYPE"):
+        load(LearnerCommand, "learner", ["--learner.dtype", "half"])
+
+
+def test_a_gpu_that_the_kernel_does_not_show_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(device, "_DEVICES", (Path("/nowhere"),))
+    assert not device.has_gpu()
+    monkeypatch.setattr(device, "_DEVICES", (Path("/nowhere"), Path("/dev/null")))
+    assert device.has_gpu()
+
+
+@pytest.mark.parametrize(("cores", "processes", "threads"), [(8, 3, 2), (2, 2, 1), (2, 9, 1), (4, 0, 4)])
+def test_cores_are_divided_among_processes(
+    cores: int, processes: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert device.threads_per_process(processes) == threads
 
 
 def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file(
