@@ -30,6 +30,8 @@ from penstock.rewarders.scoring import CurrentScorer
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 
 _REPORT_EVERY_S = 10.0
+_LOOK_EVERY_S = 0.2
+"""Looking for the run's end with each group took a third of this process's time."""
 
 log = get_logger(__name__)
 
@@ -87,7 +89,7 @@ class Rewarder:
         self._learner_watch = LearnerWatch(connection, self._keys, settings.run)
         self._threads = ThreadPoolExecutor(settings.rewarder.workers, "score")
         self._busy: set[Future[None]] = set()
-        self._reclaim_at = 0.0
+        self._reclaim_at = self._look_at = 0.0
         self._counting = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._reported = (0, time.monotonic())
@@ -121,7 +123,7 @@ class Rewarder:
         cannot be served, SandboxFailed if a scoring process does not start, MalformedMessage for a
         contract or ticket id that cannot be read.
         """
-        while not stopping.is_set() and not self._view.ended():
+        while not stopping.is_set() and not self._has_ended():
             try:
                 self._learner_watch.check()
                 self._start_work()
@@ -132,6 +134,16 @@ class Rewarder:
             self._settle()
             self._report()
         self._settle(wait_for_all=True)
+
+    def _has_ended(self) -> bool:
+        """Return whether the learner has ended the run; False if this was looked at 0.2 s ago or later.
+
+        Raise ServerUnavailable or another error of Connection.execute.
+        """
+        if time.monotonic() < self._look_at:
+            return False
+        self._look_at = time.monotonic() + _LOOK_EVERY_S
+        return self._view.ended()
 
     def _start_work(self) -> None:
         """Take at most one group per free scoring process, and start a thread that scores each group.

@@ -62,6 +62,7 @@ class Intake:
         self._settings = source.settings
         self.check = OutcomeCheck(ledger, source, vocab_size)
         self.held: dict[TicketId, ScoredGroup] = {}
+        self._in_time: tuple[int, set[TicketId]] = (-1, set())  # a step, and what was in time for it
 
     def fold(self, entry: Entry) -> bool:
         """Take an outcome: hold its group for a batch, or end its ticket in the ledger.
@@ -185,13 +186,16 @@ class Intake:
         """Drop the held groups that are over max_staleness after `step` Updates.
 
         Their tickets end as stale. The groups are counted and stored in the arrivals. With
-        at_max_staleness "requeue" their questions are asked again.
+        at_max_staleness "requeue" their questions are asked again. Each group is looked at once per
+        step, because a wait polls often.
         """
+        known = self._in_time[1] if self._in_time[0] == step else set()
         for ticket, scored in list(self.held.items()):
-            if is_over_lag(scored, step, self._settings):
+            if ticket not in known and is_over_lag(scored, step, self._settings):
                 self._arrivals.dropped.append(self.held.pop(ticket))
                 self._arrivals.stale += 1
                 self._ledger.drop(ticket, ask_again=self._settings.at_max_staleness == "requeue")
+        self._in_time = (step, set(self.held))
 
     def _choose(self, step: int, size: int) -> tuple[list[TicketId], bool]:
         """Return held tickets for a batch, `size` at most, and whether a smaller batch may be taken.

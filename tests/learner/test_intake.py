@@ -13,6 +13,7 @@ from penstock.common.wire.codec import encode
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Verdict, Version
 from penstock.learner.state.ledger import Ledger
+from penstock.learner.streams import intake
 from penstock.learner.streams.intake import Intake
 from tests.common.builders import weights_hash
 from tests.learner.builders import make_outcome, make_plan, make_settings, make_verdict
@@ -63,6 +64,29 @@ def test_groups_join_in_the_order_they_arrived():
     assert desk.form() is None
     desk.arrive(0, 1)
     assert desk.form() == ["train:2", "train:0"]
+
+
+def test_the_lag_of_a_held_group_is_looked_at_once_per_step(monkeypatch):
+    looked_at = []
+
+    def is_over_lag(scored, step, settings):
+        looked_at.append((scored.group.ticket.id, step))
+        return step == 2
+
+    monkeypatch.setattr(intake, "is_over_lag", is_over_lag)
+    desk = Desk(groups_per_step=4, max_staleness=2)
+    desk.issue(9)
+    desk.arrive(0)
+    assert (desk.form(0), desk.form(0)) == (None, None)
+    desk.arrive(1)
+    assert (desk.form(0), desk.form(1), desk.form(1)) == (None, None, None)
+    assert desk.form(2) is None
+    both = ("train:0", "train:1")
+    assert looked_at == [
+        *((name, 0) for name in both),
+        *((name, step) for step in (1, 2) for name in both),
+    ]
+    assert not desk.intake.held
 
 
 def test_a_duplicate_of_a_held_or_closed_ticket_changes_nothing():
