@@ -18,7 +18,7 @@ WORKERS ?= 4
 # Set, it would make every process of the tests compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install lock demo test tests fast check chaos nightly format clean
+.PHONY: install lock demo test tests fast check chaos nightly trl format clean
 
 install: $(VENV)/installed
 
@@ -90,8 +90,7 @@ nightly: install
 		tests/learner/test_injections.py tests/e2e/test_two_ranks.py tests/rewarders/test_generated_golds.py \
 		tests/crashes/test_mutants.py \
 		tests/e2e/test_agents.py tests/e2e/test_server_loss.py tests/packaging/test_import_names.py
-	$(BIN)/pip install -qq --no-deps --upgrade --target $(VENV)-rewards trl==1.16.0 verl==0.9.1 \
-		ms-swift==4.6.0 modelscope==1.40.2 modelscope-hub==0.5.1 json-repair==0.64.6
+	$(MAKE) trl
 	NIGHTLY=1 PENSTOCK_REWARD_PACKAGES=$(VENV)-rewards $(BIN)/python -m pytest tests/rewarders/test_packages.py \
 		tests/learner/test_loss_options.py tests/learner/test_chat_formats.py
 	$(PYTHON) -m venv $(VENV)-openenv
@@ -105,6 +104,11 @@ nightly: install
 	$(BIN)/python -m benchmarks.golds
 	$(BIN)/python -m benchmarks.calculator --seed $(SEED)
 	$(BIN)/python -m benchmarks.tool_waits --rounds 3
+
+# Other systems' packages, for comparisons. They are in a folder of their own.
+trl: install
+	$(BIN)/pip install -qq --no-deps --upgrade --target $(VENV)-rewards trl==1.16.0 verl==0.9.1 \
+		ms-swift==4.6.0 modelscope==1.40.2 modelscope-hub==0.5.1 json-repair==0.64.6
 
 format: install
 	$(BIN)/ruff format .

@@ -30,10 +30,14 @@ from penstock.actors.tool_calls import read_calls
 from penstock.deploy.environments.retry import Guess
 
 GOAL = 0.1
+PLAIN_SHARE = 0.5
+"""Share of the conversations for pre-training that have numbers in place of calls, and hints after them.
+A language model knows the words: this one knows what hints mean, but hardly how to call a tool."""
 VALID_SHARE = 0.1
-"""Share of the conversations for pre-training whose calls are valid."""
-AGREEING_SHARE = 0.4
-"""Share of the second attempts in pre-training that follow the hint. All others are random."""
+"""Share of the other conversations whose calls are valid."""
+AGREEING_SHARE = 0.8
+"""Share of the second attempts in pre-training that follow the hint. All others are other numbers, at
+random. A model that repeats its attempts would have to unlearn that first, with and without hints."""
 
 PRETRAINING_STEPS = 2000
 """After 500 the model has not begun to copy digits from the question, and after 1000 it copies 80%."""
@@ -76,17 +80,20 @@ def write_questions(folder: Path, seed: int, train: int = 4000, heldout: int = 2
 def make_talk(draw: random.Random) -> Talk:
     """Return a conversation for pre-training, with hints in half of the cases.
 
-    The calls of one conversation are all valid, or all invalid: with another key, with a bracket less,
-    or a mere number in place of a call, which ends the conversation. So does the second invalid call.
+    The attempts of one conversation are all plain numbers, or all valid calls, or all invalid calls:
+    with another key, with a bracket less, or a mere number in place of a call, which ends the
+    conversation. So does the second invalid call.
     """
     question, secret = draw_question(draw, LISTS)
     game = draw.choice((Guess, GuessWithoutHint))()
     game.reset(answer=secret)
-    valid = draw.random() < VALID_SHARE
     talk: Talk = [(f"<user>{question}<eos><assistant>", False)]
+    if draw.random() < PLAIN_SHARE:
+        return talk + _plain_attempts(draw, question, game)
+    valid = draw.random() < VALID_SHARE
     number, answer = 0, ""
     for _ in range(ATTEMPTS):
-        number = _choose(draw, [int(one) for one in question[:-1].split()], number, answer)
+        number = _choose(draw, question, number, answer)
         call = json.dumps({"name": "guess", "arguments": {"number": number}})
         if not valid:
             call = draw.choice((call.replace('"name"', '"tool"'), call[:-1], ""))
@@ -100,13 +107,28 @@ def make_talk(draw: random.Random) -> Talk:
     return [*talk, ("done<eos>", True)] if valid else talk[:-1]
 
 
-def _choose(draw: random.Random, numbers: list[int], last: int, answer: str) -> int:
-    """Return the next attempt: sometimes a number that agrees with the last answer, else any number."""
+def _plain_attempts(draw: random.Random, question: str, game: Guess | GuessWithoutHint) -> Talk:
+    """Return up to two attempts that are plain numbers, with the game's answers, and the end."""
+    talk: Talk = []
+    number, answer = 0, ""
+    for _ in range(ATTEMPTS):
+        number = _choose(draw, question, number, answer)
+        answer = game.guess(number)
+        talk += [(f"{number}<eos>", True), (f"<tool>{answer}<eos><assistant>", False)]
+        if answer == "right":
+            break
+    return [*talk, ("done<eos>", True)]
+
+
+def _choose(draw: random.Random, question: str, last: int, answer: str) -> int:
+    """Return the next attempt: mostly a number that agrees with the last answer, else another one."""
+    numbers = [int(one) for one in question.removesuffix("?").split()]
+    others = [one for one in numbers if one != last] if answer else numbers
     agreeing = {
-        "too low": [one for one in numbers if one > last],
-        "too high": [one for one in numbers if one < last],
-    }.get(answer, numbers)
-    return draw.choice(agreeing if draw.random() < AGREEING_SHARE else numbers)
+        "too low": [one for one in others if one > last],
+        "too high": [one for one in others if one < last],
+    }.get(answer, others)
+    return draw.choice(agreeing if draw.random() < AGREEING_SHARE else others)
 
 
 def train(folder: Path, arm: str, model: Path, steps: int, seed: int) -> float:

@@ -1,19 +1,27 @@
 """Defaults that depend on the device and the cores of the machine."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
-_DEVICES = (Path("/dev/nvidia0"), Path("/dev/kfd"), Path("/dev/dxg"))
-"""Where the kernel shows a GPU of NVIDIA or AMD, or one of a Windows host."""
+_FOLDER, _DEVICES = Path("/dev"), ("nvidia[0-9]*", "kfd", "dxg")
+"""Where the kernel shows GPUs of NVIDIA or AMD, or those of a Windows host."""
+_LIBRARIES = ("libtorch_cuda.so", "libtorch_hip.so")
+"""Libraries of torch that a build for the CPU lacks."""
 
 
 def has_gpu() -> bool:
-    """Return whether torch can use a GPU. torch is imported only if the kernel shows one."""
-    if not any(path.exists() for path in _DEVICES):
-        return False
-    import torch
+    """Return whether torch can use a GPU, which is found out without importing torch.
 
-    return torch.cuda.is_available()
+    The kernel shows a GPU, CUDA_VISIBLE_DEVICES does not hide all, and the installed torch is a build
+    for CUDA or ROCm.
+    """
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    shown = any(path for pattern in _DEVICES for path in _FOLDER.glob(pattern))
+    spec = find_spec("torch")
+    if hidden or not shown or spec is None or not spec.origin:
+        return False
+    return any((Path(spec.origin).parent / "lib" / library).exists() for library in _LIBRARIES)
 
 
 def resolve_dtype(value: object) -> object:

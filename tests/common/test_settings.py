@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,13 +54,19 @@ def test_the_precision_is_that_of_the_device_unless_set(
         load(LearnerCommand, "learner", ["--learner.dtype", "half"])
 
 
-def test_a_gpu_that_the_kernel_does_not_show_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True))
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(device, "_DEVICES", (Path("/nowhere"),))
-    assert not device.has_gpu()
-    monkeypatch.setattr(device, "_DEVICES", (Path("/nowhere"), Path("/dev/null")))
-    assert device.has_gpu()
+@pytest.mark.parametrize("missing", ["nothing", "device", "build", "torch", "hidden"])
+def test_a_gpu_needs_a_device_that_is_not_hidden_and_a_build_of_torch_for_it(
+    missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "lib").mkdir()
+    library = "libtorch_cpu.so" if missing == "build" else "libtorch_cuda.so"
+    (tmp_path / "lib" / library).touch()
+    found = None if missing == "torch" else SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(device, "find_spec", lambda name: found)
+    (tmp_path / ("nvidiactl" if missing == "device" else "nvidia3")).touch()
+    monkeypatch.setattr(device, "_FOLDER", tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "" if missing == "hidden" else "0")
+    assert device.has_gpu() == (missing == "nothing")
 
 
 @pytest.mark.parametrize(("cores", "processes", "threads"), [(8, 3, 2), (2, 2, 1), (2, 9, 1), (4, 0, 4)])
