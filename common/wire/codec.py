@@ -284,7 +284,8 @@ def _array(dtype: str, value: PlainData, where: str) -> np.ndarray:
     _checked(isinstance(value, bytes), value, f"the bytes of an array of {dtype}", where)
     whole = len(value) % np.dtype(dtype).itemsize == 0
     _checked(whole, value, f"a whole number of {dtype} in {len(value)} bytes", where)
-    _checked(dtype != "|b1" or max(value, default=0) <= 1, value, "bytes that are 0 or 1", where)
+    others = value.translate(None, b"\0\1") if dtype == "|b1" else b""
+    _checked(not others, value, "bytes that are 0 or 1", where)
     return np.frombuffer(value, dtype=dtype)
 
 
