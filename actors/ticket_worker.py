@@ -153,6 +153,7 @@ class TicketWorker:
         for entry in entries:
             await self._admit(purpose, entry)
         self._start_jobs()
+        await asyncio.sleep(0)  # from now on the engine's room is without the started requests
         return bool(entries)
 
     def _claim(self, purpose: Purpose, count: int) -> list[Entry]:

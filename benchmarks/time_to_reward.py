@@ -60,8 +60,8 @@ class Timed:
 
 def heldout_accuracy(model: Path, task: TaskFiles) -> float:
     """The share of the held-out sums that a model folder solves, greedily."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, trust_remote_code=False)
     problems = read_problems(task.heldout)
     ids = torch.tensor([tokenizer.encode(one.question) for one in problems])  # all have six characters
     made = policy.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=tokenizer.pad_token_id)
