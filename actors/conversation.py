@@ -245,8 +245,8 @@ class Conversation:
 def turn_sampling(asked: Sampling, index: int, turn: int, max_tokens: int) -> Sampling:
     """Return the sampling of completion `turn` of rollout `index`, both counted from 0.
 
-    It is the ticket's sampling `asked` with at most `max_tokens` tokens and a seed of its own, which
-    follows from the ticket's seed, `index` and `turn`.
+    It is the ticket's sampling `asked` with `max_tokens` in place of the ticket's limit, and a seed of
+    its own, which follows from the ticket's seed, `index` and `turn`.
     """
     seed = asked.seed + index
     if turn:

@@ -184,10 +184,11 @@ class TurnTemplate:
     ) -> tuple[Int32s | None, str]:  # fmt: skip
         """Return the tokens (N,) that the chat template appends, and ""; or None and the reason.
 
-        They follow `last_token`, the completion's last id. `messages` are those before the `assistant`
-        message, `answers` those after it, `tools` the JSON schemas. The reason says why it is not proven
-        that the tokens are exact. Raise ValueError if the template refuses the messages, or its subclass
-        RendererFailed if its process ended or took over 10 s.
+        They are those of `answers` and of the next assistant turn's start. They follow `last_token`, the
+        end token of the completion, which is not among them. `messages` are those before the `assistant`
+        message, `tools` the JSON schemas. The reason says why it is not proven that the tokens are
+        exact. Raise ValueError if the template refuses the messages, or its subclass RendererFailed if
+        its process ended or took over 10 s.
         """
         suffix, reason = self._suffix(messages, assistant, answers, tools, last_token)
         if reason:

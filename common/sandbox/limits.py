@@ -96,6 +96,7 @@ def ignore_polite_signals() -> None:
 def let_children_obey() -> None:
     """From now on let SIGTERM, SIGINT and SIGHUP, ignored here, end the processes that this one forks.
 
+    A signal for which the code has set a handler keeps it.
     Otherwise a reward would wait until its time limit for a child that it has ended with
     `multiprocessing.Process.terminate`. During a fork the signals are blocked, until the child has its
     handlers: a signal that comes earlier would be lost.

@@ -130,7 +130,7 @@ def unpack(data: bytes, most: int = _MOST_VALUES) -> PlainData:
         )  # fmt: skip
         fault = find_fault(value, _DEEPEST)
     except (ValueError, TypeError, RecursionError) as error:
-        fault = str(error)[:200] or type(error).__name__  # TypeError: a key that cannot be hashed
+        fault = str(error)[:200] or type(error).__name__
     if fault:
         found = f"{len(data)} bytes are not msgpack of plain data: {fault}"
         raise MalformedMessage(f"{found}. {_OTHER_RELEASE}")

@@ -227,9 +227,9 @@ class Rollout:
         require(lowest >= LOWEST_LOGPROB and highest <= 0.0, _POSSIBLE, lowest, highest)
 
     def _check_earlier(self) -> None:
-        """Raise MalformedMessage for over 63 earlier sequences, or one that is not a sequence alone.
+        """Raise MalformedMessage for over 63 earlier sequences, or a wrong one.
 
-        Such a one has a transcript, earlier sequences of its own, or no prompt of its own.
+        A wrong one has a transcript, has earlier sequences itself, or lacks a prompt of its own.
         """
         most = MOST_SEQUENCES - 1
         require(

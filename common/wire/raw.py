@@ -22,8 +22,8 @@ def unpack_raw(data: bytes, **options: Any) -> Any:
     """Return the one value in msgpack bytes; lists come as lists, and texts are decoded from UTF-8.
 
     `options` are those of msgpack.unpackb, such as limits and hooks. Raise ValueError for bytes that are
-    not one whole msgpack value or over a limit, TypeError for a map's key that cannot be hashed, and
-    what a hook raises.
+    not one whole msgpack value or over a limit, and for a map's key that is neither text nor bytes;
+    raise also what a hook raises.
     """
     try:
         return msgpack.unpackb(data, raw=False, **options)

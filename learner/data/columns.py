@@ -72,7 +72,7 @@ def map_columns(
         return ""
 
     def pick(named: str, usual: tuple[str, ...], variable: str) -> str:
-        """Return `named`, or if "" the first of `usual`. If absent, raise DataError on `variable`."""
+        """Return `named`, or if "" the first of `usual` that is there. Raise DataError without one."""
         if chosen := first(usual, variable) if not named else named if has(named) else "":
             return chosen
         usual_ones = f"none of the columns {', '.join(usual)} is there"

@@ -20,6 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from penstock.common.errors import ConfigError
+from penstock.learner.policy.packing import SharedPrompts
 
 NAME = "penstock_packed"
 
@@ -92,23 +93,39 @@ class _Options(NamedTuple):
 def packed_attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     dropout: float = 0.0, scaling: float | None = None, sliding_window: int | None = None,
-    cu_seq_lens_q: Tensor | None = None, max_length_q: int | None = None, **kwargs: Any,
+    cu_seq_lens_q: Tensor | None = None, max_length_q: int | None = None,
+    shared_prompts: SharedPrompts | None = None, **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """Return the attention output (1, L, heads, width) of a row's query (1, heads, L, width), and None.
 
-    `cu_seq_lens_q` has the starts of the sequences, then L: [0, 3, 8] are 3 and 5 tokens, of which
-    `max_length_q` is 5, and `attention_mask` is unused. None: each of B rows is one sequence, padded by
-    `attention_mask`. Key and value may have fewer heads. `sliding_window` counts the tokens that a token
-    sees, itself too. Raise ConfigError for unsupported `kwargs`, or a packed row without boundaries.
+    `cu_seq_lens_q` has the starts of the sequences, then their end: [0, 3, 8] are 3 and 5 tokens, of
+    which `max_length_q` is 5, and `attention_mask` is unused. `shared_prompts`: the sequences share
+    positions. cu_seq_lens_q None: each of B rows is one sequence, padded by `attention_mask`. Key and
+    value may have fewer heads. `sliding_window` counts the tokens that a token sees, itself too. Raise
+    ConfigError for unsupported `kwargs`, or a packed row without boundaries.
     """
     _refuse_unsupported_call(module, kwargs)
     qkv, options = (query, key, value), _Options(dropout, scaling, sliding_window)
     if cu_seq_lens_q is None:
         return _unpacked_attention(module, qkv, attention_mask, options, kwargs)
-    if _can_use_flash(query, value, dropout):
-        longest = max_length_q or int(cu_seq_lens_q.diff().max())
-        return _flash_attention(qkv, cu_seq_lens_q, longest, options), None
-    return _attend_per_sequence(qkv, cu_seq_lens_q.tolist(), options), None
+    if shared_prompts is None:
+        return _attend(qkv, cu_seq_lens_q, max_length_q, options), None
+    shared_prompts.used = True
+    query, key, value = (part.index_select(2, shared_prompts.positions_F) for part in qkv)
+    output = _attend((query, key, value), cu_seq_lens_q, max_length_q, options)
+    return output.index_select(1, shared_prompts.first_L), None
+
+
+def _attend(qkv: _QKV, bounds: Tensor, longest: int | None, options: _Options) -> Tensor:
+    """Return the attention (1, F, heads, width) of whole sequences, one after the other.
+
+    `qkv` are query, key and value, (1, heads, F, width) each. `bounds` [0, 3, 8] are sequences of 3 and
+    5 tokens; `longest` is then 5, or None if it is not known.
+    """
+    query, _, value = qkv
+    if _can_use_flash(query, value, options.dropout):
+        return _flash_attention(qkv, bounds, longest or int(bounds.diff().max()), options)
+    return _attend_per_sequence(qkv, bounds.tolist(), options)
 
 
 def _refuse_unsupported_call(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:

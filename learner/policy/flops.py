@@ -11,13 +11,18 @@ _PEAK_TFLOPS = {"H200": 989, "H100 NVL": 835, "H100 PCIe": 756, "H100": 989, "A1
 The first name that the device's name contains counts, so "H100 NVL" stands before "H100"."""
 
 
+Lengths = tuple[int, int, int]
+"""Of a sequence: all tokens, those that the linear layers compute (no prompt that another sequence has
+too), and those of the completion."""
+
+
 class FlopCounter:
     """Count of floating-point operations of a dense decoder, as in PaLM (arXiv:2204.02311, appendix B).
 
     A forward pass takes 2 operations per token and weight of a linear layer, and in attention
     2 x length^2 x heads x head size per layer (causal: half of PaLM's). The output layer counts for
-    completion tokens only. A backward pass takes the same for the activations, and once more for the
-    trained weights.
+    completion tokens only, and a prompt that sequences share counts once in the linear layers. A
+    backward pass takes the same for the activations, and once more for the trained weights.
     Activations that checkpointing computes again count once. Experts of a mixture of experts count 0.
     Example: for 10 tokens 1,000 linear weights take 20,000 operations forwards, 60,000 in training.
     """
@@ -34,30 +39,27 @@ class FlopCounter:
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._attention = 2 * config.num_hidden_layers * config.num_attention_heads * width
 
-    def forward(self, lengths: Iterable[tuple[int, int]]) -> float:
-        """Return the operations of a forward pass over sequences.
-
-        `lengths` has (all tokens, completion tokens) of each sequence.
-        """
+    def forward(self, lengths: Iterable[Lengths]) -> float:
+        """Return the operations of a forward pass over sequences with these lengths."""
         return self._operations(lengths, self._body, self._head)
 
-    def training(self, lengths: Iterable[tuple[int, int]]) -> float:
-        """Return the operations of a forward and a backward pass over sequences.
-
-        `lengths` has (all tokens, completion tokens) of each sequence.
-        """
+    def training(self, lengths: Iterable[Lengths]) -> float:
+        """Return the operations of a forward and a backward pass over sequences with these lengths."""
         lengths = list(lengths)
         trained = self._operations(lengths, self._trained_body, self._trained_head)
         return 2.0 * self.forward(lengths) + trained
 
-    def _operations(self, lengths: Iterable[tuple[int, int]], body: int, head: int) -> float:
+    def _operations(self, lengths: Iterable[Lengths], body: int, head: int) -> float:
         """Return the operations of one pass over sequences: of linear layers and of attention.
 
-        `lengths` has (all tokens, completion tokens) of each sequence. `body` weights count for all
-        tokens, those of the output layer, `head`, for completion tokens.
+        `body` weights count for the computed tokens, those of the output layer, `head`, for completion
+        tokens.
         """
         return float(
-            sum(2 * body * whole + 2 * head * new + self._attention * whole**2 for whole, new in lengths)
+            sum(
+                2 * body * computed + 2 * head * new + self._attention * whole**2
+                for whole, computed, new in lengths
+            )
         )
 
 

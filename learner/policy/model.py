@@ -40,12 +40,17 @@ class PolicyModel(nn.Module):
         """Return log-probabilities and entropies of the row's completion tokens, both (N,), in nats.
 
         They are after temperature. Without packing the row has one sequence, and the model does not get
-        the bounds of sequences.
+        the bounds of sequences. Raise ConfigError if the model's attention gets no shared prompts.
         """
         inputs = row.model_inputs
         if not self._packed:  # the row is one sequence; the model's own attention knows no boundaries
             inputs = {name: inputs[name] for name in ("input_ids", "position_ids", "use_cache")}
         hidden_ND = self.model.base_model(**inputs).last_hidden_state[0, row.predict_N]
+        if row.shared and not row.shared.used:
+            raise ConfigError(
+                f"{type(self.model).__name__} does not pass the positions of shared prompts on to its "
+                "attention: set LEARNER_PACKING=false"
+            )
         logprobs_N, entropy_N = self.head(hidden_ND, row.token_ids_N, row.temperature_N)
         return logprobs_N, entropy_N
 

@@ -1,9 +1,11 @@
 """Packed rows: which sequences share a row, and the tensors of a row.
 
 A row holds whole sequences one after the other, without padding. The attention keeps the sequences
-apart (learner/policy/attention.py). A row is one forward and backward pass.
+apart (learner/policy/attention.py). Sequences with the same prompt, such as those of a group, have one
+copy of it: only the attention repeats its positions. A row is one forward and backward pass.
 
-Dimensions: L positions of a row, S sequences in it, N completion tokens in it.
+Dimensions: L positions of a row, S sequences in it, N completion tokens in it, F tokens of all sequences
+with each sequence's prompt counted.
 """
 
 from collections.abc import Sequence
@@ -17,18 +19,32 @@ from torch import Tensor
 from penstock.learner.algorithm.batch import TrainSequence
 
 
+@dataclass(slots=True)
+class SharedPrompts:
+    """The positions of a row's sequences, for an attention that needs each sequence as a whole.
+
+    Example: a prompt of 2 tokens with completions of 1 and 2 makes L = 5, positions_F
+    [0, 1, 2, 0, 1, 3, 4] and first_L [0, 1, 2, 5, 6]. `used` becomes True when an attention used them.
+    """
+
+    positions_F: Tensor  # int64: the position in the row of each token of the sequences
+    first_L: Tensor  # int64: the first place in positions_F of each position of the row
+    used: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A packed row. Fields with `_N` hold one value per completion token (N,), sequence after sequence.
 
-    Example: prompts of 2 and 3 tokens with completions of 1 and 2 make L = 8, N = 3,
+    Example: prompts of 2 and 3 tokens with completions of 1 and 2 make L = F = 8, N = 3,
     cu_seqlens [0, 3, 8] and predict_N [1, 5, 6].
     """
 
     input_ids: Tensor  # (1, L), int64
-    position_ids: Tensor  # (1, L), int64; restarts at 0 with each sequence
-    cu_seqlens: Tensor  # (S + 1,), int32: the start of each sequence, then L
+    position_ids: Tensor  # (1, L), int64: the place of each token in its sequence
+    cu_seqlens: Tensor  # (S + 1,), int32: the start of each sequence among the F tokens, then F
     max_seqlen: int
+    shared: SharedPrompts | None  # None if no two sequences have the same prompt: F is L then
     predict_N: Tensor  # int64: the position before each completion token, whose hidden state predicts it
     token_ids_N: Tensor  # int64
     temperature_N: Tensor  # fp32
@@ -41,11 +57,12 @@ class Row:
 
     @property
     def model_inputs(self) -> dict[str, Any]:
-        """Return a Hugging Face model's keyword arguments for the row and its sequences' bounds."""
+        """Return a Hugging Face model's keyword arguments: the row with its bounds and prompts."""
         return {
             "input_ids": self.input_ids, "position_ids": self.position_ids, "use_cache": False,
             "cu_seq_lens_q": self.cu_seqlens, "cu_seq_lens_k": self.cu_seqlens,
             "max_length_q": self.max_seqlen, "max_length_k": self.max_seqlen,
+            **({"shared_prompts": self.shared} if self.shared else {}),
         }  # fmt: skip
 
 
@@ -124,11 +141,76 @@ def _split_off_shortest(rows: list[list[int]], lengths: Sequence[int]) -> list[i
     return [index]
 
 
+def prompt_groups(sequences: Sequence[TrainSequence], budget: int) -> list[list[int]]:
+    """Return the indices of `sequences` in groups with the same prompt, in order of appearance.
+
+    A group has at most `budget` tokens, its prompt counted once, unless it is a single sequence. A
+    larger group becomes several.
+    """
+    groups: list[list[int]] = []
+    newest: dict[bytes, int] = {}  # the group to which a prompt's next sequence goes
+    tokens: list[int] = []
+    for index, sequence in enumerate(sequences):
+        number = newest.get(sequence.prompt_ids.tobytes())
+        if number is None or tokens[number] + len(sequence.token_ids) > budget:
+            number = newest[sequence.prompt_ids.tobytes()] = len(groups)
+            groups.append([])
+            tokens.append(len(sequence.prompt_ids))
+        groups[number].append(index)
+        tokens[number] += len(sequence.token_ids)
+    return groups
+
+
+def tokens_of(sequences: Sequence[TrainSequence]) -> int:
+    """Return the number of tokens of sequences that all have the same prompt, with one copy of it."""
+    return len(sequences[0].prompt_ids) + sum(len(sequence.token_ids) for sequence in sequences)
+
+
+def token_counts(sequences: Sequence[TrainSequence], packing: bool = True) -> list[tuple[int, int, int]]:
+    """Return the lengths of each sequence as FlopCounter takes them.
+
+    With `packing` only the first sequence with a prompt computes it. Example: a prompt of 2 tokens with
+    completions of 1 and 3 gives [(3, 3, 1), (5, 3, 3)].
+    """
+    seen: set[bytes] = set()
+    counts = []
+    for sequence in sequences:
+        prompt, new = sequence.prompt_ids.tobytes(), len(sequence.token_ids)
+        counts.append((sequence.length, new if packing and prompt in seen else sequence.length, new))
+        seen.add(prompt)
+    return counts
+
+
+def _positions(sequences: Sequence[TrainSequence]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return the tokens of a row in parts, and the positions (prompt + T,) of each sequence's tokens.
+
+    The parts are prompts and completions, in the order of the sequences. The first sequence with a
+    prompt puts it into the row.
+    """
+    parts: list[np.ndarray] = []
+    starts: dict[bytes, int] = {}
+    positions, end = [], 0
+    for sequence in sequences:
+        prompt, completion = sequence.prompt_ids, sequence.token_ids
+        start = starts.setdefault(prompt.tobytes(), end)
+        if start == end:
+            parts.append(prompt)
+            end += len(prompt)
+        parts.append(completion)
+        own = np.arange(end, end + len(completion))
+        positions.append(np.concatenate([np.arange(start, start + len(prompt)), own]))
+        end += len(completion)
+    return parts, positions
+
+
 def build_row(sequences: Sequence[TrainSequence], device: torch.device) -> Row:
     """Return the row of one or more sequences in this order, its tensors on the device."""
     lengths = np.array([item.length for item in sequences])
     completions = np.array([len(item.token_ids) for item in sequences])
-    ends = np.cumsum(lengths)
+    tokens, positions = _positions(sequences)
+    positions_F = np.concatenate(positions)
+    places_F = np.concatenate([np.arange(length) for length in lengths])
+    first_L = np.unique(positions_F, return_index=True)[1]
 
     def joined(arrays: Sequence[np.ndarray], dtype: type) -> Tensor:
         """Return the arrays, concatenated and converted to `dtype`, as a tensor on the row's device."""
@@ -138,13 +220,17 @@ def build_row(sequences: Sequence[TrainSequence], device: torch.device) -> Row:
         """Return `values`, one per sequence, repeated for each completion token, (N,), as `dtype`."""
         return torch.from_numpy(np.repeat(np.array(values, dtype=dtype), completions)).to(device)
 
-    tokens = [part for item in sequences for part in (item.prompt_ids, item.token_ids)]
-    before = [np.arange(end - new - 1, end - 1) for end, new in zip(ends, completions, strict=True)]
+    before = [
+        part[len(item.prompt_ids) - 1 : -1] for part, item in zip(positions, sequences, strict=True)
+    ]
+    is_shared = len(first_L) < len(positions_F)
     return Row(
         input_ids=joined(tokens, np.int64).unsqueeze(0),
-        position_ids=joined([np.arange(length) for length in lengths], np.int64).unsqueeze(0),
-        cu_seqlens=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)).to(device),
+        position_ids=joined([places_F[first_L]], np.int64).unsqueeze(0),
+        cu_seqlens=joined([np.array([0]), np.cumsum(lengths)], np.int32),
         max_seqlen=int(lengths.max()),
+        shared=SharedPrompts(joined([positions_F], np.int64), joined([first_L], np.int64))
+        if is_shared else None,
         predict_N=joined(before, np.int64),
         token_ids_N=joined([item.token_ids for item in sequences], np.int64),
         temperature_N=repeated([item.temperature for item in sequences], np.float32),
@@ -154,4 +240,4 @@ def build_row(sequences: Sequence[TrainSequence], device: torch.device) -> Row:
         advantages_N=repeated([item.advantage for item in sequences], np.float32),
         sequence_N=repeated(range(len(sequences)), np.int64),
         sequences=len(sequences),
-    )
+    )  # fmt: skip

@@ -28,7 +28,14 @@ from penstock.learner.policy.export import whole_state, write_model
 from penstock.learner.policy.flops import FlopCounter
 from penstock.learner.policy.model import load_policy
 from penstock.learner.policy.optimizer import adamw_options, learning_rate
-from penstock.learner.policy.packing import Row, build_row, pack_for_ranks
+from penstock.learner.policy.packing import (
+    Row,
+    build_row,
+    pack_for_ranks,
+    prompt_groups,
+    token_counts,
+    tokens_of,
+)
 from penstock.learner.policy.processes import gather, rank, world_size
 from penstock.learner.policy.reference import FrozenCopyReference, make_reference
 from penstock.learner.policy.update import TokenRecord, Update
@@ -100,8 +107,9 @@ class Policy:
         self._engine.set_optimizer_options(adamw_options(self._settings, rate))
         with self.phases.enter("scoring before the Update"):
             fixed = self._score_fixed(batch)
+        packing = self._settings.packing
         passes = sum(part is not None for part in (fixed.proximal, fixed.reference, fixed.high_entropy))
-        flops = passes * self._flops.forward(map(_token_counts, batch.sequences))
+        flops = passes * self._flops.forward(token_counts(batch.sequences, packing))
         steps: list[OptimizerStep] = []
         losses, records = [], []
         for mini in self._mini_batches(batch, step):
@@ -111,7 +119,9 @@ class Policy:
             self._adapt_entropy(steps[-1], record)
             losses.append(loss)
             records.append(record)
-            flops += self._flops.training(_token_counts(batch.sequences[i]) for i in mini.sequences)
+            flops += self._flops.training(
+                token_counts([batch.sequences[i] for i in mini.sequences], packing)
+            )
         made = [number for number, done in enumerate(steps) if not done.skipped]
         return Update(
             loss=float(np.mean([losses[number] for number in made])) if made else None,
@@ -235,11 +245,15 @@ class Policy:
     def _rows_of_this_rank(self, sequences: Sequence[TrainSequence]) -> list[list[int]]:
         """Return this rank's rows, each as indices of `sequences`. Without packing a row has one.
 
-        A row has at most micro_batch_tokens, unless one sequence is longer. All ranks get the same
-        number of rows, so that a row may be empty.
+        A row has at most micro_batch_tokens, unless one sequence is longer. Sequences with the same
+        prompt are put into one row, as far as they fit. All ranks get the same number of rows, so that a
+        row may be empty.
         """
         budget = self._settings.micro_batch_tokens if self._settings.packing else 1
-        return pack_for_ranks([sequence.length for sequence in sequences], budget, world_size())[rank()]
+        groups = prompt_groups(sequences, budget)
+        lengths = [tokens_of([sequences[index] for index in group]) for group in groups]
+        rows = pack_for_ranks(lengths, budget, world_size())[rank()]
+        return [[index for number in row for index in groups[number]] for row in rows]
 
     def _loss_tokens(
         self, row: Row, weights: np.ndarray, indices: np.ndarray, fixed: FixedValues
@@ -325,11 +339,6 @@ class Policy:
     def close(self) -> None:
         """Leave the process group. Call this at the end, on all ranks."""
         leave_process_group()
-
-
-def _token_counts(sequence: TrainSequence) -> tuple[int, int]:
-    """Return the number of all tokens of a sequence, and that of its completion's."""
-    return sequence.length, len(sequence.token_ids)
 
 
 def _values_of_row(per_sequence: list[np.ndarray], indices: np.ndarray, row: Row) -> Tensor:

@@ -82,8 +82,8 @@ class Ledger:
     def is_of_earlier_incarnation(self, ticket: TicketId) -> bool:
         """Return whether an open ticket was first issued by an earlier incarnation of the learner.
 
-        The newest incarnation is that of `versions`; without versions return False. Raise KeyError if
-        the ticket is not open.
+        Earlier is one before the newest incarnation that has published weights; before any weights
+        return False. Raise KeyError if the ticket is not open.
         """
         newest = max((version.incarnation for version in self.versions), default=0)
         return self.open[ticket].incarnation < newest

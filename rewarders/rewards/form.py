@@ -117,5 +117,8 @@ def word_scripts(text: str) -> list[str]:
 
 @cache
 def _script(letter: str) -> str:
-    """Return the first word of a letter's Unicode name: "LATIN" for "a"; "UNKNOWN" without a name."""
+    """Return the first word of a letter's Unicode name, up to a hyphen: "LATIN" for "a".
+
+    Without a name return "UNKNOWN".
+    """
     return unicodedata.name(letter, "UNKNOWN").split()[0].split("-")[0]

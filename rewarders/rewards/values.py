@@ -67,9 +67,10 @@ class Value:
 
     @cached_property
     def expression(self) -> Any:
-        """Return the sympy expression that math_verify reads in the text; None for words or no formula.
+        """Return the sympy expression that math_verify reads in the text, None if it reads none.
 
-        Raise ZeroDivisionError for a division by zero, MemoryError or RecursionError, as sympy does.
+        None comes for words, and for a formula that is too long, too deep, or would be misread. Raise
+        ZeroDivisionError for a division by zero, MemoryError or RecursionError from sympy.
         """
         return expression(self.text) if self.is_formula else None
 

@@ -33,7 +33,7 @@ from transformers import (
 from penstock.common.errors import ConfigError
 from penstock.learner.algorithm.batch import TrainSequence
 from penstock.learner.policy.attention import NAME, packed_attention, use_packed_attention
-from penstock.learner.policy.model import load_model
+from penstock.learner.policy.model import PolicyModel, load_model
 from penstock.learner.policy.packing import Row, build_row
 from tests.learner.builders import make_settings
 
@@ -123,6 +123,60 @@ def test_a_changed_sequence_changes_no_other_sequences_output(name):
     before, after = hidden_of(model, make_row()), hidden_of(model, make_row(changed=2))
     for number, part in enumerate(sequences_of(make_row())):
         assert torch.equal(before[part], after[part]) == (number != 2)
+
+
+def make_shared_row() -> tuple[Row, list[TrainSequence]]:
+    """A row of six sequences, of which two and three have the same prompt."""
+    random = np.random.default_rng(1)
+    prompts = [random.integers(1, 40, length) for length in (7, 3, 5)]
+    shapes = [(0, 4), (1, 2), (0, 0), (2, 6), (1, 1), (1, 9)]
+    items = []
+    for prompt, length in shapes:
+        ids = random.integers(1, 40, length)
+        items.append(TrainSequence(prompts[prompt], ids, *[ids.astype(float)] * 3, 0.0, 1.0))
+    return build_row(items, torch.device("cpu")), items
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_sequences_that_share_a_prompt_compute_what_they_do_alone(name, checkpointing):
+    (row, items), reference, model = make_shared_row(), make_model(name, "sdpa"), make_model(name)
+    assert row.input_ids.shape == (1, 7 + 3 + 5 + 4 + 2 + 0 + 6 + 1 + 9)
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.train()
+    alone = []
+    for item in items:
+        ids = torch.from_numpy(np.concatenate([item.prompt_ids, item.token_ids]))[None]
+        hidden = reference.base_model(ids).last_hidden_state[0]
+        alone.append(hidden[len(item.prompt_ids) - 1 : -1])
+    expected, found = torch.cat(alone), hidden_of(model, row)[row.predict_N]
+    assert_close(found, expected)
+    right = gradients(reference, expected)
+    for parameter, gradient in gradients(model, found).items():
+        assert_close(gradient, right[parameter])
+
+
+def test_a_model_that_drops_the_shared_prompts_is_refused(monkeypatch):
+    model = make_model("llama")
+    policy = PolicyModel(model, make_settings())
+    row, _ = make_shared_row()
+    assert torch.isfinite(policy(row)[0]).all()
+    monkeypatch.setattr(type(model.base_model), "forward", without_shared_prompts(model.base_model))
+    row, _ = make_shared_row()
+    with pytest.raises((ConfigError, IndexError), match="LEARNER_PACKING=false"):
+        policy(row)
+
+
+def without_shared_prompts(base):
+    """A forward pass that leaves them out, and whose attention reads as far as the bounds say."""
+    forward = type(base).forward
+
+    def drop(self, shared_prompts=None, cu_seq_lens_q=None, **kwargs):
+        length = kwargs["input_ids"].shape[1]
+        return forward(self, cu_seq_lens_q=cu_seq_lens_q.clamp(max=length), **kwargs)
+
+    return drop
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:

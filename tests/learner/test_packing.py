@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from math import ceil, floor
 
@@ -12,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.learner.algorithm.batch import TrainSequence
-from penstock.learner.policy.packing import Row, build_row, pack_for_ranks, pack_rows
+from penstock.learner.policy.packing import (
+    Row,
+    build_row,
+    pack_for_ranks,
+    pack_rows,
+    prompt_groups,
+    token_counts,
+    tokens_of,
+)
 
 BUDGET = 60
 lengths_lists = st.lists(st.integers(1, 80), max_size=40)
@@ -177,6 +186,42 @@ def test_a_row_is_its_sequences_end_to_end(shapes):
     assert len(row.predict_N) == place
     assert row.max_seqlen == max(item.length for item in items)
     assert row.sequences == len(items)
+
+
+def with_prompt(item: TrainSequence, prompt: list[int]) -> TrainSequence:
+    return replace(item, prompt_ids=np.array(prompt, dtype=np.int32))
+
+
+def test_sequences_with_the_same_prompt_have_one_copy_of_it():
+    prompts = [[5, 6], [7], [5, 6], [5, 6]]
+    items = [with_prompt(make_sequence(1, new, n), prompts[n]) for n, new in enumerate((1, 2, 2, 0))]
+    row = build_row(items, torch.device("cpu"))
+    one, two, three, _ = (item.token_ids.tolist() for item in items)
+    assert row.input_ids[0].tolist() == [5, 6, *one, 7, *two, *three]
+    assert row.position_ids[0].tolist() == [0, 1, 2, 0, 1, 2, 2, 3]
+    assert row.cu_seqlens.tolist() == [0, 3, 6, 10, 12]
+    assert row.shared is not None
+    assert row.shared.positions_F.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 6, 7, 0, 1]
+    assert row.shared.first_L.tolist() == [0, 1, 2, 3, 4, 5, 8, 9]
+    assert row.predict_N.tolist() == [1, 3, 4, 1, 6]
+    assert row.token_ids_N.tolist() == [*one, *two, *three]
+    assert row.sequence_N.tolist() == [0, 1, 1, 2, 2]
+    assert row.max_seqlen == 4
+
+
+def test_groups_of_one_prompt_stay_within_the_budget():
+    prompts = [[5, 6], [7], [5, 6], [5, 6], [7], [5, 6]]
+    items = [with_prompt(make_sequence(1, 3, n), prompts[n]) for n in range(6)]
+    assert prompt_groups(items, 100) == [[0, 2, 3, 5], [1, 4]]
+    assert prompt_groups(items, 8) == [[0, 2], [1, 4], [3, 5]]
+    assert prompt_groups(items, 1) == [[n] for n in range(6)]
+    assert [tokens_of([items[n] for n in group]) for group in prompt_groups(items, 8)] == [8, 7, 8]
+
+
+def test_a_prompt_is_counted_with_the_first_sequence_that_has_it():
+    items = [with_prompt(make_sequence(1, new, new), [5, 6]) for new in (1, 3)]
+    assert token_counts(items) == [(3, 3, 1), (5, 3, 3)]
+    assert token_counts(items, packing=False) == [(3, 3, 1), (5, 5, 3)]
 
 
 def test_a_rows_tensors_have_the_documented_dtypes():
