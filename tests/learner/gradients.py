@@ -35,22 +35,23 @@ LENGTHS = [(3, 2), (5, 9), (2, 1), (9, 17), (4, 6), (1, 12), (6, 3)]
 
 
 def make_batch(temperature: float = 0.7) -> Batch:
-    """Random sequences with random advantages, some tokens masked."""
+    """Random sequences with random advantages, some tokens masked; every other one shares a prompt."""
     random = np.random.default_rng(7)
-    return Batch(
-        tuple(
-            TrainSequence(
-                prompt_ids=random.integers(3, 30, prompt).astype(np.int32),
-                token_ids=random.integers(3, 30, length).astype(np.int32),
-                behaviour=random.normal(-3.3, 0.1, length).astype(np.float32),
-                mask=random.random(length) < 0.9,
-                staleness=random.integers(0, 2, length),
-                advantage=float(random.normal()),
-                temperature=temperature,
-            )
-            for prompt, length in LENGTHS
+    sequences = [
+        TrainSequence(
+            prompt_ids=random.integers(3, 30, prompt).astype(np.int32),
+            token_ids=random.integers(3, 30, length).astype(np.int32),
+            behaviour=random.normal(-3.3, 0.1, length).astype(np.float32),
+            mask=random.random(length) < 0.9,
+            staleness=random.integers(0, 2, length),
+            advantage=float(random.normal()),
+            temperature=temperature,
         )
-    )
+        for prompt, length in LENGTHS
+    ]
+    shared = [replace(one, prompt_ids=sequences[0].prompt_ids) for one in sequences[::2]]
+    sequences[::2] = shared
+    return Batch(tuple(sequences))
 
 
 def gradients(policy: Policy) -> dict[str, torch.Tensor]:
