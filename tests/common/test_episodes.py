@@ -230,7 +230,7 @@ def test_a_process_that_is_killed_before_its_episode_has_begun_is_replaced(
     with closing(make_pool(game(source))) as pool, ThreadPoolExecutor(1) as thread:
         before = processes()
         begun = thread.submit(pool.begin, {})
-        wait_until(marker.exists, "the code to sleep")
+        wait_until(lambda: letters(marker), "the code to sleep")
         started = [process for process in processes() - before if below_nursery(process)]
         for process in [one for one in started if keepers or not one.children()]:
             with suppress(psutil.NoSuchProcess):
@@ -262,7 +262,7 @@ def test_no_process_starts_once_the_pool_is_closed(tmp_path: Path, marker: Path)
     before = processes()
     with closing(make_pool(game(source))) as pool, ThreadPoolExecutor(1) as thread:
         begun = thread.submit(pool.begin, {})
-        wait_until(marker.exists, "the code to sleep")
+        wait_until(lambda: letters(marker), "the code to sleep")
         started = processes() - before
         pool.close()
         for process in started:
@@ -293,6 +293,11 @@ def write_game(folder: Path, marker: Path, where: str, line: str) -> Path:
         "    def reset(self, **row): return 'begun'\n"
     )
     return path
+
+
+def letters(marker: Path) -> str:
+    """What the code has written; a process that is killed before it has written counts for none."""
+    return marker.read_text() if marker.exists() else ""
 
 
 def game(source: Path) -> EpisodeSpec:
