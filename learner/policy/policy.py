@@ -26,6 +26,7 @@ from penstock.learner.algorithm.loss import (
 from penstock.learner.policy.deepspeed_engine import DeepSpeedEngine, OptimizerStep, leave_process_group
 from penstock.learner.policy.export import whole_state, write_model
 from penstock.learner.policy.flops import FlopCounter
+from penstock.learner.policy.memory import explaining_lack_of_memory
 from penstock.learner.policy.model import load_policy
 from penstock.learner.policy.optimizer import adamw_options, learning_rate
 from penstock.learner.policy.packing import (
@@ -100,8 +101,13 @@ class Policy:
         schedules say so. The result depends only on weights, reference, optimizer state, coefficient of
         adaptive entropy, batch, step and settings: a replay repeats it. An optimizer step whose
         gradients are not finite is skipped; loss and grad_norm are means over the others, None if all
-        were skipped.
+        were skipped. Raise ConfigError if the memory is not enough.
         """
+        with explaining_lack_of_memory(batch.sequences, self._settings):
+            return self._train(batch, step)
+
+    def _train(self, batch: Batch, step: int) -> Update:
+        """Make the optimizer steps of Update `step` + 1, as `update` describes; return the Update."""
         self._apply_schedules(step)
         rate = learning_rate(self._settings, step, self._steps)
         self._engine.set_optimizer_options(adamw_options(self._settings, rate))
