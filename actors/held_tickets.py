@@ -106,9 +106,8 @@ class HeldTickets:
         """Return how many more tickets of `purpose` to take; the engine has room for `room` completions.
 
         `version` is the engine's (None: no weights). A group is assumed to be as large as the last one
-        held of its purpose; without one, at most 1 is taken. One group more than there is room for waits
-        in the engine, whose places are therefore never idle. Example: room for 20 completions, 4
-        promised to waiting tickets, 8 in the last group: 3. While no job runs, the result is at least 1,
+        held of its purpose; without one, at most 1 is taken. Example: room for 20 completions, 4
+        promised to waiting tickets, 8 in the last group: 2. While no job runs, the result is at least 1,
         because the learner may need that ticket's group before it publishes the version for which others
         wait. But at most `credit` train tickets are held. Without a version, or while a job marked
         `alone` runs or may start, the result is 0.
@@ -118,7 +117,7 @@ class HeldTickets:
             return 0
         waiting = sum(job.ticket.num_generations for job in self.waiting)
         size = self._last_size[purpose]
-        count = (room - waiting) // size + 1 if size else min(1, room - waiting)
+        count = (room - waiting) // size if size else min(1, room - waiting)
         if not self.running:
             count = max(1, count)
         if purpose == "train":

@@ -5,7 +5,7 @@
 One engine serves both sides, in alternating rounds. Bare vLLM gets all requests at once, with the
 actor's sampling arguments, log-probabilities included. The actor takes the same requests as tickets from
 the server, follows new weights, hands off the groups, and renews leases. No learner and no rewarder
-runs: contract, weights and tickets are written by this program, new weights every 10 s.
+runs: contract, weights and tickets are written by this program, in longer rounds new weights each 10 s.
 The goal is 97% of bare vLLM's tokens per second. The default model is the demo's, with random weights.
 """
 
@@ -33,7 +33,6 @@ from penstock.actors.vllm_engine import VllmEngine
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
-from penstock.common.config.device import threads_per_process
 from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import ActorSettings, RunSettings
 from penstock.common.deadline import Deadline
@@ -207,7 +206,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     guard_children()
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_process(2)))  # as under `penstock up`
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in deploy/recipes/demo.env
     with tempfile.TemporaryDirectory() as made, LocalServer(Path(made) / "server") as server:
         folder, model = Path(made), options.model
         if model is None:

@@ -42,7 +42,7 @@ from penstock.learner.data.order import Shuffled
 from penstock.learner.data.plan import Plan
 from penstock.learner.data.questions import Question
 from penstock.learner.data.tickets import TicketSource
-from penstock.learner.policy.packing import build_row, pack_rows
+from penstock.learner.policy.packing import build_row, rows_of_ranks
 from penstock.learner.state.journal import Journal
 from penstock.learner.state.ledger import Ledger
 from penstock.learner.streams.commit import CommitLog
@@ -122,7 +122,7 @@ class Learner:
         assert taken is not None
         settings = self._plan.source.settings
         batch = build_batch(taken.groups, self._plan.reward_weights, 0, settings)
-        rows = pack_rows([one.length for one in batch.sequences], settings.micro_batch_tokens)
+        (rows,) = rows_of_ranks(batch.sequences, settings.micro_batch_tokens, ranks=1)
         device = torch.device("cpu")
         packed = [build_row([batch.sequences[index] for index in row], device) for row in rows]
         return sum(len(row.mask_N) for row in packed)

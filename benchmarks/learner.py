@@ -142,7 +142,7 @@ def padded_chunked(model: Any, head: LogprobHead, batch: Padded) -> Tensor:
 
 def packed_chunked(model: Any, head: LogprobHead, row: Row) -> Tensor:
     """Log-probabilities (N,) of a packed row."""
-    hidden = model.base_model(**row.model_inputs).last_hidden_state[0, row.predict_N]
+    hidden = model.base_model(**row.model_inputs).last_hidden_state[0, row.predict_N.index]
     logprobs, _ = head(hidden, row.token_ids_N, row.temperature_N)
     return logprobs
 

@@ -82,7 +82,8 @@ def train_here(folder: Path, model: Path, task: TaskFiles, seed: int, steps: int
 
     def progress() -> int | None:
         """The steps that are made; None before the training has begun."""
-        if "Training from step" not in log.read_text():
+        said = log.read_text()
+        if "Training from step" not in said or "The inference engine is ready" not in said:
             return None
         return len(read_json_lines(metrics)) if metrics.is_file() else 0
 

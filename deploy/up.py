@@ -14,7 +14,6 @@ from pydantic import Field, FilePath
 from penstock.common.broker.local_server import Listening, hash_password, prepare, remove_old_socket
 from penstock.common.broker.private_socket import answers
 from penstock.common.config.command import Command, build, drop_output
-from penstock.common.config.device import threads_per_process
 from penstock.common.config.redis_url import parse_host
 from penstock.common.config.role_command import RunCommand
 from penstock.common.config.secret_file import read_secret
@@ -76,8 +75,7 @@ class Up(Command):
                 services = [queue_service(settings.run.folder, listening), *services]
             limits = Limits(ready_s=settings.run.progress_timeout_s)
             guard_children()  # children end with `up`, even when it is killed with -9
-            computing = sum(counts.get(name, 1) for name in commands if name != "rewarder")
-            environment = child_environment(self.env_file, computing)
+            environment = child_environment(self.env_file)
             supervisor = Supervisor(services, environment, report or Printer(sys.stdout), counts, limits)
             if threading.current_thread() is threading.main_thread():
                 for number in (signal.SIGINT, signal.SIGTERM):
@@ -151,15 +149,13 @@ def queue_service(run_folder: RunFolder, listening: Listening | None = None) -> 
     return Service("queue", plan.command, SERVER_STAGE, True, partial(answers, plan.url))
 
 
-def child_environment(env_file: Path | None, computing: int) -> dict[str, str]:
+def child_environment(env_file: Path | None) -> dict[str, str]:
     """Return the children's variables: those of `env_file`, if given, and this process's, which win.
 
-    PATH begins with the folder of this installation's commands; PYTHONUNBUFFERED is 1. Unless set,
-    OMP_NUM_THREADS divides the cores among `computing` processes: each would otherwise use all cores. A
-    missing file gives no variable. Raise ConfigError if the file cannot be read.
+    PATH begins with the folder of this installation's commands; PYTHONUNBUFFERED is 1. A missing file
+    gives no variable. Raise ConfigError if the file cannot be read.
     """
     found = read_environment(env_file)
-    found.setdefault("OMP_NUM_THREADS", str(threads_per_process(computing)))
     found["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), found.get("PATH", "")])
     found["PYTHONUNBUFFERED"] = "1"
     return found

@@ -81,7 +81,7 @@ class Learner:
         self._hub = make_hub(settings, folder.uploads)
         self._recorder = Recorder(folder, settings.report_to, command.run.name)
         self._tables = ThreadPoolExecutor(1, "completions")
-        self._table: Future[None] | None = None  # the table that is being written
+        self._table: tuple[int, Future[Any]] | None = None  # a step, and its table that is being made
         ledger = Ledger()
         past = retrain_tail(folder, claim, policy, ledger, self._recorder, checkpoint)
         self._step = self._saved = past.step
@@ -149,9 +149,10 @@ class Learner:
             taken = self._flow.take_groups(self._step)
         except NoSignal as error:
             self._record_completions(self._step + 1, [], error.filtered, Batch(()))
-            self._await_table()
+            self._write_table()
             raise
         self._record_evaluations()
+        self._write_table()  # of the step before: made by now, while groups were waited for
         return taken
 
     def _journal(self, taken: TakenGroups) -> dict[str, Any]:
@@ -216,28 +217,28 @@ class Learner:
     def _record_completions(
         self, step: int, groups: list[ScoredGroup], filtered: Sequence[Verdict], batch: Batch
     ) -> None:
-        """Begin to write the step's table of completions, in a thread, if LEARNER_LOG_COMPLETIONS is on.
+        """Begin to make the step's table of completions, in a thread, if LEARNER_LOG_COMPLETIONS is on.
 
-        The trackers get it too. The rows are the rollouts of the trained `groups`, with their advantages
-        from `batch`, and one of each of `filtered`, groups with equal rewards. Without rows nothing is
-        written. A table that cannot be made is logged and left out. Raise the errors of `_await_table`
-        for the table before.
+        The rows are the rollouts of the trained `groups`, with their advantages from `batch`, and one of
+        each of `filtered`, groups with equal rewards. A table that cannot be made is logged and left
+        out. `_write_table` writes the table. Raise its errors for the table before.
         """
-        self._await_table()
+        self._write_table()
         if self._settings.log_completions:
             weights = self._plan.reward_weights
             make_rows = partial(completion_rows, step, groups, filtered, batch, weights)
-            self._table = self._tables.submit(self._recorder.completions, step, make_rows)
+            self._table = step, self._tables.submit(self._recorder.make_table, step, make_rows)
 
-    def _await_table(self) -> None:
-        """Wait until the last table of completions is written, before a checkpoint or other metrics.
+    def _write_table(self) -> None:
+        """Wait for the table that is being made, if there is one; write it, also to the trackers.
 
-        A resume writes the tables of the steps after its checkpoint again. Trackers are not called by
-        two threads. Raise RunTaken if superseded, DiskFull.
+        This comes before a checkpoint, because a resume makes only the tables of later steps again, and
+        before later metrics. Raise RunTaken if superseded, DiskFull.
         """
         if self._table:
-            self._table.result()
-        self._table = None
+            step, making = self._table
+            self._table = None
+            self._recorder.write_table(step, making.result())
 
     def _publish(self) -> None:
         """Write the weights as a version, announce it to the actors, and start its evaluation if due.
@@ -274,7 +275,7 @@ class Learner:
         """
         columns = [question.columns for question in self._plan.source.eval_questions]
         for result in self._flow.evaluator.take_ended():
-            self._await_table()
+            self._write_table()
             metrics = summarise(result.answers, self._settings.main_reward)
             self._recorder.results("eval", {"step": result.version.step, **metrics})
             self._keep_if_best(result.version, metrics)
@@ -319,7 +320,7 @@ class Learner:
         self._spent.update({name: cost.seconds for name, cost in profile.items()})
         if self._peak:
             metrics["perf/mfu"] = update.flops / update_s / (self._peak * world_size())
-        self._await_table()
+        self._write_table()
         self._recorder.metrics(self._step, metrics)
         self._last = metrics
         reward, staleness = metrics.get("reward", math.nan), metrics.get("sample/staleness_mean", 0.0)
@@ -346,7 +347,7 @@ class Learner:
         With a hub its model is uploaded in the background, as LEARNER_HUB_STRATEGY says. Raise NotFinite
         if a weight holds NaN or infinity, RunTaken, DiskFull, or ConfigError for a damaged claim.
         """
-        self._await_table()
+        self._write_table()
         position, recorded = self._commit_log.position, self._commit_log.recorded
         checkpoint = save_checkpoint(
             self._folder, self._policy, self._step, position, recorded, self._settings,
@@ -369,7 +370,7 @@ class Learner:
         train_results.json. Raise DeadlineExceeded if the evaluation gets no answer, NotFinite, DiskFull,
         RunTaken, ServerUnavailable, or ConfigError for a damaged claim or best.json.
         """
-        self._await_table()
+        self._write_table()
         self._flow.finish_evaluation()
         self._record_evaluations()
         complete = self._step >= self._plan.steps and not self._stopping.is_set()

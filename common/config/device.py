@@ -1,4 +1,4 @@
-"""Defaults that depend on the device and the cores of the machine."""
+"""Defaults that depend on the device of the machine."""
 
 import os
 from importlib.util import find_spec
@@ -6,6 +6,7 @@ from pathlib import Path
 
 _FOLDER, _DEVICES = Path("/dev"), ("nvidia[0-9]*", "kfd", "dxg")
 """Where the kernel shows GPUs of NVIDIA or AMD, or those of a Windows host."""
+_HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _LIBRARIES = ("libtorch_cuda.so", "libtorch_hip.so")
 """Libraries of torch that a build for the CPU lacks."""
 
@@ -13,10 +14,10 @@ _LIBRARIES = ("libtorch_cuda.so", "libtorch_hip.so")
 def has_gpu() -> bool:
     """Return whether torch can use a GPU, which is found out without importing torch.
 
-    The kernel shows a GPU, CUDA_VISIBLE_DEVICES does not hide all, and the installed torch is a build
-    for CUDA or ROCm.
+    The kernel shows a GPU, CUDA_VISIBLE_DEVICES and the like do not hide all, and the installed torch is
+    a build for CUDA or ROCm.
     """
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    hidden = any(os.environ.get(name) in ("", "-1") for name in _HIDING)
     shown = any(path for pattern in _DEVICES for path in _FOLDER.glob(pattern))
     spec = find_spec("torch")
     if hidden or not shown or spec is None or not spec.origin:
@@ -29,13 +30,3 @@ def resolve_dtype(value: object) -> object:
     if value != "auto":
         return value
     return "bfloat16" if has_gpu() else "float32"
-
-
-def threads_per_process(processes: int) -> int:
-    """Return how many threads each of `processes` may compute with on this machine's cores, at least 1.
-
-    Example: 8 cores and 3 processes: 2. On Linux only the cores that this process may use count.
-    """
-    linux = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1
-    return max(1, cores // max(1, processes))

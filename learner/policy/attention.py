@@ -20,7 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from penstock.common.errors import ConfigError
-from penstock.learner.policy.packing import SharedPrompts
+from penstock.learner.policy.packing import SharedPrompts, pick
 
 NAME = "penstock_packed"
 
@@ -111,9 +111,11 @@ def packed_attention(
     if shared_prompts is None:
         return _attend(qkv, cu_seq_lens_q, max_length_q, options), None
     shared_prompts.used = True
-    query, key, value = (part.index_select(2, shared_prompts.positions_F) for part in qkv)
+    query, key, value = (
+        pick(part[0].transpose(0, 1), shared_prompts.positions_F).transpose(0, 1)[None] for part in qkv
+    )
     output = _attend((query, key, value), cu_seq_lens_q, max_length_q, options)
-    return output.index_select(1, shared_prompts.first_L), None
+    return pick(output[0], shared_prompts.first_L)[None], None
 
 
 def _attend(qkv: _QKV, bounds: Tensor, longest: int | None, options: _Options) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
 from penstock.learner.algorithm.batch import TrainSequence
-from penstock.learner.policy.packing import pack_rows, prompt_groups, tokens_of
+from penstock.learner.policy.packing import rows_of_ranks
 
 _ON_THE_CPU = "DefaultCPUAllocator"
 """In the text of the RuntimeError that torch raises when a CPU's memory is not enough."""
@@ -38,9 +38,8 @@ def _remedy(sequences: Sequence[TrainSequence], settings: LearnerSettings) -> st
     Example: rows of up to 16,000 tokens whose longest sequence has 2,000: 8,000 tokens per row.
     """
     budget = settings.micro_batch_tokens if settings.packing else 1
-    groups = prompt_groups(sequences, budget)
-    lengths = [tokens_of([sequences[index] for index in group]) for group in groups]
-    largest = max(sum(lengths[number] for number in row) for row in pack_rows(lengths, budget))
+    (rows,) = rows_of_ranks(sequences, budget, ranks=1)
+    largest = max(sum(sequences[index].length for index in row) for row in rows)
     longest = max(sequence.length for sequence in sequences)
     others = [
         "" if settings.gradient_checkpointing else "LEARNER_GRADIENT_CHECKPOINTING=true",

@@ -19,6 +19,74 @@ from torch import Tensor
 from penstock.learner.algorithm.batch import TrainSequence
 
 
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """The rows to pick, `index` (F,), int64, in rounds: no row is twice in a round.
+
+    A round has the places in `index`, and the rows that are picked there. Example: index [4, 7, 4] has
+    the rounds ([0, 1], [4, 7]) and ([2], [4]).
+    """
+
+    index: Tensor
+    rounds: tuple[tuple[Tensor, Tensor], ...]
+
+    def to(self, device: torch.device) -> "Picked":
+        """Return the same on the device."""
+        moved = ((places.to(device), rows.to(device)) for places, rows in self.rounds)
+        return Picked(self.index.to(device), tuple(moved))
+
+    def tolist(self) -> list[int]:
+        """Return the picked rows."""
+        found: list[int] = self.index.tolist()
+        return found
+
+
+def picked(index: np.ndarray, device: torch.device) -> Picked:
+    """Return the index (F,) with its rounds, on the device."""
+    order = np.argsort(index, kind="stable")
+    _, starts, counts = np.unique(index[order], return_index=True, return_counts=True)
+    copy_F = np.empty(len(index), dtype=np.int64)  # how many copies of the row come before
+    copy_F[order] = np.arange(len(index)) - np.repeat(starts, counts)
+    places = [np.flatnonzero(copy_F == number) for number in range(max(counts, default=0))]
+    rounds = [(_tensor(at, device), _tensor(index[at], device)) for at in places]
+    return Picked(_tensor(index, device), tuple(rounds))
+
+
+def pick(values: Tensor, asked: Picked) -> Tensor:
+    """Return the rows of `values` (L, ...) that are asked for, (F, ...)."""
+    chosen: Tensor = _Pick.apply(values, asked)  # type: ignore[no-untyped-call]
+    return chosen
+
+
+class _Pick(torch.autograd.Function):
+    """`pick`, whose gradient adds the copies of a row in the order of the rounds, in fp32 at least.
+
+    torch's own adds them in any order where several threads or a GPU work on it: two runs would differ.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, asked: Picked) -> Tensor:
+        """Return the rows that are asked for, and keep what the gradient needs in `ctx`."""
+        ctx.asked, ctx.shape = asked, values.shape
+        return values.index_select(0, asked.index)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Return the sum over the copies of each row, (L, ...), and None for the index."""
+        (gradient,) = gradients
+        wide = torch.promote_types(gradient.dtype, torch.float32)
+        total = torch.zeros(ctx.shape, dtype=wide, device=gradient.device)
+        for places, rows in ctx.asked.rounds:
+            added = total.index_select(0, rows) + gradient.index_select(0, places)
+            total.index_copy_(0, rows, added)
+        return total.to(gradient.dtype), None
+
+
+def _tensor(values: Sequence[int] | np.ndarray, device: torch.device) -> Tensor:
+    """Return integers as an int64 tensor on the device."""
+    return torch.from_numpy(np.asarray(values, dtype=np.int64)).to(device)
+
+
 @dataclass(slots=True)
 class SharedPrompts:
     """The positions of a row's sequences, for an attention that needs each sequence as a whole.
@@ -27,9 +95,13 @@ class SharedPrompts:
     [0, 1, 2, 0, 1, 3, 4] and first_L [0, 1, 2, 5, 6]. `used` becomes True when an attention used them.
     """
 
-    positions_F: Tensor  # int64: the position in the row of each token of the sequences
-    first_L: Tensor  # int64: the first place in positions_F of each position of the row
+    positions_F: Picked  # the position in the row of each token of the sequences
+    first_L: Picked  # the first place in positions_F of each position of the row
     used: bool = False
+
+    def to(self, device: torch.device) -> "SharedPrompts":
+        """Return a copy on the device, not used yet."""
+        return SharedPrompts(self.positions_F.to(device), self.first_L.to(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +117,7 @@ class Row:
     cu_seqlens: Tensor  # (S + 1,), int32: the start of each sequence among the F tokens, then F
     max_seqlen: int
     shared: SharedPrompts | None  # None if no two sequences have the same prompt: F is L then
-    predict_N: Tensor  # int64: the position before each completion token, whose hidden state predicts it
+    predict_N: Picked  # the position before each completion token, whose hidden state predicts it
     token_ids_N: Tensor  # int64
     temperature_N: Tensor  # fp32
     behaviour_N: Tensor  # fp32: log-probabilities under the policy that sampled the tokens
@@ -144,26 +216,36 @@ def _split_off_shortest(rows: list[list[int]], lengths: Sequence[int]) -> list[i
 def prompt_groups(sequences: Sequence[TrainSequence], budget: int) -> list[list[int]]:
     """Return the indices of `sequences` in groups with the same prompt, in order of appearance.
 
-    A group has at most `budget` tokens, its prompt counted once, unless it is a single sequence. A
-    larger group becomes several.
+    A group has at most `budget` tokens, with the prompt of each sequence, unless it is a single
+    sequence. A larger group becomes several.
     """
     groups: list[list[int]] = []
     newest: dict[bytes, int] = {}  # the group to which a prompt's next sequence goes
     tokens: list[int] = []
     for index, sequence in enumerate(sequences):
         number = newest.get(sequence.prompt_ids.tobytes())
-        if number is None or tokens[number] + len(sequence.token_ids) > budget:
+        if number is None or tokens[number] + sequence.length > budget:
             number = newest[sequence.prompt_ids.tobytes()] = len(groups)
             groups.append([])
-            tokens.append(len(sequence.prompt_ids))
+            tokens.append(0)
         groups[number].append(index)
-        tokens[number] += len(sequence.token_ids)
+        tokens[number] += sequence.length
     return groups
 
 
-def tokens_of(sequences: Sequence[TrainSequence]) -> int:
-    """Return the number of tokens of sequences that all have the same prompt, with one copy of it."""
-    return len(sequences[0].prompt_ids) + sum(len(sequence.token_ids) for sequence in sequences)
+def rows_of_ranks(sequences: Sequence[TrainSequence], budget: int, ranks: int) -> list[list[list[int]]]:
+    """Return the rows of each rank, as `pack_for_ranks`, with sequences of one prompt kept together.
+
+    They are kept together as far as a row and a rank's share of all tokens allow. `budget` counts the
+    prompt of each sequence, as the attention holds it that often.
+    """
+    share = sum(sequence.length for sequence in sequences) // ranks
+    groups = prompt_groups(sequences, min(budget, share))
+    lengths = [sum(sequences[index].length for index in group) for group in groups]
+    return [
+        [[index for number in row for index in groups[number]] for row in rows]
+        for rows in pack_for_ranks(lengths, budget, ranks)
+    ]
 
 
 def token_counts(sequences: Sequence[TrainSequence], packing: bool = True) -> list[tuple[int, int, int]]:
@@ -229,9 +311,9 @@ def build_row(sequences: Sequence[TrainSequence], device: torch.device) -> Row:
         position_ids=joined([places_F[first_L]], np.int64).unsqueeze(0),
         cu_seqlens=joined([np.array([0]), np.cumsum(lengths)], np.int32),
         max_seqlen=int(lengths.max()),
-        shared=SharedPrompts(joined([positions_F], np.int64), joined([first_L], np.int64))
+        shared=SharedPrompts(picked(positions_F, device), picked(first_L, device))
         if is_shared else None,
-        predict_N=joined(before, np.int64),
+        predict_N=picked(np.concatenate(before), device),
         token_ids_N=joined([item.token_ids for item in sequences], np.int64),
         temperature_N=repeated([item.temperature for item in sequences], np.float32),
         behaviour_N=joined([item.behaviour for item in sequences], np.float32),

@@ -29,14 +29,7 @@ from penstock.learner.policy.flops import FlopCounter
 from penstock.learner.policy.memory import explaining_lack_of_memory
 from penstock.learner.policy.model import load_policy
 from penstock.learner.policy.optimizer import adamw_options, learning_rate
-from penstock.learner.policy.packing import (
-    Row,
-    build_row,
-    pack_for_ranks,
-    prompt_groups,
-    token_counts,
-    tokens_of,
-)
+from penstock.learner.policy.packing import Row, build_row, rows_of_ranks, token_counts
 from penstock.learner.policy.processes import gather, rank, world_size
 from penstock.learner.policy.reference import FrozenCopyReference, make_reference
 from penstock.learner.policy.update import TokenRecord, Update
@@ -256,10 +249,7 @@ class Policy:
         row may be empty.
         """
         budget = self._settings.micro_batch_tokens if self._settings.packing else 1
-        groups = prompt_groups(sequences, budget)
-        lengths = [tokens_of([sequences[index] for index in group]) for group in groups]
-        rows = pack_for_ranks(lengths, budget, world_size())[rank()]
-        return [[index for number in row for index in groups[number]] for row in rows]
+        return rows_of_ranks(sequences, budget, world_size())[rank()]
 
     def _loss_tokens(
         self, row: Row, weights: np.ndarray, indices: np.ndarray, fixed: FixedValues

@@ -101,7 +101,7 @@ def _find_device(name: str) -> torch.device:
 def _row_on(row: Row, device: torch.device) -> Row:
     """Return a copy of the row with its tensors on the device; those already there are shared."""
     values = ((field.name, getattr(row, field.name)) for field in fields(row))
-    moved: dict[str, Any] = {name: v.to(device) for name, v in values if isinstance(v, Tensor)}
+    moved: dict[str, Any] = {name: value.to(device) for name, value in values if hasattr(value, "to")}
     return replace(row, **moved)
 
 

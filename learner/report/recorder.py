@@ -75,17 +75,30 @@ class Recorder:
     def completions(self, step: int, make_rows: Callable[[], list[Row]], track: bool = True) -> None:
         """Write the rows (column to value) that `make_rows` returns as the step's Parquet file.
 
-        A table of this step is replaced. With `track` send the rows to the trackers. No rows: do
-        nothing. If the rows or the table cannot be made, log the error and write nothing: the step is in
-        the journal, and an error would end every resume. Raise RunTaken, DiskFull.
+        See `make_table` and `write_table`. Raise RunTaken, DiskFull.
+        """
+        self.write_table(step, self.make_table(step, make_rows), track)
+
+    def make_table(self, step: int, make_rows: Callable[[], list[Row]]) -> tuple[list[Row], bytes]:
+        """Return the rows that `make_rows` returns, and their Parquet file; both are empty without rows.
+
+        If they cannot be made, log the error and return both empty: the step is in the journal, and an
+        error would end every resume. Nothing is written, so that a thread may call this.
         """
         try:
             rows = make_rows()
-            data = to_parquet(rows) if rows else b""
+            return rows, to_parquet(rows) if rows else b""
         except Exception as error:  # pyarrow's, or of values that no check of a message foresaw
             path = str(self._folder.completion_table(step))
             log.error("A table of completions was not written.", file=path, error=short(error))
-            return
+            return [], b""
+
+    def write_table(self, step: int, table: tuple[list[Row], bytes], track: bool = True) -> None:
+        """Write the step's table, of `make_table`; with `track` send its rows to the trackers.
+
+        A table of this step is replaced. Without rows do nothing. Raise RunTaken, DiskFull.
+        """
+        rows, data = table
         if rows:
             self._folder.write_file(self._folder.completion_table(step), data)
         if rows and track:

@@ -9,13 +9,14 @@ same. With at_max_staleness "pace" a batch takes a group only if the pace allows
 """
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from penstock.common.broker.work_stream import Entry
 from penstock.common.errors import MalformedMessage, NoSignal
 from penstock.common.wire.codec import decode_outcome
 from penstock.common.wire.ids import TicketId, Version
-from penstock.common.wire.messages import ScoredGroup, Verdict
+from penstock.common.wire.messages import Outcome, ScoredGroup, Verdict
 from penstock.learner.algorithm.batch import is_over_lag
 from penstock.learner.data.tickets import TicketSource
 from penstock.learner.state.ledger import Ledger
@@ -62,7 +63,16 @@ class Intake:
         self._settings = source.settings
         self.check = OutcomeCheck(ledger, source, vocab_size)
         self.held: dict[TicketId, ScoredGroup] = {}
+        self._decoded: dict[str, Outcome] = {}  # by the entry's id
         self._in_time: tuple[int, set[TicketId]] = (-1, set())  # a step, and what was in time for it
+
+    def decode_ahead(self, entry: Entry) -> None:
+        """Decode an outcome that `fold` gets later, which is most of the work. Nothing else changes.
+
+        Malformed bytes are left to `fold`.
+        """
+        with suppress(MalformedMessage):
+            self._decoded[entry.id] = decode_outcome(entry.payload)
 
     def fold(self, entry: Entry) -> bool:
         """Take an outcome: hold its group for a batch, or end its ticket in the ledger.
@@ -74,10 +84,11 @@ class Intake:
         counted. A held group may raise `newest_version`. Raise DataError or ConfigError if a streamed
         data set is unusable.
         """
+        decoded = self._decoded.pop(entry.id, None)
         if entry.ticket not in self._ledger.open or entry.ticket in self.held:
             return False
         try:
-            outcome = decode_outcome(entry.payload)
+            outcome = decoded or decode_outcome(entry.payload)
         except MalformedMessage as error:
             self._end_dead(entry.ticket, f"malformed outcome: {error}")
             return True

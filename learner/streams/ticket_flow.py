@@ -13,9 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from penstock.common.broker.waiting import describe_waiting
+from penstock.common.broker.work_stream import Entry
 from penstock.common.config.settings import RunSettings
 from penstock.common.deadline import Deadline
-from penstock.common.errors import DeadlineExceeded, NoSignal, ValueTooLarge, WrongType
+from penstock.common.errors import (
+    DeadlineExceeded,
+    NoSignal,
+    ServerUnavailable,
+    ValueTooLarge,
+    WrongType,
+)
 from penstock.common.files.lock import holder_name
 from penstock.common.log import get_logger, shorten
 from penstock.common.phases import Phases
@@ -74,6 +81,7 @@ class TicketFlow:
         self._nonce = nonce
         self._stopping = stopping
         self._weights: Weights | None = None
+        self._ahead: list[Entry] = []  # outcomes that were read during an Update
         self._restarts = queue.connection.restarts
         self._phases = phases or Phases()
         self._announced_at = time.monotonic()
@@ -267,20 +275,23 @@ class TicketFlow:
             time.sleep(_POLL_S)
 
     def _read_outcomes(self) -> list[bool]:
-        """Give the next outcomes of training tickets, at most 64, to the intake.
+        """Give the outcomes that were read ahead, and at most 64 later ones, to the intake.
 
         Return for each whether its ticket was open; [] if none was there. Raise RunTaken,
         ServerUnavailable or another error of Connection.call, DataError or ConfigError if a streamed
         data set is unusable.
         """
-        return [self.intake.fold(entry) for entry in self._commit_log.read("train")]
+        ahead, self._ahead = self._ahead, []
+        return [self.intake.fold(entry) for entry in [*ahead, *self._commit_log.read("train")]]
 
     @contextmanager
     def reading_ahead(self) -> Iterator[None]:
-        """Read outcomes in a thread during the block, which must not use this object.
+        """Read and decode outcomes in a thread during the block, which must not use this object.
 
-        What arrives during an Update need not be read and decoded after it. Raise the errors of
-        `_read_outcomes` when the block has ended, unless the block raises.
+        What arrives during an Update need not be read after it. The outcomes are given to the intake by
+        the next wait for groups: what a kill loses is read again. An unavailable server ends the
+        reading. Raise RunTaken or another error of Connection.call when the block has ended, unless the
+        block raises.
         """
         ended = threading.Event()
         with ThreadPoolExecutor(1, "read-ahead") as thread:
@@ -292,12 +303,19 @@ class TicketFlow:
         reading.result()
 
     def _read_until(self, ended: threading.Event) -> None:
-        """Give outcomes to the intake until `ended` is set, or the server has lost data.
+        """Read and decode outcomes until `ended` is set, or the server has lost data or is away.
 
-        The next wait for groups then restores the data. Raise the errors of `_read_outcomes`.
+        The next wait for groups deals with that. Raise RunTaken or another error of Connection.call.
         """
         while not (ended.is_set() or self._has_lost_data()):
-            if not self._read_outcomes():
+            try:
+                entries = self._commit_log.read("train")
+            except ServerUnavailable:
+                return
+            for entry in entries:
+                self.intake.decode_ahead(entry)
+            self._ahead += entries
+            if not entries:
                 ended.wait(_POLL_AHEAD_S)
 
     def _has_lost_data(self) -> bool:

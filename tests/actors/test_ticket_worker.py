@@ -115,13 +115,13 @@ def test_what_ends_during_a_hand_off_goes_together_with_the_next(
     assert max(sizes) > 1
 
 
-def test_one_group_more_is_taken_than_there_is_room_for(a_run: Run, start_actor: StartActor) -> None:
+def test_no_more_is_taken_than_there_is_room_for(a_run: Run, start_actor: StartActor) -> None:
     a_run.announce(0)
     a_run.issue(*(a_run.ticket(number) for number in range(12)))
     engine = FakeEngine(slots=12, token_delay_s=0.02)
     start_actor(engine)
     wait_until(lambda: len(a_run.groups()) == 12, "12 groups")
-    assert engine.most_at_once == 4
+    assert engine.most_at_once == 3
 
 
 def test_the_next_ticket_is_taken_as_soon_as_a_group_is_sampled(

@@ -97,7 +97,7 @@ class World:
             server = replace(server, command=command)
         roles = role_services(read_procfile(self.site.folder / "Procfile"))
         # A role starts more often here than anywhere: let Python keep what it compiled.
-        environment = child_environment(None, 2) | self.site.variables | {"PYTHONDONTWRITEBYTECODE": ""}
+        environment = child_environment(None) | self.site.variables | {"PYTHONDONTWRITEBYTECODE": ""}
         if self.network:
             environment["REDIS_URL"] = self.network.url
         return Supervisor([server, *roles], environment, self._write, COUNTS, _LIMITS)

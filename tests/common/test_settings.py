@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -67,14 +66,6 @@ def test_a_gpu_needs_a_device_that_is_not_hidden_and_a_build_of_torch_for_it(
     monkeypatch.setattr(device, "_FOLDER", tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "" if missing == "hidden" else "0")
     assert device.has_gpu() == (missing == "nothing")
-
-
-@pytest.mark.parametrize(("cores", "processes", "threads"), [(8, 3, 2), (2, 2, 1), (2, 9, 1), (4, 0, 4)])
-def test_cores_are_divided_among_processes(
-    cores: int, processes: int, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    assert device.threads_per_process(processes) == threads
 
 
 def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file(

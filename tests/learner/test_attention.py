@@ -150,7 +150,7 @@ def test_sequences_that_share_a_prompt_compute_what_they_do_alone(name, checkpoi
         ids = torch.from_numpy(np.concatenate([item.prompt_ids, item.token_ids]))[None]
         hidden = reference.base_model(ids).last_hidden_state[0]
         alone.append(hidden[len(item.prompt_ids) - 1 : -1])
-    expected, found = torch.cat(alone), hidden_of(model, row)[row.predict_N]
+    expected, found = torch.cat(alone), hidden_of(model, row)[row.predict_N.index]
     assert_close(found, expected)
     right = gradients(reference, expected)
     for parameter, gradient in gradients(model, found).items():

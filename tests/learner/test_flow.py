@@ -18,7 +18,14 @@ from penstock.common.broker.keys import Keys
 from penstock.common.broker.run_view import RunView
 from penstock.common.broker.work_stream import WorkStream
 from penstock.common.config.settings import RunSettings
-from penstock.common.errors import ConfigError, DeadlineExceeded, NoSignal, RunNotReady, RunTaken
+from penstock.common.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    NoSignal,
+    RunNotReady,
+    RunTaken,
+    ServerUnavailable,
+)
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.claims import read_chain
 from penstock.common.journal.segments import read_journal
@@ -29,6 +36,7 @@ from penstock.learner.algorithm.batch import token_staleness
 from penstock.learner.report.eval_metrics import summarise
 from penstock.learner.state.journal import Journal
 from penstock.learner.state.ledger import Ledger
+from penstock.learner.streams import intake
 from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.learner_queue import LearnerQueue
 from penstock.learner.streams.ticket_flow import TicketFlow
@@ -113,15 +121,36 @@ def test_credit_bounds_what_is_out_and_returns_with_the_batch(bench):
     bench.balance()
 
 
-def test_outcomes_are_read_beside_an_update(bench, queue_server):
+def test_outcomes_are_read_beside_an_update(bench, queue_server, monkeypatch):
     bench.publish(0)
     bench.flow.issue_tickets(0)
     reader, bench.connection = bench.connection, Connection(queue_server.url, 10, 10)
     with closing(bench.connection), bench.flow.reading_ahead():
         bench.work(limit=3)
-        wait_until(lambda: len(bench.flow.intake.held) == 3, "three groups")
+        wait_until(lambda: len(bench.flow.intake._decoded) == 3, "three groups")
     bench.connection = reader
-    assert list(bench.flow.intake.held) == ["train:0", "train:1", "train:2"]
+    assert not bench.flow.intake.held, "a kill before the journal's next record would lose it"
+    monkeypatch.setattr(intake, "decode_outcome", None)
+    assert bench.train(0) == ["train:0", "train:1"]
+    assert list(bench.flow.intake.held) == ["train:2"]
+    assert not bench.flow.intake._decoded
+
+
+def test_what_ended_beside_an_update_is_counted_after_a_kill_too(tmp_path, connection, keys):
+    """The record of the new version comes before the next batch; it must not hold ends of that batch."""
+    bench = Bench(tmp_path, connection, keys)
+    bench.publish(0)
+    bench.flow.issue_tickets(0)
+    with bench.flow.reading_ahead():
+        work = WorkStream(connection, keys, keys.tickets, "w", 30.0, 3)
+        for entry in work.take(2):
+            verdict = Verdict(entry.ticket, "filtered", "no spread", {"accuracy": (0.0, 0.0)}, (3, 3))
+            work.handoff(entry, keys.outcomes_for("train"), encode(verdict))
+        wait_until(lambda: len(bench.flow._ahead) == 2, "two verdicts")
+    bench.publish(1)
+    again = Bench(tmp_path, connection, keys)
+    again.flow._advance()
+    assert len(again.flow.intake.take_arrivals().filtered) == 2
 
 
 def test_an_error_of_reading_beside_an_update_is_raised_after_it(bench, monkeypatch):
@@ -136,6 +165,18 @@ def test_an_error_of_reading_beside_an_update_is_raised_after_it(bench, monkeypa
         assert begun.wait(60)
     with pytest.raises(ZeroDivisionError), bench.flow.reading_ahead():
         raise ZeroDivisionError
+
+
+def test_a_server_that_is_away_during_an_update_ends_only_the_reading(bench, monkeypatch):
+    begun = threading.Event()
+
+    def fail(*_):
+        begun.set()
+        raise ServerUnavailable("away")
+
+    monkeypatch.setattr(bench.queue, "outcomes", fail)
+    with bench.flow.reading_ahead():
+        assert begun.wait(60)
 
 
 def test_the_last_steps_issue_no_more_than_they_need(bench):

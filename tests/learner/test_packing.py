@@ -18,10 +18,13 @@ from penstock.learner.policy.packing import (
     build_row,
     pack_for_ranks,
     pack_rows,
+    pick,
+    picked,
     prompt_groups,
+    rows_of_ranks,
     token_counts,
-    tokens_of,
 )
+from penstock.learner.policy.reference import _row_on
 
 BUDGET = 60
 lengths_lists = st.lists(st.integers(1, 80), max_size=40)
@@ -157,8 +160,12 @@ def make_sequence(prompt: int, completion: int, seed: int) -> TrainSequence:
 
 def check_token(row: Row, item: TrainSequence, start: int, token: int, place: int) -> None:
     """The N-th completion token of a row is this sequence's."""
-    assert row.predict_N[place] == start + len(item.prompt_ids) + token - 1
-    assert row.input_ids[0, row.predict_N[place] + 1] == row.token_ids_N[place] == item.token_ids[token]
+    assert row.predict_N.index[place] == start + len(item.prompt_ids) + token - 1
+    assert (
+        row.input_ids[0, row.predict_N.index[place] + 1]
+        == row.token_ids_N[place]
+        == item.token_ids[token]
+    )
     assert row.behaviour_N[place] == item.behaviour[token]
     assert row.mask_N[place] == item.mask[token]
     assert row.staleness_N[place] == item.staleness[token]
@@ -183,7 +190,7 @@ def test_a_row_is_its_sequences_end_to_end(shapes):
             place += 1
         start = end
     assert row.input_ids.shape == row.position_ids.shape == (1, start)
-    assert len(row.predict_N) == place
+    assert len(row.predict_N.index) == place
     assert row.max_seqlen == max(item.length for item in items)
     assert row.sequences == len(items)
 
@@ -213,9 +220,62 @@ def test_groups_of_one_prompt_stay_within_the_budget():
     prompts = [[5, 6], [7], [5, 6], [5, 6], [7], [5, 6]]
     items = [with_prompt(make_sequence(1, 3, n), prompts[n]) for n in range(6)]
     assert prompt_groups(items, 100) == [[0, 2, 3, 5], [1, 4]]
-    assert prompt_groups(items, 8) == [[0, 2], [1, 4], [3, 5]]
+    assert prompt_groups(items, 10) == [[0, 2], [1, 4], [3, 5]]
     assert prompt_groups(items, 1) == [[n] for n in range(6)]
-    assert [tokens_of([items[n] for n in group]) for group in prompt_groups(items, 8)] == [8, 7, 8]
+    assert rows_of_ranks(items, 18, 1) == [[[0, 2, 3], [1, 4, 5]]]
+
+
+def test_a_group_is_split_where_ranks_would_be_idle():
+    items = [with_prompt(make_sequence(1, 5, n), [5 + n // 4, 6]) for n in range(8)]
+    assert rows_of_ranks(items, 100, 1) == [[list(range(8))]]
+    assert rows_of_ranks(items, 100, 2) == [[[0, 1, 2, 3]], [[4, 5, 6, 7]]]
+    for ranks in (3, 4, 7, 8):
+        shares = rows_of_ranks(items, 100, ranks)
+        counts = [sum(map(len, rows)) for rows in shares]
+        assert sum(counts) == 8
+        assert min(counts) >= 1, "a rank computes nothing"
+
+
+def test_picked_rows_have_the_gradient_of_an_index_in_every_run():
+    random = np.random.default_rng(0)
+    index = random.integers(0, 40, 900)
+    values = torch.from_numpy(random.normal(size=(41, 128)).astype(np.float32)).requires_grad_()
+    weights = torch.from_numpy(random.normal(size=(900, 128)).astype(np.float32))
+    asked = picked(index, torch.device("cpu"))
+    assert sorted(np.concatenate([at for at, _ in asked.rounds])) == list(range(900))
+    assert all(len(set(rows.tolist())) == len(rows) for _, rows in asked.rounds)
+    assert torch.equal(pick(values, asked), values[torch.from_numpy(index)])
+    (expected,) = torch.autograd.grad((values.double()[torch.from_numpy(index)] * weights).sum(), values)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)  # with the index, 40 of 40 gradients differ
+    try:
+        found = [
+            torch.autograd.grad((pick(values, asked) * weights).sum(), values)[0] for _ in range(40)
+        ]
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(one, found[0]) for one in found)
+    assert (found[0] - expected).abs().max() < 1e-4
+    (low,) = torch.autograd.grad((pick(values.bfloat16(), asked) * weights).sum(), values)
+    assert (low - expected).abs().max() < 0.02 * expected.abs().max()
+
+
+def test_nothing_is_picked_from_an_empty_index():
+    asked = picked(np.zeros(0, dtype=np.int64), torch.device("cpu"))
+    values = torch.ones(3, 2, requires_grad=True)
+    pick(values, asked).sum().backward()
+    assert values.grad.tolist() == [[0, 0]] * 3
+
+
+def test_a_row_is_moved_with_all_of_its_tensors():
+    items = [with_prompt(make_sequence(1, 2, n), [5, 6]) for n in range(2)]
+    row = build_row(items, torch.device("cpu"))
+    row.shared.used = True
+    moved = _row_on(row, torch.device("meta"))
+    tensors = [moved.input_ids, moved.mask_N, moved.predict_N.index, moved.shared.first_L.index]
+    tensors += [part for round_ in moved.shared.positions_F.rounds for part in round_]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert not moved.shared.used
 
 
 def test_a_prompt_is_counted_with_the_first_sequence_that_has_it():
@@ -226,9 +286,13 @@ def test_a_prompt_is_counted_with_the_first_sequence_that_has_it():
 
 def test_a_rows_tensors_have_the_documented_dtypes():
     row = build_row([make_sequence(2, 3, 0), make_sequence(2, 0, 1)], torch.device("cpu"))
-    dtypes = {name: getattr(row, name).dtype for name in Row.__dataclass_fields__ if name[-1] == "N"}
+    dtypes = {
+        name: getattr(row, name).dtype
+        for name in Row.__dataclass_fields__
+        if name[-1] == "N" and name != "predict_N"
+    }
     assert dtypes == {
-        "predict_N": torch.int64, "token_ids_N": torch.int64, "sequence_N": torch.int64,
+        "token_ids_N": torch.int64, "sequence_N": torch.int64,
         "staleness_N": torch.int64, "mask_N": torch.bool, "temperature_N": torch.float32,
         "behaviour_N": torch.float32, "advantages_N": torch.float32,
     }  # fmt: skip
