@@ -184,7 +184,7 @@ class TurnTemplate:
     ) -> tuple[Int32s | None, str]:  # fmt: skip
         """Return the tokens (N,) that the chat template appends, and ""; or None and the reason.
 
-        They are those of `answers` and of the next assistant turn's start. They follow `last_token`, the
+        The tokens hold `answers` and the start of the next assistant turn. They follow `last_token`, the
         end token of the completion, which is not among them. `messages` are those before the `assistant`
         message, `tools` the JSON schemas. The reason says why it is not proven that the tokens are
         exact. Raise ValueError if the template refuses the messages, or its subclass RendererFailed if

@@ -152,7 +152,7 @@ class Learner:
             self._write_table()
             raise
         self._record_evaluations()
-        self._write_table()  # of the step before: made by now, while groups were waited for
+        self._write_table()  # that of the last step, which was made during the wait
         return taken
 
     def _journal(self, taken: TakenGroups) -> dict[str, Any]:
@@ -187,7 +187,8 @@ class Learner:
         Outcomes are read meanwhile. If an optimizer step was skipped for a gradient with NaN or
         infinity, store and log `groups`. Raise NotFinite if LEARNER_MAX_NONFINITE_STEPS Updates in a row
         had such a step, DiskFull or RunTaken if the groups cannot be stored, RuntimeError if another
-        rank is lost, RunTaken, ServerUnavailable, DataError or ConfigError for the outcomes.
+        rank is lost, ConfigError if the memory is not enough, RunTaken if the outcomes are another
+        learner's by now.
         """
         with self._phases.enter(UPDATE), self._flow.reading_ahead():
             update = self._policy.update(batch, self._step)

@@ -31,7 +31,7 @@ from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 
 _REPORT_EVERY_S = 10.0
 _LOOK_EVERY_S = 0.2
-"""Looking for the run's end with each group took a third of this process's time."""
+"""To ask the server for the run's end with each group took a third of this process's time."""
 
 log = get_logger(__name__)
 
@@ -136,9 +136,9 @@ class Rewarder:
         self._settle(wait_for_all=True)
 
     def _has_ended(self) -> bool:
-        """Return whether the learner has ended the run; False if this was looked at 0.2 s ago or later.
+        """Return whether the learner has ended the run, as the server says; False between two questions.
 
-        Raise ServerUnavailable or another error of Connection.execute.
+        The server is asked every 0.2 s. Raise ServerUnavailable or another error of Connection.execute.
         """
         if time.monotonic() < self._look_at:
             return False

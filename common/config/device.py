@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _FOLDER, _DEVICES = Path("/dev"), ("nvidia[0-9]*", "kfd", "dxg")
-"""Where the kernel shows GPUs of NVIDIA or AMD, or those of a Windows host."""
+"""Folder and patterns of the files of a GPU: NVIDIA's, AMD's, and a Windows host's."""
 _HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _LIBRARIES = ("libtorch_cuda.so", "libtorch_hip.so")
 """Libraries of torch that a build for the CPU lacks."""

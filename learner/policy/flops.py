@@ -12,8 +12,9 @@ The first name that the device's name contains counts, so "H100 NVL" stands befo
 
 
 Lengths = tuple[int, int, int]
-"""Of a sequence: all tokens, those that the linear layers compute (no prompt that another sequence has
-too), and those of the completion."""
+"""Numbers of tokens of a sequence: all, those that the linear layers compute, and the completion's.
+
+The linear layers compute a prompt for the first sequence that has it, and not for others."""
 
 
 class FlopCounter:

@@ -153,14 +153,20 @@ def test_what_ended_beside_an_update_is_counted_after_a_kill_too(tmp_path, conne
     assert len(again.flow.intake.take_arrivals().filtered) == 2
 
 
-def test_an_error_of_reading_beside_an_update_is_raised_after_it(bench, monkeypatch):
+def fail_to_read(bench, monkeypatch, error):
+    """Raise the error at each reading of outcomes; return an event that the first reading sets."""
     begun = threading.Event()
 
     def fail(*_):
         begun.set()
-        raise RunTaken("another learner")
+        raise error
 
     monkeypatch.setattr(bench.queue, "outcomes", fail)
+    return begun
+
+
+def test_an_error_of_reading_beside_an_update_is_raised_after_it(bench, monkeypatch):
+    begun = fail_to_read(bench, monkeypatch, RunTaken("another learner"))
     with pytest.raises(RunTaken, match="another learner"), bench.flow.reading_ahead():
         assert begun.wait(60)
     with pytest.raises(ZeroDivisionError), bench.flow.reading_ahead():
@@ -168,13 +174,7 @@ def test_an_error_of_reading_beside_an_update_is_raised_after_it(bench, monkeypa
 
 
 def test_a_server_that_is_away_during_an_update_ends_only_the_reading(bench, monkeypatch):
-    begun = threading.Event()
-
-    def fail(*_):
-        begun.set()
-        raise ServerUnavailable("away")
-
-    monkeypatch.setattr(bench.queue, "outcomes", fail)
+    begun = fail_to_read(bench, monkeypatch, ServerUnavailable("away"))
     with bench.flow.reading_ahead():
         assert begun.wait(60)
 
