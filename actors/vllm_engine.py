@@ -8,7 +8,7 @@ Settings of vLLM that make its numbers the ones that the learner expects:
   even after the same weights return under a new version: requests that were in flight left blocks of
   both. A conversation keeps the salt of its first turn, so its history is not computed again for each
   new version. Like a completion in flight it goes on with the keys and values that it has.
-- No chunked prefill on the CPU. When a prompt with a seed is split over two steps, vLLM 0.32 rewinds the
+- No chunked prefill on the CPU. When a prompt with a seed is split over two steps, vLLM rewinds the
   generator; CPU generators refuse ("CPU Generator does not use offset") and the engine dies.
 - VLLM_ENABLE_V1_MULTIPROCESSING=0: on a CPU, no second process that spins while it waits. vLLM binds
   threads only there: it stays with VLLM_CPU_OMP_THREADS_BIND and without OMP_NUM_THREADS.
@@ -20,6 +20,7 @@ import dataclasses
 import difflib
 import operator
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from penstock.actors.engine import Aborted, PromptRefused, verify_weights
+from penstock.actors.token_versions import TokenVersions
 from penstock.common.config.settings import ActorSettings
 from penstock.common.errors import ConfigError, EngineFailed
 from penstock.common.files.reading import parse_json, reading
@@ -43,17 +45,21 @@ _ENVIRONMENT = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 
+VERSIONS = ((0, 25), (0, 32))
+"""The first and the last version of vLLM that an actor starts: `make vllm-versions` tests them."""
+
 _CPU_BATCH_TOKENS = 4096
 """Prompt tokens per step on a CPU; the model length, if that is longer."""
 
 
 class VllmEngine:
-    """An Engine on vLLM 0.32, on a GPU or on the CPU. Make it inside of an event loop.
+    """An Engine on vLLM, on a GPU or on the CPU. Make it inside of an event loop.
 
     __init__ starts vLLM on the model folder `model` and blocks until it is ready. `contract` has the
     limit of tokens and the precision where the `settings` (ACTOR_*) leave them open. Environment
-    variables of vLLM that have no value get one. Raise ConfigError for damaged configs of the model or a
-    wrong ACTOR_ENGINE_ARGS, EngineFailed if vLLM fails or takes more than ACTOR_START_TIMEOUT_S.
+    variables of vLLM that have no value get one. Raise ConfigError for damaged configs of the model, a
+    wrong ACTOR_ENGINE_ARGS or another version of vLLM than those of VERSIONS, EngineFailed if vLLM fails
+    or takes more than ACTOR_START_TIMEOUT_S.
     """
 
     def __init__(self, settings: ActorSettings, contract: Contract, model: Path) -> None:
@@ -63,6 +69,9 @@ class VllmEngine:
         bound = "VLLM_CPU_OMP_THREADS_BIND" in os.environ or "OMP_NUM_THREADS" not in os.environ
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(bound)))
         with heavy_imports():
+            import vllm
+
+            check_version(vllm.__version__)
             from vllm import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -79,6 +88,7 @@ class VllmEngine:
             raise EngineFailed(
                 f"vLLM did not start on {model}: {error}; correct the ACTOR_* settings, or the model"
             ) from error
+        self._versions = TokenVersions(self._llm)
 
     @property
     def version(self) -> Version | None:
@@ -102,7 +112,6 @@ class VllmEngine:
         if vLLM refuses prompt or `sampling`, MalformedMessage if a completion is no Rollout,
         EngineFailed if vLLM fails or has no weights yet.
         """
-        from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
 
         if self._version is None:
@@ -112,22 +121,16 @@ class VllmEngine:
             )
         distinct = 1 if sampling.temperature == 0.0 else num_generations
         prompt = tokens_input(prompt_ids.tolist(), cache_salt=f"weights-{since or self._version}")
-        output: Any = None
+        self._versions.open(request_id)
         try:
-            parameters = self._sampling(sampling, distinct)
-            async for latest in self._llm.generate(prompt, parameters, request_id):
-                output = latest
-        except (VLLMClientError, ValueError) as error:
-            raise PromptRefused(
-                f"vLLM refused the request {request_id}: {error}; if its prompt is too long, raise "
-                "ACTOR_MAX_MODEL_LEN, or else correct the sampling in the learner's settings"
-            ) from error
-        except Exception as error:  # a dead engine raises whatever it was doing
-            raise EngineFailed(
-                f"vLLM failed at {request_id}: {error!r}; start the actor again"
-            ) from error
-        completions = sorted(output.outputs, key=lambda completion: completion.index)
-        rollouts = tuple(_rollout(item) for item in completions if item.token_ids)
+            completions = await self._complete(request_id, prompt, sampling, distinct)
+            rollouts = tuple(
+                _rollout(item, self._versions.spans(request_id, item.index, len(item.token_ids)))
+                for item in completions
+                if item.token_ids
+            )
+        finally:
+            self._versions.close(request_id)
         if any(item.finish_reason == "error" for item in completions):
             raise PromptRefused(
                 f"the engine could not serve {request_id}: its regex does not compile; correct "
@@ -136,6 +139,27 @@ class VllmEngine:
         if any(item.finish_reason not in ("stop", "length") for item in completions):
             raise Aborted(request_id, rollouts)
         return rollouts * (num_generations // distinct)
+
+    async def _complete(self, request_id: str, prompt: Any, sampling: Sampling, count: int) -> list[Any]:
+        """Return vLLM's `count` completions of a prompt, in order of their indices.
+
+        Raise PromptRefused if vLLM refuses prompt or `sampling`, EngineFailed if it fails.
+        """
+        output: Any = None
+        try:
+            parameters = self._sampling(sampling, count)
+            async for latest in self._llm.generate(prompt, parameters, request_id):
+                output = latest
+        except _refusals() as error:
+            raise PromptRefused(
+                f"vLLM refused the request {request_id}: {error}; if its prompt is too long, raise "
+                "ACTOR_MAX_MODEL_LEN, or else correct the sampling in the learner's settings"
+            ) from error
+        except Exception as error:  # a dead engine raises whatever it was doing
+            raise EngineFailed(
+                f"vLLM failed at {request_id}: {error!r}; start the actor again"
+            ) from error
+        return sorted(output.outputs, key=lambda completion: completion.index)
 
     def _sampling(self, sampling: Sampling, count: int) -> Any:
         """Return vLLM's SamplingParams for `count` completions. Raise ValueError if vLLM refuses them.
@@ -176,7 +200,7 @@ class VllmEngine:
             await self._llm.pause_generation(mode="keep", clear_cache=False)
             if weights.hash != self._hash:
                 await self._llm.collective_rpc("take_weights", args=(str(folder),))
-            await self._llm.update_weight_version(f"{weights.version} {weights.hash}")
+            await self._versions.change((weights.version, weights.hash))
             self._hash, self._version = weights.hash, weights.version
             await self._llm.resume_generation()
         except Exception as error:  # vLLM raises whatever its parts raise
@@ -255,6 +279,18 @@ def _check_names(names: Iterable[str]) -> None:
             raise ConfigError(f"ACTOR_ENGINE_ARGS: vLLM has no argument {name!r}: {hint}")
 
 
+def check_version(installed: str) -> None:
+    """Raise ConfigError if this version of vLLM, such as "0.32.0+cpu", is none of VERSIONS."""
+    lowest, highest = VERSIONS
+    found = tuple(int(part) for part in re.findall(r"\d+", installed)[:2])
+    if not lowest <= found <= highest:
+        first, last = (".".join(map(str, version)) for version in VERSIONS)
+        raise ConfigError(
+            f"vLLM {installed} is installed, expected {first} to {last}, with which Penstock is tested: "
+            f"pip install 'vllm>={first},<{highest[0]}.{highest[1] + 1}'"
+        )
+
+
 def read_stop_ids(model: Path) -> list[int]:
     """Return the end tokens in a folder's generation_config.json and config.json, sorted, each once.
 
@@ -269,30 +305,27 @@ def read_stop_ids(model: Path) -> list[int]:
     return sorted(found)
 
 
-def _rollout(completion: Any) -> Rollout:
-    """Return a completion that vLLM sampled with flat_logprobs as a Rollout.
+def _refusals() -> tuple[type[Exception], ...]:
+    """Return the errors by which vLLM refuses one request; before 0.27 those are ValueErrors."""
+    from vllm import exceptions
+
+    return (getattr(exceptions, "VLLMClientError", ValueError), ValueError)
+
+
+def _rollout(completion: Any, spans: tuple[Span, ...]) -> Rollout:
+    """Return a completion that vLLM sampled with flat_logprobs as a Rollout with these spans.
 
     Log-probabilities above 0, which rounding gives, become 0. Any finish reason but "stop" becomes
-    "length". Raise MalformedMessage for a span's label without a version, or a log-probability such as
+    "length". Raise MalformedMessage for spans that do not cover its tokens, or a log-probability such as
     NaN.
     """
-    spans = completion.weight_versions
     return Rollout(
         token_ids=np.array(completion.token_ids, dtype="<i4"),
         logprobs=np.minimum(np.array(completion.logprobs.logprobs, dtype="<f4"), 0.0),  # rounding
         mask=np.ones(len(completion.token_ids), dtype=bool),
-        spans=tuple(_span(span.version, span.start, span.end) for span in spans),
+        spans=spans,
         finish_reason="stop" if completion.finish_reason == "stop" else "length",
     )
-
-
-def _span(label: str, start: int, end: int) -> Span:
-    """Return tokens `start` to `end` - 1, which vLLM labelled "VERSION HASH", as a Span.
-
-    Raise MalformedMessage if the label begins with no version.
-    """
-    version, _, weights_hash = label.partition(" ")
-    return Span(Version.parse(version), start, end, weights_hash)
 
 
 def _token_counter(counts: list[int]) -> Any:

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from penstock.actors.engine import Aborted, PromptRefused, WeightsRejected, hash_weights
-from penstock.actors.vllm_engine import VllmEngine, engine_arguments
+from penstock.actors.token_versions import TokenVersions
+from penstock.actors.vllm_engine import VERSIONS, VllmEngine, check_version, engine_arguments
 from penstock.common.config import engine_args
 from penstock.common.config.settings import ActorSettings
 from penstock.common.errors import ConfigError
@@ -157,21 +158,26 @@ def test_more_prompt_tokens_than_fit_one_step_keep_the_engine_alive(live: Live) 
     assert len(live.sample(many, replace(SAMPLING, max_tokens=4), count=1)) == len(many)
 
 
+async def swap_in_flight(
+    live: Live, prompts: list[Int32s], sampling: Sampling, *swaps: Weights
+) -> list[tuple[Rollout, ...]]:
+    """16 completions of each prompt; new weights are taken whenever more tokens have been sampled."""
+    running = asyncio.ensure_future(live.sample_all(prompts, sampling, 16))
+    for weights in swaps:
+        before = live.engine.tokens_generated()
+        while live.engine.tokens_generated() == before:
+            await asyncio.sleep(0.001)
+        await live.engine.take_weights(weights)
+    return await running
+
+
 def test_a_swap_in_flight_gives_spans_over_both_versions(live: Live) -> None:
     old = live.take(live.a)
     new = live.next_weights(live.b)
     # Ten times as long as elsewhere: on a busy machine the swap must still meet them in flight.
     longer = replace(SAMPLING, max_tokens=375)
 
-    async def swap_in_flight() -> list[tuple[Rollout, ...]]:
-        before = live.engine.tokens_generated()
-        sampling = asyncio.ensure_future(live.sample_all(PROMPTS[:8], longer, 16))
-        while live.engine.tokens_generated() == before:
-            await asyncio.sleep(0.001)
-        await live.engine.take_weights(new)
-        return await sampling
-
-    groups = live.call(swap_in_flight())
+    groups = live.call(swap_in_flight(live, PROMPTS[:8], longer, new))
     seen = {tuple(span.version for span in item.spans) for group in groups for item in group}
     hashes = {old: hash_weights(live.a), new.version: new.hash}
     assert all(
@@ -184,6 +190,42 @@ def test_a_swap_in_flight_gives_spans_over_both_versions(live: Live) -> None:
         if rollout.spans[0].version == old
     ]
     assert np.concatenate(old_tokens).mean() <= TOLERANCE[live.dtype]
+
+
+@pytest.mark.parametrize("stop", [(), ("4", "7")])
+def test_the_spans_are_those_that_vllm_itself_counts(
+    live: Live, monkeypatch: pytest.MonkeyPatch, stop: tuple[str, ...]
+) -> None:
+    """vLLM 0.32 labels tokens with the version that it was told at the pause."""
+    from vllm.outputs import CompletionOutput
+
+    if "weight_versions" not in CompletionOutput.__annotations__:
+        pytest.skip("this vLLM does not count them")
+    llm, resume, complete = live.engine._llm, live.engine._llm.resume_generation, live.engine._complete
+    found: dict[str, list[Any]] = {}
+
+    async def label_and_resume() -> None:
+        await llm.update_weight_version(str(live.engine.version))
+        await resume()
+
+    async def keep(request_id: str, *rest: Any) -> list[Any]:
+        found[request_id] = await complete(request_id, *rest)
+        return found[request_id]
+
+    monkeypatch.setattr(llm, "resume_generation", label_and_resume)
+    monkeypatch.setattr(live.engine, "_complete", keep)
+    live.take(live.a)
+    swaps = [live.next_weights(live.b if number % 2 else live.a) for number in range(5)]
+    sampling = replace(SAMPLING, max_tokens=375, stop=stop)
+    groups = live.call(swap_in_flight(live, PROMPTS[:8], sampling, *swaps))
+    several = 0
+    for number, group in enumerate(groups):
+        for rollout, completion in zip(group, found[f"{number}"], strict=True):
+            counted = [(span.version, span.start, span.end) for span in completion.weight_versions]
+            spans = [(str(span.version), span.start, span.end) for span in rollout.spans]
+            assert spans == counted
+            several += len(spans) > 2
+    assert several or stop
 
 
 def test_taking_other_weights_and_the_old_ones_again_changes_no_bit(live: Live) -> None:
@@ -324,6 +366,17 @@ def test_further_arguments_reach_the_engine(live: Live) -> None:
     assert config.scheduler_config.max_num_batched_tokens == 2048
 
 
+@pytest.mark.parametrize("installed", ["0.24.0", "0.33.0", "1.0.0", "0.1.dev7+g1a2b"])
+def test_a_version_of_vllm_that_is_not_tested_is_refused_with_the_tested_ones(installed: str) -> None:
+    with pytest.raises(ConfigError, match=r"0\.25 to 0\.32.*pip install 'vllm>=0\.25,<0\.33'"):
+        check_version(installed)
+
+
+@pytest.mark.parametrize("installed", ["0.25.1", "0.32.0+cpu", "0.30.0rc1"])
+def test_the_versions_of_vllm_that_are_tested_start(installed: str) -> None:
+    check_version(installed)
+
+
 def test_an_argument_that_vllm_lacks_is_named() -> None:
     contract = Contract("model", "", "float32", 384, (RewardSpec("accuracy"),), True, 4, 8)
     with pytest.raises(ConfigError, match="no argument 'block_sise': did you mean block_size"):
@@ -331,6 +384,7 @@ def test_an_argument_that_vllm_lacks_is_named() -> None:
 
 
 def test_every_argument_that_penstock_sets_is_refused_by_name() -> None:
+    import vllm
     from vllm import AsyncEngineArgs
 
     contract = Contract("model", "", "float32", 384, (RewardSpec("accuracy"),), True, 4, 8)
@@ -340,7 +394,8 @@ def test_every_argument_that_penstock_sets_is_refused_by_name() -> None:
             continue
         with pytest.raises(ValueError, match=f"{name} cannot be set"):
             ActorSettings(engine_args={name: 1})
-    assert {*engine_args._VARIABLES, *engine_args._REFUSED} <= known
+    if vllm.__version__.startswith("{}.{}".format(*VERSIONS[1])):  # versions before lack some of them
+        assert {*engine_args._VARIABLES, *engine_args._REFUSED} <= known
 
 
 def text_of(token_ids: Int32s) -> str:
@@ -413,5 +468,7 @@ def test_a_request_that_ends_with_an_error_is_refused_and_not_given_back_for_eve
 
     engine = object.__new__(VllmEngine)
     engine._version, engine._stop_ids, engine._llm = Version(1, 0), [2], Failing()
+    unused = SimpleNamespace(request_states={}, outputs_queue=None, get_output_async=None)
+    engine._versions = TokenVersions(SimpleNamespace(output_processor=unused, engine_core=unused))
     with pytest.raises(PromptRefused, match="could not serve failing"):
         asyncio.run(engine.generate("failing", PROMPTS[0], replace(SAMPLING, regex="a"), 1))
