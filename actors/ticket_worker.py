@@ -16,6 +16,7 @@ from penstock.actors.held_tickets import HeldTickets, Job
 from penstock.actors.rollout_groups import Completions
 from penstock.actors.weight_follower import WeightFollower
 from penstock.common.broker.connection import Connection
+from penstock.common.broker.costs import CostReport
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.learner_watch import LearnerWatch
 from penstock.common.broker.lease_keeper import LeaseKeeper
@@ -88,6 +89,7 @@ class TicketWorker:
         self._engine_watch = EngineWatch(
             engine, groups, self._held, self._follower, actor.stall_timeout_s
         )
+        self._costs = CostReport(connection, self._keys.costs, "actor")
         self._leases = LeaseKeeper(run.lease_s, self._engine_watch.progress, actor.stall_timeout_s)
         self._loop = asyncio.get_running_loop()
         self._tasks = asyncio.TaskGroup()
@@ -118,6 +120,7 @@ class TicketWorker:
         finally:
             self._ending = True
             await asyncio.to_thread(self._leases.stop)
+        await asyncio.to_thread(self._costs.send)
         for stream in self._streams.values():
             with contextlib.suppress(RunNotReady):  # such as a key of another type
                 await asyncio.to_thread(stream.leave)
@@ -337,6 +340,7 @@ class TicketWorker:
         """
         check_at = 0.0
         while not self._stopping.is_set():
+            self._costs.note(self._phase())
             if time.monotonic() >= check_at:
                 check_at = time.monotonic() + _WATCH_S
                 if await asyncio.to_thread(self._has_ended):
@@ -345,7 +349,14 @@ class TicketWorker:
                 self._engine_watch.check()
                 self._engine_watch.report()
                 await asyncio.to_thread(self._learner_watch.check)
+                await asyncio.to_thread(self._costs.send_if_due)
             await asyncio.sleep(_IDLE_S)
+
+    def _phase(self) -> str:
+        """Return what the actor is doing, one of the phases of CostReport."""
+        if self._follower.taking:
+            return "changing weights"
+        return "generating" if self._held.running else "waiting for tickets"
 
     def _has_ended(self) -> bool:
         """Return whether the learner has ended the run, as the queue server says. The call blocks.

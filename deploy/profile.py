@@ -14,11 +14,22 @@ from penstock.common.files.atomic import read_json_lines
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.log import configure_logs
 
-_PHASE = re.compile(r"perf/learner/(?P<phase>\w+?)(?P<cpu>_cpu)?_s")
+_PHASE = re.compile(r"perf/(?P<role>learner|actor|rewarder)/(?P<phase>\w+?)(?P<cpu>_cpu)?_s")
+
+
+_HEADINGS = {
+    "learner": "the learner was",
+    "actor": "the actors together were",
+    "rewarder": "the rewarders together were",
+}
+"""By role, the first line of its table. Subprocesses are vLLM's engine, tools and scoring processes."""
+
+Phase = tuple[str, str]
+"""A role and what it does, such as ("actor", "generating")."""
 
 
 class Profile(ResultCommand):
-    """Show where the time of a run's steps went: seconds and CPU seconds by the learner's phases.
+    """Show where the time of a run's steps went: seconds and CPU seconds by what each role did.
 
     Example: penstock profile runs/mine
     """
@@ -36,42 +47,59 @@ class Profile(ResultCommand):
         return self.show(profile_of(rows))
 
 
-def _phases_of(row: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Return by phase its seconds and CPU seconds in `row`, the metrics of a step."""
-    found: dict[str, list[float]] = {}
+def _phases_of(row: Mapping[str, Any]) -> dict[Phase, list[float]]:
+    """Return by role and phase its seconds and CPU seconds in `row`, the metrics of a step."""
+    found: dict[Phase, list[float]] = {}
     for name, value in row.items():
         if (match := _PHASE.fullmatch(name)) and isinstance(value, (int, float)):
-            phase = match["phase"].replace("_", " ")
+            phase = match["role"], match["phase"].replace("_", " ")
             found.setdefault(phase, [0.0, 0.0])[bool(match["cpu"])] += value
     return found
 
 
-def _means(steps: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
+def _means(steps: Sequence[Mapping[Phase, Sequence[float]]]) -> dict[Phase, list[float]]:
     """Return by phase the means of its two numbers over `steps`; a step without the phase counts 0."""
-    sums: dict[str, list[float]] = {}
+    sums: dict[Phase, list[float]] = {}
     for step in steps:
-        for name, costs in step.items():
-            sums[name] = [
-                one + more for one, more in zip(sums.get(name, (0.0, 0.0)), costs, strict=True)
+        for phase, costs in step.items():
+            sums[phase] = [
+                one + more for one, more in zip(sums.get(phase, (0.0, 0.0)), costs, strict=True)
             ]
-    return {name: [cost / len(steps) for cost in costs] for name, costs in sums.items()}
+    return {phase: [cost / len(steps) for cost in costs] for phase, costs in sums.items()}
 
 
 def profile_of(rows: Sequence[Mapping[str, Any]]) -> Result:
     """Return the means over `rows`, the metrics of a run's steps, as text and as one object per phase.
 
-    The first step has a line of its own if there are more: all that went before it counts for it.
+    There is a table per role. The first step has a line of its own if there are more: all that went
+    before it counts for it.
     """
     first, *later = map(_phases_of, rows)
     mean = _means(later or [first])
-    all_s, all_cpu_s = (sum(costs[i] for costs in mean.values()) for i in (0, 1))
-    ordered = sorted(mean.items(), key=lambda item: -item[1][0])
-    lines = [f"{'the learner was':<28}{'s per step':>12}{'share':>8}{'CPU s per step':>16}"]
-    for name, (seconds, cpu_s) in [*ordered, ("all", (all_s, all_cpu_s))]:
+    lines, found = [], []
+    for role, heading in _HEADINGS.items():
+        phases = {phase: costs for (of, phase), costs in mean.items() if of == role}
+        lines += _table(heading, phases) if phases else []
+        found += [
+            {"role": role, "phase": phase, "seconds": costs[0], "cpu_s": costs[1]}
+            for phase, costs in _ordered(phases)
+        ]
+    if later:
+        start_s = sum(costs[0] for (role, _), costs in first.items() if role == "learner")
+        lines.append(f"Not in the tables: the start and the first step, {start_s:.1f} s together.")
+    return Result("\n".join(lines), found)
+
+
+def _ordered(phases: Mapping[str, Sequence[float]]) -> list[tuple[str, Sequence[float]]]:
+    """Return the phases with their costs, the one with the most seconds first."""
+    return sorted(phases.items(), key=lambda item: -item[1][0])
+
+
+def _table(heading: str, phases: Mapping[str, Sequence[float]]) -> list[str]:
+    """Return the lines of a role's table; `phases` has seconds and CPU seconds per step by phase."""
+    all_s, all_cpu_s = (sum(costs[i] for costs in phases.values()) for i in (0, 1))
+    lines = [f"{heading:<28}{'s per step':>12}{'share':>8}{'CPU s per step':>16}"]
+    for name, (seconds, cpu_s) in [*_ordered(phases), ("all", (all_s, all_cpu_s))]:
         share = seconds / all_s if all_s else 0.0
         lines.append(f"{name:<28}{seconds:>12.3f}{share:>8.1%}{cpu_s:>16.3f}")
-    if later:
-        start_s = sum(costs[0] for costs in first.values())
-        lines.append(f"Not in the table: the start and the first step, {start_s:.1f} s together.")
-    found = [{"phase": name, "seconds": costs[0], "cpu_s": costs[1]} for name, costs in ordered]
-    return Result("\n".join(lines), found)
+    return lines

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from penstock.common.broker.costs import FleetCosts
 from penstock.common.config.role_command import LearnerCommand
 from penstock.common.errors import NoSignal, NotFinite
 from penstock.common.failpoint import failpoint
@@ -102,6 +103,7 @@ class Learner:
         )
         self._flow = TicketFlow(queue, self._commit_log, plan, command.run, nonce, stopping, phases)
         self._flow.join()
+        self._costs = FleetCosts(queue.connection, queue.keys.costs)
 
     def train(self) -> None:
         """Publish the weights, make the steps that are left, then end the run or leave it to a resume.
@@ -306,8 +308,9 @@ class Learner:
 
         `metrics` are those of the groups in `taken`; the values of `update`, and times and rates
         (perf/..), are added to this dictionary, which is kept for model cards and the run's results.
-        Among them are the seconds of each phase since the step before was recorded. Trackers get both.
-        Raise RunTaken, DiskFull.
+        Among them are the seconds of each phase since the step before was recorded, also those of actors
+        and rewarders. Trackers get both. Raise RunTaken, DiskFull, ServerUnavailable or another error of
+        Connection.execute.
         """
         step_s, update_s = self._phases.step_s, self._phases.seconds(UPDATE)
         metrics |= update_metrics(update) | {
@@ -318,6 +321,7 @@ class Learner:
         }
         profile = self._phases.take_profile()
         metrics |= phase_metrics(profile)
+        metrics |= {f"perf/{field}": seconds for field, seconds in self._costs.take().items()}
         self._spent.update({name: cost.seconds for name, cost in profile.items()})
         if self._peak:
             metrics["perf/mfu"] = update.flops / update_s / (self._peak * world_size())

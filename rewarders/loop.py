@@ -13,6 +13,7 @@ from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from penstock.common.broker.connection import BLOCK_MS, Connection
+from penstock.common.broker.costs import CostReport
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.learner_watch import LearnerWatch
 from penstock.common.broker.lease_keeper import LeaseKeeper
@@ -87,6 +88,7 @@ class Rewarder:
         )
         self._keeper = LeaseKeeper(settings.run.lease_s, lambda: pool.finished, 2 * longest_s)
         self._learner_watch = LearnerWatch(connection, self._keys, settings.run)
+        self._costs = CostReport(connection, self._keys.costs, "rewarder")
         self._threads = ThreadPoolExecutor(settings.rewarder.workers, "score")
         self._busy: set[Future[None]] = set()
         self._reclaim_at = self._look_at = 0.0
@@ -133,7 +135,10 @@ class Rewarder:
                 self._scorer.rejoin(self._settings.run.join_timeout_s, stopping)
             self._settle()
             self._report()
+            self._costs.note("scoring" if self._busy else "waiting for groups")
+            self._costs.send_if_due()
         self._settle(wait_for_all=True)
+        self._costs.send()
 
     def _has_ended(self) -> bool:
         """Return whether the learner has ended the run, as the server says; False between two questions.

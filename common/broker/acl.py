@@ -69,8 +69,8 @@ def rules(role: Role, keys: Keys) -> list[str]:
 
     A reader may read all keys; the learner may read and write them. An actor or a rewarder may read the
     run, change its work streams and `open`, add groups, results and dead tickets, count malformed
-    entries, and call the server functions for that. The arguments allow commands ("+get") and keys
-    ("~KEY") and take no right away: the caller resets the user first.
+    entries and costs, and call the server functions for that. The arguments allow commands ("+get") and
+    keys ("~KEY") and take no right away: the caller resets the user first.
     """
     if role == "reader":
         return [*_allow(_READING), *(f"%R~{key}" for key in keys.all)]
@@ -83,7 +83,9 @@ def _worker_rules(keys: Keys, actor: bool) -> list[str]:
     """Return the ACL rules of an actor, or if not `actor` of a rewarder, on the run with these keys.
 
     Rights: change `open` and own streams (tickets, eval_tickets, or rollouts); add to rollouts (actor),
-    scored, evaluated and dead; count in malformed; read the other keys; call the functions for this."""
+    scored, evaluated and dead; count in malformed and costs; read the other keys; call the functions for
+    this.
+    """
     worked = (keys.tickets, keys.eval_tickets) if actor else (keys.rollouts,)
     following = (keys.rollouts,) if actor else keys.outcome_streams
     ends = (*keys.outcome_streams, keys.dead)  # of a ticket that failed too often
@@ -94,7 +96,8 @@ def _worker_rules(keys: Keys, actor: bool) -> list[str]:
         *(f"%R~{key}" for key in known if key not in worked),
         _selector(["xreadgroup"], worked),  # needs no more than the right to read, and takes entries
         _selector(["xadd"], dict.fromkeys((*following, *ends)), "%W~"),
-        _selector(_COUNTING, [keys.malformed]), _selector(["type"], [keys.dead], "%R~"),
+        _selector(_COUNTING, [keys.malformed]), _selector(["hincrbyfloat"], [keys.costs]),
+        _selector(["type"], [keys.dead], "%R~"),
         _selector(_calls("handoff"), (keys.fence, keys.open, *worked, *following)),
         _selector(_calls("bury"), (keys.fence, keys.open, *worked, *ends)),
         _selector(_calls(*_LEASE_CALLS), (keys.fence, keys.open, keys.malformed, *worked)),

@@ -28,6 +28,7 @@ class Keys:
         self.contract = prefix + "contract"
         self.weights = prefix + "weights"  # the announced version
         self.state = prefix + "state"  # "running" or "ended"
+        self.costs = prefix + "costs"  # hash: seconds that actors and rewarders spent, by phase
 
     def tickets_for(self, purpose: Purpose) -> str:
         """Return the key of the stream of tickets: tickets for "train", eval_tickets for "eval"."""
@@ -49,5 +50,5 @@ class Keys:
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Every key of the run, in a fixed order: tickets first, state last."""
+        """Every key of the run, in a fixed order: tickets first, costs last."""
         return tuple(vars(self).values())

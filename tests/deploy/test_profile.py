@@ -36,7 +36,29 @@ def test_the_phases_are_shown_per_step_without_the_start(tmp_path: Path, capsys)
         "waiting for groups                 4.000   80.0%           0.250",
         "running forward                    1.000   20.0%           3.000",
         "all                                5.000  100.0%           3.250",
-        "Not in the table: the start and the first step, 25.0 s together.",
+        "Not in the tables: the start and the first step, 25.0 s together.",
+    ]
+
+
+def test_each_role_has_a_table_with_its_subprocesses(tmp_path: Path, capsys) -> None:
+    costs = {
+        "perf/actor/generating_s": 1.5,
+        "perf/actor/generating_cpu_s": 0.5,
+        "perf/actor/subprocesses_cpu_s": 0.75,
+        "perf/actor/waiting_for_tickets_s": 0.5,
+        "perf/rewarder/scoring_s": 0.25,
+    }
+    run = write(tmp_path, step(3.0, 1.0) | costs)
+    assert load(Profile, "profile", [str(run)]).execute() == 0
+    assert capsys.readouterr().out.splitlines()[4:] == [
+        "the actors together were      s per step   share  CPU s per step",
+        "generating                         1.500   75.0%           0.500",
+        "waiting for tickets                0.500   25.0%           0.000",
+        "subprocesses                       0.000    0.0%           0.750",
+        "all                                2.000  100.0%           1.250",
+        "the rewarders together were   s per step   share  CPU s per step",
+        "scoring                            0.250  100.0%           0.000",
+        "all                                0.250  100.0%           0.000",
     ]
 
 
@@ -44,8 +66,8 @@ def test_one_step_is_shown_as_it_is_and_json_has_the_phases(tmp_path: Path, caps
     run = write(tmp_path, step(3.0, 1.0) | {"perf/learner/odd_s": "no number"})
     assert load(Profile, "profile", ["--json", str(run)]).execute() == 0
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
-        {"phase": "waiting for groups", "seconds": 3.0, "cpu_s": 0.25},
-        {"phase": "running forward", "seconds": 1.0, "cpu_s": 0.0},
+        {"role": "learner", "phase": "waiting for groups", "seconds": 3.0, "cpu_s": 0.25},
+        {"role": "learner", "phase": "running forward", "seconds": 1.0, "cpu_s": 0.0},
     ]
 
 

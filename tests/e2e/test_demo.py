@@ -89,6 +89,14 @@ def test_trainer_and_engine_agree_on_fresh_tokens_at_every_step(demo):
     assert max(differences) <= 1e-4
 
 
+def test_every_role_reports_what_it_spent(demo):
+    sums = {"actor/generating_s": 0.0, "actor/subprocesses_cpu_s": 0.0, "rewarder/scoring_s": 0.0}
+    for row in demo.rows("metrics.jsonl"):
+        for name in sums:
+            sums[name] += row.get(f"perf/{name}", 0.0)
+    assert min(sums.values()) > 0
+
+
 def test_staleness_stays_within_its_bound(demo):
     assert max(row["sample/staleness_max"] for row in demo.rows("metrics.jsonl")) <= 1
 
