@@ -29,8 +29,9 @@ from penstock.common.errors import RunNotReady
 from penstock.common.log import get_logger
 from penstock.common.role import connect, consumer_name
 from penstock.common.sandbox.limits import allow_open_files
+from penstock.common.transfer.model_folder import ModelCopy
 from penstock.common.wire.codec import decode
-from penstock.common.wire.contract import Contract, check_tokenizer
+from penstock.common.wire.contract import Contract
 
 _REJOIN_S = 0.5
 _CONNECTIONS, _FEWEST_CONNECTIONS = 8, 64
@@ -73,8 +74,9 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
         return
     contract = decode(data, Contract)
     _allow_open_files(contract, settings.actor.episode_workers)
-    engine = _start_engine(settings, contract, make_engine)
-    groups = await _make_groups(settings, contract, engine)
+    model = ModelCopy(view, settings.run, stopping).with_weights(contract)
+    engine = _start_engine(settings, contract, model, make_engine)
+    groups = await _make_groups(settings, contract, model, engine)
     consumer = consumer_name("actor")
     log.info(f"{consumer} joined run {settings.run.name}.")
     watch = LearnerWatch(connection, view.keys, settings.run)
@@ -99,14 +101,13 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
         log.info(f"{consumer} left run {settings.run.name}.")
 
 
-def _start_engine(settings: ActorCommand, contract: Contract, make_engine: MakeEngine) -> Engine:
-    """Return an engine started by `make_engine` on the contract's model folder; block until it is ready.
+def _start_engine(
+    settings: ActorCommand, contract: Contract, model: Path, make_engine: MakeEngine
+) -> Engine:
+    """Return an engine started by `make_engine` on the model folder `model`; block until it is ready.
 
-    The begin and the time it took are logged. Raise EngineFailed if the engine does not start,
-    ContractMismatch if the folder is missing here or has another tokenizer than the learner's,
-    ConfigError if it has none.
+    The begin and the time it took are logged. Raise EngineFailed if the engine does not start.
     """
-    model = check_tokenizer(contract)
     log.info(f"Starting the inference engine on {model}.")
     began = time.monotonic()
     engine = make_engine(settings.actor, contract, model)
@@ -124,9 +125,10 @@ def _allow_open_files(contract: Contract, workers: int) -> None:
         allow_open_files(_OTHER_OPEN_FILES + each * workers, "ACTOR_EPISODE_WORKERS")
 
 
-async def _make_groups(settings: ActorCommand, contract: Contract, engine: Engine) -> Completions:
-    """Return the sampler of rollouts: Agents for a contract with an agent, Conversations for one with
-    tools or environments, else Completions.
+async def _make_groups(
+    settings: ActorCommand, contract: Contract, model: Path, engine: Engine
+) -> Completions:
+    """Return what samples rollouts: Agents, Conversations (for tools or environments) or Completions.
 
     The first two run at most `settings.actor.episode_workers` episodes at a time; none is started here.
     For Agents the endpoint is started, and its address is logged. Raise ConfigError if the user of the
@@ -136,7 +138,7 @@ async def _make_groups(settings: ActorCommand, contract: Contract, engine: Engin
         return Completions(engine)
     workers = settings.actor.episode_workers
     pool = await asyncio.to_thread(EpisodePool, settings.actor, contract.episodes)
-    given = (engine, contract, Path(contract.model), pool, workers)
+    given = (engine, contract, model, pool, workers)
     if contract.episodes.agent is None:
         return Conversations(*given)
     endpoint = Endpoint(max(_FEWEST_CONNECTIONS, _CONNECTIONS * workers))

@@ -15,6 +15,7 @@ from penstock.actors.engine_watch import EngineWatch
 from penstock.actors.held_tickets import HeldTickets, Job
 from penstock.actors.rollout_groups import Completions
 from penstock.actors.weight_follower import WeightFollower
+from penstock.actors.weight_source import WeightSource
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.costs import CostReport
 from penstock.common.broker.keys import Keys
@@ -26,6 +27,7 @@ from penstock.common.config.role_command import ActorCommand
 from penstock.common.episodes.pool import EpisodeFailed
 from penstock.common.errors import EngineFailed, MalformedMessage, RunNotReady
 from penstock.common.log import get_logger
+from penstock.common.transfer.model_folder import ModelCopy
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract, describe_difference
 from penstock.common.wire.ids import Purpose
@@ -84,8 +86,10 @@ class TicketWorker:
         self._reclaim_at = dict.fromkeys(_PURPOSES, 0.0)
         self._held = HeldTickets(contract.credit)
         self._follower = WeightFollower(
-            engine, self._view, self._held, run.folder, run.join_timeout_s, actor.start_timeout_s
-        )
+            engine, self._view, self._held,
+            WeightSource(run.folder, ModelCopy(self._view, run, stopping), actor.weights_from),
+            run.join_timeout_s, actor.start_timeout_s,
+        )  # fmt: skip
         self._engine_watch = EngineWatch(
             engine, groups, self._held, self._follower, actor.stall_timeout_s
         )
@@ -110,11 +114,13 @@ class TicketWorker:
         try:
             async with self._tasks:
                 taking = self._tasks.create_task(self._take_tickets())
-                self._tasks.create_task(self._follow_weights())
+                following = self._tasks.create_task(self._follow_weights())
                 await self._watch_run()
                 self._ending = True
                 await taking  # otherwise that loop would take the tickets again that are given back
                 await self._finish()
+                if not self._follower.taking:  # it may be fetching weights, which takes long
+                    following.cancel()
         except BaseExceptionGroup as group:
             raise _first(group) from group
         finally:
@@ -335,8 +341,7 @@ class TicketWorker:
 
         The engine's speed is logged every 10 s. Raise RunNotReady if the run is gone or has another
         contract, EngineFailed if the engine sampled nothing for ACTOR_STALL_TIMEOUT_S, DeadlineExceeded
-        if no heartbeat of the learner came for RUN_PROGRESS_TIMEOUT_S, ServerUnavailable and
-        Connection.call's other errors.
+        without the learner's heartbeat for RUN_PROGRESS_TIMEOUT_S, and Connection.call's errors.
         """
         check_at = 0.0
         while not self._stopping.is_set():

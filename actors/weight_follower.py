@@ -1,19 +1,21 @@
 """Keeping the engine at the version that the learner announced last.
 
-An announcement names a version and the hash of its weights. An actor looks for them in the run's own
-folder, whatever path is announced: whoever can write to the queue server cannot choose a file.
+An announcement names a version and the hash of its weights. Their file is fetched, if need be, while
+requests go on; only the change of the weights waits for them.
 """
 
 import asyncio
+import threading
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from concurrent.futures import Future
 
-from penstock.actors.engine import WEIGHTS_FILE, Engine, WeightsRejected
+from penstock.actors.engine import Engine, WeightsRejected
 from penstock.actors.held_tickets import HeldTickets
+from penstock.actors.weight_source import WeightSource
 from penstock.common.broker.run_view import RunView
 from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded, EngineFailed
-from penstock.common.files.run_folder import RunFolder
 from penstock.common.log import get_logger
 from penstock.common.wire.messages import Weights
 
@@ -24,9 +26,9 @@ class WeightFollower:
     """Changes the weights of `engine` to the announced version, except while an eval ticket is running.
 
     The announced version counts, not the highest: after 2.7, a restarted learner may announce 3.5.
-    `view` reads the announcement, `held` has the running tickets, and `folder` is the run's, which has
-    the weights. `learner_timeout_s` (RUN_JOIN_TIMEOUT_S) limits the wait for usable weights,
-    `take_timeout_s` (ACTOR_START_TIMEOUT_S) a change of weights. `taking` is True during a change.
+    `view` reads the announcement, `held` has the running tickets, and `source` finds the weights.
+    `learner_timeout_s` (RUN_JOIN_TIMEOUT_S) limits the wait for usable weights, `take_timeout_s`
+    (ACTOR_START_TIMEOUT_S) a change of weights. `taking` is True during a change.
     """
 
     def __init__(
@@ -34,7 +36,7 @@ class WeightFollower:
         engine: Engine,
         view: RunView,
         held: HeldTickets,
-        folder: RunFolder,
+        source: WeightSource,
         learner_timeout_s: float,
         take_timeout_s: float,
     ) -> None:
@@ -42,7 +44,7 @@ class WeightFollower:
         self._engine = engine
         self._view = view
         self._held = held
-        self._folder = folder
+        self._source = source
         self._deadline = Deadline(learner_timeout_s, longest_gap_s=take_timeout_s)
         self._take_timeout_s = take_timeout_s
         self._reported = ""
@@ -61,7 +63,10 @@ class WeightFollower:
             self._deadline.restart()
             return False
         try:
-            await self._take(weights)
+            found = await _in_thread(self._source.find, weights)
+            if self._held.pins_version():  # by an eval ticket that began meanwhile
+                return False
+            await self._take(found)
         except WeightsRejected as error:
             self._refuse(weights, error)
             return False
@@ -69,7 +74,7 @@ class WeightFollower:
         return True
 
     async def _take(self, weights: Weights) -> None:
-        """Load announced weights from the run's folder into the engine; `taking` is True meanwhile.
+        """Load weights that are on this host into the engine; `taking` is True meanwhile.
 
         Raise WeightsRejected, with the engine unchanged, for unusable weights, EngineFailed if the load
         fails or takes more than ACTOR_START_TIMEOUT_S.
@@ -78,7 +83,7 @@ class WeightFollower:
         self.taking = True
         try:
             async with asyncio.timeout(self._take_timeout_s):
-                await self._engine.take_weights(find_weights(weights, self._folder))
+                await self._engine.take_weights(weights)
         except TimeoutError as error:
             raise EngineFailed(
                 f"the engine did not take version {weights.version} within {self._take_timeout_s:g} s "
@@ -117,16 +122,16 @@ class WeightFollower:
             )
 
 
-def find_weights(weights: Weights, folder: RunFolder) -> Weights:
-    """Return a copy of announced weights with the path that their version has in the run's folder.
+async def _in_thread(find: Callable[[Weights], Weights], weights: Weights) -> Weights:
+    """Return `find(weights)`, computed in a thread that no process waits for at its end."""
+    found: Future[Weights] = Future()
 
-    The announced path is not used. Raise WeightsRejected if the file there is a link that leads out of
-    the folder of versions. Whether there is a file is not checked.
-    """
-    path = folder.version(weights.version.incarnation, weights.version.step)
-    if not (path / WEIGHTS_FILE).resolve().is_relative_to(folder.versions.resolve()):
-        raise WeightsRejected(
-            f"{path / WEIGHTS_FILE} leads out of {folder.versions}; weights are read from the run's "
-            "folder only: put the file there instead of the link"
-        )
-    return replace(weights, path=str(path))
+    def work() -> None:
+        """Store the result or the error in `found`."""
+        try:
+            found.set_result(find(weights))
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=work, name="weights", daemon=True).start()
+    return await asyncio.wrap_future(found)

@@ -30,12 +30,14 @@ class Limits:
 
     The wait before a restart doubles from `first_backoff_s` to `longest_backoff_s` (1, 2, 4, ... 30 s),
     and starts over when a process ran for `settled_s`. A service is waited for at most `ready_s`.
+    After the learner and the roles here have ended, the server stays for `linger_s`.
     """
 
     first_backoff_s: float = 1.0
     longest_backoff_s: float = 30.0
     settled_s: float = 60.0
     leave_s: float = 60.0
+    linger_s: float = 0.0
     ready_s: float = 600.0
     terminate_s: float = 30.0
     failures: int = 5
@@ -200,6 +202,7 @@ class Supervisor:
             child.wanted = False
         if self._phase == "leaving":
             self._wait_for(self._roles(), self._limits.leave_s, lambda: self._stops > 0)
+            self._wait_for(self.children, self._limits.linger_s, lambda: self._stops > 0)
         self._phase = "stopping"
         for stage in sorted({child.service.stage for child in self.children}):
             members = [child for child in self.children if child.service.stage == stage]

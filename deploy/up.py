@@ -37,6 +37,10 @@ from penstock.deploy.supervisor import (
 _COLOURS = (36, 33, 32, 35, 34, 31)
 
 
+_LINGER_S = 5.0
+"""The time that processes of other machines have to see the run's end on the queue server."""
+
+
 class Up(Command):
     """Run learner, actors, rewarders and a queue server (unless REDIS_URL is set) until the run ends.
 
@@ -73,9 +77,14 @@ class Up(Command):
             listening = self._listening(settings)
             if not settings.redis_url:
                 services = [queue_service(settings.run.folder, listening), *services]
-            limits = Limits(ready_s=settings.run.progress_timeout_s)
+            limits = Limits(
+                ready_s=settings.run.progress_timeout_s, linger_s=_LINGER_S if listening else 0.0
+            )
             guard_children()  # children end with `up`, even when it is killed with -9
             environment = child_environment(self.env_file)
+            if listening:  # other machines get the run's files where they reach the queue server
+                shown = f"[{listening.host}]" if ":" in listening.host else listening.host
+                environment.setdefault("LEARNER_FILES_ADDRESS", f"{shown}:0")
             supervisor = Supervisor(services, environment, report or Printer(sys.stdout), counts, limits)
             if threading.current_thread() is threading.main_thread():
                 for number in (signal.SIGINT, signal.SIGTERM):

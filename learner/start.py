@@ -7,7 +7,7 @@ A learner that finds another learner at one of these raises RunTaken, which name
 
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 
 from torch.profiler import record_function
@@ -35,6 +35,7 @@ from penstock.learner.state.checkpoint import (
     newest_checkpoint,
     newest_position,
 )
+from penstock.learner.state.file_server import serving
 from penstock.learner.state.incarnations import (
     claim_incarnation,
     describe_fence,
@@ -90,6 +91,7 @@ def _claim_and_train(
     with (
         _naming_the_successor(folder, number, RunView(connection, keys)),
         Heartbeat(queue, phases, run.lease_s, command.learner.stall_timeout_s),
+        ExitStack() as stack,
     ):
         with phases.enter("reading data and model"):
             plan = make_plan(command.learner)
@@ -97,6 +99,8 @@ def _claim_and_train(
             claim = claim_incarnation(folder, newest_position(folder))
             folder.remove_asides()
             queue.set_state("running")  # an earlier learner of the run may have set "ended"
+            served = serving(command.learner, connection.server, folder.versions, plan.contract)
+            queue.source = stack.enter_context(served)
             queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
             checkpoint = newest_checkpoint(folder, claim)
             policy = _make_policy(command, plan, checkpoint, phases)

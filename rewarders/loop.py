@@ -24,6 +24,7 @@ from penstock.common.errors import MalformedMessage, RunNotReady, ServerUnavaila
 from penstock.common.log import get_logger
 from penstock.common.role import connect, consumer_name
 from penstock.common.sandbox.starter import START_TIMEOUT_S
+from penstock.common.transfer.model_folder import ModelCopy
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.messages import Group, Outcome, ScoredGroup
 from penstock.rewarders.judges import longest_call_s
@@ -53,7 +54,7 @@ def run(settings: RewarderCommand, stopping: threading.Event) -> None:
     if contract is not None:
         with (
             ScoringPool(settings.rewarder) as pool,
-            Rewarder(settings, connection, pool, contract) as rewarder,
+            Rewarder(settings, connection, pool, contract, stopping) as rewarder,
         ):
             rewarder.serve(stopping)
     connection.close()
@@ -69,7 +70,12 @@ class Rewarder:
     """
 
     def __init__(
-        self, settings: RewarderCommand, connection: Connection, pool: ScoringPool, contract: bytes
+        self,
+        settings: RewarderCommand,
+        connection: Connection,
+        pool: ScoringPool,
+        contract: bytes,
+        stopping: threading.Event,
     ) -> None:
         name = consumer_name("rewarder")
         self._settings = settings
@@ -80,7 +86,8 @@ class Rewarder:
             settings.run.lease_s, settings.run.max_attempts,
         )  # fmt: skip
         self._pool = pool
-        self._scorer = CurrentScorer(self._view, pool, name, contract)
+        copy = ModelCopy(self._view, settings.run, stopping)
+        self._scorer = CurrentScorer(self._view, pool, name, contract, copy)
         longest_s = START_TIMEOUT_S + max(  # of one reward: the pool ends it then
             settings.rewarder.timeout_s,
             settings.rewarder.reward_model_timeout_s,
@@ -121,9 +128,8 @@ class Rewarder:
 
         The counts are logged every 10 s. If the server was emptied, log that, and wait up to
         RUN_JOIN_TIMEOUT_S for the learner to set the run up again. Raise DeadlineExceeded if the learner
-        is gone, ServerUnavailable if the server is, ContractMismatch or ConfigError if a new contract
-        cannot be served, SandboxFailed if a scoring process does not start, MalformedMessage for a
-        contract or ticket id that cannot be read.
+        is gone, ServerUnavailable if the server is, ContractMismatch or ConfigError for a new contract
+        that cannot be served, SandboxFailed, or MalformedMessage for a contract or ticket id.
         """
         while not stopping.is_set() and not self._has_ended():
             try:

@@ -1,8 +1,9 @@
 """From one group to its outcome, under the run's contract, which may change."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from penstock.common.errors import ContractMismatch, MalformedMessage
 from penstock.common.log import get_logger, shorten
 from penstock.common.reward_totals import first_scored, group_totals
 from penstock.common.text import SHOWN, as_text
+from penstock.common.transfer.model_folder import ModelCopy
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract, check_tokenizer, describe_difference
 from penstock.common.wire.messages import ANSWER, Group, Outcome, ScoredGroup, Verdict
@@ -265,10 +267,16 @@ def _only(arguments: dict[str, list[Any]], indices: Sequence[int]) -> dict[str, 
     return {name: [values[index] for index in indices] for name, values in arguments.items()}
 
 
-def make_scorer(contract: Contract, pool: ScoringPool, name: str) -> Scorer:
+def make_scorer(
+    contract: Contract,
+    pool: ScoringPool,
+    name: str,
+    find_tokenizer: Callable[[Contract], Path] = check_tokenizer,
+) -> Scorer:
     """Return a scorer for `contract`, after each of its rewards was loaded in `pool` once.
 
-    Of a judge its options and the key are checked instead. `name` is the rewarder's. Raise
+    Of a judge its options and the key are checked instead. `name` is the rewarder's. `find_tokenizer`
+    returns the folder with the tokenizer, and may fetch it from the learner. Raise
     ContractMismatch if a reward cannot be used here, or the contract's model folder is missing or has
     another tokenizer; ConfigError if the folder has none; SandboxFailed if no scoring process starts.
     """
@@ -276,7 +284,7 @@ def make_scorer(contract: Contract, pool: ScoringPool, name: str) -> Scorer:
         if mistake := pool.check(spec):
             found = f"LEARNER_REWARDS: {spec.name} cannot be used here: {mistake}"
             raise ContractMismatch(f"{found}. Correct that on this host, or change LEARNER_REWARDS")
-    folder = check_tokenizer(contract)
+    folder = find_tokenizer(contract)
     return Scorer(contract, Tokenizer.from_file(str(folder / "tokenizer.json")), pool, name)
 
 
@@ -294,12 +302,16 @@ class CurrentScorer:
     """The scorer of the contract in force, shared by all threads.
 
     `contract` is the first one, encoded; later ones are read through `view`. `pool` computes the
-    rewards, `name` is the rewarder's. Creating it loads the rewards in the pool. Raise ContractMismatch,
-    ConfigError or SandboxFailed if this process cannot serve the contract.
+    rewards, `name` is the rewarder's, and `copy` fetches a tokenizer that is not on this host. Creating
+    it loads the rewards in the pool. Raise ContractMismatch, ConfigError or SandboxFailed if this
+    process cannot serve the contract.
     """
 
-    def __init__(self, view: RunView, pool: ScoringPool, name: str, contract: bytes) -> None:
+    def __init__(
+        self, view: RunView, pool: ScoringPool, name: str, contract: bytes, copy: ModelCopy
+    ) -> None:
         self._view = view
+        self._find_tokenizer = copy.with_tokenizer
         self._pool = pool
         self._name = name
         self._changing = threading.Lock()
@@ -350,7 +362,7 @@ class CurrentScorer:
         folder has no tokenizer.
         """
         try:
-            return make_scorer(decode(data, Contract), self._pool, self._name)
+            return make_scorer(decode(data, Contract), self._pool, self._name, self._find_tokenizer)
         except MalformedMessage as error:
             raise ContractMismatch(
                 f"the learner's contract cannot be read: {error}. "

@@ -6,7 +6,6 @@ its rollout lives. Every error has OpenAI's form, and nothing that is sent here 
 
 import asyncio
 import hmac
-import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,18 +17,15 @@ from aiohttp import web
 
 from penstock.actors.agents.form import CallRefused, ended
 from penstock.common.text import short
+from penstock.common.transfer.connections import LimitedConnection, busy
 from penstock.common.wire.plain import brief
 
 _LOOPBACK = "127.0.0.1"
 _LONGEST_BODY = 4 * 2**20
 _SHUTDOWN_S = 1.0
 _BODY_S = 30.0
-_IDLE_S = 60.0
 _PARSERS = 2
 """Threads that parse calls, of which others wait: a body of 4 MiB may take 100 times as much parsed."""
-
-_SILENT = logging.Logger("endpoint", logging.CRITICAL + 1)
-"""In place of aiohttp's log, which whoever reaches the address could fill."""
 
 
 class Answering(Protocol):
@@ -161,7 +157,7 @@ class Endpoint:
             )  # fmt: skip
         if (coding := request.headers.get("Content-Encoding", "identity")) != "identity":
             raise CallRefused(f"the body's Content-Encoding is {brief(coding)}: send it as plain JSON")
-        with live.one_more_call(), _busy(request.protocol):
+        with live.one_more_call(), busy(request.protocol):
             return web.json_response(await live.rollout.call(await live.body_of(request)))
 
     def _live_of(self, header: str) -> _Live | None:
@@ -173,32 +169,11 @@ class Endpoint:
         return found
 
 
-class _Connection(web.RequestHandler):
-    """A connection to `server`, which has at most `most` of them.
+class _Connection(LimitedConnection):
+    """A connection to the endpoint.
 
     What cannot be read as HTTP, and any fault, gets an error of OpenAI's form too.
     """
-
-    def __init__(self, server: web.Server, most: int) -> None:
-        super().__init__(
-            server, loop=asyncio.get_running_loop(), access_log=_SILENT, logger=_SILENT,
-            auto_decompress=False, keepalive_timeout=_IDLE_S,
-        )  # fmt: skip
-        self._server, self._most, self.busy = server, most, False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to serve the client behind `transport`.
-
-        If there are enough connections, close the oldest one without an open call; if all have one,
-        close the new one.
-        """
-        others = [one for one in self._server.connections if one.transport is not None]
-        if len(others) >= self._most:
-            if not (idle := [one for one in others if not getattr(one, "busy", True)]):
-                transport.close()
-                return
-            idle[0].force_close()
-        super().connection_made(transport)
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None,
@@ -213,16 +188,6 @@ class _Connection(web.RequestHandler):
         response = web.json_response(refused.body, status=status)
         response.force_close()
         return response
-
-
-@contextmanager
-def _busy(connection: Any) -> Iterator[None]:
-    """Mark a _Connection as one with an open call for the time of the block."""
-    connection.busy = True
-    try:
-        yield
-    finally:
-        connection.busy = False
 
 
 @web.middleware

@@ -78,9 +78,9 @@ class Connection:
     is never set.
 
     Later each command waits for a lost server, for up to `server_timeout_s` or until `stopping` is set.
-    `address` is the URL without user, password and options, for messages. `restarts` counts the changes
-    of the server's process. A server that was killed may have lost acknowledged writes, so a caller that
-    relies on such writes checks them after each restart.
+    `server` is the parsed URL, and `address` the URL without user, password and options, for messages.
+    `restarts` counts the changes of the server's process. A server that was killed may have lost
+    acknowledged writes, so a caller that relies on such writes checks them after each restart.
     """
 
     def __init__(
@@ -91,19 +91,19 @@ class Connection:
         stopping: Event | None = None,
         allow_open: bool = False,
     ) -> None:
-        self._parsed = parse_url(url)
-        check_files(self._parsed)
-        self.address = str(self._parsed)  # no password
+        self.server = parse_url(url)
+        check_files(self.server)
+        self.address = str(self.server)  # no password
         self.restarts = 0
         self._server_timeout_s = server_timeout_s
         self._new_socket = Event()
         self._stopping = stopping or Event()
         self._client = redis.Redis(
             connection_pool=redis.ConnectionPool(
-                **_pool_options(self._parsed),
-                db=self._parsed.database,
-                username=self._parsed.username,
-                password=self._parsed.password,
+                **_pool_options(self.server),
+                db=self.server.database,
+                username=self.server.username,
+                password=self.server.password,
                 socket_timeout=_SOCKET_TIMEOUT_S,
                 socket_connect_timeout=min(connect_timeout_s, _SOCKET_TIMEOUT_S),
                 retry=Retry(NoBackoff(), 0),
@@ -117,7 +117,7 @@ class Connection:
         self._check_version(info)
         self._check_eviction(connect_timeout_s)
         if not allow_open:
-            check_not_open(self._parsed)
+            check_not_open(self.server)
 
     def _on_connect(self, connection: redis.Connection) -> None:
         """Log in on a new socket of redis-py, and note that the server may have restarted.
@@ -127,7 +127,7 @@ class Connection:
         """
         client: Any = connection._sock
         try:
-            check_listener(client, self._parsed)
+            check_listener(client, self.server)
         except ConfigError:
             connection.disconnect()  # type: ignore[no-untyped-call]
             raise
@@ -310,7 +310,7 @@ class Connection:
                 _raise_translated(error, self.address)
                 cause: Exception = error
             except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
-                check_handshake(error, self._parsed)
+                check_handshake(error, self.server)
                 cause = error
             report = lost is None or lost.report_due(_REPORT_EVERY_S)
             lost = lost or Deadline(timeout_s, longest_gap_s=2 * _SOCKET_TIMEOUT_S)

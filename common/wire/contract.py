@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from penstock.common.wire.limits import (
 )
 from penstock.common.wire.reward_spec import Aggregation, RewardSpec
 
+LARGEST_SHARED_FILE = 256 << 20
+_SHARED = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".vocab")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -42,10 +45,30 @@ class ChatSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A file of the learner's model folder without weights or code, such as config.json.
+
+    An actor or rewarder that does not see the folder fetches it by its `name`, and checks `size` and
+    `hash`, the SHA-256 in hex.
+    """
+
+    name: str
+    size: int
+    hash: str
+
+    def __post_init__(self) -> None:
+        """Raise MalformedMessage if the name is a path or hidden, or is not one of `is_shared`."""
+        check_names("hash", [self.hash])
+        check_range("the size of a model's file", self.size, 0, LARGEST_SHARED_FILE)
+        require(is_shared(self.name), "a contract names a file that is not shared:", self.name)
+
+
+@dataclass(frozen=True, slots=True)
 class Contract:
     """The settings that actors and rewarders must share with the learner.
 
-    `model` is the folder of the initial weights. `tokens_per_sequence` limits prompt plus completion.
+    `model` is the folder of the initial weights, and `model_files` are its files without weights and
+    code. `tokens_per_sequence` limits prompt plus completion.
     `episodes` has the tools and environments, and `chat` what an actor needs to add turns to a prompt.
     """
 
@@ -60,6 +83,7 @@ class Contract:
     multi_objective_aggregation: Aggregation = "sum_then_normalize"
     episodes: EpisodeSpec = field(default_factory=EpisodeSpec)
     chat: ChatSpec | None = None
+    model_files: tuple[ModelFile, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise MalformedMessage unless all of the following holds.
@@ -108,6 +132,16 @@ class Contract:
         Every ticket carries this hash.
         """
         return hashlib.sha256(encode(self)).hexdigest()[:16]
+
+
+def is_shared(name: str) -> bool:
+    """Return whether a file of this name in a model folder is sent to other hosts.
+
+    Those are texts and vocabularies, such as config.json, in the folder itself: no weights, no index of
+    weights in several files, no code and nothing hidden.
+    """
+    shared = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}", name) is not None
+    return shared and name.endswith(_SHARED) and not name.endswith(".index.json")
 
 
 def hash_tokenizer(folder: Path) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.common.text import SHOWN
 from penstock.common.wire.generation import check_generation
-from penstock.common.wire.ids import Purpose, TicketId, Version
+from penstock.common.wire.ids import LARGEST, Purpose, TicketId, Version
 from penstock.common.wire.limits import (
     HIGHEST_TEMPERATURE,
     LARGEST_INT32,
@@ -37,7 +37,7 @@ from penstock.common.wire.limits import (
 from penstock.common.wire.plain import brief
 from penstock.common.wire.transcript import Transcript
 
-SCHEMA = 6
+SCHEMA = 7
 """Version of the wire format. Every message carries this number."""
 
 Int32s = Annotated[np.ndarray, "<i4"]
@@ -371,21 +371,26 @@ class Verdict:
 class Weights:
     """A published version: a folder with config, tokenizer and model.safetensors.
 
-    `hash` is the SHA-256 of model.safetensors, and `parent` is the hash of the version before.
+    `hash` is the SHA-256 of model.safetensors and `size` its bytes; `parent` is the hash of the version
+    before. `url` is the file server that has it, with its `token`; "" for none.
     """
 
     version: Version
     path: str
     hash: str
     parent: str
+    size: int = 0
+    url: str = ""
+    token: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage if `hash` or `parent` is over 200 letters, or `path` over 4096 letters.
+        """Raise MalformedMessage if a hash or `token` is over 200 letters, `path` or `url` over 4096.
 
-        A lone surrogate in one of the three texts is refused too.
+        A lone surrogate in one of the texts is refused too, and a size below 0 or of 10^15 and more.
         """
-        check_names("hash", [self.hash, self.parent])
-        check_texts([self.path], LONGEST_PATH)
+        check_names("hash or token", [self.hash, self.parent, self.token])
+        check_texts([self.path, self.url], LONGEST_PATH)
+        check_range("the size of a version", self.size, 0, LARGEST)
 
 
 Outcome = ScoredGroup | Verdict

@@ -13,6 +13,7 @@ from penstock.common.errors import ConfigError
 from penstock.common.log import get_logger
 from penstock.common.own_code import split_source
 from penstock.common.text import short
+from penstock.common.transfer.model_folder import shared_files
 from penstock.common.wire.contract import Contract, hash_tokenizer
 from penstock.common.wire.reward_spec import split_kind
 from penstock.learner.algorithm.own_loss import load_loss
@@ -53,11 +54,10 @@ def make_plan(settings: LearnerSettings) -> Plan:
         log.warning(text)
     if settings.loss:
         load_loss(settings.loss)
-    trusted = settings.trust_remote_code
-    model_folder = resolve_model(settings.model, trusted, settings.model_revision)
+    model_folder = resolve_model(settings.model, settings.trust_remote_code, settings.model_revision)
     if not (settings.dataset or settings.evaluate_only):
         raise ConfigError("LEARNER_DATASET is not set: name a file, a folder or a hub id in it")
-    tokenizer, config = read_model(model_folder, trusted)
+    tokenizer, config = read_model(model_folder, settings.trust_remote_code)
     check_length(settings, config)
     template = Template(settings, tokenizer)
     episodes = resolve_episodes(settings, template)
@@ -79,6 +79,7 @@ def make_plan(settings: LearnerSettings) -> Plan:
         multi_objective_aggregation=settings.multi_objective_aggregation,
         episodes=episodes,
         chat=resolve_format(settings, template, model_folder, episodes),
+        model_files=shared_files(model_folder),
     )
     return Plan(
         model_folder=model_folder,

@@ -28,4 +28,5 @@ def write_version(
     folder.write_folder("the weights of a version", path, policy.export)
     for old in sorted(path.parent.glob("[0-9]*-[0-9]*"), reverse=True)[KEEP:]:
         shutil.rmtree(old)
-    return Weights(version, str(path), hash_file(path / "model.safetensors"), parent)
+    file = path / "model.safetensors"
+    return Weights(version, str(path), hash_file(file), parent, size=file.stat().st_size)

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from penstock.common.broker.keys import Keys
 from penstock.common.broker.work_stream import Entry, EntryReader
 from penstock.common.errors import MalformedMessage, WrongType
 from penstock.common.log import get_logger, shorten
+from penstock.common.transfer.download import Source
 from penstock.common.wire.codec import encode
 from penstock.common.wire.ids import Purpose, TicketId, Version
 from penstock.common.wire.messages import EndState, Weights
@@ -53,6 +54,7 @@ class LearnerQueue:
         self.keys = keys
         self.connection = connection
         self.incarnation = incarnation
+        self.source: Source | None = None  # the file server that announcements name
         self.damaged = False  # True: a key was deleted since, so the caller restores what was in it
         self._claimed = ("", "")  # nonce and holder
         self._claimed_at = -1  # the connection's count of restarts then
@@ -194,7 +196,12 @@ class LearnerQueue:
         self._publish(self.keys.contract, contract)
 
     def announce(self, weights: Weights) -> None:
-        """Store the version that actors load next. Raise Connection.call's errors, such as RunTaken."""
+        """Store the version that actors load next. Raise Connection.call's errors, such as RunTaken.
+
+        The announcement gets the address and the token of the learner's file server, if it has one.
+        """
+        if self.source:
+            weights = replace(weights, url=self.source.url, token=self.source.token)
         self._publish(self.keys.weights, encode(weights))
 
     def set_state(self, state: str) -> None:

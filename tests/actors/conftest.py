@@ -8,19 +8,23 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
 from penstock.actors.loop import run
+from penstock.actors.weight_source import WeightSource
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
+from penstock.common.broker.run_view import RunView
 from penstock.common.broker.work_stream import WorkStream
 from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import ActorSettings, RunSettings
 from penstock.common.errors import PenstockError
 from penstock.common.files.run_folder import RunFolder
+from penstock.common.transfer.model_folder import ModelCopy
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract, hash_tokenizer
 from penstock.common.wire.messages import Group, Sampling, Ticket, Verdict, Version, Weights
@@ -55,13 +59,19 @@ class Run:
         self.queue.set_state("running")
         self.queue.publish_contract(encode(self.contract))
 
+    def weight_source(self, way: Literal["auto", "folder", "http"] = "auto") -> WeightSource:
+        """What the actor of this run finds weights with, and a cache beside the run's folder."""
+        settings = RunSettings(name="run", cache_dir=self.run_folder.path.parent / "cache")
+        copy = ModelCopy(RunView(self.connection, self.keys), settings, threading.Event())
+        return WeightSource(self.run_folder, copy, way)
+
     def announce(self, step: int, wrong: bool = False) -> None:
         folder = self.run_folder.version(1, step)
         folder.mkdir(parents=True, exist_ok=True)
         content = f"weights {step}".encode()
         folder.joinpath("model.safetensors").write_bytes(b"other bytes" if wrong else content)
         digest = hashlib.sha256(content).hexdigest()
-        self.queue.announce(Weights(Version(1, step), str(folder), digest, ""))
+        self.queue.announce(Weights(Version(1, step), str(folder), digest, "", len(content)))
 
     def ticket(self, number: int, **changes: object) -> Ticket:
         values: dict[str, object] = {

@@ -425,7 +425,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat"], ids=["nothing", "half a head"])
 def test_a_connection_without_a_request_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     async def look() -> None:
-        monkeypatch.setattr("penstock.actors.agents.endpoint._IDLE_S", 0.2)
+        monkeypatch.setattr("penstock.common.transfer.connections._IDLE_S", 0.2)
         endpoint = Endpoint()
         await endpoint.start()
         reader, writer = await asyncio.open_connection("127.0.0.1", port_of(endpoint))

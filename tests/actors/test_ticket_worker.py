@@ -405,7 +405,12 @@ def test_the_first_weights_may_be_long_in_coming_while_the_learner_lives(
     monkeypatch.setattr("penstock.common.deadline.time", clock)
     view = RunView(a_run.connection, a_run.keys)
     follower = WeightFollower(
-        FakeEngine(), view, HeldTickets(8), a_run.run_folder, learner_timeout_s=6.0, take_timeout_s=5.0
+        FakeEngine(),
+        view,
+        HeldTickets(8),
+        a_run.weight_source(),
+        learner_timeout_s=6.0,
+        take_timeout_s=5.0,
     )
     for number in range(3):
         a_run.queue.beat(30.0, f"reading checkpoint {number}")

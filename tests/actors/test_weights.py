@@ -35,7 +35,7 @@ def follow(a_run: Run) -> tuple[FakeEngine, WeightFollower]:
     engine = FakeEngine()
     view = RunView(a_run.connection, a_run.keys)
     a_run.announce(0)
-    follower = WeightFollower(engine, view, HeldTickets(8), a_run.run_folder, 60.0, 60.0)
+    follower = WeightFollower(engine, view, HeldTickets(8), a_run.weight_source(), 60.0, 60.0)
     assert asyncio.run(follower.poll())
     return engine, follower
 

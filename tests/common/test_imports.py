@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("common", "learner", "actors", "rewarders", "deploy")
 HEAVY = {"torch", "vllm", "transformers", "deepspeed", "math_verify", "datasets"}
-ONE_DOOR = ("vllm", "deepspeed", "math_verify", "redis", "msgpack", "aiohttp")
+ONE_DOOR = ("vllm", "deepspeed", "math_verify", "redis", "msgpack", "httpx")
 
 LISTING = """
 import runpy, sys

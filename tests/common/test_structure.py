@@ -12,7 +12,17 @@ from tests.size import ROOT, measures, product_files
 from tests.wording import module_of
 
 ORDER = {
-    "common": ("wire", "files", "config", "chat", "journal", "broker", "sandbox", "episodes"),
+    "common": (
+        "wire",
+        "files",
+        "config",
+        "chat",
+        "journal",
+        "broker",
+        "transfer",
+        "sandbox",
+        "episodes",
+    ),
     "learner": ("algorithm", "policy", "state", "data", "streams", "report"),
 }
 """The sub-packages, lowest first. Those of the learner import none of the modules above them."""

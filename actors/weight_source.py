@@ -1,0 +1,63 @@
+"""Where an actor finds the weights of an announced version: in the run's folder, or fetched by HTTP."""
+
+from dataclasses import replace
+from typing import Literal
+
+from penstock.actors.engine import WEIGHTS_FILE, WeightsRejected
+from penstock.common.files.run_folder import RunFolder
+from penstock.common.transfer.download import FetchFailed
+from penstock.common.transfer.model_folder import ModelCopy
+from penstock.common.wire.messages import Weights
+
+
+class WeightSource:
+    """Finds versions in `folder`, the run's, or fetches them as `copy`; `way` allows one of these alone.
+
+    With "auto" the folder is used where it has the version.
+    """
+
+    def __init__(
+        self, folder: RunFolder, copy: ModelCopy, way: Literal["auto", "folder", "http"]
+    ) -> None:
+        self._folder, self._copy, self._way = folder, copy, way
+
+    def find(self, weights: Weights) -> Weights:
+        """Return announced weights with the path that they have on this host. Block while they come.
+
+        The announced path is not used: whoever can write to the queue server cannot choose a file. The
+        file is not checked here. Raise WeightsRejected if it cannot be fetched, or if the file in the
+        run's folder is a link that leads out of the folder of versions.
+        """
+        if self._way == "folder" or (self._way == "auto" and self._is_here(weights)):
+            return find_weights(weights, self._folder)
+        if not weights.url:
+            if self._way == "auto":
+                return find_weights(weights, self._folder)
+            raise WeightsRejected(
+                f"version {weights.version} cannot be fetched: the learner serves no files; set "
+                "LEARNER_FILES_ADDRESS there, or ACTOR_WEIGHTS_FROM=folder here"
+            )
+        try:
+            return replace(weights, path=str(self._copy.version(weights)))
+        except FetchFailed as error:
+            raise WeightsRejected(str(error)) from error
+
+    def _is_here(self, weights: Weights) -> bool:
+        """Return whether the run's folder has a file of this version."""
+        path = self._folder.version(weights.version.incarnation, weights.version.step)
+        return (path / WEIGHTS_FILE).is_file()
+
+
+def find_weights(weights: Weights, folder: RunFolder) -> Weights:
+    """Return a copy of announced weights with the path that their version has in the run's folder.
+
+    The announced path is not used. Raise WeightsRejected if the file there is a link that leads out of
+    the folder of versions. Whether there is a file is not checked.
+    """
+    path = folder.version(weights.version.incarnation, weights.version.step)
+    if not (path / WEIGHTS_FILE).resolve().is_relative_to(folder.versions.resolve()):
+        raise WeightsRejected(
+            f"{path / WEIGHTS_FILE} leads out of {folder.versions}; weights are read from the run's "
+            "folder only: put the file there instead of the link"
+        )
+    return replace(weights, path=str(path))

@@ -1,0 +1,189 @@
+"""Fetching one file from the learner's file server, checked against what was announced."""
+
+import fcntl
+import hashlib
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from penstock.common.errors import ServerUnavailable
+from penstock.common.log import shorten
+
+if TYPE_CHECKING:
+    import httpx
+
+_CONNECT_S = 10.0
+_SILENCE_S = 600.0
+"""Longest wait for the next bytes: the server sends two files at a time, and the others wait."""
+_KEEPALIVE = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), 10)
+        for name in ("TCP_KEEPIDLE", "TCP_KEEPALIVE", "TCP_KEEPINTVL")  # TCP_KEEPALIVE: on macOS
+        if hasattr(socket, name)
+    ),
+]
+"""A host that is gone is noticed within 40 s, also while this process waits for its turn."""
+_CHUNK = 1 << 20
+_PRINTABLE = re.compile(r"[!-~]*")
+
+
+class FetchFailed(ServerUnavailable):
+    """A file could not be fetched, or is not the announced one. A later try may succeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The learner's file server, as it was announced: its base URL, and the token that it asks for."""
+
+    url: str
+    token: str
+
+    def address_of(self, path: str) -> str:
+        """Return the URL of a file. Raise FetchFailed if the announced URL is no plain http(s) one."""
+        usual = _PRINTABLE.fullmatch(f"{self.url}{self.token}") is not None
+        try:
+            parts = urlsplit(self.url)
+            usual &= parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            usual &= not (parts.username or parts.query or parts.fragment)
+        except ValueError:
+            usual = False
+        if not usual:
+            raise FetchFailed(
+                f"the announced file server {shorten(repr(self.url))} is no URL such as "
+                "http://10.0.0.5:29700, or its token no token: correct LEARNER_FILES_URL"
+            )
+        return f"{self.url.rstrip('/')}/{path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A file to fetch: its path on the server, and its announced size in bytes and SHA-256 in hex."""
+
+    path: str
+    size: int
+    hash: str
+
+
+def download(source: Source, wanted: Wanted, target: Path) -> None:
+    """Put the wanted file at `target`, unless a file of its size and hash is there. Block meanwhile.
+
+    Processes of this host that want the same file wait for each other. What came of a file stays beside
+    `target` if the download is cut: the next one goes on from there. Raise FetchFailed if the server
+    does not answer or refuses, redirects, or sends another file than the announced one.
+    """
+    import httpx
+
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(target):
+            if not _is_wanted(target, wanted):
+                part = target.with_name(f".{target.name}.{wanted.hash[:16]}.part")
+                _complete(source, wanted, part)
+                part.replace(target)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise FetchFailed(
+            f"{source.url} did not send {wanted.path} ({error!r}): see whether this host reaches the "
+            "learner's, and which address LEARNER_FILES_ADDRESS names"
+        ) from error
+    except OSError as error:
+        raise FetchFailed(
+            f"{wanted.path} cannot be stored as {target}: {error}; set RUN_CACHE_DIR to a folder with "
+            f"room for {wanted.size} bytes"
+        ) from error
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Hold a lock on the file `target` among the processes of this host during the block."""
+    with target.with_name(f".{target.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _is_wanted(path: Path, wanted: Wanted) -> bool:
+    """Return whether the file at `path` has the wanted size and hash. Raise OSError if not readable."""
+    if not path.is_file() or path.stat().st_size != wanted.size:
+        return False
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == wanted.hash
+
+
+def _complete(source: Source, wanted: Wanted, part: Path) -> None:
+    """Fetch what is missing of the file `part`, and check the whole. Raise FetchFailed, or OSError.
+
+    A part that is no beginning of the wanted file is deleted once its hash is known.
+    """
+    digest = hashlib.sha256()
+    with part.open("a+b") as file:
+        file.seek(0)
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+        size = file.tell()
+        if size < wanted.size:
+            for chunk in _rest(source, wanted, size):
+                size += len(chunk)
+                file.write(chunk)
+                digest.update(chunk)
+    if size != wanted.size or digest.hexdigest() != wanted.hash:
+        part.unlink()
+        raise FetchFailed(
+            f"{wanted.path} from {source.url} is not the announced file: {size} bytes with the hash "
+            f"{digest.hexdigest()[:12]}, expected {wanted.size} with {wanted.hash[:12]}; it is fetched "
+            "again at the next try"
+        )
+
+
+def _rest(source: Source, wanted: Wanted, begin: int) -> Iterator[bytes]:
+    """Yield the bytes of the wanted file from byte `begin` on. Raise FetchFailed for a refusal.
+
+    Environment variables such as HTTP_PROXY do not count: nobody else gets the token.
+    """
+    import httpx
+
+    headers = {"Authorization": f"Bearer {source.token}", "Accept-Encoding": "identity"}
+    if begin:
+        headers["Range"] = f"bytes={begin}-"
+    timeout = httpx.Timeout(_CONNECT_S, read=_SILENCE_S)
+    transport = httpx.HTTPTransport(socket_options=_KEEPALIVE)
+    with (
+        httpx.Client(transport=transport, timeout=timeout, trust_env=False) as client,
+        client.stream("GET", source.address_of(wanted.path), headers=headers) as response,
+    ):
+        _check(response, source, wanted, begin)
+        yield from response.iter_raw()  # as the bytes come: a cut loses none of them
+
+
+def _check(response: "httpx.Response", source: Source, wanted: Wanted, begin: int) -> None:
+    """Raise FetchFailed unless a response begins that has the wanted file from byte `begin` on.
+
+    It has no more bytes than it says: whoever reads it gets at most the announced size.
+    """
+    expected = 206 if begin else 200
+    length = response.headers.get("Content-Length", "")
+    if response.status_code != expected:
+        raise FetchFailed(
+            f"{source.url} answered {wanted.path} with the status {response.status_code}, expected "
+            f"{expected}: {_HINTS.get(response.status_code, 'see what listens there')}"
+        )
+    if length != str(wanted.size - begin):
+        raise FetchFailed(
+            f"{source.url} has {shorten(repr(length))} bytes of {wanted.path} from byte {begin} on, "
+            f"expected {wanted.size - begin}: the file is not the announced one"
+        )
+
+
+_HINTS = {
+    401: "its token is another one; the learner has started again, and announces the new one",
+    404: "the file is deleted there; the newest version is fetched next",
+    301: "a redirect is not followed; name the server itself in LEARNER_FILES_URL",
+    302: "a redirect is not followed; name the server itself in LEARNER_FILES_URL",
+    307: "a redirect is not followed; name the server itself in LEARNER_FILES_URL",
+    308: "a redirect is not followed; name the server itself in LEARNER_FILES_URL",
+}

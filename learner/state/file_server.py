@@ -1,0 +1,166 @@
+"""The learner's file server: versions and the model's small files, for other hosts."""
+
+import asyncio
+import hmac
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.config.redis_url import ServerAddress
+from penstock.common.errors import ConfigError
+from penstock.common.log import get_logger
+from penstock.common.transfer.connections import LimitedConnection, busy
+from penstock.common.transfer.download import Source
+from penstock.common.wire.contract import Contract
+
+_UPLOADS = 2
+_MOST_CONNECTIONS = 256
+_SLOWEST = 256 << 10
+"""Bytes per second: a slower client loses its turn after a minute more. It may go on from there."""
+_ANYWHERE = "192.0.2.1"  # of a network for documentation: the route to it is the one to the outside
+_START_S = 30.0
+_SHUTDOWN_S = 1.0
+_VERSION = re.compile(r"/versions/(\d{6,15}-\d{8,15})/(model\.safetensors)")
+_MODEL = re.compile(r"/model/([A-Za-z0-9._-]{1,200})")
+
+log = get_logger(__name__)
+
+
+@contextmanager
+def serving(
+    settings: LearnerSettings, queue: ServerAddress, versions: Path, contract: Contract
+) -> Iterator[Source | None]:
+    """Serve the run's files during the block, and yield what is announced; None if they are not served.
+
+    LEARNER_FILES_ADDRESS is the address. With "auto" it is the one by which this host reaches the queue
+    server, on a free port; nothing is served if that server has a unix socket, as all processes are on
+    this host then. Raise ConfigError for an address that cannot be used.
+    """
+    asked = settings.files_address
+    if asked == "off" or (asked == "auto" and not queue.host):
+        yield None
+        return
+    host, port = (_address_towards(queue.host), 0) if asked == "auto" else _split(asked)
+    names = [one.name for one in contract.model_files]
+    with FileServer(versions, Path(contract.model), names, host, port) as server:
+        url = settings.files_url or f"http://{_reachable(host)}:{server.port}"
+        log.info(f"Actors and rewarders on other hosts get the run's files from {url}.")
+        yield Source(url, server.token)
+
+
+def _address_towards(host: str) -> str:
+    """Return the address of this host on the way to another one. Raise ConfigError if unknown."""
+    try:
+        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(*found[:2]) as probe:
+            probe.connect(found[4])  # of a datagram's socket: nothing is sent
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(
+            f"this host's address towards {host} is not known ({error}): set LEARNER_FILES_ADDRESS to "
+            "HOST:PORT, or to off"
+        ) from error
+
+
+def _reachable(host: str) -> str:
+    """Return the host of a URL for a server that listens at `host`; for all addresses the outer one."""
+    if host in ("0.0.0.0", "::", ""):
+        host = _address_towards(_ANYWHERE)
+    return f"[{host}]" if ":" in host else host
+
+
+def _split(address: str) -> tuple[str, int]:
+    """Return host and port of "HOST:PORT", such as "10.0.0.5:29700" or "[::]:29700"."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+class FileServer:
+    """Serves the folder `versions` of a run, and the files of the folder `model` with these `names`.
+
+    A request needs the `token`. Two files are sent at a time, in the order in which they were asked for;
+    a part of a file may be asked for. `host` is an address of this host, `port` 0 stands for a free one.
+    As a context it listens, in a thread of its own, from begin to end. Raise ConfigError if it cannot.
+    """
+
+    def __init__(
+        self, versions: Path, model: Path, names: Collection[str], host: str, port: int
+    ) -> None:
+        self.token = secrets.token_urlsafe(32)
+        self.port = port
+        self._versions, self._model, self._names = versions, model, frozenset(names)
+        self._host = host
+        self._loop = asyncio.new_event_loop()
+        self._uploads = asyncio.Semaphore(_UPLOADS)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="files", daemon=True)
+
+    def __enter__(self) -> "FileServer":
+        """Begin to listen, and return self. Raise ConfigError if the address cannot be used."""
+        self._thread.start()
+        try:
+            asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(_START_S)
+        except OSError as error:
+            self._stop()
+            raise ConfigError(
+                f"LEARNER_FILES_ADDRESS: {self._host}:{self.port} cannot be listened at ({error}): name "
+                "an address of this host and a free port, or off"
+            ) from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop listening, and end what is being sent."""
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(_START_S)
+        self._stop()
+
+    def _stop(self) -> None:
+        """End the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_START_S)
+        self._loop.close()
+
+    async def _listen(self) -> None:
+        """Listen, and set `port`. Raise OSError if the address cannot be used."""
+        server = self._server = web.Server(self._answer)
+
+        def connection() -> asyncio.Protocol:
+            """Return the protocol of a new connection."""
+            return LimitedConnection(server, _MOST_CONNECTIONS)
+
+        self._listening = await self._loop.create_server(connection, self._host, self.port)
+        self.port = self._listening.sockets[0].getsockname()[1]
+
+    async def _close(self) -> None:
+        """Stop listening, and close all connections."""
+        self._listening.close()
+        await self._server.shutdown(_SHUTDOWN_S)
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Return the response to a request, after the file that it asks for was sent."""
+        given = request.headers.get("Authorization", "").encode(errors="replace")
+        if not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
+            return web.Response(status=401)
+        if request.method != "GET":
+            return web.Response(status=405)
+        path = self._file(request.path)
+        if path is None or not path.is_file():
+            return web.Response(status=404)
+        response = web.FileResponse(path)
+        with busy(request.protocol):
+            async with self._uploads, asyncio.timeout(60 + path.stat().st_size / _SLOWEST):
+                await response.prepare(request)
+        return response
+
+    def _file(self, asked: str) -> Path | None:
+        """Return the file that a URL's path asks for, None if it is none that is served."""
+        if match := _VERSION.fullmatch(asked):
+            return self._versions / match[1] / match[2]
+        if (match := _MODEL.fullmatch(asked)) and match[1] in self._names:
+            return self._model / match[1]
+        return None

@@ -1,0 +1,259 @@
+"""An actor and a rewarder that see neither the run's folder nor the model's: all comes over HTTP."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.actors.engine import WeightsRejected
+from penstock.actors.loop import run
+from penstock.common.broker.local_server import LocalServer
+from penstock.common.broker.run_view import RunView
+from penstock.common.config.role_command import ActorCommand
+from penstock.common.config.settings import ActorSettings, RunSettings
+from penstock.common.errors import ConfigError, ContractMismatch, PenstockError
+from penstock.common.transfer.download import FetchFailed, Source
+from penstock.common.transfer.model_folder import ModelCopy, shared_files
+from penstock.common.wire.codec import encode
+from penstock.common.wire.contract import Contract, hash_tokenizer
+from penstock.common.wire.messages import Version, Weights
+from penstock.learner.state.file_server import FileServer
+from tests.actors.conftest import Run
+from tests.fake_engine import FakeEngine
+from tests.helpers import wait_until
+
+
+class OtherHost:
+    """An actor whose engine is a fake, with folders of its own, in a thread."""
+
+    def __init__(self, url: str, run_name: str, folder: Path) -> None:
+        self.engine = FakeEngine()
+        self.model: Path | None = None
+        self.error: PenstockError | None = None
+        self.stopping = threading.Event()
+        self.cache = folder / "cache" / run_name
+        self.settings = ActorCommand(
+            redis_url=url,
+            run=RunSettings(
+                name=run_name, dir=folder / "runs", cache_dir=folder / "cache", join_timeout_s=5.0,
+                lease_s=1.0,
+            ),
+            actor=ActorSettings(),
+        )  # fmt: skip
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        try:
+            run(self.settings, self.stopping, self._make_engine)
+        except PenstockError as error:
+            self.error = error
+
+    def _make_engine(self, _settings: ActorSettings, _contract: Contract, model: Path) -> FakeEngine:
+        self.model = model
+        return self.engine
+
+    def start(self) -> OtherHost:
+        self.thread.start()
+        return self
+
+    def wait_for(self, step: int) -> None:
+        wait_until(lambda: self.engine.version == Version(1, step), f"version {step}")
+
+    def stop(self) -> None:
+        self.stopping.set()
+        if self.thread.ident:
+            self.thread.join(20)
+            assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def far(a_run: Run) -> Run:
+    """The run, whose contract names a model folder that is not on the actor's host."""
+    (a_run.folder / "config.json").write_text('{"eos_token_id": 2}')
+    (a_run.folder / "code.py").write_text("raise SystemExit")
+    a_run.contract = replace(
+        a_run.contract, model="/nowhere/model", model_files=shared_files(a_run.folder)
+    )
+    a_run.queue.publish_contract(encode(a_run.contract))
+    return a_run
+
+
+@contextmanager
+def serve(run: Run) -> Iterator[FileServer]:
+    names = [one.name for one in run.contract.model_files]
+    with FileServer(run.run_folder.versions, run.folder, names, "127.0.0.1", 0) as server:
+        run.queue.source = Source(f"http://127.0.0.1:{server.port}", server.token)
+        yield server
+
+
+@pytest.fixture
+def server(far: Run) -> Iterator[FileServer]:
+    with serve(far) as server:
+        yield server
+
+
+@pytest.fixture
+def host(queue_server: LocalServer, run_name: str, tmp_path: Path) -> Iterator[OtherHost]:
+    host = OtherHost(queue_server.url, run_name, tmp_path / "other")
+    yield host
+    host.stop()
+
+
+def test_it_needs_nothing_but_the_queue_servers_address(
+    far: Run, server: FileServer, host: OtherHost
+) -> None:
+    far.announce(0)
+    host.start().wait_for(0)
+    assert host.model is not None
+    assert sorted(path.name for path in host.model.iterdir() if path.name[0] != ".") == [
+        "config.json", "model.safetensors", "tokenizer.json",
+    ]  # fmt: skip
+    assert (host.model / "model.safetensors").read_bytes() == b"weights 0"
+    far.issue(far.ticket(1))
+    wait_until(lambda: "train:1" in far.groups(), "a group")
+    far.announce(1)
+    host.wait_for(1)
+    assert not host.settings.run.folder.path.exists()
+    assert far.groups()["train:1"].rollouts
+
+
+def test_it_waits_for_the_first_announcement(far: Run, server: FileServer, host: OtherHost) -> None:
+    host.start()
+    far.queue.beat(30.0, "reading data and model")
+    assert host.model is None
+    far.announce(3)
+    host.wait_for(3)
+
+
+def test_a_version_that_is_gone_is_skipped_and_the_newest_is_fetched(
+    far: Run, server: FileServer, host: OtherHost
+) -> None:
+    far.announce(0)
+    host.start().wait_for(0)
+    gone = far.run_folder.version(1, 1)
+    digest = hashlib.sha256(b"weights 1").hexdigest()
+    far.queue.announce(Weights(Version(1, 1), str(gone), digest, "", 9))
+    far.issue(far.ticket(1))
+    wait_until(lambda: "train:1" in far.groups(), "a group of the old version")
+    assert host.engine.version == Version(1, 0)
+    far.announce(2)
+    host.wait_for(2)
+
+
+def test_a_file_that_is_not_the_announced_one_is_never_loaded(
+    far: Run, server: FileServer, host: OtherHost
+) -> None:
+    far.announce(0)
+    host.start().wait_for(0)
+    far.announce(1, wrong=True)
+    far.issue(far.ticket(1))
+    wait_until(lambda: "train:1" in far.groups(), "a group of the old version")
+    assert host.engine.version == Version(1, 0)
+    far.announce(1)
+    host.wait_for(1)
+
+
+def test_a_learner_that_starts_again_serves_at_another_port(far: Run, host: OtherHost) -> None:
+    with serve(far):
+        far.announce(0)
+        host.start().wait_for(0)
+    far.announce(1)  # names the server that is gone
+    with serve(far):
+        far.announce(1)
+        host.wait_for(1)
+
+
+def test_fetched_versions_do_not_fill_the_disk(far: Run, server: FileServer, host: OtherHost) -> None:
+    far.announce(0)
+    host.start().wait_for(0)
+    for step in range(1, 8):
+        far.announce(step)
+        host.wait_for(step)
+    assert len(list((host.cache / "versions").iterdir())) <= 4
+
+
+def test_it_ends_while_a_server_is_silent(far: Run, server: FileServer, host: OtherHost) -> None:
+    far.announce(0)
+    host.start().wait_for(0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        far.queue.source = Source(f"http://127.0.0.1:{silent.getsockname()[1]}", "token")
+        far.announce(1)
+        silent.accept()  # it is fetching
+        host.stop()
+    assert host.error is None
+
+
+def test_nothing_can_be_fetched_from_a_learner_without_a_file_server(far: Run, host: OtherHost) -> None:
+    far.announce(0)
+    host.start()
+    wait_until(lambda: host.error is not None, "an error")
+    assert isinstance(host.error, ContractMismatch)
+    assert "/nowhere/model, which does not exist on this host, and the learner serves no" in str(
+        host.error
+    )
+
+
+def test_code_of_a_model_is_not_fetched(far: Run, server: FileServer, host: OtherHost) -> None:
+    (far.folder / "config.json").write_text(json.dumps({"auto_map": {"AutoModel": "code.Model"}}))
+    far.contract = replace(far.contract, model_files=shared_files(far.folder))
+    far.queue.publish_contract(encode(far.contract))
+    far.announce(0)
+    host.start()
+    wait_until(lambda: host.error is not None, "an error")
+    assert "code is not fetched: copy the learner's model folder" in str(host.error)
+    assert not list(host.cache.rglob("*.py"))
+
+
+def test_a_rewarder_gets_the_tokenizer_alone(far: Run, server: FileServer, tmp_path: Path) -> None:
+    far.announce(0)
+    settings = RunSettings(name="run", cache_dir=tmp_path / "mine")
+    copy = ModelCopy(RunView(far.connection, far.keys), settings, threading.Event())
+    folder = copy.with_tokenizer(far.contract)
+    assert [path.name for path in folder.iterdir() if path.name[0] != "."] == ["tokenizer.json"]
+    assert hash_tokenizer(folder) == far.contract.tokenizer_hash
+
+
+@pytest.mark.parametrize("way", ["folder", "http"])
+def test_a_way_may_be_chosen(far: Run, server: FileServer, tmp_path: Path, way: str) -> None:
+    far.announce(0)
+    source = far.weight_source(way)  # type: ignore[arg-type]
+    weights = RunView(far.connection, far.keys).weights()
+    assert weights is not None
+    assert ("cache" in Path(source.find(weights).path).parts) is (way == "http")
+    shutil.rmtree(far.run_folder.versions)
+    if way == "http":
+        assert source.find(weights).path
+    with pytest.raises(WeightsRejected, match="the learner serves no files"):
+        far.weight_source("http").find(replace(weights, url=""))
+
+
+def test_another_tokenizer_than_the_contracts_is_refused(
+    far: Run, server: FileServer, tmp_path: Path
+) -> None:
+    """The hashes of the files and that of the tokenizer are in the contract, and must agree."""
+    far.announce(0)
+    settings = RunSettings(name="run", cache_dir=tmp_path / "mine", join_timeout_s=1.0)
+    copy = ModelCopy(RunView(far.connection, far.keys), settings, threading.Event())
+    with pytest.raises(ContractMismatch, match="differs from the learner's"):
+        copy.with_tokenizer(replace(far.contract, tokenizer_hash="0" * 64))
+    (far.folder / "tokenizer.json").write_text("changed")
+    with pytest.raises(FetchFailed):
+        copy.with_tokenizer(replace(far.contract, groups_per_step=3))
+
+
+def test_a_folder_that_cannot_be_written_is_named(far: Run, server: FileServer, tmp_path: Path) -> None:
+    far.announce(0)
+    (tmp_path / "file").write_text("")
+    settings = RunSettings(name="run", cache_dir=tmp_path / "file", join_timeout_s=1.0)
+    copy = ModelCopy(RunView(far.connection, far.keys), settings, threading.Event())
+    with pytest.raises((FetchFailed, ConfigError), match="set RUN_CACHE_DIR"):
+        copy.with_tokenizer(far.contract)

@@ -1,0 +1,332 @@
+"""Files of a run over HTTP: what is sent, what is refused, and what a client makes of a wrong answer."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.config.redis_url import parse_url
+from penstock.common.errors import ConfigError
+from penstock.common.transfer import download as module
+from penstock.common.transfer.download import FetchFailed, Source, Wanted, download
+from penstock.common.transfer.model_folder import shared_files
+from penstock.learner.state.file_server import FileServer, serving
+from tests.learner.builders import CONTRACT
+
+CONTENT = bytes(range(256)) * 4096
+HASH = hashlib.sha256(CONTENT).hexdigest()
+VERSION = "versions/000001-00000004/model.safetensors"
+WANTED = Wanted(VERSION, len(CONTENT), HASH)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run's versions and a model folder, with files that nobody may fetch."""
+    (tmp_path / VERSION).parent.mkdir(parents=True)
+    (tmp_path / VERSION).write_bytes(CONTENT)
+    (tmp_path / VERSION).with_name("config.json").write_text("{}")
+    (tmp_path / "versions/secret").write_text("secret")
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "tokenizer.json", "modeling.py", "model.safetensors", ".env.json"):
+        (model / name).write_text(name)
+    (model / "model.safetensors.index.json").write_text("index")
+    return tmp_path
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[FileServer]:
+    names = [one.name for one in shared_files(folder / "model")]
+    with FileServer(folder / "versions", folder / "model", names, "127.0.0.1", 0) as server:
+        yield server
+
+
+@pytest.fixture
+def source(server: FileServer) -> Source:
+    return Source(f"http://127.0.0.1:{server.port}", server.token)
+
+
+def get(source: Source, path: str, **headers: str | bytes) -> httpx.Response:
+    with httpx.Client(trust_env=False) as client:
+        given = {"Authorization": f"Bearer {source.token}"} | headers
+        return client.get(f"{source.url}/{path}", headers=given)
+
+
+def test_versions_and_files_of_the_model_come_whole(source: Source, tmp_path: Path) -> None:
+    download(source, WANTED, tmp_path / "got/model.safetensors")
+    assert (tmp_path / "got/model.safetensors").read_bytes() == CONTENT
+    assert get(source, "model/config.json").text == "config.json"
+
+
+def test_only_texts_and_vocabularies_of_the_model_are_shared(folder: Path) -> None:
+    assert [one.name for one in shared_files(folder / "model")] == ["config.json", "tokenizer.json"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "versions/000001-00000004/config.json", "versions/secret", "versions/", "",
+        "versions/../versions/secret", "versions/%2e%2e/versions/secret", "versions/000001-00000009/"
+        "model.safetensors", "model/modeling.py", "model/model.safetensors", "model/.env.json",
+        "model/model.safetensors.index.json", "model/../versions/secret", "model/..%2fversions%2fsecret",
+        "model/config.json/", "/etc/passwd", "model//etc/passwd", "model/config.json%00",
+    ],
+)  # fmt: skip
+def test_nothing_else_is_sent(source: Source, path: str) -> None:
+    host, port = source.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as raw:  # a client would tidy the path up
+        raw.sendall(f"GET /{path} HTTP/1.1\r\nAuthorization: Bearer {source.token}\r\n\r\n".encode())
+        assert raw.recv(1000).split()[1] in (b"404", b"400")
+
+
+@pytest.mark.parametrize("given", [b"", b"Bearer", b"Bearer wrong", b"Bearer \xff", b"\xff" * 5000])
+def test_a_wrong_token_is_refused(source: Source, given: bytes) -> None:
+    assert get(source, VERSION, Authorization=given).status_code == 401
+
+
+def test_an_old_token_is_named_as_the_cause(source: Source, tmp_path: Path) -> None:
+    with pytest.raises(FetchFailed, match=r"status 401.*its token is another one"):
+        download(replace(source, token="old"), WANTED, tmp_path / "got")
+
+
+@pytest.mark.parametrize("token", ["\xff", "a\r\nX: y", "a b", "\ud800"])
+def test_an_announced_token_that_is_none_is_refused(source: Source, token: str, tmp_path: Path) -> None:
+    with pytest.raises(FetchFailed, match="or its token no token"):
+        download(replace(source, token=token), WANTED, tmp_path / "got")
+
+
+def test_other_methods_are_refused(source: Source) -> None:
+    with httpx.Client(trust_env=False) as client:
+        for method in ("POST", "PUT", "DELETE", "HEAD"):
+            headers = {"Authorization": f"Bearer {source.token}"}
+            assert client.request(method, f"{source.url}/{VERSION}", headers=headers).status_code == 405
+
+
+def test_a_download_that_was_cut_goes_on_where_it_ended(source: Source, tmp_path: Path) -> None:
+    part = tmp_path / f".got.{HASH[:16]}.part"
+    part.write_bytes(CONTENT[:1000])
+    assert get(source, VERSION, Range="bytes=1000-").content == CONTENT[1000:]
+    download(source, WANTED, tmp_path / "got")
+    assert (tmp_path / "got").read_bytes() == CONTENT
+    assert not part.exists()
+
+
+def test_a_part_of_other_bytes_is_thrown_away_and_the_next_try_succeeds(
+    source: Source, tmp_path: Path
+) -> None:
+    (tmp_path / f".got.{HASH[:16]}.part").write_bytes(b"x" * 1000)
+    with pytest.raises(FetchFailed, match="is not the announced file"):
+        download(source, WANTED, tmp_path / "got")
+    download(source, WANTED, tmp_path / "got")
+    assert (tmp_path / "got").read_bytes() == CONTENT
+
+
+def test_a_file_that_is_there_is_not_fetched_again(source: Source, tmp_path: Path) -> None:
+    (tmp_path / "got").write_bytes(CONTENT)
+    download(replace(source, url="http://127.0.0.1:1"), WANTED, tmp_path / "got")
+    (tmp_path / "got").write_bytes(CONTENT[::-1])
+    download(source, WANTED, tmp_path / "got")
+    assert (tmp_path / "got").read_bytes() == CONTENT
+
+
+def test_eight_clients_get_a_file_two_at_a_time_in_order(
+    server: FileServer, source: Source, tmp_path: Path
+) -> None:
+    sending, most, order = 0, 0, []
+    lock = threading.Lock()
+    answer = server._uploads.__class__
+
+    class Counting(answer):  # type: ignore[misc, valid-type]
+        async def __aenter__(self) -> None:
+            nonlocal sending, most
+            await super().__aenter__()
+            sending += 1
+            most = max(most, sending)
+
+        async def __aexit__(self, *_: object) -> None:
+            nonlocal sending
+            sending -= 1
+            await super().__aexit__(*_)
+
+    server._uploads = Counting(2)
+
+    def fetch(number: int) -> None:
+        download(source, WANTED, tmp_path / f"{number}/got")
+        with lock:
+            order.append(number)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(fetch, range(8)))
+    assert sorted(order) == list(range(8))
+    assert most <= 2
+    assert all((tmp_path / f"{number}/got").read_bytes() == CONTENT for number in range(8))
+
+
+def test_silent_connections_keep_nobody_out(server: FileServer, source: Source, tmp_path: Path) -> None:
+    silent = []
+    try:
+        for _ in range(300):
+            silent.append(socket.create_connection(("127.0.0.1", server.port)))
+        download(source, WANTED, tmp_path / "got")
+    finally:
+        for one in silent:
+            one.close()
+    assert (tmp_path / "got").read_bytes() == CONTENT
+
+
+# A server that is not the learner's
+
+Reply = Callable[[http.server.BaseHTTPRequestHandler], None]
+
+
+def reply(status: int, body: bytes, **headers: str) -> Reply:
+    def send(handler: http.server.BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        for name, value in ({"Content_Length": str(len(body))} | headers).items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return send
+
+
+@pytest.fixture
+def fake() -> Iterator[Callable[[Reply], Source]]:
+    """Starts a server that gives one reply to everybody."""
+    servers = []
+
+    def start(send: Reply) -> Source:
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                send(self)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        servers.append(server)
+        return Source(f"http://127.0.0.1:{server.server_port}", "token")
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+WRONG: dict[str, tuple[Reply, str]] = {
+    "other bytes": (reply(200, CONTENT[::-1]), "is not the announced file"),
+    "larger": (reply(200, CONTENT + b"x"), "expected 1048576: the file is not the announced one"),
+    "smaller": (reply(200, CONTENT[1:]), "expected 1048576: the file is not the announced one"),
+    "larger than it says": (reply(200, CONTENT + b"x" * 99, Content_Length="1048576"), ""),
+    "cut short": (reply(200, CONTENT[:9], Content_Length="1048576"), "did not send"),
+    "no length": (reply(200, b"", Content_Length="?"), "expected|did not send"),
+    "redirect": (reply(302, b"", Location="http://127.0.0.1:1/x"), "a redirect is not followed"),
+    "redirect to itself": (reply(307, b"", Location="/other"), "a redirect is not followed"),
+    "not found": (reply(404, b""), "status 404"),
+    "failed": (reply(500, b"x" * 100), "status 500"),
+    "a part that nobody asked for": (reply(206, CONTENT), "status 206, expected 200"),
+    "no HTTP": (lambda handler: handler.wfile.write(b"\x00\xff" * 100), "did not send"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_answer_stores_nothing_under_the_files_name(
+    fake: Callable[[Reply], Source], what: str, tmp_path: Path
+) -> None:
+    send, message = WRONG[what]
+    source = fake(send)
+    if message:
+        with pytest.raises(FetchFailed, match=message):
+            download(source, WANTED, tmp_path / "got")
+        assert not (tmp_path / "got").exists()
+    else:  # a client reads no more than the length that was announced
+        download(source, WANTED, tmp_path / "got")
+        assert (tmp_path / "got").read_bytes() == CONTENT
+
+
+def test_a_server_that_ignores_the_range_is_refused_and_the_part_stays(
+    fake: Callable[[Reply], Source], tmp_path: Path
+) -> None:
+    part = tmp_path / f".got.{HASH[:16]}.part"
+    part.write_bytes(CONTENT[:1000])
+    with pytest.raises(FetchFailed, match="status 200, expected 206"):
+        download(fake(reply(200, CONTENT)), WANTED, tmp_path / "got")
+    assert part.read_bytes() == CONTENT[:1000]
+
+
+def test_what_came_before_a_cut_is_kept(fake: Callable[[Reply], Source], tmp_path: Path) -> None:
+    source = fake(reply(200, CONTENT[:500_000], Content_Length="1048576"))
+    with pytest.raises(FetchFailed):
+        download(source, WANTED, tmp_path / "got")
+    assert (tmp_path / f".got.{HASH[:16]}.part").stat().st_size in range(1, 500_001)
+
+
+def test_a_silent_server_is_given_up(
+    fake: Callable[[Reply], Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SILENCE_S", 0.2)
+    with pytest.raises(FetchFailed, match="ReadTimeout"):
+        download(fake(lambda _: time.sleep(3)), WANTED, tmp_path / "got")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "", "10.0.0.5:29700", "ftp://10.0.0.5", "file:///etc/passwd", "http://", "http://user@host",
+        "http://host?x", "http://host#x", "http://host:99999",
+        "http://ho st", "http://h\xe9", "http://a\r\nb", "http://[::1", "unix:///x",
+    ],
+)  # fmt: skip
+def test_an_announced_url_of_another_kind_is_refused(url: str, tmp_path: Path) -> None:
+    with pytest.raises(FetchFailed, match="is no URL such as"):
+        download(Source(url, "token"), WANTED, tmp_path / "got")
+
+
+# Where it listens
+
+
+@pytest.mark.parametrize(("address", "queue"), [("off", "redis://127.0.0.1:1"), ("auto", "unix:///q")])
+def test_it_may_be_off(address: str, queue: str, tmp_path: Path) -> None:
+    settings = LearnerSettings(files_address=address)
+    with serving(settings, parse_url(queue), tmp_path, CONTRACT) as source:
+        assert source is None
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_by_itself_it_listens_at_the_address_towards_the_queue_server(host: str, tmp_path: Path) -> None:
+    queue = parse_url(f"redis://{host}:1")
+    with serving(LearnerSettings(), queue, tmp_path, CONTRACT) as source:
+        assert source is not None
+        assert source.url.startswith(("http://127.0.0.1:", "http://[::1]:"))
+        assert get(source, VERSION).status_code == 404
+
+
+def test_another_url_may_be_announced(tmp_path: Path) -> None:
+    settings = LearnerSettings(files_address="127.0.0.1:0", files_url="https://learner.example/files")
+    with serving(settings, parse_url("unix:///q"), tmp_path, CONTRACT) as source:
+        assert source is not None
+        assert source.url == "https://learner.example/files"
+
+
+def test_an_address_in_use_is_an_error_that_names_the_setting(
+    server: FileServer, tmp_path: Path
+) -> None:
+    for address in (f"127.0.0.1:{server.port}", "192.0.2.7:0"):
+        settings = LearnerSettings(files_address=address)
+        with (
+            pytest.raises(ConfigError, match=r"LEARNER_FILES_ADDRESS: .* cannot be listened at"),
+            serving(settings, parse_url("unix:///q"), tmp_path, CONTRACT),
+        ):
+            pass
