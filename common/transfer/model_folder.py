@@ -1,6 +1,7 @@
 """The folder of the run's model on this host: the learner's own where it is visible, else a copy."""
 
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterable
@@ -26,6 +27,7 @@ from penstock.common.wire.contract import (
 from penstock.common.wire.messages import Weights
 
 WEIGHTS_FILE = "model.safetensors"
+_HASH = re.compile("[0-9a-f]{64}")
 _POLL_S = 0.5
 _KEEP = 4  # fetched versions of a run: several actors of a host may be at different ones
 
@@ -77,8 +79,13 @@ class ModelCopy:
     def version(self, weights: Weights) -> Path:
         """Return the folder of fetched weights, model.safetensors alone. Raise FetchFailed.
 
-        The versions that were fetched longest ago are deleted, all but 4.
+        Its name is their hash. The versions that were fetched longest ago are deleted, all but 4.
         """
+        if not _HASH.fullmatch(weights.hash):
+            raise FetchFailed(
+                f"the announced hash {shorten(repr(weights.hash))} of version {weights.version} is no "
+                "SHA-256 in hex: see who else writes to the queue server"
+            )
         folder = self._folder / "versions" / weights.hash
         wanted = Wanted(
             f"versions/{weights.version.incarnation:06d}-{weights.version.step:08d}/{WEIGHTS_FILE}",

@@ -236,6 +236,23 @@ def test_a_way_may_be_chosen(far: Run, server: FileServer, tmp_path: Path, way: 
         far.weight_source("http").find(replace(weights, url=""))
 
 
+@pytest.mark.parametrize(
+    "digest", ["../../out", "", ".", "a" * 63, "A" * 64, "/" + "a" * 63, "a/../" * 12]
+)
+def test_an_announced_hash_cannot_name_another_folder(
+    far: Run, server: FileServer, tmp_path: Path, digest: str
+) -> None:
+    weights = Weights(Version(1, 0), "", digest, "", 9, *_source_of(far))
+    with pytest.raises(WeightsRejected, match="is no SHA-256 in hex"):
+        far.weight_source("http").find(weights)
+    assert not (tmp_path / "cache").exists()
+
+
+def _source_of(run: Run) -> tuple[str, str]:
+    assert run.queue.source is not None
+    return run.queue.source.url, run.queue.source.token
+
+
 def test_another_tokenizer_than_the_contracts_is_refused(
     far: Run, server: FileServer, tmp_path: Path
 ) -> None:

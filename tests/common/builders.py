@@ -76,7 +76,9 @@ def make_messages() -> list[object]:
         make_group(),
         make_scored(),
         Verdict("train:7", "filtered", "all rewards equal", {"accuracy": (1.0, 1.0)}, (3, 5)),
-        Weights(Version(2, 9), "/weights/2.9", "ff" * 32, "00" * 32),
+        Weights(
+            Version(2, 9), "/weights/2.9", "ff" * 32, "00" * 32, 1 << 33, "http://10.0.0.5:1", "token"
+        ),
     ]
 
 

@@ -11,6 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.transfer.model_folder import shared_files
 from penstock.common.wire import codec
 from penstock.common.wire.contract import Contract, hash_tokenizer
 from penstock.common.wire.ids import TicketId
@@ -83,7 +84,10 @@ def make_issued(model: Path) -> Issued:
         eval_num_generations=2, eval_temperature=0.7, rewards=[*WEIGHTS], reward_weights=[1.0, 0.5],
     )  # fmt: skip
     rewards = tuple(RewardSpec(name, weight, options={"n": 1}) for name, weight in WEIGHTS.items())
-    contract = Contract(MODEL, hash_tokenizer(model), "float32", 40, rewards, True, 1, 4)
+    contract = Contract(
+        MODEL, hash_tokenizer(model), "float32", 40, rewards, True, 1, 4,
+        model_files=shared_files(model),
+    )  # fmt: skip
     questions = [_question(number) for number in range(10)]
     source = TicketSource(Shuffled([questions], [], 42, True), questions[:1], settings, contract.hash)
     return Issued(model, settings, contract, source)
@@ -126,7 +130,9 @@ def samples(issued: Issued) -> list[Sample]:
         ("evaluation", evaluation), ("evaluation", Verdict(EVAL, "dead", "failed 3 times")),
         ("rewarder", train.group), ("rewarder", evaluation.group),
         ("actor", issued.train), ("actor", issued.eval),
-        ("weights", Weights(NEWEST, f"{MODEL}/000001-00000003", NO_WEIGHTS, "cd" * 32)),
+        ("weights", Weights(
+            NEWEST, f"{MODEL}/000001-00000003", NO_WEIGHTS, "cd" * 32, 64, "http://10.0.0.5:1", "token"
+        )),
         ("contract", issued.contract),
     ]  # fmt: skip
     return [_sample(consumer, message) for consumer, message in messages]
