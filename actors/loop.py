@@ -10,6 +10,7 @@ emptied, the actor keeps its engine and waits for the run's contract again.
 """
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -29,9 +30,9 @@ from penstock.common.errors import RunNotReady
 from penstock.common.log import get_logger
 from penstock.common.role import connect, consumer_name
 from penstock.common.sandbox.limits import allow_open_files
-from penstock.common.transfer.model_folder import ModelCopy
+from penstock.common.transfer.model_folder import FetchStopped, ModelCopy
 from penstock.common.wire.codec import decode
-from penstock.common.wire.contract import Contract
+from penstock.common.wire.contract import Contract, check_tokenizer
 
 _REJOIN_S = 0.5
 _CONNECTIONS, _FEWEST_CONNECTIONS = 8, 64
@@ -54,7 +55,8 @@ def run(settings: ActorCommand, stopping: threading.Event, make_engine: MakeEngi
     if the learner publishes another contract, MalformedMessage if its contract cannot be read,
     ConfigError, ServerUnavailable, EngineFailed.
     """
-    asyncio.run(_run(settings, stopping, make_engine))
+    with contextlib.suppress(FetchStopped):
+        asyncio.run(_run(settings, stopping, make_engine))
 
 
 async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: MakeEngine) -> None:
@@ -74,7 +76,7 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
         return
     contract = decode(data, Contract)
     _allow_open_files(contract, settings.actor.episode_workers)
-    model = ModelCopy(view, settings.run, stopping).with_weights(contract)
+    model = _find_model(settings, contract, ModelCopy(view, settings.run, stopping))
     engine = _start_engine(settings, contract, model, make_engine)
     groups = await _make_groups(settings, contract, model, engine)
     consumer = consumer_name("actor")
@@ -99,6 +101,17 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
         await engine.stop()
         connection.close()
         log.info(f"{consumer} left run {settings.run.name}.")
+
+
+def _find_model(settings: ActorCommand, contract: Contract, copy: ModelCopy) -> Path:
+    """Return the folder of the run's model: with ACTOR_WEIGHTS_FROM=folder the one in the contract.
+
+    Else it may be a copy. Raise FetchStopped if told to stop, and the other errors of
+    ModelCopy.with_weights.
+    """
+    if settings.actor.weights_from == "folder":
+        return check_tokenizer(contract)
+    return copy.with_weights(contract, settings.actor.trust_remote_code)
 
 
 def _start_engine(

@@ -22,7 +22,8 @@ class TokenVersions:
         self._label: Label | None = None
         self._requests = llm.output_processor.request_states
         self._waiting = llm.engine_core.outputs_queue
-        self._counts: dict[str, dict[int, dict[Label, int]]] = {}  # by request and index of completion
+        # By request and index of completion: each label with its number of tokens, in their order.
+        self._counts: dict[str, dict[int, list[tuple[Label, int]]]] = {}
         llm.engine_core.get_output_async = self._counting(llm.engine_core.get_output_async)
 
     def _counting(self, get: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
@@ -46,8 +47,11 @@ class TokenVersions:
             return
         completions = self._counts.get((request.parent_req or request).external_req_id)
         if completions is not None and output.new_token_ids:
-            counts = completions.setdefault(request.request_index, {})
-            counts[self._label] = counts.get(self._label, 0) + len(output.new_token_ids)
+            counts = completions.setdefault(request.request_index, [])
+            count = len(output.new_token_ids)
+            if counts and counts[-1][0] == self._label:
+                count += counts.pop()[1]
+            counts.append((self._label, count))
 
     async def change(self, label: Label) -> None:
         """Count all tokens that come later under `label`. Call this while vLLM is paused.
@@ -74,7 +78,7 @@ class TokenVersions:
         """
         spans = []
         start = 0
-        for (version, weights_hash), count in self._counts[request_id].get(index, {}).items():
+        for (version, weights_hash), count in self._counts[request_id].get(index, []):
             end = min(start + count, length)
             if end > start:
                 spans.append(Span(version, start, end, weights_hash))

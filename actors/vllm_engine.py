@@ -46,7 +46,7 @@ _ENVIRONMENT = {
 }
 
 VERSIONS = ((0, 25), (0, 32))
-"""The first and the last version of vLLM that an actor starts: `make vllm-versions` tests them."""
+"""The first and the last version of vLLM that an actor starts. docs/releasing.md tells their tests."""
 
 _CPU_BATCH_TOKENS = 4096
 """Prompt tokens per step on a CPU; the model length, if that is longer."""

@@ -5,19 +5,21 @@ requests go on; only the change of the weights waits for them.
 """
 
 import asyncio
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from functools import partial
 
 from penstock.actors.engine import Engine, WeightsRejected
 from penstock.actors.held_tickets import HeldTickets
 from penstock.actors.weight_source import WeightSource
 from penstock.common.broker.run_view import RunView
 from penstock.common.deadline import Deadline
-from penstock.common.errors import DeadlineExceeded, EngineFailed
+from penstock.common.errors import DeadlineExceeded, EngineFailed, PenstockError
 from penstock.common.log import get_logger
+from penstock.common.transfer.download import FetchFailed
+from penstock.common.transfer.model_folder import run_aside
 from penstock.common.wire.messages import Weights
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
 log = get_logger(__name__)
 
@@ -48,6 +50,8 @@ class WeightFollower:
         self._deadline = Deadline(learner_timeout_s, longest_gap_s=take_timeout_s)
         self._take_timeout_s = take_timeout_s
         self._reported = ""
+        self._not_fetched: Weights | None = None
+        self._fetch_at = self._pause_s = 0.0
 
     async def poll(self) -> bool:
         """Load newly announced weights unless an eval ticket runs; return whether weights were loaded.
@@ -62,16 +66,36 @@ class WeightFollower:
         if weights.version == self._engine.version or self._held.pins_version():
             self._deadline.restart()
             return False
+        if time.monotonic() < self._fetch_at and weights == self._not_fetched:
+            return False
         try:
-            found = await _in_thread(self._source.find, weights)
+            found = await asyncio.wrap_future(run_aside(partial(self._source.find, weights)))
             if self._held.pins_version():  # by an eval ticket that began meanwhile
                 return False
             await self._take(found)
+        except FetchFailed as error:
+            await self._try_later(weights, error)
+            return False
         except WeightsRejected as error:
+            self._source.distrust(weights)
             self._refuse(weights, error)
             return False
         self._deadline.restart()
         return True
+
+    async def _try_later(self, weights: Weights, reason: FetchFailed) -> None:
+        """Log why weights were not fetched, and do not fetch them for 1 s, at last for 30 s.
+
+        The engine goes on with the version that it has. Without one, raise DeadlineExceeded if the
+        learner's last heartbeat is RUN_JOIN_TIMEOUT_S old.
+        """
+        again = weights == self._not_fetched
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if again else _FIRST_PAUSE_S
+        self._not_fetched, self._fetch_at = weights, time.monotonic() + self._pause_s
+        self._deadline.restart()
+        self._report(weights, reason)
+        if self._engine.version is None:
+            await self._check_learner()
 
     async def _take(self, weights: Weights) -> None:
         """Load weights that are on this host into the engine; `taking` is True meanwhile.
@@ -114,24 +138,13 @@ class WeightFollower:
         """
         if self._deadline.expired():
             raise reason
+        self._report(weights, reason)
+
+    def _report(self, weights: Weights, reason: PenstockError) -> None:
+        """Log why weights were not loaded, unless the text is that of the last such log line."""
         if str(reason) != self._reported:
             self._reported = str(reason)
             log.warning(
                 f"Refused weights {weights.version}; the engine stays at {self._engine.version}.",
                 cause=str(reason),
             )
-
-
-async def _in_thread(find: Callable[[Weights], Weights], weights: Weights) -> Weights:
-    """Return `find(weights)`, computed in a thread that no process waits for at its end."""
-    found: Future[Weights] = Future()
-
-    def work() -> None:
-        """Store the result or the error in `found`."""
-        try:
-            found.set_result(find(weights))
-        except BaseException as error:
-            found.set_exception(error)
-
-    threading.Thread(target=work, name="weights", daemon=True).start()
-    return await asyncio.wrap_future(found)

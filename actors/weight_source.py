@@ -13,39 +13,41 @@ from penstock.common.wire.messages import Weights
 class WeightSource:
     """Finds versions in `folder`, the run's, or fetches them as `copy`; `way` allows one of these alone.
 
-    With "auto" the folder is used where it has the version.
+    With "auto" the folder is used where it has the version, and not after `distrust`.
     """
 
     def __init__(
         self, folder: RunFolder, copy: ModelCopy, way: Literal["auto", "folder", "http"]
     ) -> None:
         self._folder, self._copy, self._way = folder, copy, way
+        self._distrusted = ""
 
     def find(self, weights: Weights) -> Weights:
         """Return announced weights with the path that they have on this host. Block while they come.
 
-        The announced path is not used: whoever can write to the queue server cannot choose a file. The
-        file is not checked here. Raise WeightsRejected if it cannot be fetched, or if the file in the
-        run's folder is a link that leads out of the folder of versions.
+        The announced path is not used: whoever can write to the queue server cannot choose a file. A
+        file in the run's folder is not checked here. Raise FetchFailed if the weights cannot be fetched,
+        WeightsRejected if the file in the run's folder is a link that leads out of the versions.
         """
         if self._way == "folder" or (self._way == "auto" and self._is_here(weights)):
             return find_weights(weights, self._folder)
         if not weights.url:
-            if self._way == "auto":
-                return find_weights(weights, self._folder)
-            raise WeightsRejected(
-                f"version {weights.version} cannot be fetched: the learner serves no files; set "
+            raise FetchFailed(
+                f"version {weights.version} cannot be fetched, because the learner serves no files: set "
                 "LEARNER_FILES_ADDRESS there, or ACTOR_WEIGHTS_FROM=folder here"
             )
-        try:
-            return replace(weights, path=str(self._copy.version(weights)))
-        except FetchFailed as error:
-            raise WeightsRejected(str(error)) from error
+        return replace(weights, path=str(self._copy.version(weights)))
+
+    def distrust(self, weights: Weights) -> None:
+        """Do not take these weights from the run's folder, as the file there is another one."""
+        self._distrusted = weights.hash
 
     def _is_here(self, weights: Weights) -> bool:
-        """Return whether the run's folder has a file of this version."""
-        path = self._folder.version(weights.version.incarnation, weights.version.step)
-        return (path / WEIGHTS_FILE).is_file()
+        """Return whether the run's folder has a file of this version, or nothing else can have it."""
+        if not weights.url:
+            return True
+        path = self._folder.version(weights.version.incarnation, weights.version.step) / WEIGHTS_FILE
+        return weights.hash != self._distrusted and path.is_file()
 
 
 def find_weights(weights: Weights, folder: RunFolder) -> Weights:

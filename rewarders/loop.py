@@ -24,7 +24,7 @@ from penstock.common.errors import MalformedMessage, RunNotReady, ServerUnavaila
 from penstock.common.log import get_logger
 from penstock.common.role import connect, consumer_name
 from penstock.common.sandbox.starter import START_TIMEOUT_S
-from penstock.common.transfer.model_folder import ModelCopy
+from penstock.common.transfer.model_folder import FetchStopped, ModelCopy
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.messages import Group, Outcome, ScoredGroup
 from penstock.rewarders.judges import longest_call_s
@@ -53,6 +53,7 @@ def run(settings: RewarderCommand, stopping: threading.Event) -> None:
     contract = wait_for_contract(view, settings.run.join_timeout_s, stopping)
     if contract is not None:
         with (
+            contextlib.suppress(FetchStopped),
             ScoringPool(settings.rewarder) as pool,
             Rewarder(settings, connection, pool, contract, stopping) as rewarder,
         ):

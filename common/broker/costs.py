@@ -125,7 +125,7 @@ class FleetCosts:
         A sum that is smaller than at the last call began again, on a server that was emptied. Raise
         ServerUnavailable and the other errors of Connection.execute.
         """
-        before, self._taken = self._taken, self._read()
+        before, self._taken = self._taken, self._read() or self._taken
         sums = self._taken.items()
         grown = {field: found - before.get(field, 0.0) for field, found in sums}
         return {

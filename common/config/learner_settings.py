@@ -347,7 +347,10 @@ class OutputSettings(Section):
         "HOST:PORT where other hosts get the run's files; auto: towards the queue server; or off",
         pattern=r"^(auto|off|.+:[0-9]{1,5})$",
     )
-    files_url: str = setting("", "URL by which other hosts reach files_address; empty: the same address")
+    files_url: str = setting(
+        "", "URL by which other hosts reach files_address; empty: the same address",
+        pattern=r"^(https?://[^@?#\s]+)?$",
+    )  # fmt: skip
     push_to_hub: bool = setting(False, "upload the models of checkpoints to a hub; needs HF_TOKEN")
     hub_model_id: str = setting("", "repository on the hub, such as name/model")
     hub_private_repo: bool = setting(False, "create the repository as a private one")

@@ -1,16 +1,21 @@
 """Fetching one file from the learner's file server, checked against what was announced."""
 
+import contextlib
 import fcntl
 import hashlib
+import os
 import re
 import socket
+import ssl
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 from urllib.parse import urlsplit
 
+from penstock.common.deadline import Deadline
 from penstock.common.errors import ServerUnavailable
 from penstock.common.log import shorten
 
@@ -30,6 +35,8 @@ _KEEPALIVE = [
     ),
 ]
 """A host that is gone is noticed within 40 s, also while this process waits for its turn."""
+_SLOWEST = 64 << 10  # bytes per second: a slower server is given up
+_POLL_S = 0.1
 _CHUNK = 1 << 20
 _PRINTABLE = re.compile(r"[!-~]*")
 
@@ -43,7 +50,7 @@ class Source:
     """The learner's file server, as it was announced: its base URL, and the token that it asks for."""
 
     url: str
-    token: str
+    token: str = field(repr=False)
 
     def address_of(self, path: str) -> str:
         """Return the URL of a file. Raise FetchFailed if the announced URL is no plain http(s) one."""
@@ -51,7 +58,7 @@ class Source:
         try:
             parts = urlsplit(self.url)
             usual &= parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-            usual &= not (parts.username or parts.query or parts.fragment)
+            usual &= not ("@" in parts.netloc or parts.query or parts.fragment)
         except ValueError:
             usual = False
         if not usual:
@@ -81,8 +88,10 @@ def download(source: Source, wanted: Wanted, target: Path) -> None:
     import httpx
 
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(target):
+        if _is_wanted(target, wanted):
+            return
+        source.address_of(wanted.path)
+        with alone(target.parent):
             if not _is_wanted(target, wanted):
                 part = target.with_name(f".{target.name}.{wanted.hash[:16]}.part")
                 _complete(source, wanted, part)
@@ -100,11 +109,33 @@ def download(source: Source, wanted: Wanted, target: Path) -> None:
 
 
 @contextmanager
-def _alone(target: Path) -> Iterator[None]:
-    """Hold a lock on the file `target` among the processes of this host during the block."""
-    with target.with_name(f".{target.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def alone(folder: Path, wait_s: float = _SILENCE_S) -> Iterator[None]:
+    """Hold the lock of a folder of fetched files, among this host's processes, during the block.
+
+    The folder is created if need be. Raise FetchFailed if another process has the lock for `wait_s`,
+    OSError if there can be no such folder.
+    """
+    deadline = Deadline(wait_s)
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError), (folder / ".lock").open("w") as file:
+            if _takes_lock(file):
+                yield
+                return
+        if deadline.expired():
+            raise FetchFailed(
+                f"another process fetches the files of {folder} since {wait_s:g} s ago: see what it does"
+            )
+        time.sleep(_POLL_S)
+
+
+def _takes_lock(file: TextIO) -> bool:
+    """Return whether the lock of an open file was free and is held now, and the file is still there."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(file.name))
+    except (BlockingIOError, FileNotFoundError):  # held by another process, or deleted with its folder
+        return False
 
 
 def _is_wanted(path: Path, wanted: Wanted) -> bool:
@@ -143,7 +174,7 @@ def _complete(source: Source, wanted: Wanted, part: Path) -> None:
 def _rest(source: Source, wanted: Wanted, begin: int) -> Iterator[bytes]:
     """Yield the bytes of the wanted file from byte `begin` on. Raise FetchFailed for a refusal.
 
-    Environment variables such as HTTP_PROXY do not count: nobody else gets the token.
+    Variables such as HTTP_PROXY do not count: nobody else gets the token.
     """
     import httpx
 
@@ -151,13 +182,21 @@ def _rest(source: Source, wanted: Wanted, begin: int) -> Iterator[bytes]:
     if begin:
         headers["Range"] = f"bytes={begin}-"
     timeout = httpx.Timeout(_CONNECT_S, read=_SILENCE_S)
-    transport = httpx.HTTPTransport(socket_options=_KEEPALIVE)
+    # The context has the system's certificates, or those of SSL_CERT_FILE.
+    transport = httpx.HTTPTransport(socket_options=_KEEPALIVE, verify=ssl.create_default_context())
+    deadline = Deadline(_SILENCE_S + (wanted.size - begin) / _SLOWEST)
     with (
         httpx.Client(transport=transport, timeout=timeout, trust_env=False) as client,
         client.stream("GET", source.address_of(wanted.path), headers=headers) as response,
     ):
         _check(response, source, wanted, begin)
-        yield from response.iter_raw()  # as the bytes come: a cut loses none of them
+        for chunk in response.iter_raw():  # as the bytes come: a cut loses none of them
+            if deadline.expired():
+                raise FetchFailed(
+                    f"{source.url} did not send {wanted.path} within {deadline.limit_s:.0f} s: the rest "
+                    "is fetched at the next try"
+                )
+            yield chunk
 
 
 def _check(response: "httpx.Response", source: Source, wanted: Wanted, begin: int) -> None:

@@ -1,21 +1,27 @@
 """The folder of the run's model on this host: the learner's own where it is visible, else a copy."""
 
+import contextlib
 import os
 import re
+import secrets
 import shutil
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from penstock.common.broker.run_view import RunView
 from penstock.common.config.settings import RunSettings
 from penstock.common.deadline import Deadline
-from penstock.common.errors import ContractMismatch, DeadlineExceeded, ServerUnavailable
+from penstock.common.errors import ConfigError, ContractMismatch, DeadlineExceeded, ServerUnavailable
 from penstock.common.files.atomic import hash_file
 from penstock.common.files.reading import parse_json, reading
 from penstock.common.log import get_logger, shorten
-from penstock.common.transfer.download import FetchFailed, Source, Wanted, download
+from penstock.common.transfer.download import FetchFailed, Source, Wanted, alone, download
 from penstock.common.wire.contract import (
     LARGEST_SHARED_FILE,
     TOKENIZER_FILES,
@@ -27,9 +33,10 @@ from penstock.common.wire.contract import (
 from penstock.common.wire.messages import Weights
 
 WEIGHTS_FILE = "model.safetensors"
+Result = TypeVar("Result")
 _HASH = re.compile("[0-9a-f]{64}")
-_POLL_S = 0.5
-_KEEP = 4  # fetched versions of a run: several actors of a host may be at different ones
+_POLL_S, _RETRY_S = 0.2, 2.0
+_KEEP, _KEEP_S = 4, 60.0  # fetched versions of a run: several actors of a host may be at different ones
 
 log = get_logger(__name__)
 
@@ -48,6 +55,10 @@ def shared_files(folder: Path) -> tuple[ModelFile, ...]:
     return tuple(found)
 
 
+class FetchStopped(ServerUnavailable):
+    """The process was told to stop, or the run has ended, before all files were fetched."""
+
+
 class ModelCopy:
     """Fetches what a process needs of a run's model, into the run's folder below RUN_CACHE_DIR.
 
@@ -57,29 +68,43 @@ class ModelCopy:
 
     def __init__(self, view: RunView, run: RunSettings, stopping: threading.Event) -> None:
         self._view, self._run, self._stopping = view, run, stopping
-        self._folder = run.cache_dir.expanduser() / run.name
+
+    @property
+    def _folder(self) -> Path:
+        """Return the run's folder below RUN_CACHE_DIR. Raise ConfigError for a "~" without a home."""
+        try:
+            return self._run.cache_dir.expanduser() / self._run.name
+        except RuntimeError as error:
+            raise ConfigError(
+                f"RUN_CACHE_DIR: {self._run.cache_dir} is in no home, as this user has none ({error}): "
+                "set it to another folder"
+            ) from error
 
     def with_tokenizer(self, contract: Contract) -> Path:
         """Return the model's folder on this host, or a copy with the tokenizer's files alone.
 
         Raise ContractMismatch if the folder has another tokenizer than the learner's, ConfigError if it
-        has none, DeadlineExceeded if nothing can be fetched, or Connection.execute's errors.
+        has none, DeadlineExceeded or FetchFailed if nothing can be fetched, FetchStopped, or
+        Connection.execute's errors.
         """
         return self._found(contract, TOKENIZER_FILES) or check_tokenizer(contract)
 
-    def with_weights(self, contract: Contract) -> Path:
+    def with_weights(self, contract: Contract, runs_code: bool = False) -> Path:
         """Return the model's folder on this host, or a copy with the weights that are announced now.
 
-        Raise what `with_tokenizer` raises, and ContractMismatch for a model that needs code of its
-        folder: code is not fetched.
+        Raise what `with_tokenizer` raises, and ContractMismatch if code of the folder is to be run
+        (`runs_code`) and the model has some: code is not fetched.
         """
         every = [one.name for one in contract.model_files]
-        return self._found(contract, every, with_weights=True) or check_tokenizer(contract)
+        copy = self._found(contract, every, with_weights=True)
+        if copy and runs_code:
+            _check_no_code(copy)
+        return copy or check_tokenizer(contract)
 
     def version(self, weights: Weights) -> Path:
         """Return the folder of fetched weights, model.safetensors alone. Raise FetchFailed.
 
-        Its name is their hash. The versions that were fetched longest ago are deleted, all but 4.
+        Its name is their hash. Older versions are deleted, see `_delete_old`.
         """
         if not _HASH.fullmatch(weights.hash):
             raise FetchFailed(
@@ -92,10 +117,9 @@ class ModelCopy:
             weights.size, weights.hash,
         )  # fmt: skip
         download(Source(weights.url, weights.token), wanted, folder / WEIGHTS_FILE)
-        os.utime(folder)
-        fetched = sorted(folder.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-        for old in fetched[_KEEP:]:
-            shutil.rmtree(old, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another actor of this host may delete the same ones
+            os.utime(folder)
+            _delete_old(folder.parent)
         return folder
 
     def _found(
@@ -109,19 +133,19 @@ class ModelCopy:
         deadline = Deadline(self._run.join_timeout_s)
         while True:
             weights = self._announced(contract, deadline)
+            fetch = partial(self._fetch, contract, wanted, weights, with_weights)
             try:
-                folder = self._fetch(contract, wanted, weights, with_weights)
-                return check_tokenizer(replace(contract, model=str(folder)))
+                return check_tokenizer(replace(contract, model=str(self._unless_stopped(fetch))))
             except FetchFailed as error:
-                if deadline.expired():
+                if deadline.expired(progress=self._view.learner()):
                     raise
-                log.warning(shorten(f"The model's files were not fetched: {error}"))
-                self._pause()
+                self._view.report(shorten(f"The model's files were not fetched: {error}"))
+                self._unless_stopped(partial(time.sleep, _RETRY_S))
 
     def _announced(self, contract: Contract, deadline: Deadline) -> Weights:
         """Wait for an announcement, and return it. Raise ContractMismatch if it names no file server.
 
-        Raise DeadlineExceeded if no heartbeat comes meanwhile, ServerUnavailable if told to stop.
+        Raise DeadlineExceeded if no heartbeat comes meanwhile, FetchStopped if told to stop.
         """
         while (weights := self._view.weights()) is None:
             sign = self._view.learner()
@@ -130,7 +154,7 @@ class ModelCopy:
                     f"no weights were announced, and no heartbeat came for {deadline.limit_s:g} s "
                     f"(RUN_JOIN_TIMEOUT_S): {sign}; see what the learner does, or start it again"
                 )
-            self._pause()
+            self._unless_stopped(partial(time.sleep, _POLL_S))
         if not weights.url:
             raise ContractMismatch(
                 f"the contract names the model folder {contract.model}, which does not exist on this "
@@ -139,10 +163,18 @@ class ModelCopy:
             )
         return weights
 
-    def _pause(self) -> None:
-        """Wait half a second. Raise ServerUnavailable if told to stop."""
-        if self._stopping.wait(_POLL_S):
-            raise ServerUnavailable("told to stop while the model's files were fetched")
+    def _unless_stopped(self, work: Callable[[], Result]) -> Result:
+        """Return what `work` returns, and raise what it raises, from a thread of its own.
+
+        Raise FetchStopped, and leave the thread alone, when told to stop or once the run has ended.
+        """
+        done = run_aside(work)
+        while not done.done():
+            with contextlib.suppress(TimeoutError):
+                done.exception(_POLL_S)
+            if self._stopping.is_set() or (not done.done() and self._view.ended()):
+                raise FetchStopped("the process has to stop, and the model's files are not here yet")
+        return done.result()
 
     def _fetch(
         self, contract: Contract, wanted: list[ModelFile], weights: Weights, with_weights: bool
@@ -153,13 +185,57 @@ class ModelCopy:
         for one in wanted:
             download(source, Wanted(f"model/{one.name}", one.size, one.hash), folder / one.name)
         if with_weights:
-            _check_no_code(folder)
             fetched = self.version(weights) / WEIGHTS_FILE
-            link = folder / f".{WEIGHTS_FILE}.{os.getpid()}"
-            link.unlink(missing_ok=True)
-            os.link(fetched, link)
-            link.replace(folder / WEIGHTS_FILE)
+            try:
+                with alone(folder):
+                    _link_or_copy(fetched, folder / WEIGHTS_FILE)
+            except OSError as error:
+                raise FetchFailed(f"{fetched} cannot be put into {folder}: {error}") from error
         return folder
+
+
+def run_aside(work: Callable[[], Result]) -> "Future[Result]":
+    """Start `work` in a thread that no process waits for at its end, and return what will be its result.
+
+    A result that nobody waits for any more is dropped.
+    """
+    found: Future[Result] = Future()
+
+    def run() -> None:
+        """Store the result or the error in `found`, which cannot be cancelled from now on."""
+        try:
+            found.set_result(work())
+        except BaseException as error:
+            found.set_exception(error)
+
+    found.set_running_or_notify_cancel()
+    threading.Thread(target=run, name="fetch", daemon=True).start()
+    return found
+
+
+def _link_or_copy(file: Path, target: Path) -> None:
+    """Put a file at `target` too, as a link where the file system has them. Raise OSError."""
+    aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        try:
+            os.link(file, aside)
+        except OSError:
+            shutil.copyfile(file, aside)
+        aside.replace(target)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _delete_old(versions: Path) -> None:
+    """Delete versions of over a minute ago, but not the newest 4 and what is fetched. Raise OSError.
+
+    A version that an actor has just found is not deleted before its engine has read it.
+    """
+    fetched = sorted((path.stat().st_mtime, path) for path in versions.iterdir())
+    for found_at, old in fetched[:-_KEEP]:
+        if time.time() - found_at > _KEEP_S:
+            with contextlib.suppress(FetchFailed), alone(old, wait_s=0.0):
+                shutil.rmtree(old, ignore_errors=True)
 
 
 def _check_no_code(folder: Path) -> None:
@@ -168,6 +244,7 @@ def _check_no_code(folder: Path) -> None:
         code = parse_json((folder / "config.json").read_bytes()).get("auto_map")
     if code:
         raise ContractMismatch(
-            f"the model needs the code that its config.json names as auto_map ({shorten(repr(code))}), "
-            "and code is not fetched: copy the learner's model folder to the same path on this host"
+            f"the model has the code that its config.json names as auto_map ({shorten(repr(code))}), "
+            "ACTOR_TRUST_REMOTE_CODE is on, and code is not fetched: copy the learner's model folder to "
+            "the same path on this host, or set ACTOR_TRUST_REMOTE_CODE=false"
         )

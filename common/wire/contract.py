@@ -26,7 +26,11 @@ from penstock.common.wire.limits import (
 from penstock.common.wire.reward_spec import Aggregation, RewardSpec
 
 LARGEST_SHARED_FILE = 256 << 20
-_SHARED = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".vocab")
+_SHARED = re.compile(
+    r"((generation_|tokenizer_|preprocessor_|processor_|quantization_|hf_quant_)?config|tokenizer|tekken"
+    r"|special_tokens_map|added_tokens|vocab|chat_template)\.json|(merges|vocab)\.txt"
+    r"|[A-Za-z0-9][A-Za-z0-9._-]{0,100}\.(jinja|model|tiktoken)"
+)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -57,8 +61,8 @@ class ModelFile:
     hash: str
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage if the name is a path or hidden, or is not one of `is_shared`."""
-        check_names("hash", [self.hash])
+        """Raise MalformedMessage if the name is not `is_shared`, or the hash is no SHA-256 in hex."""
+        require(re.fullmatch("[0-9a-f]{64}", self.hash) is not None, "no SHA-256 in hex:", self.hash)
         check_range("the size of a model's file", self.size, 0, LARGEST_SHARED_FILE)
         require(is_shared(self.name), "a contract names a file that is not shared:", self.name)
 
@@ -137,11 +141,10 @@ class Contract:
 def is_shared(name: str) -> bool:
     """Return whether a file of this name in a model folder is sent to other hosts.
 
-    Those are texts and vocabularies, such as config.json, in the folder itself: no weights, no index of
-    weights in several files, no code and nothing hidden.
+    Those are the files in the folder itself by whose names transformers and vLLM find configs,
+    tokenizers and chat templates: no weights, no code, nothing hidden, and no file of the user's own.
     """
-    shared = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}", name) is not None
-    return shared and name.endswith(_SHARED) and not name.endswith(".index.json")
+    return _SHARED.fullmatch(name) is not None
 
 
 def hash_tokenizer(folder: Path) -> str:

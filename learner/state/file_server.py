@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import os
 import re
 import secrets
 import socket
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from aiohttp import web
 
@@ -22,11 +24,12 @@ from penstock.common.wire.contract import Contract
 
 _UPLOADS = 2
 _MOST_CONNECTIONS = 256
-_SLOWEST = 256 << 10
-"""Bytes per second: a slower client loses its turn after a minute more. It may go on from there."""
+_CHUNK, _CHUNK_S = 1 << 20, 30.0
+"""Bytes that are sent at a time, and seconds that a client has for them: a slower one is cut off."""
 _ANYWHERE = "192.0.2.1"  # of a network for documentation: the route to it is the one to the outside
 _START_S = 30.0
 _SHUTDOWN_S = 1.0
+_RANGE = re.compile(r"bytes=(\d{1,15})-")
 _VERSION = re.compile(r"/versions/(\d{6,15}-\d{8,15})/(model\.safetensors)")
 _MODEL = re.compile(r"/model/([A-Za-z0-9._-]{1,200})")
 
@@ -70,9 +73,15 @@ def _address_towards(host: str) -> str:
 
 
 def _reachable(host: str) -> str:
-    """Return the host of a URL for a server that listens at `host`; for all addresses the outer one."""
+    """Return the host of a URL for a server that listens at `host`; for all addresses the outer one.
+
+    Without a route to the outside that is this host's name.
+    """
     if host in ("0.0.0.0", "::", ""):
-        host = _address_towards(_ANYWHERE)
+        try:
+            host = _address_towards(_ANYWHERE)
+        except ConfigError:
+            host = socket.gethostname()
     return f"[{host}]" if ":" in host else host
 
 
@@ -106,7 +115,7 @@ class FileServer:
         self._thread.start()
         try:
             asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(_START_S)
-        except OSError as error:
+        except (OSError, OverflowError, UnicodeError) as error:
             self._stop()
             raise ConfigError(
                 f"LEARNER_FILES_ADDRESS: {self._host}:{self.port} cannot be listened at ({error}): name "
@@ -149,12 +158,35 @@ class FileServer:
         if request.method != "GET":
             return web.Response(status=405)
         path = self._file(request.path)
-        if path is None or not path.is_file():
+        try:
+            file = path.open("rb") if path else None
+        except OSError:
+            file = None
+        if file is None:
             return web.Response(status=404)
-        response = web.FileResponse(path)
-        with busy(request.protocol):
-            async with self._uploads, asyncio.timeout(60 + path.stat().st_size / _SLOWEST):
-                await response.prepare(request)
+        with file, busy(request.protocol):  # a version that is deleted from now on is sent all the same
+            return await self._send(request, file)
+
+    async def _send(self, request: web.BaseRequest, file: BinaryIO) -> web.StreamResponse:
+        """Send the asked part of a file, once it is its turn, and return the response.
+
+        The head comes at once. A client that does not read is cut off, so that others get the turn.
+        """
+        size = os.fstat(file.fileno()).st_size
+        part = _RANGE.fullmatch(request.headers.get("Range", "bytes=0-"))
+        begin = int(part[1]) if part else size + 1
+        if begin > size:
+            return web.Response(status=416)
+        head = {"Content-Length": str(size - begin)}
+        if begin:
+            head["Content-Range"] = f"bytes {begin}-{size - 1}/{size}"
+        response = web.StreamResponse(status=206 if begin else 200, headers=head)
+        await response.prepare(request)
+        file.seek(begin)
+        async with self._uploads:
+            while chunk := await self._loop.run_in_executor(None, file.read, _CHUNK):
+                async with asyncio.timeout(_CHUNK_S):
+                    await response.write(chunk)
         return response
 
     def _file(self, asked: str) -> Path | None:

@@ -7,14 +7,15 @@ import json
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from penstock.actors.engine import WeightsRejected
 from penstock.actors.loop import run
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.broker.run_view import RunView
@@ -35,7 +36,7 @@ from tests.helpers import wait_until
 class OtherHost:
     """An actor whose engine is a fake, with folders of its own, in a thread."""
 
-    def __init__(self, url: str, run_name: str, folder: Path) -> None:
+    def __init__(self, url: str, run_name: str, folder: Path, trust_remote_code: bool = False) -> None:
         self.engine = FakeEngine()
         self.model: Path | None = None
         self.error: PenstockError | None = None
@@ -47,7 +48,7 @@ class OtherHost:
                 name=run_name, dir=folder / "runs", cache_dir=folder / "cache", join_timeout_s=5.0,
                 lease_s=1.0,
             ),
-            actor=ActorSettings(),
+            actor=ActorSettings(trust_remote_code=trust_remote_code),
         )  # fmt: skip
         self.thread = threading.Thread(target=self._run, daemon=True)
 
@@ -172,7 +173,10 @@ def test_a_learner_that_starts_again_serves_at_another_port(far: Run, host: Othe
         host.wait_for(1)
 
 
-def test_fetched_versions_do_not_fill_the_disk(far: Run, server: FileServer, host: OtherHost) -> None:
+def test_fetched_versions_do_not_fill_the_disk(
+    far: Run, server: FileServer, host: OtherHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.common.transfer.model_folder._KEEP_S", 0.0)
     far.announce(0)
     host.start().wait_for(0)
     for step in range(1, 8):
@@ -202,14 +206,23 @@ def test_nothing_can_be_fetched_from_a_learner_without_a_file_server(far: Run, h
     )
 
 
-def test_code_of_a_model_is_not_fetched(far: Run, server: FileServer, host: OtherHost) -> None:
+@pytest.mark.parametrize("trusts", [True, False])
+def test_code_of_a_model_is_not_fetched(
+    far: Run, server: FileServer, queue_server: LocalServer, run_name: str, tmp_path: Path, trusts: bool
+) -> None:
+    """An engine that knows the model needs none of the code that its config.json names."""
+    host = OtherHost(queue_server.url, run_name, tmp_path / "other", trust_remote_code=trusts)
     (far.folder / "config.json").write_text(json.dumps({"auto_map": {"AutoModel": "code.Model"}}))
     far.contract = replace(far.contract, model_files=shared_files(far.folder))
     far.queue.publish_contract(encode(far.contract))
     far.announce(0)
     host.start()
-    wait_until(lambda: host.error is not None, "an error")
-    assert "code is not fetched: copy the learner's model folder" in str(host.error)
+    try:
+        wait_until(lambda: host.error or host.engine.version, "an error, or weights")
+        assert (host.error is not None) is trusts
+        assert not trusts or "code is not fetched: copy the learner's model folder" in str(host.error)
+    finally:
+        host.stop()
     assert not list(host.cache.rglob("*.py"))
 
 
@@ -232,7 +245,7 @@ def test_a_way_may_be_chosen(far: Run, server: FileServer, tmp_path: Path, way: 
     shutil.rmtree(far.run_folder.versions)
     if way == "http":
         assert source.find(weights).path
-    with pytest.raises(WeightsRejected, match="the learner serves no files"):
+    with pytest.raises(FetchFailed, match="the learner serves no files"):
         far.weight_source("http").find(replace(weights, url=""))
 
 
@@ -243,7 +256,7 @@ def test_an_announced_hash_cannot_name_another_folder(
     far: Run, server: FileServer, tmp_path: Path, digest: str
 ) -> None:
     weights = Weights(Version(1, 0), "", digest, "", 9, *_source_of(far))
-    with pytest.raises(WeightsRejected, match="is no SHA-256 in hex"):
+    with pytest.raises(FetchFailed, match="is no SHA-256 in hex"):
         far.weight_source("http").find(weights)
     assert not (tmp_path / "cache").exists()
 
@@ -273,4 +286,127 @@ def test_a_folder_that_cannot_be_written_is_named(far: Run, server: FileServer, 
     settings = RunSettings(name="run", cache_dir=tmp_path / "file", join_timeout_s=1.0)
     copy = ModelCopy(RunView(far.connection, far.keys), settings, threading.Event())
     with pytest.raises((FetchFailed, ConfigError), match="set RUN_CACHE_DIR"):
+        copy.with_tokenizer(far.contract)
+
+
+def test_a_file_of_an_earlier_run_in_its_own_folder_is_passed_over(
+    far: Run, server: FileServer, host: OtherHost
+) -> None:
+    far.announce(0)
+    host.start().wait_for(0)
+    stale = host.settings.run.folder.version(1, 1)
+    stale.mkdir(parents=True)
+    (stale / "model.safetensors").write_bytes(b"weights of last week")
+    far.announce(1)
+    host.wait_for(1)
+
+
+def test_it_ends_while_the_first_fetch_is_stuck(far: Run, host: OtherHost) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        far.queue.source = Source(f"http://127.0.0.1:{silent.getsockname()[1]}", "token")
+        far.announce(0)
+        host.start()
+        silent.accept()
+        host.stop()
+    assert host.error is None
+    assert host.model is None
+
+
+def test_it_ends_with_the_run_while_it_waits_for_the_model(far: Run, host: OtherHost) -> None:
+    far.queue.source = Source("http://127.0.0.1:1", "token")
+    far.announce(0)
+    host.start()
+    far.queue.set_state("ended")
+    wait_until(lambda: not host.thread.is_alive(), "the actor's end")
+    assert host.error is None
+
+
+def test_a_long_fetch_that_fails_ends_no_actor(
+    far: Run, server: FileServer, host: OtherHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far.announce(0)
+    host.start().wait_for(0)
+    monkeypatch.setattr(ModelCopy, "version", slow_and_failing := SlowAndFailing())
+    far.announce(1)
+    wait_until(lambda: slow_and_failing.calls == 1, "a fetch")
+    assert host.error is None
+    assert host.thread.is_alive()
+    monkeypatch.undo()
+    far.announce(2)
+    host.wait_for(2)
+
+
+class SlowAndFailing:
+    """A fetch that takes longer than RUN_JOIN_TIMEOUT_S, and then fails."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, _weights: Weights) -> Path:
+        time.sleep(6)
+        self.calls += 1
+        raise FetchFailed("deleted there")
+
+
+def test_a_failed_fetch_is_not_repeated_at_once(
+    far: Run, server: FileServer, host: OtherHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far.announce(0)
+    host.start().wait_for(0)
+    tries: list[float] = []
+
+    def fail(_copy: ModelCopy, _weights: Weights) -> Path:
+        tries.append(time.monotonic())
+        raise FetchFailed("cut")
+
+    monkeypatch.setattr(ModelCopy, "version", fail)
+    far.announce(1)
+    wait_until(lambda: len(tries) == 3, "three tries")
+    assert tries[1] - tries[0] >= 1
+    assert tries[2] - tries[1] >= 2
+
+
+def test_several_actors_of_a_host_share_what_they_fetch(far: Run, server: FileServer) -> None:
+    def fetch_all(_: int) -> None:
+        source = far.weight_source("http")
+        for weights in announced:
+            assert Path(source.find(weights).path, "model.safetensors").read_bytes()
+
+    announced = []
+    for step in range(40):
+        far.announce(step)
+        weights = RunView(far.connection, far.keys).weights()
+        assert weights is not None
+        announced.append(weights)
+    with ThreadPoolExecutor(4) as actors:
+        list(actors.map(fetch_all, range(4)))
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_the_weights_are_put_beside_the_models_files(
+    far: Run, server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("no hard links here")
+
+    if not links:
+        monkeypatch.setattr("os.link", refuse)
+    far.announce(0)
+    settings = RunSettings(name="run", cache_dir=tmp_path / "mine")
+    copy = ModelCopy(RunView(far.connection, far.keys), settings, threading.Event())
+    folder = copy.with_weights(far.contract)
+    assert (folder / "model.safetensors").read_bytes() == b"weights 0"
+    assert not list(folder.glob(".model*"))
+
+
+def test_a_user_without_a_home_is_told_only_when_something_is_fetched(
+    far: Run, server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", fail)
+    far.announce(0)
+    copy = ModelCopy(RunView(far.connection, far.keys), RunSettings(), threading.Event())
+    with pytest.raises(ConfigError, match=r"RUN_CACHE_DIR: .* is in no home"):
         copy.with_tokenizer(far.contract)

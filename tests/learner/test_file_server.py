@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import http.server
+import shutil
 import socket
 import threading
 import time
@@ -22,6 +24,7 @@ from penstock.common.transfer import download as module
 from penstock.common.transfer.download import FetchFailed, Source, Wanted, download
 from penstock.common.transfer.model_folder import shared_files
 from penstock.learner.state.file_server import FileServer, serving
+from tests.helpers import wait_until
 from tests.learner.builders import CONTRACT
 
 CONTENT = bytes(range(256)) * 4096
@@ -39,7 +42,10 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "versions/secret").write_text("secret")
     model = tmp_path / "model"
     model.mkdir()
-    for name in ("config.json", "tokenizer.json", "modeling.py", "model.safetensors", ".env.json"):
+    for name in (
+        "config.json", "tokenizer.json", "modeling.py", "model.safetensors", ".env.json", "secrets.json",
+        "notes.txt",
+    ):  # fmt: skip
         (model / name).write_text(name)
     (model / "model.safetensors.index.json").write_text("index")
     return tmp_path
@@ -86,8 +92,9 @@ def test_only_texts_and_vocabularies_of_the_model_are_shared(folder: Path) -> No
 def test_nothing_else_is_sent(source: Source, path: str) -> None:
     host, port = source.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as raw:  # a client would tidy the path up
-        raw.sendall(f"GET /{path} HTTP/1.1\r\nAuthorization: Bearer {source.token}\r\n\r\n".encode())
-        assert raw.recv(1000).split()[1] in (b"404", b"400")
+        head = f"GET /{path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {source.token}\r\n\r\n"
+        raw.sendall(head.encode())
+        assert raw.recv(1000).split()[1] == (b"400" if "\0" in path else b"404")
 
 
 @pytest.mark.parametrize("given", [b"", b"Bearer", b"Bearer wrong", b"Bearer \xff", b"\xff" * 5000])
@@ -140,37 +147,73 @@ def test_a_file_that_is_there_is_not_fetched_again(source: Source, tmp_path: Pat
     assert (tmp_path / "got").read_bytes() == CONTENT
 
 
-def test_eight_clients_get_a_file_two_at_a_time_in_order(
-    server: FileServer, source: Source, tmp_path: Path
+def test_eight_clients_get_a_file_two_at_a_time_in_the_order_of_their_requests(
+    folder: Path, server: FileServer, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sending, most, order = 0, 0, []
-    lock = threading.Lock()
-    answer = server._uploads.__class__
+    size = 64 << 20  # more than the sockets of a client that does not read take
+    with (folder / VERSION).open("wb") as file:
+        file.truncate(size)
+    head = f"GET /{VERSION} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {source.token}\r\n\r\n"
+    clients = []
+    for _ in range(8):
+        clients.append(socket.create_connection(("127.0.0.1", server.port)))
+        clients[-1].sendall(head.encode())
+        time.sleep(0.05)
+    for place, client in enumerate(clients):
+        time.sleep(0.1)
+        fed = [other for other in clients[place:] if has_body(other)]
+        assert fed == clients[place : place + 2]
+        read_all(client, size)
+        client.close()
 
-    class Counting(answer):  # type: ignore[misc, valid-type]
-        async def __aenter__(self) -> None:
-            nonlocal sending, most
-            await super().__aenter__()
-            sending += 1
-            most = max(most, sending)
 
-        async def __aexit__(self, *_: object) -> None:
-            nonlocal sending
-            sending -= 1
-            await super().__aexit__(*_)
+def has_body(client: socket.socket) -> bool:
+    """Whether more than the head of the response has come."""
+    return len(client.recv(100_000, socket.MSG_PEEK | socket.MSG_DONTWAIT)) > 1000
 
-    server._uploads = Counting(2)
 
-    def fetch(number: int) -> None:
-        download(source, WANTED, tmp_path / f"{number}/got")
-        with lock:
-            order.append(number)
+def read_all(client: socket.socket, size: int) -> None:
+    """Read a response with a body of `size` bytes."""
+    got = 0
+    while got < size:
+        got += len(client.recv(1 << 20))
 
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(fetch, range(8)))
-    assert sorted(order) == list(range(8))
-    assert most <= 2
-    assert all((tmp_path / f"{number}/got").read_bytes() == CONTENT for number in range(8))
+
+def test_clients_that_do_not_read_lose_their_turn(
+    folder: Path, server: FileServer, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.learner.state.file_server._CHUNK_S", 0.3)
+    with (folder / VERSION).open("wb") as file:
+        file.truncate(64 << 20)
+    head = f"GET /{VERSION} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {source.token}\r\n\r\n"
+    stuck = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(5)]
+    try:
+        for client in stuck:
+            client.sendall(head.encode())
+        (one,) = [one for one in shared_files(folder / "model") if one.name == "config.json"]
+        download(source, Wanted("model/config.json", one.size, one.hash), tmp_path / "got")
+    finally:
+        for client in stuck:
+            client.close()
+    assert (tmp_path / "got").read_text() == "config.json"
+
+
+def test_a_version_that_is_deleted_while_it_waits_is_sent_all_the_same(
+    folder: Path, server: FileServer, source: Source, tmp_path: Path
+) -> None:
+    server._loop.call_soon_threadsafe(setattr, server, "_uploads", turn := asyncio.Semaphore(0))
+    with ThreadPoolExecutor(1) as threads:
+        done = threads.submit(download, source, WANTED, tmp_path / "got")
+        wait_until(lambda: turn._waiters, "the request")
+        shutil.rmtree(folder / "versions")
+        server._loop.call_soon_threadsafe(turn.release)
+        done.result(30)
+    assert (tmp_path / "got").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("asked", ["bytes=9999999999-", "bytes=-5", "bytes=5-9", "bytes=a-", "lines=1-"])
+def test_another_range_than_the_rest_of_the_file_is_refused(source: Source, asked: str) -> None:
+    assert get(source, VERSION, Range=asked).status_code == 416
 
 
 def test_silent_connections_keep_nobody_out(server: FileServer, source: Source, tmp_path: Path) -> None:
@@ -285,7 +328,7 @@ def test_a_silent_server_is_given_up(
     "url",
     [
         "", "10.0.0.5:29700", "ftp://10.0.0.5", "file:///etc/passwd", "http://", "http://user@host",
-        "http://host?x", "http://host#x", "http://host:99999",
+        "http://:pw@host", "http://host?x", "http://host#x", "http://host:99999",
         "http://ho st", "http://h\xe9", "http://a\r\nb", "http://[::1", "unix:///x",
     ],
 )  # fmt: skip
@@ -323,10 +366,26 @@ def test_another_url_may_be_announced(tmp_path: Path) -> None:
 def test_an_address_in_use_is_an_error_that_names_the_setting(
     server: FileServer, tmp_path: Path
 ) -> None:
-    for address in (f"127.0.0.1:{server.port}", "192.0.2.7:0"):
+    for address in (f"127.0.0.1:{server.port}", "192.0.2.7:0", "127.0.0.1:99999", "..:80"):
         settings = LearnerSettings(files_address=address)
         with (
             pytest.raises(ConfigError, match=r"LEARNER_FILES_ADDRESS: .* cannot be listened at"),
             serving(settings, parse_url("unix:///q"), tmp_path, CONTRACT),
         ):
             pass
+
+
+@pytest.mark.parametrize("url", ["nonsense", "10.0.0.5:29700", "ftp://x", "http://a@b", "http://a?b"])
+def test_an_url_that_no_actor_takes_is_refused_at_the_start(url: str) -> None:
+    with pytest.raises(ValueError, match="files_url"):
+        LearnerSettings(files_url=url)
+
+
+def test_without_a_route_to_the_outside_the_hosts_name_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.learner.state.file_server._ANYWHERE", "no.such.host.invalid")
+    settings = LearnerSettings(files_address="0.0.0.0:0")
+    with serving(settings, parse_url("unix:///q"), tmp_path, CONTRACT) as source:
+        assert source is not None
+        assert source.url.startswith(f"http://{socket.gethostname()}:")
