@@ -43,16 +43,20 @@ def test_all_processes_of_a_role_are_added_up(run: Run) -> None:
 def test_the_time_of_subprocesses_is_counted_once(run: Run) -> None:
     fleet = FleetCosts(run.connection, run.keys.costs)
     report = CostReport(run.connection, run.keys.costs, "rewarder")
+    name = "rewarder/subprocesses_cpu_s"
+    report.send()  # other tests of this process may have subprocesses
+    fleet.take()
     with subprocess.Popen([sys.executable, "-c", BURN], stdin=-1, stdout=-1) as child:
         assert child.stdout
         for _ in range(2):
             child.stdout.readline()
         report.send()
+        assert fleet.take()[name] >= 0.25
         report.send()
-        assert 0.25 <= fleet.take()["rewarder/subprocesses_cpu_s"] <= 0.6
+        assert fleet.take().get(name, 0.0) < 0.25
         child.kill()
     report.send()
-    assert "rewarder/subprocesses_cpu_s" not in fleet.take()
+    assert fleet.take().get(name, 0.0) < 0.25
 
 
 def test_a_report_is_sent_only_when_it_is_due(run: Run) -> None:
