@@ -112,8 +112,14 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         shutil.rmtree(folder)
 
 
+FAKE, REAL = "tests.actors.fake_actor", "penstock.actors"
+
+
 @pytest.mark.e2e
-def test_roles_join_and_train_with_the_queue_servers_address_alone(hosts: Hosts, tmp_path: Path) -> None:
+@pytest.mark.parametrize("actor", [FAKE, *([REAL] if "NIGHTLY" in os.environ else [])])
+def test_roles_join_and_train_with_the_queue_servers_address_alone(
+    hosts: Hosts, tmp_path: Path, actor: str
+) -> None:
     password = tmp_path / "password"
     password.write_text("secret\n")
     password.chmod(0o600)
@@ -127,11 +133,8 @@ def test_roles_join_and_train_with_the_queue_servers_address_alone(hosts: Hosts,
     workers = []
     try:
         site.wait_for(lambda: "on other hosts get the run's files" in str(site.lines), "the learner")
-        workers += [
-            hosts.start_worker(url, "tests.actors.fake_actor"),
-            hosts.start_worker(url, "penstock.rewarders"),
-        ]
-        site.wait_for(lambda: site.steps() >= 2, "two steps", 60)
+        workers += [hosts.start_worker(url, actor), hosts.start_worker(url, "penstock.rewarders")]
+        site.wait_for(lambda: site.steps() >= 2, "two steps")
         site.kill("learner")
         assert site.wait(240) == 0, site.lines[-20:]
         assert [worker.wait(60) for worker in workers] == [0, 0]
