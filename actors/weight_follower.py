@@ -92,10 +92,11 @@ class WeightFollower:
         again = weights == self._not_fetched
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if again else _FIRST_PAUSE_S
         self._not_fetched, self._fetch_at = weights, time.monotonic() + self._pause_s
-        self._deadline.restart()
         self._report(weights, reason)
         if self._engine.version is None:
             await self._check_learner()
+        else:
+            self._deadline.restart()
 
     async def _take(self, weights: Weights) -> None:
         """Load weights that are on this host into the engine; `taking` is True meanwhile.
