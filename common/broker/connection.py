@@ -53,6 +53,7 @@ _NO_RIGHT = re.compile(r"ACL failure in script|user executing the script can't")
 _NO_ID_LEFT = "exhausted the last possible ID"
 """Text for an XADD to a stream that another client gave an entry with the largest id."""
 
+_STREAM_GONE = ("NOGROUP", "UNBLOCKED")  # the second if it is deleted during a wait, in Redis 7.0
 _PASSING = frozenset({"OOM", "MISCONF", "BUSY", "READONLY"})
 """Codes of refusals that end by themselves: memory or disk is full, a long script runs, a replica takes
 over. Any user who may call a function can make the server BUSY for seconds."""
@@ -408,9 +409,9 @@ def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> No
 
     RunTaken: another learner holds the run. ConfigError: a run of this name from another folder.
     WrongType: a key of another type, or a stream that takes no more entries. RunNotReady: the learner
-    has not set the run up. NotPermitted: the user lacks the right. CommandRefused: any other refusal.
-    Waiting helps if the server is out of memory, cannot save, is busy, or takes no writes for now.
-    `address` is for the messages.
+    has not set the run up, or a stream is gone. NotPermitted: the user lacks the right. CommandRefused:
+    any other refusal. Waiting helps if the server is out of memory, cannot save, is busy, or takes no
+    writes for now. `address` is for the messages.
     """
     code, _, message = short(error, 1000).partition(" ")  # another client may have named the holder
     if code == "FENCED":
@@ -437,7 +438,7 @@ def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> No
         raise RunNotReady(
             f"queue server {address}: {message}. Start `learner`, or wait until it sets the run up"
         ) from error
-    if code == "NOGROUP" or "Function not found" in str(error):
+    if code in _STREAM_GONE or "Function not found" in str(error):
         raise RunNotReady(
             f"the learner has not set the run up on {address} yet: start `learner`"
         ) from error

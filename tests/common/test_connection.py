@@ -7,9 +7,10 @@ import pytest
 import redis
 import structlog
 
-from penstock.common.broker.connection import Connection
+from penstock.common.broker.connection import Connection, _raise_translated
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.errors import ConfigError, RunNotReady, ServerUnavailable
+from tests.common.builders import Run
 from tests.helpers import wait_until, wait_until_written
 
 
@@ -117,6 +118,19 @@ def test_a_blocked_read_ends_by_itself(connection: Connection) -> None:
         "an empty read",
     )
     assert reply
+
+
+def test_a_stream_that_is_deleted_while_it_is_waited_for_is_a_run_that_is_not_ready(run: Run) -> None:
+    """Redis 7.0 has an answer of its own for this, and later servers say NOGROUP."""
+    threading.Timer(0.3, run.connection.execute, ["DEL", run.keys.tickets]).start()
+    with pytest.raises(RunNotReady, match="not set the run up"):
+        run.actor().take(1, block_ms=1000)
+
+
+@pytest.mark.parametrize("code", ["UNBLOCKED the stream key no longer exists", "NOGROUP No such key"])
+def test_both_answers_mean_the_same(code: str) -> None:
+    with pytest.raises(RunNotReady, match="not set the run up"):
+        _raise_translated(redis.exceptions.ResponseError(code), "redis://x")
 
 
 # Several calls in one round trip
