@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.common.errors import EngineFailed, PenstockError
+from penstock.common.transfer.model_folder import WEIGHTS_FILE
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import Int32s, Rollout, Sampling, Weights
 
-WEIGHTS_FILE = "model.safetensors"
 _WEIGHTS_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth"}
 
 

@@ -30,7 +30,7 @@ from penstock.common.errors import RunNotReady
 from penstock.common.log import get_logger
 from penstock.common.role import connect, consumer_name
 from penstock.common.sandbox.limits import allow_open_files
-from penstock.common.transfer.model_folder import FetchStopped, ModelCopy
+from penstock.common.transfer.model_folder import FetchStopped, ModelFetcher
 from penstock.common.wire.codec import decode
 from penstock.common.wire.contract import Contract, check_tokenizer
 
@@ -76,7 +76,7 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
         return
     contract = decode(data, Contract)
     _allow_open_files(contract, settings.actor.episode_workers)
-    model = _find_model(settings, contract, ModelCopy(view, settings.run, stopping))
+    model = _find_model(settings, contract, ModelFetcher(view, settings.run, stopping))
     engine = _start_engine(settings, contract, model, make_engine)
     groups = await _make_groups(settings, contract, model, engine)
     consumer = consumer_name("actor")
@@ -103,15 +103,15 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
         log.info(f"{consumer} left run {settings.run.name}.")
 
 
-def _find_model(settings: ActorCommand, contract: Contract, copy: ModelCopy) -> Path:
+def _find_model(settings: ActorCommand, contract: Contract, fetcher: ModelFetcher) -> Path:
     """Return the folder of the run's model: with ACTOR_WEIGHTS_FROM=folder the one in the contract.
 
     Else it may be a copy. Raise FetchStopped if told to stop, and the other errors of
-    ModelCopy.with_weights.
+    ModelFetcher.with_weights.
     """
     if settings.actor.weights_from == "folder":
         return check_tokenizer(contract)
-    return copy.with_weights(contract, settings.actor.trust_remote_code)
+    return fetcher.with_weights(contract, settings.actor.trust_remote_code)
 
 
 def _start_engine(

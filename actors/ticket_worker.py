@@ -27,7 +27,7 @@ from penstock.common.config.role_command import ActorCommand
 from penstock.common.episodes.pool import EpisodeFailed
 from penstock.common.errors import EngineFailed, MalformedMessage, RunNotReady
 from penstock.common.log import get_logger
-from penstock.common.transfer.model_folder import ModelCopy
+from penstock.common.transfer.model_folder import ModelFetcher
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract, describe_difference
 from penstock.common.wire.ids import Purpose
@@ -87,7 +87,7 @@ class TicketWorker:
         self._held = HeldTickets(contract.credit)
         self._follower = WeightFollower(
             engine, self._view, self._held,
-            WeightSource(run.folder, ModelCopy(self._view, run, stopping), actor.weights_from),
+            WeightSource(run.folder, ModelFetcher(self._view, run, stopping), actor.weights_from),
             run.join_timeout_s, actor.start_timeout_s,
         )  # fmt: skip
         self._engine_watch = EngineWatch(

@@ -3,23 +3,23 @@
 from dataclasses import replace
 from typing import Literal
 
-from penstock.actors.engine import WEIGHTS_FILE, WeightsRejected
+from penstock.actors.engine import WeightsRejected
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.transfer.download import FetchFailed
-from penstock.common.transfer.model_folder import ModelCopy
+from penstock.common.transfer.model_folder import WEIGHTS_FILE, ModelFetcher
 from penstock.common.wire.messages import Weights
 
 
 class WeightSource:
-    """Finds versions in `folder`, the run's, or fetches them as `copy`; `way` allows one of these alone.
+    """Finds versions in `folder`, the run's, or fetches them by `fetcher`; `way` may allow one of these.
 
     With "auto" the folder is used where it has the version, and not after `distrust`.
     """
 
     def __init__(
-        self, folder: RunFolder, copy: ModelCopy, way: Literal["auto", "folder", "http"]
+        self, folder: RunFolder, fetcher: ModelFetcher, way: Literal["auto", "folder", "http"]
     ) -> None:
-        self._folder, self._copy, self._way = folder, copy, way
+        self._folder, self._fetcher, self._way = folder, fetcher, way
         self._distrusted = ""
 
     def find(self, weights: Weights) -> Weights:
@@ -36,7 +36,7 @@ class WeightSource:
                 f"version {weights.version} cannot be fetched, because the learner serves no files: set "
                 "LEARNER_FILES_ADDRESS there, or ACTOR_WEIGHTS_FROM=folder here"
             )
-        return replace(weights, path=str(self._copy.version(weights)))
+        return replace(weights, path=str(self._fetcher.version(weights)))
 
     def distrust(self, weights: Weights) -> None:
         """Do not take these weights from the run's folder, as the file there is another one."""

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -48,17 +48,20 @@ class Phases:
             yield
             return
         before, began = self.name, time.monotonic()
-        self._change_to(name)
+        self.change_to(name)
         try:
             with self._trace(name):
                 yield
         finally:
             self._seconds[name] += time.monotonic() - began
-            self._change_to(before)
+            self.change_to(before)
             self.poll()
 
-    def _change_to(self, name: str) -> None:
-        """Count the time since the last change for the present phase; then `name` is the present one."""
+    def change_to(self, name: str) -> None:
+        """Count the time since the last change for the present phase; then `name` is the present one.
+
+        `enter` does this for a block. A loop that has no blocks calls this at each turn.
+        """
         now = (time.monotonic(), time.process_time())
         cost = self._profile.setdefault(self.name, PhaseCost())
         cost.seconds += now[0] - self._counted_to[0]
@@ -71,7 +74,7 @@ class Phases:
         Every moment counts for one phase alone, the innermost one: the seconds add up to the time since
         the last call. CPU time includes all threads of the process.
         """
-        self._change_to(self.name)
+        self.change_to(self.name)
         taken, self._profile = self._profile, {}
         return taken
 
@@ -98,3 +101,15 @@ class Phases:
     def step_s(self) -> float:
         """Seconds since the last `begin_step`, or since this object was created if there was none."""
         return time.monotonic() - self._step_began
+
+
+def costs_by_name(role: str, profile: Mapping[str, PhaseCost]) -> dict[str, float]:
+    """Return seconds and CPU seconds of a role's phases, by names of metrics.
+
+    Example: the learner's phase "running forward" has learner/running_forward_s and .._cpu_s.
+    """
+    costs: dict[str, float] = {}
+    for phase, cost in profile.items():
+        name = f"{role}/{phase.replace(' ', '_')}"
+        costs |= {f"{name}_s": cost.seconds, f"{name}_cpu_s": cost.cpu_s}
+    return costs

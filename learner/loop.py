@@ -15,7 +15,7 @@ from penstock.common.failpoint import failpoint
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.journal.claims import Claim
 from penstock.common.log import get_logger
-from penstock.common.phases import Phases
+from penstock.common.phases import Phases, costs_by_name
 from penstock.common.wire.codec import encode, pack
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import ScoredGroup, Verdict
@@ -28,7 +28,7 @@ from penstock.learner.policy.update import Update
 from penstock.learner.report.completions import completion_rows
 from penstock.learner.report.eval_metrics import summarise
 from penstock.learner.report.hub import make_hub
-from penstock.learner.report.metrics import describe_shares, group_metrics, phase_metrics, update_metrics
+from penstock.learner.report.metrics import describe_shares, group_metrics, update_metrics
 from penstock.learner.report.model_card import model_card
 from penstock.learner.report.recorder import Recorder
 from penstock.learner.resume import encode_groups, retrain_tail
@@ -320,8 +320,8 @@ class Learner:
             "perf/flops_per_s": update.flops / update_s,
         }
         profile = self._phases.take_profile()
-        metrics |= phase_metrics(profile)
-        metrics |= {f"perf/{field}": seconds for field, seconds in self._costs.take().items()}
+        costs = costs_by_name("learner", profile) | self._costs.take()
+        metrics |= {f"perf/{name}": seconds for name, seconds in costs.items()}
         self._spent.update({name: cost.seconds for name, cost in profile.items()})
         if self._peak:
             metrics["perf/mfu"] = update.flops / update_s / (self._peak * world_size())

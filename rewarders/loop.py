@@ -24,7 +24,7 @@ from penstock.common.errors import MalformedMessage, RunNotReady, ServerUnavaila
 from penstock.common.log import get_logger
 from penstock.common.role import connect, consumer_name
 from penstock.common.sandbox.starter import START_TIMEOUT_S
-from penstock.common.transfer.model_folder import FetchStopped, ModelCopy
+from penstock.common.transfer.model_folder import FetchStopped, ModelFetcher
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.messages import Group, Outcome, ScoredGroup
 from penstock.rewarders.judges import longest_call_s
@@ -87,8 +87,8 @@ class Rewarder:
             settings.run.lease_s, settings.run.max_attempts,
         )  # fmt: skip
         self._pool = pool
-        copy = ModelCopy(self._view, settings.run, stopping)
-        self._scorer = CurrentScorer(self._view, pool, name, contract, copy)
+        fetcher = ModelFetcher(self._view, settings.run, stopping)
+        self._scorer = CurrentScorer(self._view, pool, name, contract, fetcher)
         longest_s = START_TIMEOUT_S + max(  # of one reward: the pool ends it then
             settings.rewarder.timeout_s,
             settings.rewarder.reward_model_timeout_s,
@@ -121,6 +121,7 @@ class Rewarder:
         self._keeper.stop()
         self._pool.close()
         with contextlib.suppress(RunNotReady, ServerUnavailable):  # the server may be gone too
+            self._costs.send()
             self._stream.leave()
         log.info(f"{self._stream.consumer} left run {self._settings.run.name}: {self._progress()}.")
 
@@ -145,7 +146,6 @@ class Rewarder:
             self._costs.note("scoring" if self._busy else "waiting for groups")
             self._costs.send_if_due()
         self._settle(wait_for_all=True)
-        self._costs.send()
 
     def _has_ended(self) -> bool:
         """Return whether the learner has ended the run, as the server says; False between two questions.

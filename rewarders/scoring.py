@@ -14,7 +14,7 @@ from penstock.common.errors import ContractMismatch, MalformedMessage
 from penstock.common.log import get_logger, shorten
 from penstock.common.reward_totals import first_scored, group_totals
 from penstock.common.text import SHOWN, as_text
-from penstock.common.transfer.model_folder import ModelCopy
+from penstock.common.transfer.model_folder import ModelFetcher
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract, check_tokenizer, describe_difference
 from penstock.common.wire.messages import ANSWER, Group, Outcome, ScoredGroup, Verdict
@@ -302,16 +302,16 @@ class CurrentScorer:
     """The scorer of the contract in force, shared by all threads.
 
     `contract` is the first one, encoded; later ones are read through `view`. `pool` computes the
-    rewards, `name` is the rewarder's, and `copy` fetches a tokenizer that is not on this host. Creating
+    rewards, `name` is the rewarder's, and `fetcher` gets a tokenizer that is not on this host. Creating
     it loads the rewards in the pool. Raise ContractMismatch, ConfigError or SandboxFailed if this
     process cannot serve the contract.
     """
 
     def __init__(
-        self, view: RunView, pool: ScoringPool, name: str, contract: bytes, copy: ModelCopy
+        self, view: RunView, pool: ScoringPool, name: str, contract: bytes, fetcher: ModelFetcher
     ) -> None:
         self._view = view
-        self._find_tokenizer = copy.with_tokenizer
+        self._find_tokenizer = fetcher.with_tokenizer
         self._pool = pool
         self._name = name
         self._changing = threading.Lock()

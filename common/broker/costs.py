@@ -1,7 +1,7 @@
 """What a run's processes cost: actors and rewarders add it up on the queue server for the learner."""
 
+import contextlib
 import math
-import os
 import time
 
 import psutil
@@ -9,6 +9,7 @@ import psutil
 from penstock.common.broker.connection import Connection
 from penstock.common.errors import CommandRefused, NotPermitted, RunNotReady, WrongType
 from penstock.common.log import get_logger
+from penstock.common.phases import PhaseCost, Phases, costs_by_name
 
 _SEND_S = 2.0
 PHASES = {
@@ -20,18 +21,13 @@ PHASES = {
 log = get_logger(__name__)
 
 
-def _fields() -> list[str]:
-    """Return the fields of the hash of costs, such as "actor/generating_cpu_s"."""
-    found = []
-    for role, phases in PHASES.items():
-        for phase in phases:
-            name = f"{role}/{phase.replace(' ', '_')}"
-            found += [f"{name}_s", f"{name}_cpu_s"]
-        found.append(f"{role}/subprocesses_cpu_s")
-    return found
+def _fields(role: str) -> list[str]:
+    """Return a role's fields of the hash of costs, such as "actor/generating_cpu_s"."""
+    phases = costs_by_name(role, dict.fromkeys(PHASES[role], PhaseCost()))
+    return [*phases, f"{role}/subprocesses_cpu_s"]
 
 
-FIELDS = _fields()
+FIELDS = [field for role in PHASES for field in _fields(role)]
 """Sums over all processes of a role: seconds in a phase, CPU seconds meanwhile, and those of their
 subprocesses, such as vLLM's engine, tools and the scoring processes."""
 
@@ -45,9 +41,8 @@ class CostReport:
 
     def __init__(self, connection: Connection, key: str, role: str) -> None:
         self._connection, self._key, self._role = connection, key, role
-        self._phase = PHASES[role][0]
-        self._counted_to = (time.monotonic(), time.process_time())
-        self._unsent: dict[str, float] = {}
+        self._phases = Phases()
+        self._phases.name = PHASES[role][0]
         self._subprocesses: dict[tuple[int, float], float] = {}
         self._send_at = time.monotonic() + _SEND_S
         self._logged = False
@@ -57,11 +52,7 @@ class CostReport:
 
         A loop calls this at each turn: what happens between two calls counts for one phase.
         """
-        now = (time.monotonic(), time.process_time())
-        name = f"{self._role}/{self._phase.replace(' ', '_')}"
-        self._add(f"{name}_s", now[0] - self._counted_to[0])
-        self._add(f"{name}_cpu_s", now[1] - self._counted_to[1])
-        self._counted_to, self._phase = now, phase
+        self._phases.change_to(phase)
 
     def send_if_due(self) -> None:
         """Send the report every 2 s, as `send` does."""
@@ -75,38 +66,29 @@ class CostReport:
         errors that do not concern the report alone.
         """
         self._send_at = time.monotonic() + _SEND_S
-        self.note(self._phase)
-        self._count_subprocesses()
-        unsent, self._unsent = self._unsent, {}
+        costs = costs_by_name(self._role, self._phases.take_profile())
+        costs[f"{self._role}/subprocesses_cpu_s"] = self._take_subprocesses()
         try:
-            for field, seconds in unsent.items():
-                self._connection.execute("HINCRBYFLOAT", self._key, field, f"{seconds:.6f}")
+            for field, seconds in costs.items():
+                if seconds > 0:
+                    self._connection.execute("HINCRBYFLOAT", self._key, field, f"{seconds:.6f}")
         except (CommandRefused, NotPermitted, RunNotReady, WrongType) as error:
             if not self._logged:
                 log.warning("The learner's metrics perf/ lack this process's time.", cause=str(error))
             self._logged = True
 
-    def _add(self, field: str, seconds: float) -> None:
-        """Add seconds, if there are any, to those that the next report sends for `field`."""
-        if seconds > 0:
-            self._unsent[field] = self._unsent.get(field, 0.0) + seconds
-
-    def _count_subprocesses(self) -> None:
-        """Count the CPU time that living subprocesses, and theirs, used since the last call.
+    def _take_subprocesses(self) -> float:
+        """Return the CPU seconds that living subprocesses, and theirs, used since the last call.
 
         What a process used between the last call and its end is not counted.
         """
-        found = {}
-        for process in psutil.Process(os.getpid()).children(recursive=True):
-            try:
+        found: dict[tuple[int, float], float] = {}
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it has ended
                 times = process.cpu_times()
                 found[process.pid, process.create_time()] = times.user + times.system
-            except psutil.Error:  # it has ended
-                continue
-        before = self._subprocesses
-        used = sum(seconds - before.get(process, 0.0) for process, seconds in found.items())
-        self._subprocesses = found
-        self._add(f"{self._role}/subprocesses_cpu_s", used)
+        before, self._subprocesses = self._subprocesses, found
+        return sum(seconds - before.get(process, 0.0) for process, seconds in found.items())
 
 
 class FleetCosts:

@@ -1,6 +1,5 @@
 """Fetching one file from the learner's file server, checked against what was announced."""
 
-import contextlib
 import fcntl
 import hashlib
 import os
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 
 from penstock.common.deadline import Deadline
 from penstock.common.errors import ServerUnavailable
+from penstock.common.files.atomic import hash_file
 from penstock.common.log import shorten
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def download(source: Source, wanted: Wanted, target: Path) -> None:
     try:
         if _is_wanted(target, wanted):
             return
-        source.address_of(wanted.path)
+        source.address_of(wanted.path)  # before the errors below name the URL
         with alone(target.parent):
             if not _is_wanted(target, wanted):
                 part = target.with_name(f".{target.name}.{wanted.hash[:16]}.part")
@@ -116,34 +116,41 @@ def alone(folder: Path, wait_s: float = _SILENCE_S) -> Iterator[None]:
     OSError if there can be no such folder.
     """
     deadline = Deadline(wait_s)
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError), (folder / ".lock").open("w") as file:
-            if _takes_lock(file):
-                yield
-                return
+    while (file := _locked(folder)) is None:
         if deadline.expired():
             raise FetchFailed(
                 f"another process fetches the files of {folder} since {wait_s:g} s ago: see what it does"
             )
         time.sleep(_POLL_S)
+    with file:
+        yield
 
 
-def _takes_lock(file: TextIO) -> bool:
-    """Return whether the lock of an open file was free and is held now, and the file is still there."""
+def _locked(folder: Path) -> TextIO | None:
+    """Return the open file that is the lock of a folder, which is created if need be; None if not free.
+
+    None too if the folder is deleted meanwhile: whoever locks a deleted file is not alone.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        file = (folder / ".lock").open("w")
+    except FileNotFoundError:
+        return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(file.name))
-    except (BlockingIOError, FileNotFoundError):  # held by another process, or deleted with its folder
-        return False
+        if os.path.samestat(os.fstat(file.fileno()), os.stat(file.name)):
+            return file
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    file.close()
+    return None
 
 
 def _is_wanted(path: Path, wanted: Wanted) -> bool:
     """Return whether the file at `path` has the wanted size and hash. Raise OSError if not readable."""
     if not path.is_file() or path.stat().st_size != wanted.size:
         return False
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == wanted.hash
+    return hash_file(path) == wanted.hash
 
 
 def _complete(source: Source, wanted: Wanted, part: Path) -> None:
@@ -221,8 +228,8 @@ def _check(response: "httpx.Response", source: Source, wanted: Wanted, begin: in
 _HINTS = {
     401: "its token is another one; the learner has started again, and announces the new one",
     404: "the file is deleted there; the newest version is fetched next",
-    301: "a redirect is not followed; name the server itself in LEARNER_FILES_URL",
-    302: "a redirect is not followed; name the server itself in LEARNER_FILES_URL",
-    307: "a redirect is not followed; name the server itself in LEARNER_FILES_URL",
-    308: "a redirect is not followed; name the server itself in LEARNER_FILES_URL",
+    **dict.fromkeys(
+        (301, 302, 303, 307, 308),
+        "a redirect is not followed; name the server itself in LEARNER_FILES_URL",
+    ),
 }

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import secrets
 import shutil
 import threading
 import time
@@ -59,7 +58,7 @@ class FetchStopped(ServerUnavailable):
     """The process was told to stop, or the run has ended, before all files were fetched."""
 
 
-class ModelCopy:
+class ModelFetcher:
     """Fetches what a process needs of a run's model, into the run's folder below RUN_CACHE_DIR.
 
     `view` reads the announcements, which name the file server. Waits end after RUN_JOIN_TIMEOUT_S of
@@ -112,10 +111,8 @@ class ModelCopy:
                 "SHA-256 in hex: see who else writes to the queue server"
             )
         folder = self._folder / "versions" / weights.hash
-        wanted = Wanted(
-            f"versions/{weights.version.incarnation:06d}-{weights.version.step:08d}/{WEIGHTS_FILE}",
-            weights.size, weights.hash,
-        )  # fmt: skip
+        name = self._run.folder.version(weights.version.incarnation, weights.version.step).name
+        wanted = Wanted(f"versions/{name}/{WEIGHTS_FILE}", weights.size, weights.hash)
         download(Source(weights.url, weights.token), wanted, folder / WEIGHTS_FILE)
         with contextlib.suppress(OSError):  # another actor of this host may delete the same ones
             os.utime(folder)
@@ -140,7 +137,7 @@ class ModelCopy:
                 if deadline.expired(progress=self._view.learner()):
                     raise
                 self._view.report(shorten(f"The model's files were not fetched: {error}"))
-                self._unless_stopped(partial(time.sleep, _RETRY_S))
+                self._pause(_RETRY_S)
 
     def _announced(self, contract: Contract, deadline: Deadline) -> Weights:
         """Wait for an announcement, and return it. Raise ContractMismatch if it names no file server.
@@ -154,7 +151,7 @@ class ModelCopy:
                     f"no weights were announced, and no heartbeat came for {deadline.limit_s:g} s "
                     f"(RUN_JOIN_TIMEOUT_S): {sign}; see what the learner does, or start it again"
                 )
-            self._unless_stopped(partial(time.sleep, _POLL_S))
+            self._pause(_POLL_S)
         if not weights.url:
             raise ContractMismatch(
                 f"the contract names the model folder {contract.model}, which does not exist on this "
@@ -170,11 +167,13 @@ class ModelCopy:
         """
         done = run_aside(work)
         while not done.done():
-            with contextlib.suppress(TimeoutError):
-                done.exception(_POLL_S)
-            if self._stopping.is_set() or (not done.done() and self._view.ended()):
-                raise FetchStopped("the process has to stop, and the model's files are not here yet")
+            self._pause(_POLL_S)
         return done.result()
+
+    def _pause(self, seconds: float) -> None:
+        """Wait. Raise FetchStopped when told to stop or once the run has ended."""
+        if self._stopping.wait(seconds) or self._view.ended():
+            raise FetchStopped("the process has to stop, and the model's files are not here yet")
 
     def _fetch(
         self, contract: Contract, wanted: list[ModelFile], weights: Weights, with_weights: bool
@@ -205,7 +204,7 @@ def run_aside(work: Callable[[], Result]) -> "Future[Result]":
         """Store the result or the error in `found`, which cannot be cancelled from now on."""
         try:
             found.set_result(work())
-        except BaseException as error:
+        except BaseException as error:  # whoever waits for the result raises it
             found.set_exception(error)
 
     found.set_running_or_notify_cancel()
@@ -214,16 +213,17 @@ def run_aside(work: Callable[[], Result]) -> "Future[Result]":
 
 
 def _link_or_copy(file: Path, target: Path) -> None:
-    """Put a file at `target` too, as a link where the file system has them. Raise OSError."""
-    aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    """Put a file at `target` too, as a link where the file system has them. Raise OSError.
+
+    What a killed process left half-way is replaced. The caller holds the lock of the folder.
+    """
+    aside = target.with_name(f".{target.name}.new")
+    aside.unlink(missing_ok=True)
     try:
-        try:
-            os.link(file, aside)
-        except OSError:
-            shutil.copyfile(file, aside)
-        aside.replace(target)
-    finally:
-        aside.unlink(missing_ok=True)
+        os.link(file, aside)
+    except OSError:
+        shutil.copyfile(file, aside)
+    aside.replace(target)
 
 
 def _delete_old(versions: Path) -> None:

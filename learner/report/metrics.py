@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.common.phases import PhaseCost
 from penstock.common.reward_totals import total_rewards
 from penstock.common.wire.messages import Rollout, ScoredGroup
 from penstock.learner.policy.update import TokenRecord, Update
@@ -51,18 +50,6 @@ def update_metrics(update: Update) -> dict[str, float | None]:
         "sample/staleness_max": int(tokens.staleness.max()),
         **agreement(tokens),
     }
-
-
-def phase_metrics(profile: Mapping[str, PhaseCost]) -> dict[str, float]:
-    """Return seconds and CPU seconds of the learner's phases, by their names in metrics.jsonl.
-
-    Example: the phase "running forward" has perf/learner/running_forward_s and .._cpu_s.
-    """
-    metrics: dict[str, float] = {}
-    for phase, cost in profile.items():
-        name = f"perf/learner/{phase.replace(' ', '_')}"
-        metrics |= {f"{name}_s": cost.seconds, f"{name}_cpu_s": cost.cpu_s}
-    return metrics
 
 
 def describe_shares(seconds: Mapping[str, float]) -> str:

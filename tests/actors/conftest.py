@@ -24,7 +24,7 @@ from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import ActorSettings, RunSettings
 from penstock.common.errors import PenstockError
 from penstock.common.files.run_folder import RunFolder
-from penstock.common.transfer.model_folder import ModelCopy
+from penstock.common.transfer.model_folder import ModelFetcher
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract, hash_tokenizer
 from penstock.common.wire.messages import Group, Sampling, Ticket, Verdict, Version, Weights
@@ -62,7 +62,7 @@ class Run:
     def weight_source(self, way: Literal["auto", "folder", "http"] = "auto") -> WeightSource:
         """What the actor of this run finds weights with, and a cache beside the run's folder."""
         settings = RunSettings(name="run", cache_dir=self.run_folder.path.parent / "cache")
-        copy = ModelCopy(RunView(self.connection, self.keys), settings, threading.Event())
+        copy = ModelFetcher(RunView(self.connection, self.keys), settings, threading.Event())
         return WeightSource(self.run_folder, copy, way)
 
     def announce(self, step: int, wrong: bool = False) -> None:

@@ -22,8 +22,8 @@ from penstock.common.broker.run_view import RunView
 from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import ActorSettings, RunSettings
 from penstock.common.errors import ConfigError, ContractMismatch, PenstockError
-from penstock.common.transfer.download import FetchFailed, Source
-from penstock.common.transfer.model_folder import ModelCopy, shared_files
+from penstock.common.transfer.download import FetchFailed, Source, alone
+from penstock.common.transfer.model_folder import ModelFetcher, shared_files
 from penstock.common.wire.codec import encode
 from penstock.common.wire.contract import Contract, hash_tokenizer
 from penstock.common.wire.messages import Version, Weights
@@ -229,7 +229,7 @@ def test_code_of_a_model_is_not_fetched(
 def test_a_rewarder_gets_the_tokenizer_alone(far: Run, server: FileServer, tmp_path: Path) -> None:
     far.announce(0)
     settings = RunSettings(name="run", cache_dir=tmp_path / "mine")
-    copy = ModelCopy(RunView(far.connection, far.keys), settings, threading.Event())
+    copy = ModelFetcher(RunView(far.connection, far.keys), settings, threading.Event())
     folder = copy.with_tokenizer(far.contract)
     assert [path.name for path in folder.iterdir() if path.name[0] != "."] == ["tokenizer.json"]
     assert hash_tokenizer(folder) == far.contract.tokenizer_hash
@@ -272,7 +272,7 @@ def test_another_tokenizer_than_the_contracts_is_refused(
     """The hashes of the files and that of the tokenizer are in the contract, and must agree."""
     far.announce(0)
     settings = RunSettings(name="run", cache_dir=tmp_path / "mine", join_timeout_s=1.0)
-    copy = ModelCopy(RunView(far.connection, far.keys), settings, threading.Event())
+    copy = ModelFetcher(RunView(far.connection, far.keys), settings, threading.Event())
     with pytest.raises(ContractMismatch, match="differs from the learner's"):
         copy.with_tokenizer(replace(far.contract, tokenizer_hash="0" * 64))
     (far.folder / "tokenizer.json").write_text("changed")
@@ -284,7 +284,7 @@ def test_a_folder_that_cannot_be_written_is_named(far: Run, server: FileServer, 
     far.announce(0)
     (tmp_path / "file").write_text("")
     settings = RunSettings(name="run", cache_dir=tmp_path / "file", join_timeout_s=1.0)
-    copy = ModelCopy(RunView(far.connection, far.keys), settings, threading.Event())
+    copy = ModelFetcher(RunView(far.connection, far.keys), settings, threading.Event())
     with pytest.raises((FetchFailed, ConfigError), match="set RUN_CACHE_DIR"):
         copy.with_tokenizer(far.contract)
 
@@ -326,7 +326,7 @@ def test_a_long_fetch_that_fails_ends_no_actor(
 ) -> None:
     far.announce(0)
     host.start().wait_for(0)
-    monkeypatch.setattr(ModelCopy, "version", slow_and_failing := SlowAndFailing())
+    monkeypatch.setattr(ModelFetcher, "version", slow_and_failing := SlowAndFailing())
     far.announce(1)
     wait_until(lambda: slow_and_failing.calls == 1, "a fetch")
     assert host.error is None
@@ -355,15 +355,22 @@ def test_a_failed_fetch_is_not_repeated_at_once(
     host.start().wait_for(0)
     tries: list[float] = []
 
-    def fail(_copy: ModelCopy, _weights: Weights) -> Path:
+    def fail(_copy: ModelFetcher, _weights: Weights) -> Path:
         tries.append(time.monotonic())
         raise FetchFailed("cut")
 
-    monkeypatch.setattr(ModelCopy, "version", fail)
+    monkeypatch.setattr(ModelFetcher, "version", fail)
     far.announce(1)
     wait_until(lambda: len(tries) == 3, "three tries")
     assert tries[1] - tries[0] >= 1
     assert tries[2] - tries[1] >= 2
+
+
+def test_an_error_while_a_folder_is_locked_is_raised_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="of the block"), alone(tmp_path):
+        raise FileNotFoundError("of the block")
+    with alone(tmp_path, wait_s=0.0):
+        pass
 
 
 def test_several_actors_of_a_host_share_what_they_fetch(far: Run, server: FileServer) -> None:
@@ -393,7 +400,7 @@ def test_the_weights_are_put_beside_the_models_files(
         monkeypatch.setattr("os.link", refuse)
     far.announce(0)
     settings = RunSettings(name="run", cache_dir=tmp_path / "mine")
-    copy = ModelCopy(RunView(far.connection, far.keys), settings, threading.Event())
+    copy = ModelFetcher(RunView(far.connection, far.keys), settings, threading.Event())
     folder = copy.with_weights(far.contract)
     assert (folder / "model.safetensors").read_bytes() == b"weights 0"
     assert not list(folder.glob(".model*"))
@@ -407,6 +414,6 @@ def test_a_user_without_a_home_is_told_only_when_something_is_fetched(
 
     monkeypatch.setattr(Path, "expanduser", fail)
     far.announce(0)
-    copy = ModelCopy(RunView(far.connection, far.keys), RunSettings(), threading.Event())
+    copy = ModelFetcher(RunView(far.connection, far.keys), RunSettings(), threading.Event())
     with pytest.raises(ConfigError, match=r"RUN_CACHE_DIR: .* is in no home"):
         copy.with_tokenizer(far.contract)
