@@ -150,14 +150,15 @@ class VllmEngine:
             parameters = self._sampling(sampling, count)
             async for latest in self._llm.generate(prompt, parameters, request_id):
                 output = latest
-        except _refusals() as error:
-            raise PromptRefused(
-                f"vLLM refused the request {request_id}: {error}; if its prompt is too long, raise "
-                "ACTOR_MAX_MODEL_LEN, or else correct the sampling in the learner's settings"
-            ) from error
         except Exception as error:  # a dead engine raises whatever it was doing
-            raise EngineFailed(
-                f"vLLM failed at {request_id}: {error!r}; start the actor again"
+            refusal = _refusal(error)
+            if refusal is None:
+                raise EngineFailed(
+                    f"vLLM failed at {request_id}: {error!r}; start the actor again"
+                ) from error
+            raise PromptRefused(
+                f"vLLM refused the request {request_id}: {refusal}; if its prompt is too long, raise "
+                "ACTOR_MAX_MODEL_LEN, or else correct the sampling in the learner's settings"
             ) from error
         return sorted(output.outputs, key=lambda completion: completion.index)
 
@@ -305,11 +306,18 @@ def read_stop_ids(model: Path) -> list[int]:
     return sorted(found)
 
 
-def _refusals() -> tuple[type[Exception], ...]:
-    """Return the errors by which vLLM refuses one request; before 0.27 those are ValueErrors."""
-    from vllm import exceptions
+def _refusal(error: Exception) -> Exception | None:
+    """Return the error by which vLLM refused one request, None if `error` is a failure of the engine.
 
-    return (getattr(exceptions, "VLLMClientError", ValueError), ValueError)
+    Before 0.27 refusals are ValueErrors. Those that come after the request's first checks are wrapped in
+    an EngineGenerateError until 0.31.
+    """
+    from vllm import exceptions
+    from vllm.v1.engine.exceptions import EngineGenerateError
+
+    kinds = (getattr(exceptions, "VLLMClientError", ValueError), ValueError)
+    inner = error.__cause__ if isinstance(error, EngineGenerateError) else error
+    return inner if isinstance(inner, kinds) else None
 
 
 def _rollout(completion: Any, spans: tuple[Span, ...]) -> Rollout:
