@@ -226,9 +226,9 @@ class VllmEngine:
 def engine_arguments(settings: ActorSettings, contract: Contract, model: Path) -> dict[str, Any]:
     """Return the arguments of vLLM's AsyncEngineArgs for the model folder `model`, by name.
 
-    They join ACTOR_ENGINE_ARGS with those that Penstock sets, which win. `contract` has the longest
-    sequence and the precision where the settings leave them open. Raise ConfigError if ACTOR_ENGINE_ARGS
-    has a name that vLLM lacks.
+    They join ACTOR_ENGINE_ARGS with those that Penstock sets, which win. `contract` has the logits'
+    precision, and the longest sequence and the precision where the settings leave them open. Raise
+    ConfigError if ACTOR_ENGINE_ARGS has a name that vLLM lacks.
     """
     from vllm.platforms import current_platform
 
@@ -246,9 +246,11 @@ def engine_arguments(settings: ActorSettings, contract: Contract, model: Path) -
         device = {"gpu_memory_utilization": settings.gpu_memory_utilization}
         if settings.max_num_batched_tokens:
             device["max_num_batched_tokens"] = settings.max_num_batched_tokens
+    head = {"hf_overrides": {"head_dtype": "float32"}} if contract.cast_lm_head_to_fp32 else {}
     return (
         settings.engine_args
         | device
+        | head
         | {
             "model": str(model),
             "trust_remote_code": settings.trust_remote_code,
@@ -310,7 +312,7 @@ def _refusal(error: Exception) -> Exception | None:
     """Return the error by which vLLM refused one request, None if `error` is a failure of the engine.
 
     Before 0.27 refusals are ValueErrors. Those that come after the request's first checks are wrapped in
-    an EngineGenerateError until 0.31.
+    an EngineGenerateError by 0.27.
     """
     from vllm import exceptions
     from vllm.v1.engine.exceptions import EngineGenerateError

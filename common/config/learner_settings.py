@@ -312,7 +312,9 @@ class ModelSettings(Section):
         "auto", "precision of the model: float32, bfloat16; auto: bfloat16 on a GPU, else float32",
         validate_default=True,
     )  # fmt: skip
-    cast_lm_head_to_fp32: bool = setting(False, "compute logits in float32 in any dtype")
+    cast_lm_head_to_fp32: bool = setting(
+        False, "compute logits in float32 in any dtype, in learner and actors"
+    )
     packing: bool = setting(True, "put several sequences into a row; false: one per row")
     micro_batch_tokens: int = setting(
         16384, "tokens per row (one forward pass); a longer sequence has its own row", ge=1

@@ -74,6 +74,7 @@ class Contract:
     `model` is the folder of the initial weights, and `model_files` are its files without weights and
     code. `tokens_per_sequence` limits prompt plus completion.
     `episodes` has the tools and environments, and `chat` what an actor needs to add turns to a prompt.
+    With `cast_lm_head_to_fp32` logits are computed in fp32 in a bf16 model too, by learner and actors.
     """
 
     model: str
@@ -88,6 +89,7 @@ class Contract:
     episodes: EpisodeSpec = field(default_factory=EpisodeSpec)
     chat: ChatSpec | None = None
     model_files: tuple[ModelFile, ...] = ()
+    cast_lm_head_to_fp32: bool = False
 
     def __post_init__(self) -> None:
         """Raise MalformedMessage unless all of the following holds.

@@ -37,7 +37,7 @@ from penstock.common.wire.limits import (
 from penstock.common.wire.plain import brief
 from penstock.common.wire.transcript import Transcript
 
-SCHEMA = 7
+SCHEMA = 8
 """Version of the wire format. Every message carries this number."""
 
 Int32s = Annotated[np.ndarray, "<i4"]

@@ -80,6 +80,7 @@ def make_plan(settings: LearnerSettings) -> Plan:
         episodes=episodes,
         chat=resolve_format(settings, template, model_folder, episodes),
         model_files=shared_files(model_folder),
+        cast_lm_head_to_fp32=settings.cast_lm_head_to_fp32,
     )
     return Plan(
         model_folder=model_folder,

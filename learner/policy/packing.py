@@ -47,7 +47,7 @@ def picked(index: np.ndarray, device: torch.device) -> Picked:
     _, starts, counts = np.unique(index[order], return_index=True, return_counts=True)
     copy_F = np.empty(len(index), dtype=np.int64)  # how many copies of the row come before
     copy_F[order] = np.arange(len(index)) - np.repeat(starts, counts)
-    places = [np.flatnonzero(copy_F == number) for number in range(max(counts, default=0))]
+    places = [np.flatnonzero(copy_F == number) for number in range(counts.max(initial=0))]
     rounds = [(_tensor(at, device), _tensor(index[at], device)) for at in places]
     return Picked(_tensor(index, device), tuple(rounds))
 

@@ -345,6 +345,9 @@ def test_the_engine_is_started_with_the_settings() -> None:
     assert given.items() >= asked.items()
     by_contract = engine_arguments(ActorSettings(), contract, Path("model"))
     assert (by_contract["max_model_len"], by_contract["dtype"]) == (384, "float32")
+    assert "hf_overrides" not in by_contract
+    cast = engine_arguments(ActorSettings(), replace(contract, cast_lm_head_to_fp32=True), Path("model"))
+    assert cast["hf_overrides"] == {"head_dtype": "float32"}
 
 
 @pytest.mark.parametrize("is_cpu", [True, False])

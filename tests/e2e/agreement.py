@@ -7,6 +7,7 @@ sides the greedy answers to 50 questions must be token-identical; at temperature
 absolute difference of per-token log-probabilities must be at most 0.0001. In bf16 the difference may be
 three times that of the trainer in bf16 from itself in fp32: how much rounding does depends on the model
 (0.0045 to 0.0051 for the demo's models of seed 11, whose engine and trainer differ by 0.0064 to 0.0079).
+In bf16 with the logits in fp32 (LEARNER_CAST_LM_HEAD_TO_FP32) the difference must be at most 0.005.
 """
 
 from __future__ import annotations
@@ -27,17 +28,21 @@ from penstock.common.config.settings import ActorSettings
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import Rollout, Sampling, Version, Weights
 from penstock.common.wire.reward_spec import RewardSpec
+from penstock.learner.policy.logprobs import make_logprob_head
 
 LIMIT = 1e-4
+HEAD_LIMIT = 0.005
 ROUNDINGS = 3
 QUESTIONS, NEW_TOKENS = 50, 32
 
 
 async def sample(
-    folder: Path, dtype: str, prompts: list[np.ndarray], temperatures: list[float]
+    folder: Path, dtype: str, fp32_head: bool, prompts: list[np.ndarray], temperatures: list[float]
 ) -> dict[float, list[Rollout]]:
     """One completion per prompt and temperature, by the engine that actors run."""
-    contract = Contract(str(folder), "", dtype, 0, (RewardSpec("accuracy"),), True, 1, 1)
+    contract = Contract(
+        str(folder), "", dtype, 0, (RewardSpec("accuracy"),), True, 1, 1, cast_lm_head_to_fp32=fp32_head
+    )
     length = max(map(len, prompts)) + NEW_TOKENS
     engine = VllmEngine(ActorSettings(max_model_len=length, kv_cache_gib=0.5), contract, folder)
     await engine.take_weights(Weights(Version(1, 1), str(folder), hash_weights(folder), ""))
@@ -57,14 +62,16 @@ async def sample(
 
 @torch.no_grad()
 def logprobs_of(
-    model, prompts: list[np.ndarray], rollouts: list[Rollout], temperature: float
+    model, prompts: list[np.ndarray], rollouts: list[Rollout], temperature: float, fp32_head: bool
 ) -> np.ndarray:
     """The trainer's log-probabilities of the engine's completions, of all tokens in one array."""
+    head = make_logprob_head(model, chunk=128, fp32=fp32_head)
     found = []
     for prompt, rollout in zip(prompts, rollouts, strict=True):
         ids = torch.from_numpy(np.concatenate([prompt, rollout.token_ids]).astype(np.int64))
-        logits = model(ids[None]).logits[0, len(prompt) - 1 : -1].float() / temperature
-        found.append(torch.log_softmax(logits, dim=-1).gather(1, ids[len(prompt) :, None])[:, 0].numpy())
+        hidden = model.base_model(ids[None]).last_hidden_state[0, len(prompt) - 1 : -1]
+        temperatures = torch.full((len(hidden),), temperature)
+        found.append(head(hidden, ids[len(prompt) :], temperatures)[0].numpy())
     return np.concatenate(found)
 
 
@@ -90,9 +97,10 @@ def main() -> int:
     prompts = [np.array(tokenizer(json.loads(line)["question"]).input_ids, "<i4") for line in lines]
     faults = 0
     exact = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
-    for dtype in ("float32", "bfloat16"):
+    for dtype, fp32_head in (("float32", False), ("bfloat16", False), ("bfloat16", True)):
+        name = dtype + ", logits in fp32" * fp32_head
         temperatures = [0.0, 1.0, 0.7] if dtype == "float32" else [1.0, 0.7]
-        rollouts = asyncio.run(sample(options.model, dtype, prompts, temperatures))
+        rollouts = asyncio.run(sample(options.model, dtype, fp32_head, prompts, temperatures))
         model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, dtype)).eval()
         if 0.0 in rollouts:
             eos = model.generation_config.eos_token_id
@@ -100,18 +108,20 @@ def main() -> int:
                 greedy(model, prompt, NEW_TOKENS, eos) == rollout.token_ids.tolist()
                 for prompt, rollout in zip(prompts, rollouts[0.0], strict=True)
             )
-            print(f"{dtype}: {same} of {len(prompts)} greedy answers token-identical")
+            print(f"{name}: {same} of {len(prompts)} greedy answers token-identical")
             faults += same != len(prompts)
         for temperature in temperatures[-2:]:
             engine = np.concatenate([rollout.logprobs for rollout in rollouts[temperature]])
             trainer, reference = (
-                logprobs_of(each, prompts, rollouts[temperature], temperature) for each in (model, exact)
+                logprobs_of(each, prompts, rollouts[temperature], temperature, fp32_head)
+                for each in (model, exact)
             )
             found = float(np.abs(trainer - engine).mean())
             rounding = float(np.abs(trainer - reference).mean())
-            limit = LIMIT if dtype == "float32" else ROUNDINGS * rounding
+            limit = LIMIT if dtype == "float32" else HEAD_LIMIT if fp32_head else ROUNDINGS * rounding
             print(
-                f"{dtype}, temperature {temperature}: mean |difference| {found:.2e} (limit {limit:.2g})"
+                f"{name}, temperature {temperature}: mean |difference| {found:.2e} (limit {limit:.2g}), "
+                f"trainer from fp32 {rounding:.2e}, {len(engine)} tokens"
             )
             faults += found > limit
     return 1 if faults else 0

@@ -67,6 +67,17 @@ def test_the_contract_says_how_rewards_are_summed(tmp_path, aggregation):
     assert make_plan(settings).contract.multi_objective_aggregation == aggregation
 
 
+@pytest.mark.parametrize("is_cast", [True, False])
+def test_the_contract_says_how_logits_are_computed(tmp_path, is_cast):
+    settings = make_settings(
+        model=str(make_model(tmp_path / "model")),
+        dataset=[str(write_questions(tmp_path / "questions.jsonl", 5))],
+        max_prompt_length=16,
+        cast_lm_head_to_fp32=is_cast,
+    )
+    assert make_plan(settings).contract.cast_lm_head_to_fp32 is is_cast
+
+
 def test_a_revision_is_of_a_hub_id_alone(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="is a folder here, which has no revisions"):
         resolve_model(str(tmp_path), revision="main")
