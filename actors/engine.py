@@ -69,6 +69,16 @@ class Engine(Protocol):
         EngineFailed if the engine is broken.
         """
 
+    async def sleep(self, level: int) -> None:
+        """Free the device's memory until `wake`; nothing may be in flight.
+
+        Level 1 keeps the weights in the CPU's memory. Level 2 drops them: `version` is None until
+        `take_weights`, which comes after `wake`. Raise EngineFailed if the engine is broken.
+        """
+
+    async def wake(self) -> None:
+        """Take the device's memory again after `sleep`. Raise EngineFailed if the engine is broken."""
+
     def room(self) -> int:
         """Return how many more completions can start now; 0 or less if none can."""
 

@@ -5,7 +5,7 @@ import time
 from penstock.actors.engine import Engine
 from penstock.actors.held_tickets import HeldTickets
 from penstock.actors.rollout_groups import Completions
-from penstock.actors.weight_follower import WeightFollower
+from penstock.actors.weights.follower import WeightFollower
 from penstock.common.deadline import Deadline
 from penstock.common.errors import EngineFailed
 from penstock.common.log import get_logger

@@ -30,6 +30,7 @@ from penstock.common.errors import RunNotReady
 from penstock.common.log import get_logger
 from penstock.common.role import connect, consumer_name
 from penstock.common.sandbox.limits import allow_open_files
+from penstock.common.shared_device import SharedDevice
 from penstock.common.transfer.model_folder import FetchStopped, ModelFetcher
 from penstock.common.wire.codec import decode
 from penstock.common.wire.contract import Contract, check_tokenizer
@@ -76,17 +77,21 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
         return
     contract = decode(data, Contract)
     _allow_open_files(contract, settings.actor.episode_workers)
+    watch = LearnerWatch(connection, view.keys, settings.run)
+    locks = settings.run.folder.device_locks
+    device = SharedDevice(locks, alone=False) if contract.share_device else None
+    if device and not await asyncio.to_thread(_take, device, stopping, watch):
+        return
     model = _find_model(settings, contract, ModelFetcher(view, settings.run, stopping))
     engine = _start_engine(settings, contract, model, make_engine)
     groups = await _make_groups(settings, contract, model, engine)
     consumer = consumer_name("actor")
     log.info(f"{consumer} joined run {settings.run.name}.")
-    watch = LearnerWatch(connection, view.keys, settings.run)
     try:
         while not stopping.is_set():
             try:
                 return await TicketWorker(
-                    settings, contract, engine, groups,
+                    settings, contract, engine, groups, device,
                     connection=connection, consumer=consumer, stopping=stopping,
                 ).run()  # fmt: skip
             except RunNotReady as error:
@@ -101,6 +106,21 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
         await engine.stop()
         connection.close()
         log.info(f"{consumer} left run {settings.run.name}.")
+
+
+def _take(device: SharedDevice, stopping: threading.Event, watch: LearnerWatch) -> bool:
+    """Wait until the learner leaves the device to the actors; return False if `stopping` is set before.
+
+    Raise DeadlineExceeded if the learner's heartbeat stops, and the other errors of its watch.
+    """
+
+    def give_up() -> bool:
+        """Return whether the actor is to stop. Raise what the watch of the learner raises."""
+        watch.check()
+        return stopping.is_set()
+
+    log.info("Waiting until the learner leaves the device that they share.")
+    return device.take(give_up)
 
 
 def _find_model(settings: ActorCommand, contract: Contract, fetcher: ModelFetcher) -> Path:

@@ -10,12 +10,13 @@ import threading
 import time
 from collections import defaultdict
 
+from penstock.actors.device_user import DeviceUser
 from penstock.actors.engine import Aborted, Engine, PromptRefused
 from penstock.actors.engine_watch import EngineWatch
 from penstock.actors.held_tickets import HeldTickets, Job
 from penstock.actors.rollout_groups import Completions
-from penstock.actors.weight_follower import WeightFollower
-from penstock.actors.weight_source import WeightSource
+from penstock.actors.weights.follower import WeightFollower
+from penstock.actors.weights.source import WeightSource
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.costs import CostReport
 from penstock.common.broker.keys import Keys
@@ -24,9 +25,11 @@ from penstock.common.broker.lease_keeper import LeaseKeeper
 from penstock.common.broker.run_view import RunView
 from penstock.common.broker.work_stream import Entry, WorkStream
 from penstock.common.config.role_command import ActorCommand
+from penstock.common.config.settings import RunSettings
 from penstock.common.episodes.pool import EpisodeFailed
 from penstock.common.errors import EngineFailed, MalformedMessage, RunNotReady
 from penstock.common.log import get_logger
+from penstock.common.shared_device import SharedDevice
 from penstock.common.transfer.model_folder import ModelFetcher
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract, describe_difference
@@ -50,7 +53,8 @@ class TicketWorker:
 
     `settings.run` has the run's name, folder, lease, most attempts and timeouts, `settings.actor` the
     engine's timeouts. `contract` is the one that the actor joined with. `groups` samples the rollouts of
-    a ticket with `engine`, whose weights the worker changes to each announced version. `consumer` is
+    a ticket with `engine`, whose weights the worker changes to each announced version. The engine sleeps
+    while the learner uses `device`; None: it has a device of its own. `consumer` is
     this actor's name on the queue server behind `connection`. The worker ends when `stopping` is set.
     """
 
@@ -60,6 +64,7 @@ class TicketWorker:
         contract: Contract,
         engine: Engine,
         groups: Completions,
+        device: SharedDevice | None = None,
         *,
         connection: Connection,
         consumer: str,
@@ -76,13 +81,7 @@ class TicketWorker:
         self._stopping = stopping
         self._ending = False
         self._reclaim_every_s = run.lease_s / 2
-        self._streams: dict[Purpose, WorkStream] = {
-            purpose: WorkStream(
-                connection, self._keys, self._keys.tickets_for(purpose), consumer,
-                run.lease_s, run.max_attempts,
-            )
-            for purpose in _PURPOSES
-        }  # fmt: skip
+        self._streams = _streams(connection, self._keys, consumer, run)
         self._reclaim_at = dict.fromkeys(_PURPOSES, 0.0)
         self._held = HeldTickets(contract.credit)
         self._follower = WeightFollower(
@@ -90,6 +89,9 @@ class TicketWorker:
             WeightSource(run.folder, ModelFetcher(self._view, run, stopping), actor.weights_from),
             run.join_timeout_s, actor.start_timeout_s,
         )  # fmt: skip
+        self._device = DeviceUser(
+            engine, self._held, device, actor.sleep_level, actor.start_timeout_s, lambda: self._ending
+        )
         self._engine_watch = EngineWatch(
             engine, groups, self._held, self._follower, actor.stall_timeout_s
         )
@@ -236,10 +238,10 @@ class TicketWorker:
         """Set `running` of each held job that may start now, and start a `_serve` task for it.
 
         A job may start with the version of the engine's weights that its ticket asks for, if no job has
-        to run alone. None starts while the worker is ending.
+        to run alone. None starts while the worker is ending or the engine sleeps.
         """
         for job in self._held.startable(self._engine.version, steady=not self._follower.taking):
-            if self._ending:
+            if self._ending or not self._device.awake:
                 return
             job.running = True
             task = self._tasks.create_task(self._serve(job))
@@ -326,13 +328,15 @@ class TicketWorker:
     async def _follow_weights(self) -> None:
         """Keep the engine at the announced version until the worker is ending, with a look every 0.05 s.
 
-        Waits for: an announcement by the learner, and the end of running eval tickets.
-        Produces: new weights in the engine, and the start of jobs that waited for them.
+        Waits for: an announcement by the learner, the end of running eval tickets, and a shared device.
+        Produces: new weights in the engine, and the start of jobs that waited for them; an engine that
+        sleeps while the learner uses the device.
         Raise EngineFailed if the engine breaks, WeightsRejected without usable weights and
         DeadlineExceeded without a heartbeat for RUN_JOIN_TIMEOUT_S, and Connection.execute's errors.
         """
         while not self._ending:
-            if await self._follower.poll():
+            woke = await self._device.poll()
+            if self._device.awake and (await self._follower.poll() or woke):
                 self._start_jobs()
             await asyncio.sleep(_IDLE_S)
 
@@ -359,6 +363,8 @@ class TicketWorker:
 
     def _phase(self) -> str:
         """Return what the actor is doing, one of the phases of CostReport."""
+        if not self._device.awake and not self._held.running:
+            return "waiting for the device"
         if self._follower.taking:
             return "changing weights"
         return "generating" if self._held.running else "waiting for tickets"
@@ -394,6 +400,18 @@ class TicketWorker:
             _, stuck = await asyncio.wait(self._serving, timeout=_ABORT_S)
             for task in stuck:
                 task.cancel()
+
+
+def _streams(
+    connection: Connection, keys: Keys, consumer: str, run: RunSettings
+) -> dict[Purpose, WorkStream]:
+    """Return by purpose the run's stream of tickets, as the actor `consumer` reads it."""
+    return {
+        purpose: WorkStream(
+            connection, keys, keys.tickets_for(purpose), consumer, run.lease_s, run.max_attempts
+        )
+        for purpose in _PURPOSES
+    }
 
 
 def check_same(joined: Contract, data: bytes) -> None:

@@ -209,6 +209,30 @@ class VllmEngine:
                 f"vLLM did not load weights {weights.version}: {error!r}; start the actor again"
             ) from error
 
+    async def sleep(self, level: int) -> None:
+        """Free the device's memory until `wake`; nothing may be in flight.
+
+        Cached keys and values are lost. Level 1 keeps the weights in the CPU's memory. Level 2 drops
+        them: `version` is None until `take_weights`. On a CPU vLLM keeps all its memory. Raise
+        EngineFailed if vLLM fails.
+        """
+        try:
+            await self._llm.sleep(level)
+        except Exception as error:  # vLLM raises whatever its parts raise
+            raise EngineFailed(f"vLLM did not fall asleep: {error!r}; start the actor again") from error
+        if level == 2:
+            self._hash, self._version = "", None
+
+    async def wake(self) -> None:
+        """Take the device's memory again after `sleep`. Raise EngineFailed if vLLM fails."""
+        try:
+            await self._llm.wake_up()
+        except Exception as error:  # vLLM raises whatever its parts raise
+            raise EngineFailed(
+                f"vLLM did not wake up: {error!r}; start the actor again, or lower "
+                "ACTOR_GPU_MEMORY_UTILIZATION if another process uses the memory"
+            ) from error
+
     def room(self) -> int:
         """Return how many more completions can start now; 0 or less if none can."""
         unfinished: int = self._llm.output_processor.get_num_unfinished_requests()
@@ -264,6 +288,7 @@ def engine_arguments(settings: ActorSettings, contract: Contract, model: Path) -
             "enable_prefix_caching": settings.enable_prefix_caching,
             "logprobs_mode": "processed_logprobs",
             "generation_config": "vllm",
+            "enable_sleep_mode": contract.share_device and not is_cpu,
             "worker_extension_cls": "penstock.actors.worker_extension.WorkerExtension",
             "use_tqdm_on_load": False,
         }

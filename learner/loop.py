@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import ScoredGroup, Verdict
 from penstock.learner.algorithm.batch import Batch, build_batch
 from penstock.learner.data.plan import Plan
+from penstock.learner.lending import DeviceLender
 from penstock.learner.policy.collective import UPDATE, TrainablePolicy
 from penstock.learner.policy.flops import peak_flops
 from penstock.learner.policy.processes import world_size
@@ -52,7 +54,8 @@ class Learner:
     `claim` states how much of the journal counts, and `nonce` is the folder's random text on the server.
     `policy` has the initial weights, or those of a `checkpoint` without optimizer state; `checkpoint`
     None: the run has none. When `stopping` is set, the loop ends at its next wait. `phases` is told what
-    the learner does.
+    the learner does. `lender` has the device, which actors may use during a wait; None: it is
+    the learner's own.
     Creating a learner retrains the batches that the journal has after the checkpoint, ends open
     evaluation tickets as stale, writes the journal's header, and restores on the queue server what it
     lacks. Raise ConfigError if the journal is damaged, a tracker does not start or the hub refuses the
@@ -71,11 +74,11 @@ class Learner:
         nonce: str,
         stopping: threading.Event,
         phases: Phases,
+        lender: DeviceLender | None = None,
     ) -> None:
         self._settings = settings = command.learner
         self._plan, self._folder, self._policy = plan, folder, policy
-        self._stopping, self._phases = stopping, phases
-        self._peak = peak_flops(settings.peak_tflops)
+        self._stopping, self._phases, self._peak = stopping, phases, peak_flops(settings.peak_tflops)
         self._parent = ""  # hash of the weights published before
         self._last: dict[str, Any] = {}  # metrics of the newest step that this process made
         self._spent: Counter[str] = Counter()  # seconds by phase, of all steps of this process
@@ -101,7 +104,10 @@ class Learner:
             machine=this_machine(),
             settings=settings.model_dump(mode="json"),
         )
-        self._flow = TicketFlow(queue, self._commit_log, plan, command.run, nonce, stopping, phases)
+        self._flow = TicketFlow(
+            queue, self._commit_log, plan, command.run, nonce, stopping, phases,
+            partial(lender.lending, policy) if lender else nullcontext,
+        )  # fmt: skip
         self._flow.join()
         self._costs = FleetCosts(queue.connection, queue.keys.costs)
 

@@ -24,6 +24,7 @@ from penstock.common.phases import Phases
 from penstock.common.role import connect
 from penstock.common.wire.codec import encode
 from penstock.learner.data.plan import Plan, make_plan
+from penstock.learner.lending import make_lender
 from penstock.learner.loop import Learner
 from penstock.learner.policy.collective import AllRanksPolicy, execute_calls
 from penstock.learner.policy.deepspeed_engine import join_process_group
@@ -87,6 +88,7 @@ def _claim_and_train(
     queue = LearnerQueue(connection, keys, number)
     queue.claim(nonce, holder_name(), run.lease_s, gone)
     phases = Phases(trace=record_function)
+    lender = make_lender(command, phases)
     folder = LearnerFolder(run.folder.path, number, Disk(run.disk_timeout_s, stopping, phases))
     with (
         _naming_the_successor(folder, number, RunView(connection, keys)),
@@ -101,20 +103,30 @@ def _claim_and_train(
             queue.set_state("running")  # an earlier learner of the run may have set "ended"
             served = serving(command.learner, connection.server, folder.versions, plan.contract)
             queue.source = stack.enter_context(served)
+            lender.take()  # before an actor of this host starts its engine there
             queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
             checkpoint = newest_checkpoint(folder, claim)
             policy = _make_policy(command, plan, checkpoint, phases)
-        try:
-            with phases.enter("working"):
-                Learner(
-                    command, plan, folder, claim, policy, checkpoint, queue, nonce, stopping, phases
-                ).train()
-        except OSError:
-            # A successor clears away what was half written.
-            folder.check_not_superseded()
-            raise
-        finally:
-            policy.close()
+        with _closing(policy, folder), phases.enter("working"):
+            Learner(
+                command, plan, folder, claim, policy, checkpoint, queue, nonce, stopping, phases, lender
+            ).train()
+
+
+@contextmanager
+def _closing(policy: AllRanksPolicy, folder: LearnerFolder) -> Iterator[None]:
+    """Close the policy at the block's end, also after an error.
+
+    Raise RunTaken for an OSError of the block if a later learner has claimed the folder: that one clears
+    away what was half written.
+    """
+    try:
+        yield
+    except OSError:
+        folder.check_not_superseded()
+        raise
+    finally:
+        policy.close()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 from dataclasses import dataclass, field
 from typing import Literal
@@ -29,7 +30,8 @@ class FakeEngine:
     crash raises EngineFailed, exit ends the process as kill -9 would, hang never samples a token,
     refuse raises PromptRefused. `requests` lists what was asked, `taken` the versions taken. With
     `ends_every_s` groups end only then, several at once. One that `talks` calls a tool in the first two
-    turns of a conversation.
+    turns of a conversation. `naps` lists each sleep and wake; what is asked of a sleeping engine fails,
+    and with a `device`, the file that its learner locks, also a token that is sampled meanwhile.
     """
 
     slots: int = 64
@@ -42,11 +44,14 @@ class FakeEngine:
     most_at_once: int = 0
     ends_every_s: float = 0.0
     talks: bool = False
+    device: str = ""
+    naps: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._tokens = 0
         self._weights: list[Weights] = []
         self._in_flight: dict[str, tuple[int, asyncio.Event]] = {}
+        self._dropped = False
 
     @classmethod
     def from_environment(cls, slots: int) -> FakeEngine:
@@ -57,11 +62,12 @@ class FakeEngine:
             int(os.environ.get("FAKE_POISON", "-1")),
             os.environ.get("FAKE_MISBEHAVIOUR", "crash"),  # type: ignore[arg-type]
             talks=bool(os.environ.get("FAKE_TALKS")),
+            device=os.environ.get("FAKE_DEVICE", ""),
         )
 
     @property
     def version(self) -> Version | None:
-        return self.taken[-1] if self.taken else None
+        return self.taken[-1] if self.taken and not self._dropped else None
 
     async def stop(self) -> None:
         pass
@@ -104,6 +110,7 @@ class FakeEngine:
                 cut = [tokens[: len(versions)] for tokens in drawn]
                 partial = (make_rollout(tokens, versions) for tokens in cut if len(tokens))
                 raise Aborted(request_id, tuple(partial))
+            self._check_awake()
             versions.append(self._weights[-1])
             self._tokens += count
         if self.ends_every_s:
@@ -117,7 +124,27 @@ class FakeEngine:
         if request_id in self._in_flight:
             self._in_flight[request_id][1].set()
 
+    def _check_awake(self) -> None:
+        """Fail if the engine sleeps, or the learner uses the device."""
+        if self.naps and self.naps[-1] != "wake":
+            raise EngineFailed("a sleeping engine was asked to work")
+        if self.device:
+            with open(self.device) as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    async def sleep(self, level: int) -> None:
+        assert not self._in_flight
+        self._check_awake()
+        self.naps.append(f"sleep {level}")
+        self._dropped = level == 2
+
+    async def wake(self) -> None:
+        self.naps.append("wake")
+        self._check_awake()
+
     async def take_weights(self, weights: Weights) -> None:
+        self._check_awake()
+        self._dropped = False
         await asyncio.to_thread(verify_weights, weights)
         self._weights.append(weights)
         self.taken.append(weights.version)

@@ -13,7 +13,7 @@ from penstock.common.phases import PhaseCost, Phases, costs_by_name
 
 _SEND_S = 2.0
 PHASES = {
-    "actor": ("waiting for tickets", "changing weights", "generating"),
+    "actor": ("waiting for tickets", "waiting for the device", "changing weights", "generating"),
     "rewarder": ("waiting for groups", "scoring"),
 }
 """By role, what its processes are doing."""

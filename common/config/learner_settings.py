@@ -315,6 +315,9 @@ class ModelSettings(Section):
     cast_lm_head_to_fp32: bool = setting(
         False, "compute logits in float32 in any dtype, in learner and actors"
     )
+    share_device: bool = setting(
+        False, "use the device by turns with the actors of this host, whose engines sleep meanwhile"
+    )
     packing: bool = setting(True, "put several sequences into a row; false: one per row")
     micro_batch_tokens: int = setting(
         16384, "tokens per row (one forward pass); a longer sequence has its own row", ge=1
@@ -679,7 +682,8 @@ class LearnerSettings(
     @model_validator(mode="after")
     def _sharding_fits(self) -> "LearnerSettings":
         """Return self. Raise ValueError for ZeRO stage 0 with bfloat16 or offload_optimizer,
-        offload_param below stage 3, or more mini-batches than completions in a batch."""
+        offload_param below stage 3, share_device with stage 3 or either offload, or more mini-batches
+        than completions in a batch."""
         stage = self.resolved_zero_stage
         if self.dtype == "bfloat16" and stage == 0:
             raise ValueError(
@@ -690,6 +694,11 @@ class LearnerSettings(
             raise ValueError("LEARNER_OFFLOAD_OPTIMIZER needs LEARNER_ZERO_STAGE 1, 2 or 3, found 0")
         if self.offload_param and stage < 3:
             raise ValueError(f"LEARNER_OFFLOAD_PARAM needs LEARNER_ZERO_STAGE=3, found {stage}")
+        if self.share_device and (stage == 3 or self.offload_optimizer):
+            raise ValueError(
+                "LEARNER_SHARE_DEVICE moves weights and optimizer to the CPU's memory between Updates, "
+                "which needs LEARNER_ZERO_STAGE below 3 and no LEARNER_OFFLOAD_OPTIMIZER"
+            )
         completions = self.groups_per_step * self.num_generations
         if self.num_mini_batches > completions:
             raise ValueError(

@@ -129,6 +129,10 @@ class ActorSettings(Section):
         "auto", "how weights come: the run's folder, the learner's file server, or what works first"
     )
     engine_args: JsonMap = setting({}, "further arguments of vLLM's engine, as a JSON map")
+    sleep_level: Literal[1, 2] = setting(
+        1,
+        "a sleeping engine (LEARNER_SHARE_DEVICE) keeps its weights in the CPU's memory; 2: drops them",
+    )
     start_timeout_s: float = setting(600.0, "seconds that the engine may take to start", gt=0)
     stall_timeout_s: float = setting(120.0, "seconds without a new token until work is given back", gt=0)
     episode_workers: int = setting(64, "rollouts with tools, an environment or an agent at a time", ge=1)

@@ -17,6 +17,7 @@ class RunFolder:
         self.path = path
         self.learner_lock = path / "learner.lock"
         self.up_lock = path / "up.lock"  # held by `penstock up`
+        self.device_locks = path / "device"  # held by who uses a shared device
         self.nonce = path / "nonce"  # ties the folder to its run on the queue server
         self.claims = path / "claims"
         self.journal = path / "journal"

@@ -75,6 +75,7 @@ class Contract:
     code. `tokens_per_sequence` limits prompt plus completion.
     `episodes` has the tools and environments, and `chat` what an actor needs to add turns to a prompt.
     With `cast_lm_head_to_fp32` logits are computed in fp32 in a bf16 model too, by learner and actors.
+    With `share_device` the actors of the learner's host use the device by turns with it.
     """
 
     model: str
@@ -90,6 +91,7 @@ class Contract:
     chat: ChatSpec | None = None
     model_files: tuple[ModelFile, ...] = ()
     cast_lm_head_to_fp32: bool = False
+    share_device: bool = False
 
     def __post_init__(self) -> None:
         """Raise MalformedMessage unless all of the following holds.

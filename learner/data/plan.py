@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from penstock.common.wire.reward_spec import split_kind
 from penstock.learner.algorithm.own_loss import load_loss
 from penstock.learner.data.chat_formats import resolve_format
 from penstock.learner.data.episode_specs import resolve_episodes
+from penstock.learner.data.order import Question, Questions
 from penstock.learner.data.questions import load_questions
 from penstock.learner.data.reward_specs import resolve_rewards
 from penstock.learner.data.templates import Template, is_chat
@@ -63,10 +65,8 @@ def make_plan(settings: LearnerSettings) -> Plan:
     episodes = resolve_episodes(settings, template)
     questions, eval_questions = load_questions(settings, template, episodes)
     steps = count_steps(settings, len(questions))
-    samples = [questions.at(place) for place in range(min(len(questions), 100) or 1)]
-    columns = set.intersection(*(set(one.columns) for one in samples + eval_questions[:100]))
-    form = completions_form(settings, tokenizer)
-    own_options = {"columns": sorted(columns), "max_steps": steps, "completions": form}
+    columns, form = _shared_columns(questions, eval_questions), completions_form(settings, tokenizer)
+    own_options = {"columns": columns, "max_steps": steps, "completions": form}
     contract = Contract(
         model=str(model_folder),
         tokenizer_hash=hash_tokenizer(model_folder),
@@ -81,6 +81,7 @@ def make_plan(settings: LearnerSettings) -> Plan:
         chat=resolve_format(settings, template, model_folder, episodes),
         model_files=shared_files(model_folder),
         cast_lm_head_to_fp32=settings.cast_lm_head_to_fp32,
+        share_device=settings.share_device,
     )
     return Plan(
         model_folder=model_folder,
@@ -90,6 +91,12 @@ def make_plan(settings: LearnerSettings) -> Plan:
         steps=steps,
         reward_weights=contract.reward_weights,
     )
+
+
+def _shared_columns(questions: Questions, eval_questions: Sequence[Question]) -> list[str]:
+    """Return the names of the columns that the first 100 questions of both kinds have, in order."""
+    samples = [questions.at(place) for place in range(min(len(questions), 100) or 1)]
+    return sorted(set.intersection(*(set(one.columns) for one in [*samples, *eval_questions[:100]])))
 
 
 def completions_form(settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -35,6 +35,12 @@ class TrainablePolicy(Protocol):
         Implementations raise NotFinite if a weight is NaN or infinite.
         """
 
+    def offload(self) -> None:
+        """Move all that is on the device to the CPU's memory, until `reload`. Abstract here."""
+
+    def reload(self) -> None:
+        """Move back to the device, unchanged, what `offload` moved away. Abstract here."""
+
     def close(self) -> None:
         """Leave the process group of the ranks; the policy cannot be used afterwards. Abstract."""
 
@@ -89,6 +95,20 @@ class AllRanksPolicy:
         RuntimeError if a rank is lost.
         """
         self._on_all_ranks("writing weights", "export", folder)
+
+    def offload(self) -> None:
+        """Move all that is on the devices to the CPU's memory, on all ranks, until `reload`.
+
+        The phase is "leaving the device" meanwhile. Raise RuntimeError if a rank is lost.
+        """
+        self._on_all_ranks("leaving the device", "offload")
+
+    def reload(self) -> None:
+        """Move back to the devices, unchanged, what `offload` moved away, on all ranks.
+
+        The phase is "coming back to the device" meanwhile. Raise RuntimeError if a rank is lost.
+        """
+        self._on_all_ranks("coming back to the device", "reload")
 
     def close(self) -> None:
         """Leave the process group on all ranks; `execute_calls` of the other ranks returns.

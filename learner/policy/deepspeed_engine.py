@@ -1,5 +1,6 @@
 """The only module that imports deepspeed: gradients, optimizer steps, sharding and saving."""
 
+import gc
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -107,6 +108,38 @@ class DeepSpeedEngine:
             whole = deepspeed.zero.GatheredParameters([parameter]) if self.stage == 3 else nullcontext()
             with whole:
                 yield name, parameter
+
+    def offload(self) -> None:
+        """Move weights, gradients and optimizer state to the CPU, and free the device's memory.
+
+        Only `reload` may be called then. All ranks call together.
+        """
+        if self.stage:
+            self._engine.offload_states(pin_memory=False)
+        self._move_rest(torch.device("cpu"))
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def reload(self) -> None:
+        """Move back to the device what `offload` moved away, unchanged. All ranks call together."""
+        if self.stage:
+            self._engine.reload_states()
+        self._move_rest(self.device)
+
+    def _move_rest(self, device: torch.device) -> None:
+        """Move to `device` what no ZeRO optimizer holds: frozen weights, and without ZeRO everything."""
+        held = bool(self.stage)
+        for parameter in self.module.parameters():
+            if not (held and parameter.requires_grad):
+                parameter.data = parameter.data.to(device)
+                parameter.grad = None  # an optimizer step has cleared it
+        for state in () if held else self._optimizer.state.values():
+            for name, value in state.items():
+                if (
+                    isinstance(value, torch.Tensor) and value.dim()
+                ):  # the count of steps stays on the CPU
+                    state[name] = value.to(device)
 
     def save(self, folder: Path) -> None:
         """Write weights and optimizer state into FOLDER/trainer, for `load`. All ranks call together.

@@ -332,6 +332,21 @@ class Policy:
         if rank() == 0:
             write_model(folder, self.model, self._tokenizer, state, self._adapter, self._settings)
 
+    def offload(self) -> None:
+        """Move all that is on the device to the CPU's memory, until `reload`. All ranks call together.
+
+        A reference on LEARNER_REF_DEVICE stays there.
+        """
+        if isinstance(self._reference, FrozenCopyReference) and not self._settings.ref_device:
+            self._reference.move_to(torch.device("cpu"))
+        self._engine.offload()
+
+    def reload(self) -> None:
+        """Move back to the device, unchanged, what `offload` moved away. All ranks call together."""
+        self._engine.reload()
+        if isinstance(self._reference, FrozenCopyReference) and not self._settings.ref_device:
+            self._reference.move_to(self._engine.device)
+
     def close(self) -> None:
         """Leave the process group. Call this at the end, on all ranks."""
         leave_process_group()

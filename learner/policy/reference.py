@@ -60,6 +60,11 @@ class FrozenCopyReference:
             logprobs_N: Tensor = self._model(_row_on(row, self._device))[0]
             return logprobs_N.to(row.input_ids.device)
 
+    def move_to(self, device: torch.device) -> None:
+        """Move the weights to `device`, for the calls from now on."""
+        self._device = device
+        self._model.to(device)
+
     def soft_update(self, parameters: Iterator[tuple[str, torch.nn.Parameter]], alpha: float) -> None:
         """Set weights to alpha x parameters + (1 - alpha) x weights (TR-DPO, arXiv:2404.09656, eq. 3).
 

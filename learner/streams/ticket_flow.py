@@ -7,9 +7,9 @@ the start, and whenever the server was restarted.
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from penstock.common.broker.waiting import describe_waiting
@@ -57,7 +57,8 @@ class TicketFlow:
 
     `queue` and `commit_log` are those of this learner, `plan` has data, contract and steps. Of `run`,
     lease_s and progress_timeout_s count. `nonce` is the random text of the run's folder. Waits end when
-    `stopping` is set, and name themselves in `phases`. Creating a flow calls nothing.
+    `stopping` is set, and name themselves in `phases`. Each is in a context of `lending`, during which
+    actors may use the learner's device. Creating a flow calls nothing.
     """
 
     def __init__(
@@ -69,7 +70,9 @@ class TicketFlow:
         nonce: str,
         stopping: threading.Event,
         phases: Phases | None = None,
+        lending: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
+        self._lending = lending
         self._ledger = commit_log.ledger
         self.intake = Intake(self._ledger, plan.source, plan.vocab_size)
         self.evaluator = Evaluator(commit_log, queue, plan.source, self.intake.check)
@@ -239,7 +242,7 @@ class TicketFlow:
         from. Raise the errors of `join` and `issue_tickets`, such as RunTaken, DiskFull and DataError.
         """
         self._deadline.restart()
-        with self._phases.enter(WAITING):
+        with self._phases.enter(WAITING), self._lending():
             while not self._stopping.is_set():
                 self.issue_tickets(step)
                 self._advance()
@@ -348,7 +351,9 @@ class TicketFlow:
         ServerUnavailable and DiskFull.
         """
         self._deadline.restart()
-        with self._phases.enter(WAITING):
+        if not self.evaluator.running:
+            return
+        with self._phases.enter(WAITING), self._lending():
             while self.evaluator.running and not self._stopping.is_set():
                 self._advance()
 

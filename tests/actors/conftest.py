@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from penstock.actors.loop import run
-from penstock.actors.weight_source import WeightSource
+from penstock.actors.weights.source import WeightSource
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
@@ -125,6 +125,7 @@ class ActorThread:
         join_timeout_s: float = 5.0,
         stall_timeout_s: float = 60.0,
         progress_timeout_s: float = 60.0,
+        **actor: float,
     ) -> None:
         self.engine = engine
         self.stopping = threading.Event()
@@ -138,7 +139,7 @@ class ActorThread:
                 join_timeout_s=join_timeout_s,
                 progress_timeout_s=progress_timeout_s,
             ),
-            actor=ActorSettings(stall_timeout_s=stall_timeout_s),
+            actor=ActorSettings(stall_timeout_s=stall_timeout_s, **actor),  # type: ignore[arg-type]
         )
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()

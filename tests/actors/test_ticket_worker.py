@@ -14,7 +14,7 @@ import pytest
 
 from penstock.actors import ticket_worker
 from penstock.actors.held_tickets import HeldTickets
-from penstock.actors.weight_follower import WeightFollower
+from penstock.actors.weights.follower import WeightFollower
 from penstock.common.broker.run_view import RunView
 from penstock.common.broker.work_stream import WorkStream
 from penstock.common.errors import ConfigError, DeadlineExceeded, EngineFailed, RunNotReady

@@ -291,6 +291,22 @@ def test_greedy_answers_are_those_of_transformers(live: Live) -> None:
         assert two.token_ids.tolist() == one.token_ids.tolist()
 
 
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_engine_samples_the_same_after_it_slept(live: Live, level: int) -> None:
+    live.take(live.a)
+    version = live.engine.version
+    before = live.sample(PROMPTS[:2])
+    live.call(live.engine.sleep(level))
+    assert live.engine.version == (version if level == 1 else None)
+    live.call(live.engine.wake())
+    if level == 2:
+        live.take(live.a)
+    for group, earlier in zip(live.sample(PROMPTS[:2]), before, strict=True):
+        for rollout, other in zip(group, earlier, strict=True):
+            assert rollout.token_ids.tolist() == other.token_ids.tolist()
+            assert np.array_equal(rollout.logprobs, other.logprobs)
+
+
 def test_the_end_token_is_part_of_a_stopped_completion(live: Live) -> None:
     live.take(live.a)
     rollouts = [item for group in live.sample(PROMPTS) for item in group]

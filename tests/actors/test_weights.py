@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from penstock.actors.held_tickets import HeldTickets
-from penstock.actors.weight_follower import WeightFollower
+from penstock.actors.weights.follower import WeightFollower
 from penstock.common.broker.run_view import RunView
 from penstock.common.wire.messages import Version, Weights
 from tests.actors.conftest import Run

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from penstock.actors.engine import verify_weights
 from penstock.actors.held_tickets import HeldTickets, Job
 from penstock.actors.ticket_worker import check_same
-from penstock.actors.weight_source import find_weights
+from penstock.actors.weights.source import find_weights
 from penstock.common.broker.work_stream import Entry
 from penstock.common.errors import MalformedMessage, PenstockError
 from penstock.common.files.atomic import read_json_lines

@@ -229,6 +229,8 @@ def test_weights_that_are_not_finite_are_not_written(model_folder, tmp_path):
         ({"dtype": "bfloat16", "zero_stage": "0"}, "master weights"),
         ({"offload_optimizer": True}, "LEARNER_OFFLOAD_OPTIMIZER"),
         ({"offload_param": True, "zero_stage": "2"}, "LEARNER_OFFLOAD_PARAM"),
+        ({"share_device": True, "zero_stage": "3"}, "LEARNER_SHARE_DEVICE"),
+        ({"share_device": True, "zero_stage": "1", "offload_optimizer": True}, "LEARNER_SHARE_DEVICE"),
         ({"num_mini_batches": 5}, "at most 4"),
         ({"lora_rank": 4, "beta": 0.1, "sync_ref_model": True}, "the reference is the base model"),
         ({"sync_ref_model": True}, "no reference model"),
@@ -320,3 +322,19 @@ def test_offloaded_optimizer_and_parameters_train_the_same(model_folder):
     # lost, made twice or made with another gradient still fails.
     for name, value in whole_state(away._engine).items():
         assert torch.allclose(value, expected[name], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"dtype": "bfloat16"}, {"zero_stage": "2"}, {"lora_rank": 4}, {"beta": 0.1}]
+)
+def test_a_policy_that_leaves_the_device_between_updates_trains_the_same(model_folder, settings):
+    weights = []
+    for leaves in (False, True):
+        policy = make_policy(model_folder, **settings)
+        for step in range(3):
+            policy.update(make_batch(), step)
+            if leaves:
+                policy.offload()
+                policy.reload()
+        weights.append({name: value.clone() for name, value in policy.model.named_parameters()})
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())

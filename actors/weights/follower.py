@@ -10,7 +10,7 @@ from functools import partial
 
 from penstock.actors.engine import Engine, WeightsRejected
 from penstock.actors.held_tickets import HeldTickets
-from penstock.actors.weight_source import WeightSource
+from penstock.actors.weights.source import WeightSource
 from penstock.common.broker.run_view import RunView
 from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded, EngineFailed, PenstockError
