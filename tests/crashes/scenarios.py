@@ -94,8 +94,8 @@ def another_client_writes(folder: Path) -> World:
 
     def write(world: World, step: int) -> None:
         keys, watch = world.keys, world.watch
+        watch.write("SET", keys.state, "ended")  # each time: the learner may be quicker than the workers
         if step == 1:
-            watch.write("SET", keys.state, "ended")
             watch.write(
                 "HSET", keys.open, "train:007", "nonsense", "train:1e3", f"{keys.tickets}|1-1|1.0"
             )
