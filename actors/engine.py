@@ -7,7 +7,7 @@ from typing import Protocol
 from penstock.common.errors import EngineFailed, PenstockError
 from penstock.common.transfer.model_folder import WEIGHTS_FILE
 from penstock.common.wire.ids import Version
-from penstock.common.wire.messages import Int32s, Rollout, Sampling, Weights
+from penstock.common.wire.messages import Float32s, Int32s, Rollout, Sampling, Weights
 
 _WEIGHTS_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth"}
 
@@ -61,12 +61,21 @@ class Engine(Protocol):
         Nothing happens if no request in flight has this id.
         """
 
-    async def take_weights(self, weights: Weights) -> None:
+    async def take_weights(self, weights: Weights, again: bool = False) -> None:
         """Verify published weights, load them, and label the tokens that are sampled later with them.
 
-        Requests in flight wait meanwhile, and continue with the new weights. `version` is theirs then.
-        Raise WeightsRejected, before anything has changed, if the files are not the announced ones,
-        EngineFailed if the engine is broken.
+        Weights that are loaded already are loaded once more only if `again`. Requests in flight wait
+        meanwhile, and continue with the new weights. `version` is theirs then. Raise WeightsRejected,
+        before anything has changed, if the files are not the announced ones, EngineFailed if the engine
+        is broken.
+        """
+
+    async def score(self, request_id: str, token_ids: Int32s) -> Float32s:
+        """Return the log-probabilities of a text's tokens (L,) after the first, (L - 1,), in nats.
+
+        They are those of the weights in use, at temperature 1; nothing cached is used. `request_id` is
+        of no other request in flight. Raise PromptRefused if only this request is at fault, such as for
+        its length, EngineFailed if the engine is broken.
         """
 
     async def sleep(self, level: int) -> None:

@@ -16,6 +16,7 @@ from penstock.actors.engine_watch import EngineWatch
 from penstock.actors.held_tickets import HeldTickets, Job
 from penstock.actors.rollout_groups import Completions
 from penstock.actors.weights.follower import WeightFollower
+from penstock.actors.weights.probing import probe_limit
 from penstock.actors.weights.source import WeightSource
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.costs import CostReport
@@ -27,7 +28,7 @@ from penstock.common.broker.work_stream import Entry, WorkStream
 from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import RunSettings
 from penstock.common.episodes.pool import EpisodeFailed
-from penstock.common.errors import EngineFailed, MalformedMessage, RunNotReady
+from penstock.common.errors import Disagreement, EngineFailed, MalformedMessage, RunNotReady
 from penstock.common.log import get_logger
 from penstock.common.shared_device import SharedDevice
 from penstock.common.transfer.model_folder import ModelFetcher
@@ -80,6 +81,7 @@ class TicketWorker:
         self._consumer = consumer
         self._stopping = stopping
         self._ending = False
+        self._disagreement: Disagreement | None = None
         self._reclaim_every_s = run.lease_s / 2
         self._streams = _streams(connection, self._keys, consumer, run)
         self._reclaim_at = dict.fromkeys(_PURPOSES, 0.0)
@@ -88,6 +90,7 @@ class TicketWorker:
             engine, self._view, self._held,
             WeightSource(run.folder, ModelFetcher(self._view, run, stopping), actor.weights_from),
             run.join_timeout_s, actor.start_timeout_s,
+            probe_limit(actor, contract), self._discard_running,
         )  # fmt: skip
         self._device = DeviceUser(
             engine, self._held, device, actor.sleep_level, actor.start_timeout_s, lambda: self._ending
@@ -108,8 +111,9 @@ class TicketWorker:
         """Turn tickets into groups until the learner ends the run or `stopping` is set. Call this once.
 
         Then waiting tickets are given back, running ones may end for 10 s and are then aborted, and the
-        consumer leaves its streams. Raise RunNotReady if the run is gone or has another
-        contract, DeadlineExceeded if the learner's heartbeat is missing too long, EngineFailed, or
+        consumer leaves its streams. All of this comes also before a Disagreement is raised, if the
+        engine stays wrong. Raise RunNotReady if the run is gone or has another contract,
+        DeadlineExceeded if the learner's heartbeat is missing too long, EngineFailed, or
         ServerUnavailable and the other errors of Connection.call.
         """
         self._leases.start()
@@ -132,6 +136,8 @@ class TicketWorker:
         for stream in self._streams.values():
             with contextlib.suppress(RunNotReady):  # such as a key of another type
                 await asyncio.to_thread(stream.leave)
+        if self._disagreement:
+            raise self._disagreement
 
     # Taking tickets
 
@@ -238,10 +244,11 @@ class TicketWorker:
         """Set `running` of each held job that may start now, and start a `_serve` task for it.
 
         A job may start with the version of the engine's weights that its ticket asks for, if no job has
-        to run alone. None starts while the worker is ending or the engine sleeps.
+        to run alone. None starts while the worker is ending, or the engine sleeps or has
+        wrong weights.
         """
         for job in self._held.startable(self._engine.version, steady=not self._follower.taking):
-            if self._ending or not self._device.awake:
+            if self._ending or self._follower.wrong or not self._device.awake:
                 return
             job.running = True
             task = self._tasks.create_task(self._serve(job))
@@ -251,7 +258,8 @@ class TicketWorker:
     async def _serve(self, job: Job) -> None:
         """Sample a running job's group and send it to the rewarders, then start jobs that fit now.
 
-        Waits for: the engine's completions and tools, then the queue server's confirmation.
+        Waits for: the engine's completions and tools, the proof of new weights, then the queue server's
+        confirmation.
         Unblocked by: the engine, or an abort when the lease is lost or the worker ends.
         Produces: a group on the stream `rollouts`. After an abort, or if the engine fails while
         `stopping` is set, the ticket is back on its stream, uncounted, unless another actor has it. A
@@ -266,6 +274,8 @@ class TicketWorker:
                 raise Aborted(job.request_id)  # another actor took the ticket over
             rollouts = await self._groups.generate(job.request_id, ticket)
             self._has_room.set()
+            if not await self._follower.proven():
+                raise Aborted(job.request_id)
             self._leases.release(job.stream, job.entry)
             await self._hand_off(job, rollouts)
         except Aborted:
@@ -336,9 +346,24 @@ class TicketWorker:
         """
         while not self._ending:
             woke = await self._device.poll()
-            if self._device.awake and (await self._follower.poll() or woke):
-                self._start_jobs()
+            try:
+                if self._device.awake and (await self._follower.poll() or woke):
+                    self._start_jobs()
+            except Disagreement as error:
+                self._disagreement = error
+                return
             await asyncio.sleep(_IDLE_S)
+
+    async def _discard_running(self) -> None:
+        """End what is being sampled: its tokens may be of wrong weights. The tickets go back, uncounted.
+
+        Return once their `_serve` tasks have ended, or after 5 s.
+        """
+        serving = set(self._serving)
+        for job in self._held.running:
+            await self._groups.abort(job.request_id)
+        if serving:
+            await asyncio.wait(serving, timeout=_ABORT_S)
 
     async def _watch_run(self) -> None:
         """Check run, engine and learner once a second until the run has ended or `stopping` is set.
@@ -348,7 +373,7 @@ class TicketWorker:
         without the learner's heartbeat for RUN_PROGRESS_TIMEOUT_S, and Connection.call's errors.
         """
         check_at = 0.0
-        while not self._stopping.is_set():
+        while not self._stopping.is_set() and self._disagreement is None:
             self._costs.note(self._phase())
             if time.monotonic() >= check_at:
                 check_at = time.monotonic() + _WATCH_S

@@ -21,7 +21,8 @@ import difflib
 import operator
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from penstock.common.files.reading import parse_json, reading
 from penstock.common.heavy_imports import heavy_imports
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.ids import Version
-from penstock.common.wire.messages import Int32s, Rollout, Sampling, Span, Weights
+from penstock.common.wire.messages import Float32s, Int32s, Rollout, Sampling, Span, Weights
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # the model is a folder
@@ -123,7 +124,10 @@ class VllmEngine:
         prompt = tokens_input(prompt_ids.tolist(), cache_salt=f"weights-{since or self._version}")
         self._versions.open(request_id)
         try:
-            completions = await self._complete(request_id, prompt, sampling, distinct)
+            output = await self._last_output(
+                request_id, prompt, partial(self._sampling, sampling, distinct)
+            )
+            completions = sorted(output.outputs, key=lambda completion: completion.index)
             rollouts = tuple(
                 _rollout(item, self._versions.spans(request_id, item.index, len(item.token_ids)))
                 for item in completions
@@ -140,15 +144,14 @@ class VllmEngine:
             raise Aborted(request_id, rollouts)
         return rollouts * (num_generations // distinct)
 
-    async def _complete(self, request_id: str, prompt: Any, sampling: Sampling, count: int) -> list[Any]:
-        """Return vLLM's `count` completions of a prompt, in order of their indices.
+    async def _last_output(self, request_id: str, prompt: Any, parameters: Callable[[], Any]) -> Any:
+        """Return vLLM's last output for a prompt, with the SamplingParams that `parameters` makes.
 
-        Raise PromptRefused if vLLM refuses prompt or `sampling`, EngineFailed if it fails.
+        Raise PromptRefused if vLLM refuses the prompt or these, EngineFailed if it fails.
         """
         output: Any = None
         try:
-            parameters = self._sampling(sampling, count)
-            async for latest in self._llm.generate(prompt, parameters, request_id):
+            async for latest in self._llm.generate(prompt, parameters(), request_id):
                 output = latest
         except Exception as error:  # a dead engine raises whatever it was doing
             refusal = _refusal(error)
@@ -160,7 +163,23 @@ class VllmEngine:
                 f"vLLM refused the request {request_id}: {refusal}; if its prompt is too long, raise "
                 "ACTOR_MAX_MODEL_LEN, or else correct the sampling in the learner's settings"
             ) from error
-        return sorted(output.outputs, key=lambda completion: completion.index)
+        return output
+
+    async def score(self, request_id: str, token_ids: Int32s) -> Float32s:
+        """Return the log-probabilities of a text's tokens (L,) after the first, (L - 1,), in nats.
+
+        They are those of the weights in use, at temperature 1; nothing cached is used. Raise
+        PromptRefused if vLLM refuses the text, such as for its length, EngineFailed if vLLM fails.
+        """
+        from vllm import SamplingParams
+        from vllm.inputs import tokens_input
+
+        ids = token_ids.tolist()
+        parameters = partial(SamplingParams, max_tokens=1, prompt_logprobs=0, detokenize=False)
+        prompt = tokens_input(ids, cache_salt=request_id)
+        output = await self._last_output(request_id, prompt, parameters)
+        rows = zip(output.prompt_logprobs[1:], ids[1:], strict=True)
+        return np.array([row[token].logprob for row, token in rows], dtype="<f4")
 
     def _sampling(self, sampling: Sampling, count: int) -> Any:
         """Return vLLM's SamplingParams for `count` completions. Raise ValueError if vLLM refuses them.
@@ -189,17 +208,18 @@ class VllmEngine:
         """
         await self._llm.abort(request_id)
 
-    async def take_weights(self, weights: Weights) -> None:
+    async def take_weights(self, weights: Weights, again: bool = False) -> None:
         """Verify published weights, pause requests, load the weights if their hash is new, and resume.
 
-        Later tokens have the new version. Raise WeightsRejected, with nothing changed, for files that
-        are not the announced ones. Raise EngineFailed if a later step fails: then the engine stays
-        paused, because half-loaded weights must not sample.
+        With `again` they are loaded also if their hash is not new. Later tokens have the new version.
+        Raise WeightsRejected, with nothing changed, for files that are not the announced ones. Raise
+        EngineFailed if a later step fails: then the engine stays paused, because half-loaded weights
+        must not sample.
         """
         folder = await asyncio.to_thread(verify_weights, weights)
         try:
             await self._llm.pause_generation(mode="keep", clear_cache=False)
-            if weights.hash != self._hash:
+            if again or weights.hash != self._hash:
                 await self._llm.collective_rpc("take_weights", args=(str(folder),))
             await self._versions.change((weights.version, weights.hash))
             self._hash, self._version = weights.hash, weights.version

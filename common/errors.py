@@ -1,6 +1,6 @@
 """The errors that a user may see. The class of an error names the exit code of a process that it ends.
 
-The codes are those of sysexits.h, 79, 80 and 81. A process that was told to stop exits with 0, or with
+The codes are those of sysexits.h, and 79 to 82. A process that was told to stop exits with 0, or with
 69 if it could not acknowledge its work because the queue server was away.
 """
 
@@ -92,8 +92,21 @@ class EngineFailed(PenstockError, exit_code=70):
     """The inference engine failed and cannot continue."""
 
 
+class Disagreement(PenstockError, exit_code=82):
+    """Engine and trainer compute other log-probabilities with the same weights."""
+
+
 NEVER_RESTARTED = frozenset(
     kind.exit_code
-    for kind in (ConfigError, DataError, DeadlineExceeded, RunTaken, NoSignal, NotFinite, DiskFull)
+    for kind in (
+        ConfigError,
+        DataError,
+        DeadlineExceeded,
+        RunTaken,
+        NoSignal,
+        NotFinite,
+        DiskFull,
+        Disagreement,
+    )
 )
 """Exit codes after which starting the process again cannot help."""

@@ -30,7 +30,12 @@ from penstock.learner.policy.update import Update
 from penstock.learner.report.completions import completion_rows
 from penstock.learner.report.eval_metrics import summarise
 from penstock.learner.report.hub import make_hub
-from penstock.learner.report.metrics import describe_shares, group_metrics, update_metrics
+from penstock.learner.report.metrics import (
+    check_agreement,
+    describe_shares,
+    group_metrics,
+    update_metrics,
+)
 from penstock.learner.report.model_card import model_card
 from penstock.learner.report.recorder import Recorder
 from penstock.learner.resume import encode_groups, retrain_tail
@@ -196,7 +201,7 @@ class Learner:
         infinity, store and log `groups`. Raise NotFinite if LEARNER_MAX_NONFINITE_STEPS Updates in a row
         had such a step, DiskFull or RunTaken if the groups cannot be stored, RuntimeError if another
         rank is lost, ConfigError if the memory is not enough, RunTaken if the outcomes are another
-        learner's by now.
+        learner's by now, Disagreement if the engine's log-probabilities are not the trainer's.
         """
         with self._phases.enter(UPDATE), self._flow.reading_ahead():
             update = self._policy.update(batch, self._step)
@@ -205,6 +210,7 @@ class Learner:
         self._bad_steps = self._bad_steps + 1 if update.skipped else 0
         if update.skipped:
             self._report_not_finite(groups)
+        check_agreement(update, self._settings)
         return update
 
     def _report_not_finite(self, groups: list[ScoredGroup]) -> None:
@@ -259,7 +265,8 @@ class Learner:
         ConfigError for a damaged best.json.
         """
         version = Version(self._folder.incarnation, self._step)
-        weights = write_version(self._folder, self._policy, version, self._parent)
+        texts = self._plan.probe_texts
+        weights = write_version(self._folder, self._policy, version, self._parent, texts)
         self._parent = weights.hash
         self._flow.publish(weights, self._evaluation_due())
         self._record_evaluations()

@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.actors.engine import Aborted, PromptRefused, verify_weights
 from penstock.common.errors import EngineFailed
-from penstock.common.wire.messages import Int32s, Rollout, Sampling, Span, Version, Weights
+from penstock.common.wire.messages import Float32s, Int32s, Rollout, Sampling, Span, Version, Weights
 
 EOS = 2
 CALL = 32
@@ -31,7 +31,8 @@ class FakeEngine:
     refuse raises PromptRefused. `requests` lists what was asked, `taken` the versions taken. With
     `ends_every_s` groups end only then, several at once. One that `talks` calls a tool in the first two
     turns of a conversation. `naps` lists each sleep and wake; what is asked of a sleeping engine fails,
-    and with a `device`, the file that its learner locks, also a token that is sampled meanwhile.
+    and with a `device`, the file that its learner locks, also a token that is sampled meanwhile. The
+    first `wrong_loads` of its `loads` give other log-probabilities than the learner's.
     """
 
     slots: int = 64
@@ -46,6 +47,10 @@ class FakeEngine:
     talks: bool = False
     device: str = ""
     naps: list[str] = field(default_factory=list)
+    scored: list[str] = field(default_factory=list)
+    wrong_loads: int = 0
+    score_delay_s: float = 0.0
+    loads: int = 0
 
     def __post_init__(self) -> None:
         self._tokens = 0
@@ -142,7 +147,16 @@ class FakeEngine:
         self.naps.append("wake")
         self._check_awake()
 
-    async def take_weights(self, weights: Weights) -> None:
+    async def score(self, request_id: str, token_ids: Int32s) -> Float32s:
+        """What the learner says of the text, or something else while weights are loaded wrongly."""
+        self.scored.append(request_id)
+        weights = self._weights[-1]
+        (probe,) = (one for one in weights.probes if np.array_equal(one.token_ids, token_ids))
+        await asyncio.sleep(self.score_delay_s)
+        return probe.logprobs - np.float32(self.loads <= self.wrong_loads)
+
+    async def take_weights(self, weights: Weights, again: bool = False) -> None:
+        self.loads += 1
         self._check_awake()
         self._dropped = False
         await asyncio.to_thread(verify_weights, weights)

@@ -6,18 +6,24 @@ requests go on; only the change of the weights waits for them.
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TypeVar
 
 from penstock.actors.engine import Engine, WeightsRejected
 from penstock.actors.held_tickets import HeldTickets
+from penstock.actors.weights.probing import mean_difference
 from penstock.actors.weights.source import WeightSource
 from penstock.common.broker.run_view import RunView
 from penstock.common.deadline import Deadline
-from penstock.common.errors import DeadlineExceeded, EngineFailed, PenstockError
+from penstock.common.errors import DeadlineExceeded, Disagreement, EngineFailed, PenstockError
 from penstock.common.log import get_logger
 from penstock.common.transfer.download import FetchFailed
 from penstock.common.transfer.model_folder import run_aside
+from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import Weights
+
+Result = TypeVar("Result")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
@@ -30,7 +36,9 @@ class WeightFollower:
     The announced version counts, not the highest: after 2.7, a restarted learner may announce 3.5.
     `view` reads the announcement, `held` has the running tickets, and `source` finds the weights.
     `learner_timeout_s` (RUN_JOIN_TIMEOUT_S) limits the wait for usable weights, `take_timeout_s`
-    (ACTOR_START_TIMEOUT_S) a change of weights. `taking` is True during a change.
+    (ACTOR_START_TIMEOUT_S) a change of weights. `taking` is True during a change, which ends with the
+    proof that the engine computes what the learner computes: a mean difference of at most `probe_limit`
+    (0: no proof). If it fails, `discard` ends all that runs, and nothing may start while `wrong`.
     """
 
     def __init__(
@@ -41,8 +49,13 @@ class WeightFollower:
         source: WeightSource,
         learner_timeout_s: float,
         take_timeout_s: float,
+        probe_limit: float = 0.0,
+        discard: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self.taking = False
+        self.taking = self.wrong = False
+        self._probe_limit, self._discard = probe_limit, discard
+        self._proof: asyncio.Future[bool] | None = None
+        self._proven: Version | None = None
         self._engine = engine
         self._view = view
         self._held = held
@@ -56,14 +69,16 @@ class WeightFollower:
     async def poll(self) -> bool:
         """Load newly announced weights unless an eval ticket runs; return whether weights were loaded.
 
-        Refused weights are logged. Raise EngineFailed if the engine breaks. After `learner_timeout_s`,
-        raise DeadlineExceeded if no weights or heartbeats came, WeightsRejected if all were refused.
+        Refused weights are logged. Raise EngineFailed if the engine breaks, Disagreement if it computes
+        another model with the weights, also after they were fetched and loaded once more. After
+        `learner_timeout_s`, raise DeadlineExceeded if no weights or heartbeats came, WeightsRejected if
+        all were refused.
         """
         weights = await asyncio.to_thread(self._view.weights)
         if weights is None:
             await self._check_learner()
             return False
-        if weights.version == self._engine.version or self._held.pins_version():
+        if weights.version == self._engine.version == self._proven or self._held.pins_version():
             self._deadline.restart()
             return False
         if time.monotonic() < self._fetch_at and weights == self._not_fetched:
@@ -72,7 +87,7 @@ class WeightFollower:
             found = await asyncio.wrap_future(run_aside(partial(self._source.find, weights)))
             if self._held.pins_version():  # by an eval ticket that began meanwhile
                 return False
-            await self._take(found)
+            await self._take_proven(weights, found)
         except FetchFailed as error:
             await self._try_later(weights, error)
             return False
@@ -98,25 +113,77 @@ class WeightFollower:
         else:
             self._deadline.restart()
 
-    async def _take(self, weights: Weights) -> None:
-        """Load weights that are on this host into the engine; `taking` is True meanwhile.
+    async def proven(self) -> bool:
+        """Return whether tokens that are sampled so far may leave the actor.
+
+        Wait while weights are loaded and proven. False: they may be of wrong weights.
+        """
+        return self._proof is None or await asyncio.shield(self._proof)
+
+    async def _take_proven(self, weights: Weights, found: Weights) -> None:
+        """Load weights, `found` on this host, and prove that the engine computes what the learner does.
+
+        If it does not, end all that runs, find the weights elsewhere if possible, and load them again.
+        Raise Disagreement if the second proof fails, FetchFailed, WeightsRejected, and EngineFailed.
+        """
+        self.taking = True
+        try:
+            for again in (False, True):
+                if again:
+                    self._source.distrust(weights)
+                    found = await asyncio.wrap_future(run_aside(partial(self._source.find, weights)))
+                self._proof = asyncio.get_running_loop().create_future()
+                await self._take(found, again)
+                self.wrong = False
+                difference = await self._within_limit(mean_difference(self._engine, weights.probes))
+                if not self._probe_limit or difference <= self._probe_limit:
+                    self._proven = weights.version
+                    self._settle(True)
+                    return
+                self.wrong = True
+                self._settle(False)
+                log.error(self._describe(weights, difference))
+                if self._discard:
+                    await self._discard()
+            raise Disagreement(self._describe(weights, difference))
+        finally:
+            self.taking = False
+            self._settle(False)
+
+    def _settle(self, proven: bool) -> None:
+        """Answer those who wait for the proof, unless it is answered."""
+        if self._proof is not None and not self._proof.done():
+            self._proof.set_result(proven)
+
+    def _describe(self, weights: Weights, difference: float) -> str:
+        """Return, for people, how far the engine is from the learner with `weights`."""
+        return (
+            f"with the weights {weights.version} the engine's log-probabilities differ from the "
+            f"learner's by {difference:.3g} on average, expected at most {self._probe_limit:g} "
+            "(ACTOR_PROBE_LIMIT): the file is right, but the engine computes another model. Compare "
+            "vLLM's version, precision and ACTOR_ENGINE_ARGS with a run that works, or raise the limit"
+        )
+
+    async def _take(self, weights: Weights, again: bool) -> None:
+        """Load weights that are on this host into the engine, also if it has them if `again`.
 
         Raise WeightsRejected, with the engine unchanged, for unusable weights, EngineFailed if the load
         fails or takes more than ACTOR_START_TIMEOUT_S.
         """
         began = time.monotonic()
-        self.taking = True
+        await self._within_limit(self._engine.take_weights(weights, again))
+        log.debug(f"Took weights {weights.version} in {time.monotonic() - began:.3f} s.")
+
+    async def _within_limit(self, change: Awaitable[Result]) -> Result:
+        """Return what `change` of the engine returns. Raise EngineFailed after ACTOR_START_TIMEOUT_S."""
         try:
             async with asyncio.timeout(self._take_timeout_s):
-                await self._engine.take_weights(weights)
+                return await change
         except TimeoutError as error:
             raise EngineFailed(
-                f"the engine did not take version {weights.version} within {self._take_timeout_s:g} s "
+                f"the engine did not take or score the new weights within {self._take_timeout_s:g} s "
                 "(ACTOR_START_TIMEOUT_S): start the actor again, or raise the setting"
             ) from error
-        finally:
-            self.taking = False
-        log.debug(f"Took weights {weights.version} in {time.monotonic() - began:.3f} s.")
 
     async def _check_learner(self) -> None:
         """Raise DeadlineExceeded if the learner's last heartbeat is RUN_JOIN_TIMEOUT_S old.

@@ -285,6 +285,9 @@ class OptimizerSettings(Section):
     weight_decay: float = setting(0.0, "AdamW: weight decay", ge=0)
     max_grad_norm: float = setting(1.0, "largest norm of unclipped gradients", gt=0)
     max_nonfinite_steps: int = setting(3, "Updates in a row with NaN or infinity that end the run", ge=1)
+    max_logp_difference: float = setting(
+        0.5, "sampling/sampling_logp_difference/mean that ends the run; 0: none", ge=0
+    )
 
 
 class ReferenceSettings(Section):

@@ -9,7 +9,15 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    field_validator,
+)
 from pydantic_settings import NoDecode
 
 from penstock.common.config.engine_args import check_engine_args
@@ -129,6 +137,10 @@ class ActorSettings(Section):
         "auto", "how weights come: the run's folder, the learner's file server, or what works first"
     )
     engine_args: JsonMap = setting({}, "further arguments of vLLM's engine, as a JSON map")
+    probe_limit: Literal["auto"] | NonNegativeFloat = setting(
+        "auto", "mean difference of an engine's log-probabilities from the learner's at which the actor "
+        "ends; 0: no probe; auto: 0.01, and 0.1 in bfloat16",
+    )  # fmt: skip
     sleep_level: Literal[1, 2] = setting(
         1,
         "a sleeping engine (LEARNER_SHARE_DEVICE) keeps its weights in the CPU's memory; 2: drops them",

@@ -38,6 +38,7 @@ from penstock.common.wire.plain import brief
 from penstock.common.wire.transcript import Transcript
 
 SCHEMA = 8
+LONGEST_PROBE = 1024
 """Version of the wire format. Every message carries this number."""
 
 Int32s = Annotated[np.ndarray, "<i4"]
@@ -368,11 +369,38 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """A text of L token ids, and the log-probabilities of those after the first, (L - 1,), in nats.
+
+    They are the learner's, at temperature 1: an engine that has loaded the weights computes the same.
+    """
+
+    token_ids: Int32s
+    logprobs: Float32s
+
+    def __post_init__(self) -> None:
+        """Raise MalformedMessage unless there are 2 to 1024 ids, none negative, and values of L - 1.
+
+        Log-probabilities are in [-1e9, 0].
+        """
+        check_array("token_ids", self.token_ids, "<i4")
+        check_array("logprobs", self.logprobs, "<f4")
+        length = len(self.token_ids)
+        sizes = f"{length} tokens and {len(self.logprobs)} logprobs"
+        fits = 2 <= length <= LONGEST_PROBE and len(self.logprobs) == length - 1
+        require(fits, f"a probe has {sizes}, expected 2 to {LONGEST_PROBE} and one less; {_RELEASE}")
+        require(int(self.token_ids.min()) >= 0, f"a probe has a negative token id; {_RELEASE}")
+        lowest, highest = float(self.logprobs.min()), float(self.logprobs.max())  # NaN if one is NaN
+        require(lowest >= -1e9 and highest <= 0.0, f"a probe's logprobs are impossible; {_RELEASE}")
+
+
+@dataclass(frozen=True, slots=True)
 class Weights:
     """A published version: a folder with config, tokenizer and model.safetensors.
 
     `hash` is the SHA-256 of model.safetensors and `size` its bytes; `parent` is the hash of the version
-    before. `url` is the file server that has it, with its `token`; "" for none.
+    before. `url` is the file server that has it, with its `token`; "" for none. An engine that has
+    loaded it computes the log-probabilities of the `probes`.
     """
 
     version: Version
@@ -382,12 +410,15 @@ class Weights:
     size: int = 0
     url: str = ""
     token: str = field(default="", repr=False)
+    probes: tuple[Probe, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Raise MalformedMessage if a hash or `token` is over 200 letters, `path` or `url` over 4096.
 
-        A lone surrogate in one of the texts is refused too, and a size below 0 or of 10^15 and more.
+        A lone surrogate in one of the texts is refused too, a size below 0 or of 10^15 and more, and
+        more than 1024 probes.
         """
+        require(len(self.probes) <= LONGEST_PROBE, f"too many probes; {_RELEASE}")
         check_names("hash or token", [self.hash, self.parent, self.token])
         check_texts([self.path, self.url], LONGEST_PATH)
         check_range("the size of a version", self.size, 0, LARGEST)

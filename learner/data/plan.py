@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from penstock.common.config.learner_settings import LearnerSettings
@@ -20,7 +21,8 @@ from penstock.common.wire.reward_spec import split_kind
 from penstock.learner.algorithm.own_loss import load_loss
 from penstock.learner.data.chat_formats import resolve_format
 from penstock.learner.data.episode_specs import resolve_episodes
-from penstock.learner.data.order import Question, Questions
+from penstock.learner.data.order import Question
+from penstock.learner.data.probe import probe_texts
 from penstock.learner.data.questions import load_questions
 from penstock.learner.data.reward_specs import resolve_rewards
 from penstock.learner.data.templates import Template, is_chat
@@ -33,7 +35,10 @@ _ACCEPT = "accept the bias with LEARNER_ACCEPT_SAMPLING_BIAS=true"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The model to start from, the contract, the source of tickets; `steps` is the number of Updates."""
+    """The model to start from, the contract, the source of tickets; `steps` is the number of Updates.
+
+    The log-probabilities of `probe_texts`, token ids (L,) each, are published with each version.
+    """
 
     model_folder: Path
     vocab_size: int
@@ -41,6 +46,7 @@ class Plan:
     source: TicketSource
     steps: int
     reward_weights: dict[str, float]
+    probe_texts: tuple[np.ndarray, ...] = ()
 
 
 def make_plan(settings: LearnerSettings) -> Plan:
@@ -51,11 +57,7 @@ def make_plan(settings: LearnerSettings) -> Plan:
     a data set or contradict each other or the model, or if model, template or the code of a reward, tool
     or loss is not found or usable. Raise DataError if a data set cannot be read.
     """
-    check_sampling(settings)
-    for text in misplaced_values(settings):
-        log.warning(text)
-    if settings.loss:
-        load_loss(settings.loss)
+    _check_settings(settings)
     model_folder = resolve_model(settings.model, settings.trust_remote_code, settings.model_revision)
     if not (settings.dataset or settings.evaluate_only):
         raise ConfigError("LEARNER_DATASET is not set: name a file, a folder or a hub id in it")
@@ -65,7 +67,9 @@ def make_plan(settings: LearnerSettings) -> Plan:
     episodes = resolve_episodes(settings, template)
     questions, eval_questions = load_questions(settings, template, episodes)
     steps = count_steps(settings, len(questions))
-    columns, form = _shared_columns(questions, eval_questions), completions_form(settings, tokenizer)
+    samples = [questions.at(place) for place in range(min(len(questions), 100) or 1)]
+    columns = _shared_columns([*samples, *eval_questions[:100]])
+    form = completions_form(settings, tokenizer)
     own_options = {"columns": columns, "max_steps": steps, "completions": form}
     contract = Contract(
         model=str(model_folder),
@@ -90,13 +94,25 @@ def make_plan(settings: LearnerSettings) -> Plan:
         source=TicketSource(questions, eval_questions, settings, contract.hash),
         steps=steps,
         reward_weights=contract.reward_weights,
+        probe_texts=probe_texts([one.prompt_ids for one in samples], contract.tokens_per_sequence),
     )
 
 
-def _shared_columns(questions: Questions, eval_questions: Sequence[Question]) -> list[str]:
-    """Return the names of the columns that the first 100 questions of both kinds have, in order."""
-    samples = [questions.at(place) for place in range(min(len(questions), 100) or 1)]
-    return sorted(set.intersection(*(set(one.columns) for one in [*samples, *eval_questions[:100]])))
+def _check_settings(settings: LearnerSettings) -> None:
+    """Log settings that mean something else in TRL, and import the user's own loss.
+
+    Raise ConfigError for a biased sampling that is not accepted, or a loss that is not usable.
+    """
+    check_sampling(settings)
+    for text in misplaced_values(settings):
+        log.warning(text)
+    if settings.loss:
+        load_loss(settings.loss)
+
+
+def _shared_columns(questions: Sequence[Question]) -> list[str]:
+    """Return the names of the columns that all of the questions have, in order."""
+    return sorted(set.intersection(*(set(question.columns) for question in questions)))
 
 
 def completions_form(settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase) -> str:

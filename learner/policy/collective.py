@@ -4,8 +4,11 @@ Rank 0 alone reads the data, writes the run's folder and talks to Redis. Rank 0 
 method of the policy, then every rank executes the method with the same arguments.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 from penstock.common.errors import DeadlineExceeded
 from penstock.common.phases import Phases
@@ -34,6 +37,9 @@ class TrainablePolicy(Protocol):
 
         Implementations raise NotFinite if a weight is NaN or infinite.
         """
+
+    def score(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the log-probabilities of each text's tokens (L,) after the first. Abstract here."""
 
     def offload(self) -> None:
         """Move all that is on the device to the CPU's memory, until `reload`. Abstract here."""
@@ -95,6 +101,14 @@ class AllRanksPolicy:
         RuntimeError if a rank is lost.
         """
         self._on_all_ranks("writing weights", "export", folder)
+
+    def score(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the log-probabilities of each text's tokens (L,) after the first, (L - 1,), in nats.
+
+        The phase is "scoring the probe" meanwhile. Raise RuntimeError if a rank is lost.
+        """
+        scored: list[np.ndarray] = self._on_all_ranks("scoring the probe", "score", texts)
+        return scored
 
     def offload(self) -> None:
         """Move all that is on the devices to the CPU's memory, on all ranks, until `reload`.

@@ -280,6 +280,13 @@ class Policy:
         with torch.no_grad():
             return self._score(sequences, lambda row: self._engine(row)[0])
 
+    def score(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the log-probabilities of each text's tokens (L,) after the first, (L - 1,), in nats.
+
+        They are at temperature 1. All ranks call together, and get all.
+        """
+        return self.logprobs([_as_sequence(text) for text in texts]) if texts else []
+
     def _score(
         self, sequences: Sequence[TrainSequence], score: Callable[[Row], Tensor]
     ) -> list[np.ndarray]:
@@ -350,6 +357,15 @@ class Policy:
     def close(self) -> None:
         """Leave the process group. Call this at the end, on all ranks."""
         leave_process_group()
+
+
+def _as_sequence(text: np.ndarray) -> TrainSequence:
+    """Return a text (L,) as a sequence to be scored: its prompt is the first token."""
+    zeros = np.zeros(len(text) - 1, dtype=np.float32)
+    return TrainSequence(
+        prompt_ids=text[:1], token_ids=text[1:], behaviour=zeros, mask=zeros == 0,
+        staleness=zeros.astype(np.int64), advantage=0.0, temperature=1.0,
+    )  # fmt: skip
 
 
 def _values_of_row(per_sequence: list[np.ndarray], indices: np.ndarray, row: Row) -> Tensor:

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.errors import Disagreement
 from penstock.common.reward_totals import total_rewards
 from penstock.common.wire.messages import Rollout, ScoredGroup
 from penstock.learner.policy.update import TokenRecord, Update
@@ -77,6 +79,24 @@ def agreement(tokens: TokenRecord) -> dict[str, float]:
         "sampling/sampling_logp_difference/mean": float(difference.mean()),
         "sampling/sampling_logp_difference/max": float(difference.max()),
     }
+
+
+def check_agreement(update: Update, settings: LearnerSettings) -> None:
+    """Raise Disagreement if trainer and engine differ by more than max_logp_difference in an Update.
+
+    The difference is sampling/sampling_logp_difference/mean. It may be any with a limit of 0, and where
+    the engine samples from another distribution on purpose: repetition_penalty, accept_sampling_bias.
+    """
+    biased = settings.accept_sampling_bias or "repetition_penalty" in settings.generation_kwargs
+    limit = 0.0 if biased else settings.max_logp_difference
+    found = agreement(update.tokens).get("sampling/sampling_logp_difference/mean", 0.0)
+    if limit and found > limit:
+        raise Disagreement(
+            f"engine and trainer differ by {found:.3g} nats per token on average, with the same "
+            f"weights, expected at most {limit:g} (LEARNER_MAX_LOGP_DIFFERENCE): the actors compute "
+            "another model than the learner. Compare their versions of vLLM and transformers, precision "
+            "and ACTOR_ENGINE_ARGS; the journal has the batch"
+        )
 
 
 def group_metrics(

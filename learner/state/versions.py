@@ -4,22 +4,30 @@ No path is written twice, so an engine that reads a version never reads half of 
 """
 
 import shutil
+from collections.abc import Sequence
+
+import numpy as np
 
 from penstock.common.files.atomic import hash_file
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.wire.ids import Version
-from penstock.common.wire.messages import Weights
+from penstock.common.wire.messages import Probe, Weights
 from penstock.learner.policy.collective import TrainablePolicy
 
 KEEP = 4  # version folders: an actor may still read the version before the announced one
 
 
 def write_version(
-    folder: LearnerFolder, policy: TrainablePolicy, version: Version, parent: str
+    folder: LearnerFolder,
+    policy: TrainablePolicy,
+    version: Version,
+    parent: str,
+    texts: Sequence[np.ndarray] = (),
 ) -> Weights:
     """Write the policy's weights to the folder of `version`, and return the announcement to be sent.
 
-    `parent` is the hash of the version before, "" for none; it is put into the announcement. A folder of
+    `parent` is the hash of the version before, "" for none; it is put into the announcement, as are the
+    log-probabilities of `texts`, token ids (L,) each. A folder of
     this version is replaced. All but the newest KEEP (4) versions in the run's folder are deleted. Raise
     RunTaken if a later learner has claimed the run's folder, DiskFull if the disk stays full, NotFinite
     if a weight is NaN or infinite.
@@ -29,4 +37,6 @@ def write_version(
     for old in sorted(path.parent.glob("[0-9]*-[0-9]*"), reverse=True)[KEEP:]:
         shutil.rmtree(old)
     file = path / "model.safetensors"
-    return Weights(version, str(path), hash_file(file), parent, size=file.stat().st_size)
+    scored = zip(texts, policy.score(texts), strict=True) if texts else ()
+    probes = tuple(Probe(text, np.minimum(values, 0.0).astype("<f4")) for text, values in scored)
+    return Weights(version, str(path), hash_file(file), parent, size=file.stat().st_size, probes=probes)

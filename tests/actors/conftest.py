@@ -27,7 +27,7 @@ from penstock.common.files.run_folder import RunFolder
 from penstock.common.transfer.model_folder import ModelFetcher
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract, hash_tokenizer
-from penstock.common.wire.messages import Group, Sampling, Ticket, Verdict, Version, Weights
+from penstock.common.wire.messages import Group, Probe, Sampling, Ticket, Verdict, Version, Weights
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.fake_engine import FakeEngine
@@ -65,13 +65,14 @@ class Run:
         copy = ModelFetcher(RunView(self.connection, self.keys), settings, threading.Event())
         return WeightSource(self.run_folder, copy, way)
 
-    def announce(self, step: int, wrong: bool = False) -> None:
+    def announce(self, step: int, wrong: bool = False, probes: tuple[Probe, ...] = ()) -> None:
         folder = self.run_folder.version(1, step)
         folder.mkdir(parents=True, exist_ok=True)
         content = f"weights {step}".encode()
         folder.joinpath("model.safetensors").write_bytes(b"other bytes" if wrong else content)
         digest = hashlib.sha256(content).hexdigest()
-        self.queue.announce(Weights(Version(1, step), str(folder), digest, "", len(content)))
+        weights = Weights(Version(1, step), str(folder), digest, "", len(content), probes=probes)
+        self.queue.announce(weights)
 
     def ticket(self, number: int, **changes: object) -> Ticket:
         values: dict[str, object] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import shutil
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import replace
@@ -15,16 +16,19 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from penstock.actors.engine import Aborted, PromptRefused, WeightsRejected, hash_weights
 from penstock.actors.token_versions import TokenVersions
 from penstock.actors.vllm_engine import VERSIONS, VllmEngine, check_version, engine_arguments
+from penstock.actors.weights import probing
 from penstock.common.config import engine_args
 from penstock.common.config.settings import ActorSettings
 from penstock.common.errors import ConfigError
 from penstock.common.wire.contract import Contract
-from penstock.common.wire.messages import Int32s, Rollout, Sampling, Version, Weights
+from penstock.common.wire.messages import Int32s, Probe, Rollout, Sampling, Version, Weights
 from penstock.common.wire.reward_spec import RewardSpec
+from penstock.learner.data.probe import probe_texts
 from tests.actors.tiny_llama import EOS, VOCABULARY, greedy, load, teacher_forced, train_pair
 
 pytestmark = [
@@ -289,6 +293,37 @@ def test_greedy_answers_are_those_of_transformers(live: Live) -> None:
     for answer, (one, two) in zip(answers, groups, strict=True):
         assert one.token_ids.tolist() == answer
         assert two.token_ids.tolist() == one.token_ids.tolist()
+
+
+def swap_layers(folder: Path, swapped: Path) -> Path:
+    """A copy of a model whose first two layers have changed places: right for every hash of its file."""
+    shutil.copytree(folder, swapped)
+    state = load_file(folder / "model.safetensors")
+    layers = ("model.layers.0.", "model.layers.1.")
+    names = {name: name.replace(*layers) for name in state if name.startswith(layers[0])}
+    names |= {other: name for name, other in names.items()}
+    moved = {names.get(name, name): value for name, value in state.items()}
+    save_file(moved, swapped / "model.safetensors", metadata={"format": "pt"})
+    return swapped
+
+
+def test_the_engine_scores_as_the_learner_and_swapped_layers_are_found(
+    live: Live, tmp_path: Path
+) -> None:
+    probes = []
+    for text in probe_texts(PROMPTS * 20, 100):
+        with torch.no_grad():
+            logits = load(live.a)(torch.from_numpy(text[None].astype(np.int64))).logits[0, :-1].float()
+        values = torch.log_softmax(logits, -1).numpy()[np.arange(len(text) - 1), text[1:]]
+        probes.append(Probe(text, np.minimum(values, 0).astype("<f4")))
+    assert sum(len(probe.logprobs) for probe in probes) >= 256
+    limit = probing.probe_limit(ActorSettings(), Contract("", "", live.dtype, 0, (), True, 1, 1))
+    live.take(live.a)
+    assert live.call(probing.mean_difference(live.engine, probes)) < limit / 10
+    live.take(swap_layers(live.a, tmp_path / "swapped"))
+    assert live.call(probing.mean_difference(live.engine, probes)) > limit
+    live.take(live.a)
+    assert live.call(probing.mean_difference(live.engine, probes)) < limit / 10
 
 
 @pytest.mark.parametrize("level", [1, 2])

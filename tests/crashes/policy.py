@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,16 @@ class HashPolicy(TrainablePolicy):
     def load(self, folder: Path) -> None:
         """Go on from what `save` wrote."""
         self.weights = (folder / _WEIGHTS).read_text()
+
+    def score(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """As the fake engine: any values."""
+        return [np.full(len(text) - 1, -1.0) for text in texts]
+
+    def offload(self) -> None:
+        """Nothing is on a device."""
+
+    def reload(self) -> None:
+        """Nothing was moved."""
 
     def close(self) -> None:
         """Nothing to give back."""

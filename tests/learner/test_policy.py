@@ -149,7 +149,7 @@ def test_a_checkpoint_of_a_superseded_learner_is_passed_over(model_folder, tmp_p
 @pytest.mark.parametrize("kind", [Policy, AllRanksPolicy, HashPolicy])
 def test_every_policy_has_the_methods_that_the_learner_calls(kind):
     methods = [name for name in vars(TrainablePolicy) if not name.startswith("_")]
-    assert {"update", "save", "load", "export", "close"} == set(methods)
+    assert set(methods) == {"update", "score", "save", "load", "export", "offload", "reload", "close"}
     for name in methods:
         expected = inspect.signature(getattr(TrainablePolicy, name), eval_str=True)
         assert name in vars(kind), name

@@ -12,10 +12,15 @@ from pydantic import ValidationError
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from penstock.common.errors import ConfigError, NotFinite
+from penstock.common.errors import ConfigError, Disagreement, NotFinite
+from penstock.common.files.run_folder import LearnerFolder
+from penstock.common.wire.ids import Version
 from penstock.learner.algorithm.batch import Batch
+from penstock.learner.data.probe import probe_texts
 from penstock.learner.policy.export import whole_state
 from penstock.learner.policy.policy import Policy
+from penstock.learner.report.metrics import agreement, check_agreement
+from penstock.learner.state.versions import write_version
 from tests.learner.builders import make_settings
 from tests.learner.gradients import make_batch
 
@@ -338,3 +343,47 @@ def test_a_policy_that_leaves_the_device_between_updates_trains_the_same(model_f
                 policy.reload()
         weights.append({name: value.clone() for name, value in policy.model.named_parameters()})
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora_rank": 4}, {"packing": False}])
+def test_the_probe_is_scored_as_transformers_scores_it(model_folder, tmp_path, settings):
+    policy = make_policy(model_folder, **settings)
+    policy.update(make_batch(), 0)
+    texts = [np.arange(3, 13, dtype="<i4"), np.array([5, 3], "<i4")]
+    weights = write_version(LearnerFolder(tmp_path, 1), policy, Version(1, 1), "", texts)
+    model = AutoModelForCausalLM.from_pretrained(weights.path, dtype=torch.float32)
+    for text, probe in zip(texts, weights.probes, strict=True):
+        ids = torch.from_numpy(text[None].astype(np.int64))
+        with torch.no_grad():
+            scored = torch.log_softmax(model(ids).logits[0, :-1], -1)[range(len(text) - 1), ids[0, 1:]]
+        assert probe.token_ids.tolist() == text.tolist()
+        assert np.allclose(probe.logprobs, scored.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "room", "expected"),
+    [
+        ([3, 4], 100, [7]),
+        ([300], 1000, [129, 129]),
+        ([100] * 5, 60, [59] * 5),
+        ([1], 100, []),
+        ([], 100, []),
+        ([5], 2, []),
+        ([129, 1], 1000, [129]),
+    ],
+)
+def test_prompts_are_joined_to_texts_of_257_tokens_where_they_have_as_many(lengths, room, expected):
+    texts = probe_texts([np.full(length, 7, "<i4") for length in lengths], room)
+    assert [len(text) for text in texts] == expected
+
+
+def test_a_run_whose_engine_computes_another_model_ends(model_folder):
+    policy = make_policy(model_folder)
+    update = policy.update(make_batch(), 0)
+    found = agreement(update.tokens)["sampling/sampling_logp_difference/mean"]
+    low, high = found * 0.99, found * 1.01
+    check_agreement(update, make_settings(max_logp_difference=high))
+    check_agreement(update, make_settings(max_logp_difference=0.0))
+    check_agreement(update, make_settings(max_logp_difference=low, accept_sampling_bias=True))
+    with pytest.raises(Disagreement, match="LEARNER_MAX_LOGP_DIFFERENCE"):
+        check_agreement(update, make_settings(max_logp_difference=low))

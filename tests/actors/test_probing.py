@@ -1,0 +1,131 @@
+"""The proof that an engine computes what the learner computes: no token leaves an actor before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from penstock.actors.weights.probing import mean_difference, probe_limit
+from penstock.common.config.settings import ActorSettings
+from penstock.common.errors import Disagreement, MalformedMessage
+from penstock.common.wire.codec import decode, encode
+from penstock.common.wire.messages import Probe, Version, Weights
+from tests.actors.conftest import ActorThread, Run
+from tests.fake_engine import FakeEngine
+from tests.helpers import wait_until
+
+StartActor = Callable[..., ActorThread]
+
+IDS = np.arange(3, 10, dtype="<i4")
+PROBES = (Probe(IDS, np.full(6, -2.0, "<f4")), Probe(IDS[:3], np.full(2, -1.0, "<f4")))
+
+
+def sampled_by(a_run: Run) -> set[int]:
+    """The steps of the versions that sampled a token of a group that was handed off."""
+    rollouts = [rollout for group in a_run.groups().values() for rollout in group.rollouts]
+    return {span.version.step for rollout in rollouts for span in rollout.spans}
+
+
+def attempts(a_run: Run) -> dict[str, int]:
+    """By ticket that waits on the stream, how often it was tried."""
+    return {entry.ticket: entry.attempts for entry in a_run.stream("test").take(100)}
+
+
+def test_groups_wait_until_the_weights_are_proven(a_run: Run, start_actor: StartActor) -> None:
+    engine = FakeEngine(score_delay_s=1.0)
+    a_run.announce(0, probes=PROBES)
+    a_run.issue(*(a_run.ticket(number) for number in range(4)))
+    start_actor(engine)
+    wait_until(lambda: len(engine.requests) == 4 and not engine._in_flight, "four sampled groups")
+    assert len(engine.scored) < 2 or not a_run.groups()
+    wait_until(lambda: len(a_run.groups()) == 4, "four groups")
+    assert len(engine.scored) == 2
+    assert engine.loads == 1
+
+
+def test_nothing_that_wrong_weights_sampled_leaves_the_actor(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    engine = FakeEngine(token_delay_s=0.02)
+    a_run.announce(0, probes=PROBES)
+    start_actor(engine)
+    wait_until(lambda: len(engine.scored) == 2, "the first proof")
+    engine.wrong_loads, engine.score_delay_s = 2, 0.3  # the second load
+    a_run.announce(1, probes=PROBES)
+    a_run.issue(*(a_run.ticket(number, min_step=1) for number in range(6)))
+    wait_until(lambda: engine.loads == 3, "a second load")
+    assert engine.aborted
+    assert not a_run.groups()
+    wait_until(lambda: len(a_run.groups()) == 6, "six groups")
+    assert engine.taken == [Version(1, 0), Version(1, 1), Version(1, 1)]
+    aborted = {request.split("/")[0] for request in engine.aborted}
+    again = [request for request in engine.requests if request.split("/")[0] in aborted]
+    assert len(again) == 2 * len(aborted)  # sampled once more, after they went back
+    assert a_run.pending() == 0
+
+
+def test_an_actor_whose_engine_stays_wrong_ends_and_its_tickets_go_back(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    engine = FakeEngine(token_delay_s=0.02, wrong_loads=100, score_delay_s=0.2)
+    a_run.announce(0, probes=PROBES)
+    a_run.issue(*(a_run.ticket(number) for number in range(6)))
+    actor = start_actor(engine)
+    actor.wait()
+    assert isinstance(actor.error, Disagreement)
+    assert "differ from the learner's by 1 on average, expected at most 0.01" in str(actor.error)
+    assert actor.error.exit_code == 82
+    assert engine.loads == 2
+    assert not a_run.groups()
+    assert attempts(a_run) == {f"train:{number}": 0 for number in range(6)}
+
+
+@pytest.mark.parametrize("how", ["no probes", "no limit"])
+def test_without_probes_or_a_limit_nothing_is_proven(
+    a_run: Run, start_actor: StartActor, how: str
+) -> None:
+    a_run.announce(0, probes=() if how == "no probes" else PROBES)
+    a_run.issue(a_run.ticket(0))
+    start_actor(FakeEngine(wrong_loads=100), **({"probe_limit": 0.0} if how == "no limit" else {}))
+    wait_until(lambda: len(a_run.groups()) == 1, "a group")
+
+
+def test_the_difference_is_the_mean_over_all_tokens() -> None:
+    class Scoring(FakeEngine):
+        async def score(self, request_id, token_ids):  # type: ignore[no-untyped-def]
+            return np.full(len(token_ids) - 1, -1.0, "<f4")
+
+    assert asyncio.run(mean_difference(Scoring(), PROBES)) == pytest.approx(6 / 8)
+    assert asyncio.run(mean_difference(Scoring(), ())) == 0.0
+
+
+def test_the_limit_is_that_of_the_coarser_precision(a_run: Run) -> None:
+    assert probe_limit(ActorSettings(), a_run.contract) == 0.01
+    assert probe_limit(ActorSettings(dtype="bfloat16"), a_run.contract) == 0.1
+    assert probe_limit(ActorSettings(dtype="bfloat16", probe_limit=0.5), a_run.contract) == 0.5
+
+
+def test_probes_travel_with_the_announcement() -> None:
+    weights = decode(encode(Weights(Version(1, 0), "folder", "0" * 64, "", probes=PROBES)), Weights)
+    assert [probe.token_ids.tolist() for probe in weights.probes] == [IDS.tolist(), IDS[:3].tolist()]
+    assert weights.probes[0].logprobs.tolist() == [-2.0] * 6
+
+
+@pytest.mark.parametrize(
+    ("ids", "values"),
+    [
+        ([3], []),
+        ([3, 4], [-1.0, -1.0]),
+        ([3, -4], [-1.0]),
+        ([3, 4], [float("nan")]),
+        ([3, 4], [0.5]),
+        ([3] * 1025, [-1.0] * 1024),
+    ],
+    ids=["one token", "sizes", "negative id", "nan", "above 0", "too long"],
+)
+def test_an_impossible_probe_is_refused(ids: list[int], values: list[float]) -> None:
+    with pytest.raises(MalformedMessage, match="probe"):
+        Probe(np.array(ids, "<i4"), np.array(values, "<f4"))
