@@ -90,6 +90,7 @@ def training_variables(recipe: Path, folder: Path, model: Path) -> dict[str, str
         "LEARNER_GROUPS_PER_STEP": "2",
         "LEARNER_NUM_GENERATIONS": "4",
         "LEARNER_FILTER_ZERO_STD": "false",
+        "LEARNER_MAX_LOGP_DIFFERENCE": "0",  # the fake engine's log-probabilities are its own
         "LEARNER_EVAL_HOLDOUT": "4" if "LEARNER_EVAL_HOLDOUT" in kept else "0",
         "REWARDER_WORKERS": kept.get("REWARDER_WORKERS") or "1",
         "RUN_NAME": "e2e",

@@ -116,6 +116,7 @@ class Site:
                 "LEARNER_LEARNING_RATE": "1e-4",
                 "LEARNER_FILTER_ZERO_STD": "false",
                 "LEARNER_ENTROPY_COEF": "0.01",  # moves the weights though no answer is ever right
+                "LEARNER_MAX_LOGP_DIFFERENCE": "0",  # the fake engine's log-probabilities are its own
                 "REWARDER_WORKERS": "1",
             }
             | (TALKS if talks else {})
