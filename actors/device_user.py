@@ -1,13 +1,12 @@
 """When an actor's engine uses the device that the learner uses by turns with it.
 
-sleeping -> (the device is free) -> awake -> (the learner waits for it; what runs ends) -> sleeping
+asleep -> (the device is free) -> awake -> (the learner waits for it; what runs ends) -> asleep
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
 from penstock.actors.engine import Engine
-from penstock.actors.held_tickets import HeldTickets
 from penstock.common.errors import EngineFailed
 from penstock.common.shared_device import SharedDevice
 
@@ -15,48 +14,63 @@ from penstock.common.shared_device import SharedDevice
 class DeviceUser:
     """Lets `engine` sleep while the learner uses `device`; None: the engine has its own, and is awake.
 
-    `held` has the tickets: none may start unless `awake`. `sleep_level` is ACTOR_SLEEP_LEVEL, and
-    `timeout_s` (ACTOR_START_TIMEOUT_S) bounds falling asleep and waking up. `is_ending` tells that the
-    worker ends. The engine is awake at first if the device is in use.
+    `sleep_level` is ACTOR_SLEEP_LEVEL, and `timeout_s` (ACTOR_START_TIMEOUT_S) bounds falling asleep and
+    waking up. The engine is awake at first, and uses the device. Tickets may start while `awake`.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        held: HeldTickets,
-        device: SharedDevice | None,
-        sleep_level: int,
-        timeout_s: float,
-        is_ending: Callable[[], bool],
+        self, engine: Engine, device: SharedDevice | None, sleep_level: int, timeout_s: float
     ) -> None:
-        self._engine, self._held, self._device = engine, held, device
-        self._sleep_level, self._timeout_s, self._is_ending = sleep_level, timeout_s, is_ending
-        self._leaves = False
+        self._engine, self._device = engine, device
+        self._sleep_level, self._timeout_s = sleep_level, timeout_s
+        self._changing = asyncio.Lock()
+        self.awake = True
 
-    @property
-    def awake(self) -> bool:
-        """Return whether tickets may start and weights may change now."""
-        return self._device is None or (self._device.in_use and not self._leaves)
-
-    async def poll(self) -> bool:
+    async def poll(self, is_busy: Callable[[], bool], is_ending: Callable[[], bool]) -> bool:
         """Let the engine sleep if the learner waits for the device and nothing runs, or wake it up.
 
-        Return whether it woke up. A sleeping one waits here for the device, until the worker ends. Raise
+        `is_busy` tells whether something runs: then the engine is not `awake` for more, and falls asleep
+        at a later call. Return whether it woke up. One that is asleep waits here for the device, until
+        `is_ending`. A change that has begun is completed, also if this call is cancelled. Raise
         EngineFailed if the engine fails or takes more than ACTOR_START_TIMEOUT_S.
         """
         if self._device is None:
             return False
-        if not self._device.in_use:
-            woke = await asyncio.to_thread(self._device.take, self._is_ending)
-            if woke:
-                await self._within_limit(self._engine.wake())
-            return woke
-        self._leaves = self._leaves or self._device.is_wanted()
-        if self._leaves and not self._held.running:
-            await self._within_limit(self._engine.sleep(self._sleep_level))
-            self._device.release()
-            self._leaves = False
-        return False
+        return await asyncio.shield(asyncio.ensure_future(self._poll(is_busy, is_ending)))
+
+    async def _poll(self, is_busy: Callable[[], bool], is_ending: Callable[[], bool]) -> bool:
+        """As `poll`, with a device, and one call at a time."""
+        assert self._device is not None
+        async with self._changing:
+            if self._device.in_use:
+                if not self.awake or self._device.is_wanted():
+                    self.awake = False
+                    if not is_busy():
+                        await self._fall_asleep()
+                return False
+            if not await asyncio.to_thread(self._device.take, is_ending):
+                return False
+            await self._within_limit(self._engine.wake())
+            self.awake = True
+            return True
+
+    async def leave(self) -> None:
+        """Fall asleep and leave the device, unless it is left; nothing may run. `poll` comes back.
+
+        Raise EngineFailed if the engine fails or takes more than ACTOR_START_TIMEOUT_S.
+        """
+        if self._device is None:
+            return
+        async with self._changing:
+            if self._device.in_use:
+                self.awake = False
+                await self._fall_asleep()
+
+    async def _fall_asleep(self) -> None:
+        """Let the engine sleep, and leave the device. Raise EngineFailed if it does not."""
+        assert self._device is not None
+        await self._within_limit(self._engine.sleep(self._sleep_level))
+        self._device.release()
 
     async def _within_limit(self, change: Awaitable[None]) -> None:
         """Await a change of the engine. Raise EngineFailed after ACTOR_START_TIMEOUT_S."""

@@ -14,7 +14,8 @@ from penstock.common.wire.messages import Ticket
 class Job:
     """One held ticket. `lost` is set when the lease has passed to another actor.
 
-    `alone` marks a ticket's last attempt, during which nothing else may run.
+    `discarded` is set when what is sampled for it may be of wrong weights. `alone` marks a ticket's last
+    attempt, during which nothing else may run.
     """
 
     stream: WorkStream
@@ -23,6 +24,7 @@ class Job:
     alone: bool
     running: bool = False
     lost: bool = False
+    discarded: bool = False
 
     @property
     def request_id(self) -> str:

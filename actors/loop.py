@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.actors.agents.endpoint import Endpoint
+from penstock.actors.device_user import DeviceUser
 from penstock.actors.engine import Engine
 from penstock.actors.rollout_groups import Agents, Completions, Conversations
 from penstock.actors.ticket_worker import TicketWorker, check_same
@@ -24,7 +25,7 @@ from penstock.common.broker.keys import Keys
 from penstock.common.broker.learner_watch import LearnerWatch
 from penstock.common.broker.run_view import RunView, wait_for_contract
 from penstock.common.config.role_command import ActorCommand
-from penstock.common.config.settings import ActorSettings
+from penstock.common.config.settings import ActorSettings, RunSettings
 from penstock.common.episodes.pool import EpisodePool
 from penstock.common.errors import RunNotReady
 from penstock.common.log import get_logger
@@ -78,12 +79,13 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
     contract = decode(data, Contract)
     _allow_open_files(contract, settings.actor.episode_workers)
     watch = LearnerWatch(connection, view.keys, settings.run)
-    locks = settings.run.folder.device_locks
-    device = SharedDevice(locks, alone=False) if contract.share_device else None
+    device = _device_of(settings.run, contract)
     if device and not await asyncio.to_thread(_take, device, stopping, watch):
         return
     model = _find_model(settings, contract, ModelFetcher(view, settings.run, stopping))
     engine = _start_engine(settings, contract, model, make_engine)
+    actor = settings.actor
+    user = DeviceUser(engine, device, actor.sleep_level, actor.start_timeout_s)
     groups = await _make_groups(settings, contract, model, engine)
     consumer = consumer_name("actor")
     log.info(f"{consumer} joined run {settings.run.name}.")
@@ -91,11 +93,12 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
         while not stopping.is_set():
             try:
                 return await TicketWorker(
-                    settings, contract, engine, groups, device,
+                    settings, contract, engine, groups, user,
                     connection=connection, consumer=consumer, stopping=stopping,
                 ).run()  # fmt: skip
             except RunNotReady as error:
                 log.warning("Joining the run again.", cause=str(error))
+            await user.leave()  # a learner may need the device before it sets the run up again
             await asyncio.sleep(_REJOIN_S)  # what is wrong may stay: a key of another type
             await asyncio.to_thread(watch.check)
             data = await asyncio.to_thread(wait_for_contract, *waiting)
@@ -106,6 +109,14 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
         await engine.stop()
         connection.close()
         log.info(f"{consumer} left run {settings.run.name}.")
+
+
+def _device_of(run: RunSettings, contract: Contract) -> SharedDevice | None:
+    """Return the device that the learner of this host uses by turns with actors; None without one.
+
+    Raise ConfigError if the folder of its locks cannot be made, OSError if their files cannot.
+    """
+    return SharedDevice(run.folder.device_locks, alone=False) if contract.share_device else None
 
 
 def _take(device: SharedDevice, stopping: threading.Event, watch: LearnerWatch) -> bool:

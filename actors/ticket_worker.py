@@ -30,7 +30,6 @@ from penstock.common.config.settings import RunSettings
 from penstock.common.episodes.pool import EpisodeFailed
 from penstock.common.errors import Disagreement, EngineFailed, MalformedMessage, RunNotReady
 from penstock.common.log import get_logger
-from penstock.common.shared_device import SharedDevice
 from penstock.common.transfer.model_folder import ModelFetcher
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract, describe_difference
@@ -54,8 +53,8 @@ class TicketWorker:
 
     `settings.run` has the run's name, folder, lease, most attempts and timeouts, `settings.actor` the
     engine's timeouts. `contract` is the one that the actor joined with. `groups` samples the rollouts of
-    a ticket with `engine`, whose weights the worker changes to each announced version. The engine sleeps
-    while the learner uses `device`; None: it has a device of its own. `consumer` is
+    a ticket with `engine`, whose weights the worker changes to each announced version. `device` lets the
+    engine sleep while the learner uses their device. `consumer` is
     this actor's name on the queue server behind `connection`. The worker ends when `stopping` is set.
     """
 
@@ -65,7 +64,7 @@ class TicketWorker:
         contract: Contract,
         engine: Engine,
         groups: Completions,
-        device: SharedDevice | None = None,
+        device: DeviceUser,
         *,
         connection: Connection,
         consumer: str,
@@ -92,9 +91,7 @@ class TicketWorker:
             run.join_timeout_s, actor.start_timeout_s,
             probe_limit(actor, contract), self._discard_running,
         )  # fmt: skip
-        self._device = DeviceUser(
-            engine, self._held, device, actor.sleep_level, actor.start_timeout_s, lambda: self._ending
-        )
+        self._device = device
         self._engine_watch = EngineWatch(
             engine, groups, self._held, self._follower, actor.stall_timeout_s
         )
@@ -272,9 +269,11 @@ class TicketWorker:
         try:
             if job.alone and not await asyncio.to_thread(job.stream.mark_alone, job.entry):
                 raise Aborted(job.request_id)  # another actor took the ticket over
+            if job.discarded:
+                raise Aborted(job.request_id)
             rollouts = await self._groups.generate(job.request_id, ticket)
             self._has_room.set()
-            if not await self._follower.proven():
+            if not await self._follower.proven() or job.discarded:
                 raise Aborted(job.request_id)
             self._leases.release(job.stream, job.entry)
             await self._hand_off(job, rollouts)
@@ -345,7 +344,7 @@ class TicketWorker:
         DeadlineExceeded without a heartbeat for RUN_JOIN_TIMEOUT_S, and Connection.execute's errors.
         """
         while not self._ending:
-            woke = await self._device.poll()
+            woke = await self._device.poll(lambda: bool(self._held.running), lambda: self._ending)
             try:
                 if self._device.awake and (await self._follower.poll() or woke):
                     self._start_jobs()
@@ -357,10 +356,12 @@ class TicketWorker:
     async def _discard_running(self) -> None:
         """End what is being sampled: its tokens may be of wrong weights. The tickets go back, uncounted.
 
-        Return once their `_serve` tasks have ended, or after 5 s.
+        Return once their `_serve` tasks have ended, or after 5 s. What ends later goes back too.
         """
-        serving = set(self._serving)
-        for job in self._held.running:
+        serving, running = set(self._serving), self._held.running
+        for job in running:
+            job.discarded = True
+        for job in running:
             await self._groups.abort(job.request_id)
         if serving:
             await asyncio.wait(serving, timeout=_ABORT_S)

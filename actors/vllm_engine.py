@@ -38,6 +38,9 @@ from penstock.common.wire.contract import Contract
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import Float32s, Int32s, Rollout, Sampling, Span, Weights
 
+_PROBE_PLACES = 8
+"""Requests at a time beside ACTOR_MAX_NUM_SEQS: the probe of new weights does not wait for others."""
+
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # the model is a folder
     "VLLM_LOGGING_LEVEL": "ERROR",  # at WARNING each change of weights warns about tied weights
@@ -79,7 +82,7 @@ class VllmEngine:
         self._max_num_seqs = settings.max_num_seqs
         self._stop_ids = read_stop_ids(model)
         self._version: Version | None = None
-        self._hash = ""
+        self._hash, self._reloads = "", 0
         self._counts = [0, 0, 0]  # sampled tokens, and prompt tokens found in the cache or not
         arguments = AsyncEngineArgs(**engine_arguments(settings, contract, model))
         counters = [_token_counter(self._counts)]
@@ -121,7 +124,8 @@ class VllmEngine:
                 "announced version: start the actor again"
             )
         distinct = 1 if sampling.temperature == 0.0 else num_generations
-        prompt = tokens_input(prompt_ids.tolist(), cache_salt=f"weights-{since or self._version}")
+        salt = f"weights-{since or self._version}-{self._reloads}"
+        prompt = tokens_input(prompt_ids.tolist(), cache_salt=salt)
         self._versions.open(request_id)
         try:
             output = await self._last_output(
@@ -155,7 +159,7 @@ class VllmEngine:
                 output = latest
         except Exception as error:  # a dead engine raises whatever it was doing
             refusal = _refusal(error)
-            if refusal is None:
+            if refusal is None or self._llm.errored:
                 raise EngineFailed(
                     f"vLLM failed at {request_id}: {error!r}; start the actor again"
                 ) from error
@@ -223,6 +227,7 @@ class VllmEngine:
                 await self._llm.collective_rpc("take_weights", args=(str(folder),))
             await self._versions.change((weights.version, weights.hash))
             self._hash, self._version = weights.hash, weights.version
+            self._reloads += again  # keys and values of the load before may be wrong
             await self._llm.resume_generation()
         except Exception as error:  # vLLM raises whatever its parts raise
             raise EngineFailed(
@@ -300,7 +305,7 @@ def engine_arguments(settings: ActorSettings, contract: Contract, model: Path) -
             "trust_remote_code": settings.trust_remote_code,
             "dtype": settings.dtype or contract.dtype,
             "max_model_len": max_model_len,
-            "max_num_seqs": settings.max_num_seqs,
+            "max_num_seqs": settings.max_num_seqs + _PROBE_PLACES,
             "enforce_eager": is_cpu if settings.enforce_eager == "auto" else settings.enforce_eager,
             "tensor_parallel_size": settings.tensor_parallel_size,
             "pipeline_parallel_size": settings.pipeline_parallel_size,

@@ -1,6 +1,6 @@
 """Measure what a hint after a wrong attempt is worth, with real vLLM, queue server and learner.
 
-    python -m benchmarks.retry [--seeds 1 2 3] [--steps 40] [--folder F]
+    python -m benchmarks.retry [--seeds 1 2 3] [--steps 80] [--folder F]
 
 A question lists three digits in ascending order, and one of them is the answer. There are two attempts.
 For each seed, a tiny model of conversations is pre-trained and then trained twice. In one run a wrong
@@ -144,6 +144,7 @@ def train(folder: Path, arm: str, model: Path, steps: int, seed: int) -> float:
         "LEARNER_DATASET": str(folder / arm / "train.jsonl"),
         "LEARNER_EVAL_DATASET": str(folder / arm / "heldout.jsonl"),
         "LEARNER_MAX_STEPS": str(steps), "LEARNER_EVAL_STEPS": "10", "LEARNER_LEARNING_RATE": "5e-4",
+        "LEARNER_LR_SCHEDULER_TYPE": "linear", "LEARNER_MASK_TRUNCATED_COMPLETIONS": "true",
         "LEARNER_MAX_COMPLETION_LENGTH": "240", "LEARNER_MAX_TOOL_CALLING_ITERATIONS": str(ATTEMPTS),
         "LEARNER_REWARDS": ",".join(["environment", *counted]),
         "LEARNER_REWARD_WEIGHTS": ",".join(["1", *("0" for _ in counted)]),
@@ -189,7 +190,7 @@ def main() -> int:
     """Measure each seed; return 1 if the median difference is under the goal."""
     parser = argparse.ArgumentParser(prog="benchmarks.retry", description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--folder", type=Path, help="folder for the runs (default: a new one)")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="penstock-retry-"))

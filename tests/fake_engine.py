@@ -47,6 +47,7 @@ class FakeEngine:
     talks: bool = False
     device: str = ""
     naps: list[str] = field(default_factory=list)
+    nap_delay_s: float = 0.1
     scored: list[str] = field(default_factory=list)
     wrong_loads: int = 0
     score_delay_s: float = 0.0
@@ -140,10 +141,13 @@ class FakeEngine:
     async def sleep(self, level: int) -> None:
         assert not self._in_flight
         self._check_awake()
-        self.naps.append(f"sleep {level}")
+        self.naps.append("falls asleep")
+        await asyncio.sleep(self.nap_delay_s)
+        self.naps[-1] = f"sleep {level}"
         self._dropped = level == 2
 
     async def wake(self) -> None:
+        await asyncio.sleep(self.nap_delay_s)
         self.naps.append("wake")
         self._check_awake()
 

@@ -30,6 +30,10 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 log = get_logger(__name__)
 
 
+async def _discard_nothing() -> None:
+    """Do nothing: nothing runs."""
+
+
 class WeightFollower:
     """Changes the weights of `engine` to the announced version, except while an eval ticket is running.
 
@@ -50,12 +54,13 @@ class WeightFollower:
         learner_timeout_s: float,
         take_timeout_s: float,
         probe_limit: float = 0.0,
-        discard: Callable[[], Awaitable[None]] | None = None,
+        discard: Callable[[], Awaitable[None]] = _discard_nothing,
     ) -> None:
         self.taking = self.wrong = False
         self._probe_limit, self._discard = probe_limit, discard
         self._proof: asyncio.Future[bool] | None = None
         self._proven: Version | None = None
+        self._difference = 0.0
         self._engine = engine
         self._view = view
         self._held = held
@@ -124,42 +129,62 @@ class WeightFollower:
         """Load weights, `found` on this host, and prove that the engine computes what the learner does.
 
         If it does not, end all that runs, find the weights elsewhere if possible, and load them again.
-        Raise Disagreement if the second proof fails, FetchFailed, WeightsRejected, and EngineFailed.
+        Raise Disagreement if that fails too, WeightsRejected if the first load did, and EngineFailed.
         """
         self.taking = True
         try:
-            for again in (False, True):
-                if again:
-                    self._source.distrust(weights)
-                    found = await asyncio.wrap_future(run_aside(partial(self._source.find, weights)))
-                self._proof = asyncio.get_running_loop().create_future()
-                await self._take(found, again)
-                self.wrong = False
-                difference = await self._within_limit(mean_difference(self._engine, weights.probes))
-                if not self._probe_limit or difference <= self._probe_limit:
-                    self._proven = weights.version
-                    self._settle(True)
+            if await self._is_right(weights, found):
+                return
+            self._source.distrust(weights)
+            try:
+                found = await asyncio.wrap_future(run_aside(partial(self._source.find, weights)))
+                if await self._is_right(weights, found, again=True):
                     return
-                self.wrong = True
-                self._settle(False)
-                log.error(self._describe(weights, difference))
-                if self._discard:
-                    await self._discard()
-            raise Disagreement(self._describe(weights, difference))
+            except (FetchFailed, WeightsRejected) as error:
+                raise Disagreement(
+                    f"the engine computed another model with the weights {weights.version}, and they "
+                    f"cannot be loaded once more: {error}"
+                ) from error
+            raise Disagreement(self._describe(weights))
         finally:
             self.taking = False
             self._settle(False)
+
+    async def _is_right(self, weights: Weights, found: Weights, again: bool = False) -> bool:
+        """Load weights, `found` on this host, and return whether the engine computes what it should.
+
+        If not, nothing may start any more, and all that runs is ended. Raise WeightsRejected, with the
+        engine unchanged, and EngineFailed.
+        """
+        self._proof = asyncio.get_running_loop().create_future()
+        try:
+            await self._take(found, again)
+        except WeightsRejected:
+            self._settle(not self.wrong)  # what is sampled so far is of the weights before
+            raise
+        self.wrong = False
+        self._difference = await self._within_limit(
+            mean_difference(self._engine, weights.probes if self._probe_limit else ())
+        )
+        right = self._difference <= self._probe_limit or not self._probe_limit
+        self.wrong = not right
+        self._proven = weights.version if right else None
+        self._settle(right)
+        if not right:
+            log.error(self._describe(weights))
+            await self._discard()
+        return right
 
     def _settle(self, proven: bool) -> None:
         """Answer those who wait for the proof, unless it is answered."""
         if self._proof is not None and not self._proof.done():
             self._proof.set_result(proven)
 
-    def _describe(self, weights: Weights, difference: float) -> str:
+    def _describe(self, weights: Weights) -> str:
         """Return, for people, how far the engine is from the learner with `weights`."""
         return (
             f"with the weights {weights.version} the engine's log-probabilities differ from the "
-            f"learner's by {difference:.3g} on average, expected at most {self._probe_limit:g} "
+            f"learner's by {self._difference:.3g} on average, expected at most {self._probe_limit:g} "
             "(ACTOR_PROBE_LIMIT): the file is right, but the engine computes another model. Compare "
             "vLLM's version, precision and ACTOR_ENGINE_ARGS with a run that works, or raise the limit"
         )

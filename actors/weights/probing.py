@@ -4,6 +4,7 @@ A hash shows that the file is right, and not that the engine loaded it right: a 
 or loaded into another layer's place, changes no hash.
 """
 
+import asyncio
 from collections.abc import Sequence
 from itertools import count
 
@@ -11,15 +12,13 @@ import numpy as np
 
 from penstock.actors.engine import Engine, PromptRefused
 from penstock.common.config.settings import ActorSettings
-from penstock.common.log import get_logger
+from penstock.common.errors import ConfigError
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import Probe
 
 _LIMITS = {"float32": 0.01, "bfloat16": 0.1}
 
 _numbers = count()
-
-log = get_logger(__name__)
 
 
 def probe_limit(settings: ActorSettings, contract: Contract) -> float:
@@ -35,16 +34,24 @@ def probe_limit(settings: ActorSettings, contract: Contract) -> float:
 async def mean_difference(engine: Engine, probes: Sequence[Probe]) -> float:
     """Return the mean of |engine - learner| log-probability over all tokens of the probes, in nats.
 
-    It is 0 without probes. A probe that the engine refuses, such as for its length, is logged and left
-    out. Raise EngineFailed if the engine fails.
+    It is 0 without probes. One that the engine refuses, such as for its length, is left out. Raise
+    ConfigError if it refuses all, EngineFailed if it fails.
     """
-    differences = [np.zeros(0)]
-    for probe in probes:
-        try:
-            scored = await engine.score(f"probe-{next(_numbers)}", probe.token_ids)
-        except PromptRefused as error:
-            log.warning("A probe of the weights was left out.", cause=str(error))
-            continue
-        differences.append(np.abs(scored - probe.logprobs))
-    found = np.concatenate(differences)
-    return float(found.mean()) if len(found) else 0.0
+    scored = await asyncio.gather(
+        *(engine.score(f"probe-{next(_numbers)}", probe.token_ids) for probe in probes),
+        return_exceptions=True,
+    )
+    differences, refused = [], ""
+    for probe, values in zip(probes, scored, strict=True):
+        if isinstance(values, PromptRefused):
+            refused = str(values)
+        elif isinstance(values, BaseException):
+            raise values
+        else:
+            differences.append(np.abs(values - probe.logprobs))
+    if probes and not differences:
+        raise ConfigError(
+            f"the engine refuses all texts of the weights' probe: {refused}. Correct that, or set "
+            "ACTOR_PROBE_LIMIT=0 to use weights without a proof"
+        )
+    return float(np.concatenate(differences).mean()) if probes else 0.0

@@ -685,8 +685,7 @@ class LearnerSettings(
     @model_validator(mode="after")
     def _sharding_fits(self) -> "LearnerSettings":
         """Return self. Raise ValueError for ZeRO stage 0 with bfloat16 or offload_optimizer,
-        offload_param below stage 3, share_device with stage 3 or either offload, or more mini-batches
-        than completions in a batch."""
+        offload_param below stage 3, or more mini-batches than completions in a batch."""
         stage = self.resolved_zero_stage
         if self.dtype == "bfloat16" and stage == 0:
             raise ValueError(
@@ -697,16 +696,21 @@ class LearnerSettings(
             raise ValueError("LEARNER_OFFLOAD_OPTIMIZER needs LEARNER_ZERO_STAGE 1, 2 or 3, found 0")
         if self.offload_param and stage < 3:
             raise ValueError(f"LEARNER_OFFLOAD_PARAM needs LEARNER_ZERO_STAGE=3, found {stage}")
-        if self.share_device and (stage == 3 or self.offload_optimizer):
-            raise ValueError(
-                "LEARNER_SHARE_DEVICE moves weights and optimizer to the CPU's memory between Updates, "
-                "which needs LEARNER_ZERO_STAGE below 3 and no LEARNER_OFFLOAD_OPTIMIZER"
-            )
         completions = self.groups_per_step * self.num_generations
         if self.num_mini_batches > completions:
             raise ValueError(
                 f"LEARNER_NUM_MINI_BATCHES={self.num_mini_batches}: expected at most {completions}, "
                 "the completions of a batch"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_device_can_be_left(self) -> "LearnerSettings":
+        """Return self. Raise ValueError for share_device with ZeRO stage 3 or offload_optimizer."""
+        if self.share_device and (self.resolved_zero_stage == 3 or self.offload_optimizer):
+            raise ValueError(
+                "LEARNER_SHARE_DEVICE moves weights and optimizer to the CPU's memory between Updates, "
+                "which needs LEARNER_ZERO_STAGE below 3 and no LEARNER_OFFLOAD_OPTIMIZER"
             )
         return self
 

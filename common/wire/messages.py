@@ -38,9 +38,14 @@ from penstock.common.wire.plain import brief
 from penstock.common.wire.transcript import Transcript
 
 SCHEMA = 8
-LONGEST_PROBE = 1024
 """Version of the wire format. Every message carries this number."""
 
+LONGEST_PROBE = 1024
+"""Most tokens of a probe, and most probes of a version."""
+LOWEST_PROBED = -1e9
+"""Lowest log-probability of a probe's token, in nats."""
+MOST_PROBED = 16_384
+"""Most tokens of all probes of a version."""
 Int32s = Annotated[np.ndarray, "<i4"]
 Float32s = Annotated[np.ndarray, "<f4"]
 Bools = Annotated[np.ndarray, "|b1"]
@@ -391,7 +396,9 @@ class Probe:
         require(fits, f"a probe has {sizes}, expected 2 to {LONGEST_PROBE} and one less; {_RELEASE}")
         require(int(self.token_ids.min()) >= 0, f"a probe has a negative token id; {_RELEASE}")
         lowest, highest = float(self.logprobs.min()), float(self.logprobs.max())  # NaN if one is NaN
-        require(lowest >= -1e9 and highest <= 0.0, f"a probe's logprobs are impossible; {_RELEASE}")
+        require(
+            lowest >= LOWEST_PROBED and highest <= 0.0, f"a probe's logprobs are impossible; {_RELEASE}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,9 +423,11 @@ class Weights:
         """Raise MalformedMessage if a hash or `token` is over 200 letters, `path` or `url` over 4096.
 
         A lone surrogate in one of the texts is refused too, a size below 0 or of 10^15 and more, and
-        more than 1024 probes.
+        more than 1024 probes or 16,384 tokens in them.
         """
-        require(len(self.probes) <= LONGEST_PROBE, f"too many probes; {_RELEASE}")
+        tokens = sum(len(probe.token_ids) for probe in self.probes)
+        few = len(self.probes) <= LONGEST_PROBE and tokens <= MOST_PROBED
+        require(few, f"a version has {len(self.probes)} probes of {tokens} tokens; {_RELEASE}")
         check_names("hash or token", [self.hash, self.parent, self.token])
         check_texts([self.path, self.url], LONGEST_PATH)
         check_range("the size of a version", self.size, 0, LARGEST)

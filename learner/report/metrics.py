@@ -64,6 +64,10 @@ def describe_shares(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {spent / whole:.0%}" for name, spent in ordered if spent >= whole / 100)
 
 
+FEWEST_COMPARED = 256
+"""Tokens that a comparison of engine and trainer needs: one alone may differ by much."""
+
+
 def agreement(tokens: TokenRecord) -> dict[str, float]:
     """Return mean and maximum of |trainer - engine| log-probability, by name; {} if no token counts.
 
@@ -71,25 +75,33 @@ def agreement(tokens: TokenRecord) -> dict[str, float]:
     computed before the Update's first optimizer step, and the version in training sampled its whole
     completion. For a token after an older one the engine's keys and values are those of older weights.
     """
-    equal = (tokens.oldest == 0) & tokens.first.astype(bool)
-    if not equal.any():
+    difference = _differences(tokens)
+    if not len(difference):
         return {}
-    difference = np.abs(tokens.logprobs[equal] - tokens.behaviour[equal])
     return {
         "sampling/sampling_logp_difference/mean": float(difference.mean()),
         "sampling/sampling_logp_difference/max": float(difference.max()),
     }
 
 
+def _differences(tokens: TokenRecord) -> np.ndarray:
+    """Return |trainer - engine| log-probability of the tokens that count, see `agreement`."""
+    equal = (tokens.oldest == 0) & tokens.first.astype(bool)
+    found: np.ndarray = np.abs(tokens.logprobs[equal] - tokens.behaviour[equal])
+    return found
+
+
 def check_agreement(update: Update, settings: LearnerSettings) -> None:
     """Raise Disagreement if trainer and engine differ by more than max_logp_difference in an Update.
 
-    The difference is sampling/sampling_logp_difference/mean. It may be any with a limit of 0, and where
-    the engine samples from another distribution on purpose: repetition_penalty, accept_sampling_bias.
+    The difference is sampling/sampling_logp_difference/mean, of 256 tokens or more. It may be any with a
+    limit of 0, and where the engine samples from another distribution on purpose: repetition_penalty,
+    accept_sampling_bias.
     """
     biased = settings.accept_sampling_bias or "repetition_penalty" in settings.generation_kwargs
     limit = 0.0 if biased else settings.max_logp_difference
-    found = agreement(update.tokens).get("sampling/sampling_logp_difference/mean", 0.0)
+    differences = _differences(update.tokens)
+    found = float(differences.mean()) if len(differences) >= FEWEST_COMPARED else 0.0
     if limit and found > limit:
         raise Disagreement(
             f"engine and trainer differ by {found:.3g} nats per token on average, with the same "

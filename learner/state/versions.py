@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from penstock.common.errors import NotFinite
 from penstock.common.files.atomic import hash_file
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.wire.ids import Version
-from penstock.common.wire.messages import Probe, Weights
+from penstock.common.wire.messages import LOWEST_PROBED, Probe, Weights
 from penstock.learner.policy.collective import TrainablePolicy
 
 KEEP = 4  # version folders: an actor may still read the version before the announced one
@@ -30,13 +31,26 @@ def write_version(
     log-probabilities of `texts`, token ids (L,) each. A folder of
     this version is replaced. All but the newest KEEP (4) versions in the run's folder are deleted. Raise
     RunTaken if a later learner has claimed the run's folder, DiskFull if the disk stays full, NotFinite
-    if a weight is NaN or infinite.
+    if a weight, or a log-probability of `texts`, is NaN or infinite.
     """
     path = folder.version(version.incarnation, version.step)
     folder.write_folder("the weights of a version", path, policy.export)
     for old in sorted(path.parent.glob("[0-9]*-[0-9]*"), reverse=True)[KEEP:]:
         shutil.rmtree(old)
     file = path / "model.safetensors"
-    scored = zip(texts, policy.score(texts), strict=True) if texts else ()
-    probes = tuple(Probe(text, np.minimum(values, 0.0).astype("<f4")) for text, values in scored)
+    probes = _probes(policy, version, texts)
     return Weights(version, str(path), hash_file(file), parent, size=file.stat().st_size, probes=probes)
+
+
+def _probes(policy: TrainablePolicy, version: Version, texts: Sequence[np.ndarray]) -> tuple[Probe, ...]:
+    """Return the policy's log-probabilities of texts, token ids (L,) each. Raise NotFinite for NaN."""
+    scored = policy.score(texts) if texts else []
+    if not all(np.isfinite(values).all() for values in scored):
+        raise NotFinite(
+            f"the weights of version {version} are finite, and their log-probabilities are NaN or "
+            "infinity: lower LEARNER_LEARNING_RATE, and resume from an earlier checkpoint"
+        )
+    pairs = zip(texts, scored, strict=True)
+    return tuple(
+        Probe(text, np.clip(values, LOWEST_PROBED, 0.0).astype("<f4")) for text, values in pairs
+    )

@@ -88,3 +88,21 @@ def test_an_actor_that_is_stopped_does_not_wait_for_the_device(
     late.stop()
     assert (early.error, late.error) == (None, None)
     assert late.engine.naps == ["sleep 1"]
+
+
+def test_an_actor_that_joins_again_leaves_the_device_to_the_learner(
+    a_run: Run, learner: SharedDevice, start_actor: StartActor
+) -> None:
+    actor = start_actor(FakeEngine())
+    learner.release()
+    a_run.announce(0)
+    wait_until(lambda: actor.engine.taken, "the first weights")
+    a_run.connection.execute("DEL", a_run.keys.contract)
+    take(learner)  # before the contract is published again
+    assert actor.engine.naps == ["sleep 1"]
+    a_run.queue.publish_contract(encode(a_run.contract))
+    learner.release()
+    a_run.issue(a_run.ticket(0))
+    wait_until(lambda: len(a_run.groups()) == 1, "a group")
+    assert actor.engine.naps == ["sleep 1", "wake"]
+    assert actor.error is None

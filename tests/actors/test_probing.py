@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
+from penstock.actors import ticket_worker
+from penstock.actors.engine import PromptRefused
 from penstock.actors.weights.probing import mean_difference, probe_limit
 from penstock.common.config.settings import ActorSettings
-from penstock.common.errors import Disagreement, MalformedMessage
+from penstock.common.errors import ConfigError, Disagreement, MalformedMessage
 from penstock.common.wire.codec import decode, encode
-from penstock.common.wire.messages import Probe, Version, Weights
+from penstock.common.wire.messages import Float32s, Int32s, Probe, Rollout, Version, Weights
 from tests.actors.conftest import ActorThread, Run
 from tests.fake_engine import FakeEngine
 from tests.helpers import wait_until
@@ -81,6 +85,69 @@ def test_an_actor_whose_engine_stays_wrong_ends_and_its_tickets_go_back(
     assert engine.loads == 2
     assert not a_run.groups()
     assert attempts(a_run) == {f"train:{number}": 0 for number in range(6)}
+
+
+def test_what_ends_long_after_the_proof_failed_goes_back_too(
+    a_run: Run, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(FakeEngine):
+        """Its first group ends once the weights are proven, whatever was aborted."""
+
+        async def generate(self, *request: Any) -> tuple[Rollout, ...]:
+            rollouts = await super().generate(*request)
+            while len(self.requests) == 1 and self.loads < 2:
+                await asyncio.sleep(0.01)
+            return rollouts
+
+        async def abort(self, request_id: str) -> None:
+            self.aborted.append(request_id)
+
+    monkeypatch.setattr(ticket_worker, "_ABORT_S", 0.1)
+    engine = Late(wrong_loads=1, score_delay_s=0.3)
+    a_run.announce(0, probes=PROBES)
+    a_run.issue(a_run.ticket(0))
+    start_actor(engine)
+    wait_until(lambda: len(a_run.groups()) == 1, "a group")
+    assert engine.loads == 2
+    assert len(engine.requests) == 2  # the first one was discarded
+
+
+def test_refused_weights_do_not_hold_back_what_the_old_ones_sample(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    actor = start_actor(FakeEngine())
+    a_run.announce(0, probes=PROBES)
+    wait_until(lambda: len(actor.engine.scored) == 2, "the first proof")
+    a_run.announce(1, wrong=True, probes=PROBES)
+    time.sleep(0.5)  # it is refused again and again
+    a_run.issue(a_run.ticket(0))
+    wait_until(lambda: len(a_run.groups()) == 1, "a group")
+    assert sampled_by(a_run) == {0}
+
+
+def test_an_actor_that_cannot_load_the_weights_once_more_ends(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    engine = FakeEngine(wrong_loads=100, score_delay_s=0.3)
+    a_run.announce(0, probes=PROBES)
+    actor = start_actor(engine)
+    wait_until(lambda: engine.scored, "the first proof")
+    (a_run.run_folder.version(1, 0) / "model.safetensors").unlink()
+    actor.wait()
+    assert isinstance(actor.error, Disagreement)
+    assert "cannot be loaded once more" in str(actor.error)
+
+
+def test_an_engine_that_refuses_all_probes_proves_nothing(a_run: Run, start_actor: StartActor) -> None:
+    class Refusing(FakeEngine):
+        async def score(self, request_id: str, token_ids: Int32s) -> Float32s:
+            raise PromptRefused("too long")
+
+    a_run.announce(0, probes=PROBES)
+    actor = start_actor(Refusing())
+    actor.wait()
+    assert isinstance(actor.error, ConfigError)
+    assert "ACTOR_PROBE_LIMIT=0" in str(actor.error)
 
 
 @pytest.mark.parametrize("how", ["no probes", "no limit"])

@@ -19,6 +19,7 @@ from penstock.learner.algorithm.batch import Batch
 from penstock.learner.data.probe import probe_texts
 from penstock.learner.policy.export import whole_state
 from penstock.learner.policy.policy import Policy
+from penstock.learner.report import metrics
 from penstock.learner.report.metrics import agreement, check_agreement
 from penstock.learner.state.versions import write_version
 from tests.learner.builders import make_settings
@@ -363,25 +364,38 @@ def test_the_probe_is_scored_as_transformers_scores_it(model_folder, tmp_path, s
 @pytest.mark.parametrize(
     ("lengths", "room", "expected"),
     [
-        ([3, 4], 100, [7]),
+        ([3, 4], 1000, [129, 129]),
         ([300], 1000, [129, 129]),
         ([100] * 5, 60, [59] * 5),
-        ([1], 100, []),
+        ([1], 3, [2] * 256),
         ([], 100, []),
+        ([0], 100, []),
         ([5], 2, []),
-        ([129, 1], 1000, [129]),
     ],
 )
-def test_prompts_are_joined_to_texts_of_257_tokens_where_they_have_as_many(lengths, room, expected):
-    texts = probe_texts([np.full(length, 7, "<i4") for length in lengths], room)
+def test_prompts_are_joined_and_repeated_to_texts_with_256_positions(lengths, room, expected):
+    texts = probe_texts([np.arange(length, dtype="<i4") for length in lengths], room)
     assert [len(text) for text in texts] == expected
+    joined = np.concatenate([np.zeros(0, "<i4"), *(np.arange(length) for length in lengths)])
+    assert not texts or np.concatenate(texts)[: len(joined)].tolist() == joined[: sum(expected)].tolist()
 
 
-def test_a_run_whose_engine_computes_another_model_ends(model_folder):
+def test_a_version_whose_log_probabilities_are_not_finite_is_not_announced(
+    model_folder, tmp_path, monkeypatch
+):
+    policy = make_policy(model_folder)
+    monkeypatch.setattr(policy, "score", lambda texts: [np.array([-1.0, np.nan])])
+    with pytest.raises(NotFinite, match="log-probabilities"):
+        write_version(LearnerFolder(tmp_path, 1), policy, Version(1, 1), "", [np.arange(3, 6)])
+
+
+def test_a_run_whose_engine_computes_another_model_ends(model_folder, monkeypatch):
     policy = make_policy(model_folder)
     update = policy.update(make_batch(), 0)
     found = agreement(update.tokens)["sampling/sampling_logp_difference/mean"]
     low, high = found * 0.99, found * 1.01
+    check_agreement(update, make_settings(max_logp_difference=low))  # a few tokens are too few
+    monkeypatch.setattr(metrics, "FEWEST_COMPARED", 1)
     check_agreement(update, make_settings(max_logp_difference=high))
     check_agreement(update, make_settings(max_logp_difference=0.0))
     check_agreement(update, make_settings(max_logp_difference=low, accept_sampling_bias=True))
