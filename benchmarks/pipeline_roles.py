@@ -12,6 +12,7 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from penstock.actors.loop import run
 from penstock.common.config.command import execute_command
 from penstock.common.config.role_command import ActorCommand
 from penstock.common.role import begin_role
-from penstock.common.wire.messages import Int32s, Rollout, Sampling, Span, Version, Weights
+from penstock.common.wire.messages import Float32s, Int32s, Rollout, Sampling, Span, Version, Weights
 from penstock.learner.__main__ import Learner
 from penstock.learner.algorithm.batch import Batch
 from penstock.learner.policy.update import TokenRecord, Update
@@ -44,6 +45,9 @@ class PacedPolicy:
         time.sleep(float(os.environ["PIPELINE_UPDATE_S"]))
         self._updates += 1
         return Update(0.0, 0.0, 0.0, 1, 0, 1.0, TokenRecord.join([]))
+
+    def score(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [np.full(len(text) - 1, -1.0) for text in texts]
 
     def export(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -78,7 +82,16 @@ class PacedEngine:
     async def abort(self, request_id: str) -> None:
         pass
 
-    async def take_weights(self, weights: Weights) -> None:
+    async def sleep(self, level: int) -> None:
+        pass
+
+    async def wake(self) -> None:
+        pass
+
+    async def score(self, request_id: str, token_ids: Int32s) -> Float32s:
+        return np.full(len(token_ids) - 1, -1.0, dtype="<f4")
+
+    async def take_weights(self, weights: Weights, again: bool = False) -> None:
         await asyncio.to_thread(verify_weights, weights)
         self._weights = weights
 

@@ -40,7 +40,16 @@ from penstock.common.own_code import digest_of, find_code
 from penstock.common.wire.codec import encode
 from penstock.common.wire.contract import ChatSpec, Contract, hash_tokenizer
 from penstock.common.wire.episode_spec import EpisodeSpec, OwnCode
-from penstock.common.wire.messages import Int32s, Rollout, Sampling, Span, Ticket, Version, Weights
+from penstock.common.wire.messages import (
+    Float32s,
+    Int32s,
+    Rollout,
+    Sampling,
+    Span,
+    Ticket,
+    Version,
+    Weights,
+)
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.learner.streams.learner_queue import LearnerQueue
 
@@ -96,7 +105,16 @@ class PacedEngine:
     async def abort(self, request_id: str) -> None:
         pass
 
-    async def take_weights(self, weights: Weights) -> None:
+    async def sleep(self, level: int) -> None:
+        pass
+
+    async def wake(self) -> None:
+        pass
+
+    async def score(self, request_id: str, token_ids: Int32s) -> Float32s:
+        return np.full(len(token_ids) - 1, -1.0, dtype="<f4")
+
+    async def take_weights(self, weights: Weights, again: bool = False) -> None:
         verify_weights(weights)
         self._weights = weights
 

@@ -351,9 +351,8 @@ class TicketFlow:
         ServerUnavailable and DiskFull.
         """
         self._deadline.restart()
-        if not self.evaluator.running:
-            return
-        with self._phases.enter(WAITING), self._lending():
+        lending = self._lending if self.evaluator.running else nullcontext
+        with self._phases.enter(WAITING), lending():
             while self.evaluator.running and not self._stopping.is_set():
                 self._advance()
 

@@ -16,6 +16,7 @@ from tests.small_disk import Meanwhile
 PATHS = {
     "learner_lock": "learner.lock",
     "up_lock": "up.lock",
+    "device_locks": "device",
     "nonce": "nonce",
     "claims": "claims",
     "journal": "journal",
