@@ -141,7 +141,7 @@ def measure(folder: Path, settings: dict[str, str], mode: Mode, steps: int) -> f
 def step_seconds(metrics: Path) -> float:
     """The mean seconds of the steps after FIRST_STEP, by the phases of the learner, which add up."""
     counted = read_json_lines(metrics)[FIRST_STEP - 1 :]  # `profile_of` leaves the first one out
-    return sum(phase["seconds"] for phase in profile_of(counted).rows)
+    return sum(phase["seconds"] for phase in profile_of(counted).rows if phase["role"] == "learner")
 
 
 def main() -> int:

@@ -39,6 +39,7 @@ def test_a_step_takes_the_sum_of_its_phases(tmp_path: Path, monkeypatch: pytest.
             "perf/learner/a_cpu_s": 50.0,
             "perf/learner/b_s": 2.0,
             "perf/step_s": 7,
+            "perf/actor/generating_s": 9.0,
         },
         {"perf/learner/a_s": 3.0, "perf/learner/b_s": 4.0},
     ]
