@@ -4,10 +4,9 @@ asleep -> (the device is free) -> awake -> (the learner waits for it; what runs 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
-from penstock.actors.engine import Engine
-from penstock.common.errors import EngineFailed
+from penstock.actors.engine import Engine, within_limit
 from penstock.common.shared_device import SharedDevice
 
 
@@ -50,7 +49,7 @@ class DeviceUser:
                 return False
             if not await asyncio.to_thread(self._device.take, is_ending):
                 return False
-            await self._within_limit(self._engine.wake())
+            await within_limit(self._engine.wake(), self._timeout_s, "wake up")
             self.awake = True
             return True
 
@@ -69,16 +68,5 @@ class DeviceUser:
     async def _fall_asleep(self) -> None:
         """Let the engine sleep, and leave the device. Raise EngineFailed if it does not."""
         assert self._device is not None
-        await self._within_limit(self._engine.sleep(self._sleep_level))
+        await within_limit(self._engine.sleep(self._sleep_level), self._timeout_s, "fall asleep")
         self._device.release()
-
-    async def _within_limit(self, change: Awaitable[None]) -> None:
-        """Await a change of the engine. Raise EngineFailed after ACTOR_START_TIMEOUT_S."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await change
-        except TimeoutError as error:
-            raise EngineFailed(
-                f"the engine did not fall asleep or wake up within {self._timeout_s:g} s "
-                "(ACTOR_START_TIMEOUT_S): start the actor again, or raise the setting"
-            ) from error

@@ -1,13 +1,17 @@
 """The inference engine as the actor's loop sees it; nothing here depends on a particular engine."""
 
+import asyncio
 import hashlib
+from collections.abc import Awaitable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from penstock.common.errors import EngineFailed, PenstockError
 from penstock.common.transfer.model_folder import WEIGHTS_FILE
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import Float32s, Int32s, Rollout, Sampling, Weights
+
+Result = TypeVar("Result")
 
 _WEIGHTS_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth"}
 
@@ -96,6 +100,21 @@ class Engine(Protocol):
 
     def prefix_cache(self) -> tuple[int, int]:
         """Return how many prompt tokens had cached keys and values since the start, and how many not."""
+
+
+async def within_limit(change: Awaitable[Result], limit_s: float, what: str) -> Result:
+    """Return what `change`, of an engine, returns. Raise EngineFailed after `limit_s` seconds.
+
+    The limit is ACTOR_START_TIMEOUT_S. `what` completes the error's "the engine did not ..".
+    """
+    try:
+        async with asyncio.timeout(limit_s):
+            return await change
+    except TimeoutError as error:
+        raise EngineFailed(
+            f"the engine did not {what} within {limit_s:g} s (ACTOR_START_TIMEOUT_S): start the actor "
+            "again, or raise the setting"
+        ) from error
 
 
 def verify_weights(weights: Weights) -> Path:

@@ -114,7 +114,7 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
 def _device_of(run: RunSettings, contract: Contract) -> SharedDevice | None:
     """Return the device that the learner of this host uses by turns with actors; None without one.
 
-    Raise ConfigError if the folder of its locks cannot be made, OSError if their files cannot.
+    Raise ConfigError if the folder of its locks, or a file, cannot be made.
     """
     return SharedDevice(run.folder.device_locks, alone=False) if contract.share_device else None
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import penstock.learner.start
-from penstock.actors.engine import verify_weights
+from penstock.actors.engine import Engine, verify_weights
 from penstock.actors.loop import run
 from penstock.common.config.command import execute_command
 from penstock.common.config.role_command import ActorCommand
@@ -63,7 +63,7 @@ class PacedPolicy:
         pass
 
 
-class PacedEngine:
+class PacedEngine(Engine):
     """An Engine with PLACES places. A group holds one for PIPELINE_GROUP_S, later ones wait for one."""
 
     def __init__(self) -> None:
@@ -80,12 +80,6 @@ class PacedEngine:
         pass
 
     async def abort(self, request_id: str) -> None:
-        pass
-
-    async def sleep(self, level: int) -> None:
-        pass
-
-    async def wake(self) -> None:
         pass
 
     async def score(self, request_id: str, token_ids: Int32s) -> Float32s:

@@ -26,7 +26,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.talk_model import CHAT_TEMPLATE, make_tokenizer
-from penstock.actors.engine import verify_weights
+from penstock.actors.engine import Engine, verify_weights
 from penstock.actors.loop import run
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
@@ -79,7 +79,7 @@ def look_up(key: str) -> str:
 _CALL = '<tool_call>{"name": "look_up", "arguments": {"key": "a"}}</tool_call>'
 
 
-class PacedEngine:
+class PacedEngine(Engine):
     """An engine with PLACES places; a completion holds one for COMPLETION_S, later ones wait for one."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -103,12 +103,6 @@ class PacedEngine:
         pass
 
     async def abort(self, request_id: str) -> None:
-        pass
-
-    async def sleep(self, level: int) -> None:
-        pass
-
-    async def wake(self) -> None:
         pass
 
     async def score(self, request_id: str, token_ids: Int32s) -> Float32s:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.common.errors import ConfigError
 from penstock.common.files.atomic import make_folder
 
 _POLL_S = 0.02
@@ -21,8 +22,7 @@ class SharedDevice:
     """A host's device as one process sees it, which does not use it at first.
 
     The files are in the folder `locks`; `alone` is True for the learner, which shares its turn with
-    nobody. Creating one makes the files. Raise ConfigError if the folder cannot be made, OSError if a
-    file cannot be opened.
+    nobody. Creating one makes the files. Raise ConfigError if the folder or a file cannot be made.
     """
 
     def __init__(self, locks: Path, alone: bool) -> None:
@@ -61,16 +61,16 @@ class SharedDevice:
         fcntl.flock(self._door, fcntl.LOCK_UN)
         return False
 
-    def close(self) -> None:
-        """Stop using the device, and close the files; the object cannot be used afterwards."""
-        self.in_use = False
-        for file in (self._door, self._device):
-            os.close(file)
-
 
 def _open(path: Path) -> int:
-    """Return a descriptor of the file, which is created if missing. Raise OSError if it cannot be."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    """Return a descriptor of the file, created if missing. Raise ConfigError if it cannot be opened."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be opened ({error}): start the learner and the actors that share its device "
+            "(LEARNER_SHARE_DEVICE) as one user"
+        ) from error
 
 
 def _lock(file: int, kind: int, give_up: Callable[[], bool]) -> bool:

@@ -59,7 +59,7 @@ class DeviceLender:
 def make_lender(command: LearnerCommand, phases: Phases) -> DeviceLender:
     """Return the lender of the run's shared device; of none without LEARNER_SHARE_DEVICE.
 
-    Raise ConfigError if the folder of its locks cannot be made, OSError if their files cannot.
+    Raise ConfigError if the folder of its locks, or a file, cannot be made.
     """
     run = command.run
     shares = command.learner.share_device

@@ -8,22 +8,19 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
 
-from penstock.actors.engine import Engine, WeightsRejected
+from penstock.actors.engine import Engine, WeightsRejected, within_limit
 from penstock.actors.held_tickets import HeldTickets
 from penstock.actors.weights.probing import mean_difference
 from penstock.actors.weights.source import WeightSource
 from penstock.common.broker.run_view import RunView
 from penstock.common.deadline import Deadline
-from penstock.common.errors import DeadlineExceeded, Disagreement, EngineFailed, PenstockError
+from penstock.common.errors import DeadlineExceeded, Disagreement, PenstockError
 from penstock.common.log import get_logger
 from penstock.common.transfer.download import FetchFailed
 from penstock.common.transfer.model_folder import run_aside
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import Weights
-
-Result = TypeVar("Result")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
@@ -163,9 +160,9 @@ class WeightFollower:
             self._settle(not self.wrong)  # what is sampled so far is of the weights before
             raise
         self.wrong = False
-        self._difference = await self._within_limit(
-            mean_difference(self._engine, weights.probes if self._probe_limit else ())
-        )
+        probes = weights.probes if self._probe_limit else ()
+        scoring = mean_difference(self._engine, probes)
+        self._difference = await within_limit(scoring, self._take_timeout_s, "score the new weights")
         right = self._difference <= self._probe_limit or not self._probe_limit
         self.wrong = not right
         self._proven = weights.version if right else None
@@ -196,19 +193,9 @@ class WeightFollower:
         fails or takes more than ACTOR_START_TIMEOUT_S.
         """
         began = time.monotonic()
-        await self._within_limit(self._engine.take_weights(weights, again))
+        taking = self._engine.take_weights(weights, again)
+        await within_limit(taking, self._take_timeout_s, f"take version {weights.version}")
         log.debug(f"Took weights {weights.version} in {time.monotonic() - began:.3f} s.")
-
-    async def _within_limit(self, change: Awaitable[Result]) -> Result:
-        """Return what `change` of the engine returns. Raise EngineFailed after ACTOR_START_TIMEOUT_S."""
-        try:
-            async with asyncio.timeout(self._take_timeout_s):
-                return await change
-        except TimeoutError as error:
-            raise EngineFailed(
-                f"the engine did not take or score the new weights within {self._take_timeout_s:g} s "
-                "(ACTOR_START_TIMEOUT_S): start the actor again, or raise the setting"
-            ) from error
 
     async def _check_learner(self) -> None:
         """Raise DeadlineExceeded if the learner's last heartbeat is RUN_JOIN_TIMEOUT_S old.

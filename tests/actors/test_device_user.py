@@ -25,7 +25,7 @@ def learner(a_run: Run) -> Iterator[SharedDevice]:
     device = SharedDevice(a_run.run_folder.device_locks, alone=True)
     assert device.take(lambda: True)
     yield device
-    device.close()
+    device.release()
 
 
 def take(learner: SharedDevice) -> None:
