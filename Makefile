@@ -104,6 +104,7 @@ nightly: install
 	$(BIN)/python -m benchmarks.golds
 	$(BIN)/python -m benchmarks.calculator --seed $(SEED)
 	$(BIN)/python -m benchmarks.tool_waits --rounds 3
+	$(BIN)/python -m benchmarks.gpu --tiny --parts names learner mfu together turns TRL
 	$(MAKE) vllm-versions
 
 # Other systems' packages, for comparisons. They are in a folder of their own.

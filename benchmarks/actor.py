@@ -1,6 +1,7 @@
 """Measure what the actor costs beside bare vLLM, with the same engine and a real queue server.
 
-    python -m benchmarks.actor [--model FOLDER] [--max-tokens 5] [--groups 400] [--rounds 5] [--json]
+    python -m benchmarks.actor [--model FOLDER] [--dtype float32] [--max-tokens 5] [--groups 400]
+        [--rounds 5] [--json]
 
 One engine serves both sides, in alternating rounds. Bare vLLM gets all requests at once, with the
 actor's sampling arguments, log-probabilities included. The actor takes the same requests as tickets from
@@ -200,6 +201,7 @@ def main() -> int:
     """Measure; return 1 if the median ratio misses the goal."""
     parser = argparse.ArgumentParser(prog="benchmarks.actor", description=__doc__)
     parser.add_argument("--model", type=Path, help="model folder (default: the demo's, random weights)")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--max-tokens", type=int, default=5, help="longest completion")
     parser.add_argument("--groups", type=int, default=400, help="requests of 8 completions per round")
     parser.add_argument("--rounds", type=int, default=5)
@@ -215,7 +217,7 @@ def main() -> int:
         draw = np.random.default_rng(1)
         prompts = [draw.integers(4, 14, _PROMPT_TOKENS).astype("<i4") for _ in range(options.groups)]
         contract = Contract(
-            str(model), hash_tokenizer(model), "float32", _PROMPT_TOKENS + options.max_tokens,
+            str(model), hash_tokenizer(model), options.dtype, _PROMPT_TOKENS + options.max_tokens,
             (RewardSpec("accuracy"),), True, groups_per_step=options.groups, credit=options.groups,
         )  # fmt: skip
         setting = Setting(model, prompts, options.max_tokens, contract)

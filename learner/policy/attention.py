@@ -9,7 +9,9 @@ A call without boundaries computes ordinary causal attention like transformers' 
 still generate and accept padded batches. Packed positions without boundaries raise ConfigError.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
+from inspect import signature
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -251,20 +253,28 @@ def _flash_attention(qkv: _QKV, bounds: Tensor, longest: int, options: _Options)
     """Return the row's attention (1, L, heads, width) by one CUDA call for all sequences.
 
     `qkv` are query, key and value, (1, heads, L, width) each. `bounds` [0, 3, 8] are sequences of 3 and
-    5 tokens; `longest` is then 5. options.dropout is not used. Raise ImportError if torch is older than
-    2.10.
+    5 tokens; `longest` is then 5. options.dropout is not used.
     """
-    from torch.nn.attention.varlen import varlen_attn  # needs torch 2.10
+    from torch.nn.attention.varlen import varlen_attn
 
     queries, keys, values = (part.squeeze(0).transpose(0, 1).contiguous() for part in qkv)
-    # The kernel's window does not count the token itself, `window` does.
-    left = -1 if options.window is None else options.window - 1
+    repeats = queries.shape[1] // keys.shape[1]
+    grouped = {"enable_gqa": repeats > 1} if _takes_groups(varlen_attn) else {}
+    if not grouped:
+        keys, values = (part.repeat_interleave(repeats, dim=1) for part in (keys, values))
+    left = -1 if options.window is None else options.window - 1  # without the token itself
     output = varlen_attn(
         queries, keys, values, bounds, bounds, longest, longest,
-        scale=options.scale, window_size=(left, 0), enable_gqa=queries.shape[1] != keys.shape[1],
+        scale=options.scale, window_size=(left, 0), **grouped,
     )  # fmt: skip
     assert isinstance(output, Tensor)  # no auxiliary output was asked for
     return output.unsqueeze(0)
+
+
+@lru_cache(maxsize=1)
+def _takes_groups(varlen_attn: Callable[..., Any]) -> bool:
+    """Return whether torch's varlen_attn takes fewer key than query heads: 2.13 does, 2.11 does not."""
+    return "enable_gqa" in signature(varlen_attn).parameters
 
 
 def _make_mask(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -208,6 +209,46 @@ def test_attention_is_that_of_slow_loops(window):
     for start, end in ((0, 6), (6, 7), (7, 15)):
         parts = (tensor[0, :, start:end] for tensor in (query, key, value))
         assert torch.allclose(found[0, start:end], attend(*parts, window), atol=1e-12)
+
+
+def varlen_2_11(query, key, value, bounds, bounds_k, longest, longest_k, *, scale, window_size):
+    """torch 2.11's varlen_attn in slow loops: as many key heads as query heads."""
+    assert query.shape == key.shape == value.shape
+    left, right = window_size
+    assert (right, longest, scale) == (0, longest_k, 0.3)
+    assert bounds is bounds_k
+    parts = [
+        attend(*(part[start:end].transpose(0, 1) for part in (query, key, value)), left + 1 or None)
+        for start, end in pairwise(bounds.tolist())
+    ]
+    return torch.cat(parts)
+
+
+def varlen_2_13(query, key, value, *bounds, enable_gqa=False, **options):
+    """torch 2.13's: fewer key heads if it is told so."""
+    assert enable_gqa == (query.shape[1] != key.shape[1])
+    repeats = query.shape[1] // key.shape[1]
+    return varlen_2_11(
+        query, *(part.repeat_interleave(repeats, 1) for part in (key, value)), *bounds, **options
+    )
+
+
+@pytest.mark.parametrize("varlen", [varlen_2_11, varlen_2_13])
+@pytest.mark.parametrize("key_heads", [2, 4])
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_gpu_gets_what_its_torch_takes(varlen, key_heads, window, monkeypatch):
+    """A GPU's kernel is called with the same row as the other ways; loops stand in for it here."""
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
+    monkeypatch.setattr("penstock.learner.policy.attention._can_use_flash", lambda *_: True)
+    random = torch.Generator().manual_seed(0)
+    qkv = [torch.randn(1, heads, 9, 8, generator=random) for heads in (4, key_heads, key_heads)]
+    call = partial(
+        packed_attention, torch.nn.Identity(), *qkv, None, scaling=0.3, sliding_window=window,
+        cu_seq_lens_q=torch.tensor([0, 6, 9], dtype=torch.int32), max_length_q=6,
+    )  # fmt: skip
+    found, _ = call()
+    monkeypatch.undo()
+    assert torch.allclose(found, call()[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
