@@ -1,6 +1,6 @@
 """Measure what a hint after a wrong attempt is worth, with real vLLM, queue server and learner.
 
-    python -m benchmarks.retry [--seeds 1 2 3] [--steps 80] [--folder F]
+    python -m benchmarks.retry [--seeds 1 2 3] [--steps 60] [--folder F]
 
 A question lists three digits in ascending order, and one of them is the answer. There are two attempts.
 For each seed, a tiny model of conversations is pre-trained and then trained twice. In one run a wrong
@@ -38,6 +38,10 @@ VALID_SHARE = 0.1
 AGREEING_SHARE = 0.8
 """Share of the second attempts in pre-training that follow the hint. All others are other numbers, at
 random. A model that repeats its attempts would have to unlearn that first, with and without hints."""
+
+MIDDLE_SHARE = 0.5
+"""Share of the first attempts in pre-training that are the middle number for sure. The others are any of
+the three. After a wrong middle number a hint tells the answer, after another it leaves two."""
 
 PRETRAINING_STEPS = 2000
 """After 500 the model has not begun to copy digits from the question, and after 1000 it copies 80%."""
@@ -121,8 +125,10 @@ def _plain_attempts(draw: random.Random, question: str, game: Guess | GuessWitho
 
 
 def _choose(draw: random.Random, question: str, last: int, answer: str) -> int:
-    """Return the next attempt: mostly a number that agrees with the last answer, else another one."""
+    """Return the next attempt: mostly the middle number first, then one that agrees with the answer."""
     numbers = [int(one) for one in question.removesuffix("?").split()]
+    if not answer and draw.random() < MIDDLE_SHARE:
+        return numbers[1]
     others = [one for one in numbers if one != last] if answer else numbers
     agreeing = {
         "too low": [one for one in others if one > last],
@@ -144,7 +150,7 @@ def train(folder: Path, arm: str, model: Path, steps: int, seed: int) -> float:
         "LEARNER_DATASET": str(folder / arm / "train.jsonl"),
         "LEARNER_EVAL_DATASET": str(folder / arm / "heldout.jsonl"),
         "LEARNER_MAX_STEPS": str(steps), "LEARNER_EVAL_STEPS": "10", "LEARNER_LEARNING_RATE": "5e-4",
-        "LEARNER_LR_SCHEDULER_TYPE": "linear", "LEARNER_MASK_TRUNCATED_COMPLETIONS": "true",
+        "LEARNER_LR_SCHEDULER_TYPE": "linear",
         "LEARNER_MAX_COMPLETION_LENGTH": "240", "LEARNER_MAX_TOOL_CALLING_ITERATIONS": str(ATTEMPTS),
         "LEARNER_REWARDS": ",".join(["environment", *counted]),
         "LEARNER_REWARD_WEIGHTS": ",".join(["1", *("0" for _ in counted)]),
@@ -190,7 +196,7 @@ def main() -> int:
     """Measure each seed; return 1 if the median difference is under the goal."""
     parser = argparse.ArgumentParser(prog="benchmarks.retry", description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--folder", type=Path, help="folder for the runs (default: a new one)")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="penstock-retry-"))
