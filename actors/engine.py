@@ -1,12 +1,12 @@
 """The inference engine as the actor's loop sees it; nothing here depends on a particular engine."""
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from penstock.common.errors import EngineFailed, PenstockError
+from penstock.common.files.hashing import hash_file
 from penstock.common.transfer.model_folder import WEIGHTS_FILE
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import Float32s, Int32s, Rollout, Sampling, Weights
@@ -148,6 +148,5 @@ def verify_weights(weights: Weights) -> Path:
 
 
 def hash_weights(folder: Path) -> str:
-    """Return the SHA-256 of a folder's model.safetensors, in hex. Raise OSError if it cannot be read."""
-    with (folder / WEIGHTS_FILE).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Return the hash of a folder's model.safetensors, in hex. Raise OSError if it cannot be read."""
+    return hash_file(folder / WEIGHTS_FILE)

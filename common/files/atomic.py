@@ -1,6 +1,5 @@
 """Writes that a crash cannot leave half done: write aside, sync, rename, sync the folder."""
 
-import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -92,8 +91,10 @@ def append_whole(file: FileIO, data: bytes, end: int, sync: bool = True) -> None
 
 
 @contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
+def whole_folder(path: Path, sync: bool = True) -> Iterator[Path]:
     """Yield a temporary folder. When the block ends without an error, sync it and put it at `path`.
+
+    Without `sync` a power cut may leave a folder at `path` whose files are not whole.
 
     The temporary folder is `.NAME.PID` beside `path`; one of the same PID is deleted first. Missing
     parents are created. After the block a folder at `path` is deleted, then the new one is renamed: a
@@ -109,9 +110,11 @@ def whole_folder(path: Path) -> Iterator[Path]:
         yield aside
         share(aside)
         for made in sorted(aside.rglob("*")):
-            sync_path(made)
+            if sync:
+                sync_path(made)
             failpoint(f"{kind}.{made.name}")
-        sync_path(aside)
+        if sync:
+            sync_path(aside)
     except BaseException as error:  # KeyboardInterrupt too: no half-written folder stays
         full = _full_disk(aside) if isinstance(error, Exception) else None
         shutil.rmtree(aside, ignore_errors=True)
@@ -157,9 +160,3 @@ def read_json_lines(path: Path, **fields: type) -> list[dict[str, Any]]:
         except DAMAGE as error:
             log.error("A damaged line is left out.", file=str(path), line=number, error=explain(error))
     return rows
-
-
-def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file's content in hexadecimal. Raise OSError if it cannot be read."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -133,7 +133,7 @@ class LearnerFolder(RunFolder):
         self.write(path.name, path, lambda: write_whole(path, data), len(data))
 
     def write_folder(
-        self, what: str, path: Path, fill: Callable[[Path], None], waits: bool = True
+        self, what: str, path: Path, fill: Callable[[Path], None], waits: bool = True, sync: bool = True
     ) -> None:
         """Let `fill` write files into a temporary folder, then put it at `path`, in place of one there.
 
@@ -141,11 +141,12 @@ class LearnerFolder(RunFolder):
         again with a new empty folder. A retry waits until there is as much room as the newest numbered
         folder beside `path` takes. Raise RunTaken if a later learner has claimed the folder, DiskFull if
         no room came (at once if not `waits`), and errors of `fill`, after which `path` is unchanged.
+        Without `sync` the folder survives a kill, but not a power cut.
         """
 
         def write() -> None:
             """Let `fill` fill a temporary folder, sync it, rename it to `path`. Raise their errors."""
-            with whole_folder(path) as aside:
+            with whole_folder(path, sync) as aside:
                 fill(aside)
 
         newest = max(path.parent.glob("[0-9]*"), default=None)

@@ -1,7 +1,6 @@
 """Fetching one file from the learner's file server, checked against what was announced."""
 
 import fcntl
-import hashlib
 import os
 import re
 import socket
@@ -16,7 +15,7 @@ from urllib.parse import urlsplit
 
 from penstock.common.deadline import Deadline
 from penstock.common.errors import ServerUnavailable
-from penstock.common.files.atomic import hash_file
+from penstock.common.files.hashing import hash_file, new_digest
 from penstock.common.log import shorten
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A file to fetch: its path on the server, and its announced size in bytes and SHA-256 in hex."""
+    """A file to fetch: its path on the server, and its announced size in bytes and hash."""
 
     path: str
     size: int
@@ -158,7 +157,7 @@ def _complete(source: Source, wanted: Wanted, part: Path) -> None:
 
     A part that is no beginning of the wanted file is deleted once its hash is known.
     """
-    digest = hashlib.sha256()
+    digest = new_digest()
     with part.open("a+b") as file:
         file.seek(0)
         while chunk := file.read(_CHUNK):

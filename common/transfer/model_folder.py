@@ -17,7 +17,7 @@ from penstock.common.broker.run_view import RunView
 from penstock.common.config.settings import RunSettings
 from penstock.common.deadline import Deadline
 from penstock.common.errors import ConfigError, ContractMismatch, DeadlineExceeded, ServerUnavailable
-from penstock.common.files.atomic import hash_file
+from penstock.common.files.hashing import hash_file
 from penstock.common.files.reading import parse_json, reading
 from penstock.common.log import get_logger, shorten
 from penstock.common.transfer.download import FetchFailed, Source, Wanted, alone, download
@@ -108,7 +108,7 @@ class ModelFetcher:
         if not _HASH.fullmatch(weights.hash):
             raise FetchFailed(
                 f"the announced hash {shorten(repr(weights.hash))} of version {weights.version} is no "
-                "SHA-256 in hex: see who else writes to the queue server"
+                "64 hex digits: see who else writes to the queue server"
             )
         folder = self._folder / "versions" / weights.hash
         name = self._run.folder.version(weights.version.incarnation, weights.version.step).name

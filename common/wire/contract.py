@@ -53,7 +53,7 @@ class ModelFile:
     """A file of the learner's model folder without weights or code, such as config.json.
 
     An actor or rewarder that does not see the folder fetches it by its `name`, and checks `size` and
-    `hash`, the SHA-256 in hex.
+    `hash`, BLAKE3 in hex.
     """
 
     name: str
@@ -61,8 +61,8 @@ class ModelFile:
     hash: str
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage if the name is not `is_shared`, or the hash is no SHA-256 in hex."""
-        require(re.fullmatch("[0-9a-f]{64}", self.hash) is not None, "no SHA-256 in hex:", self.hash)
+        """Raise MalformedMessage if the name is not `is_shared`, or the hash is not 64 hex digits."""
+        require(re.fullmatch("[0-9a-f]{64}", self.hash) is not None, "no 64 hex digits:", self.hash)
         check_range("the size of a model's file", self.size, 0, LARGEST_SHARED_FILE)
         require(is_shared(self.name), "a contract names a file that is not shared:", self.name)
 

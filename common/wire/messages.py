@@ -405,9 +405,9 @@ class Probe:
 class Weights:
     """A published version: a folder with config, tokenizer and model.safetensors.
 
-    `hash` is the SHA-256 of model.safetensors and `size` its bytes; `parent` is the hash of the version
-    before. `url` is the file server that has it, with its `token`; "" for none. An engine that has
-    loaded it computes the log-probabilities of the `probes`.
+    `hash` is the BLAKE3 hash of model.safetensors and `size` its bytes; `parent` is the hash of the
+    version before. `url` is the file server that has it, with its `token`; "" for none. An engine that
+    has loaded it computes the log-probabilities of the `probes`.
     """
 
     version: Version

@@ -259,7 +259,7 @@ def _flash_attention(qkv: _QKV, bounds: Tensor, longest: int, options: _Options)
 
     queries, keys, values = (part.squeeze(0).transpose(0, 1).contiguous() for part in qkv)
     repeats = queries.shape[1] // keys.shape[1]
-    grouped = {"enable_gqa": repeats > 1} if _takes_groups(varlen_attn) else {}
+    grouped: dict[str, Any] = {"enable_gqa": repeats > 1} if _takes_groups(varlen_attn) else {}
     if not grouped:
         keys, values = (part.repeat_interleave(repeats, dim=1) for part in (keys, values))
     left = -1 if options.window is None else options.window - 1  # without the token itself

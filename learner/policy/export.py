@@ -23,22 +23,33 @@ def whole_state(engine: DeepSpeedEngine) -> dict[str, Tensor]:
     All ranks call together. Parameters are the model's own tensors, under ZeRO 3 copies on the CPU;
     buffers are the model's own. Raise NotFinite on all ranks if a parameter has NaN or infinity.
     """
-    state = {}
+    state, finite = {}, {}
     for name, parameter in engine.full_parameters():
-        if not torch.isfinite(parameter).all():
-            raise NotFinite(
-                f"the weights hold NaN or infinity ({name}), so they are not written. Lower "
-                "LEARNER_LEARNING_RATE, then start again: the learner resumes from its last checkpoint"
-            )
+        finite[name] = torch.isfinite(parameter).all().to(engine.device)
         if rank() == 0 and name.startswith(_MODEL):
             value = parameter.detach()
             gathered = engine.stage == 3  # its memory is freed after this turn
             state[name.removeprefix(_MODEL)] = value.cpu().clone() if gathered else value
+    _check_finite(finite)
     if rank() == 0:
         model = engine.module.model
         persistent = model.state_dict().keys()
         state |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
     return state
+
+
+def _check_finite(finite: dict[str, Tensor]) -> None:
+    """Raise NotFinite unless all these flags, one per parameter by name, are True.
+
+    They are read in one piece: a GPU that is busy with other work answers each question late.
+    """
+    flags = torch.stack(list(finite.values())).tolist()
+    if not all(flags):
+        name = next(name for name, flag in zip(finite, flags, strict=True) if not flag)
+        raise NotFinite(
+            f"the weights hold NaN or infinity ({name}), so they are not written. Lower "
+            "LEARNER_LEARNING_RATE, then start again: the learner resumes from its last checkpoint"
+        )
 
 
 def write_model(

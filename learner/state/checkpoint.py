@@ -4,7 +4,7 @@ checkpoints/{incarnation:06d}-{step:08d}/
     model/          the policy as a Hugging Face folder, with its card in README.md
     trainer/        weights and optimizer for resuming; not with LEARNER_SAVE_ONLY_MODEL
     state.json      step, the ledger's table, the journal's position, the machine
-    manifest.json   SHA-256 of every file above
+    manifest.json   BLAKE3 hash of every file above
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any, TypedDict
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
-from penstock.common.files.atomic import hash_file
+from penstock.common.files.hashing import hash_file
 from penstock.common.files.reading import DAMAGE, explain, parse_json
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.claims import Claim, Position, lengths_on_chain, read_claims
@@ -99,7 +99,7 @@ def save_checkpoint(
     state |= {"trained_with": training_kind(settings), "machine": this_machine()}
 
     def fill(aside: Path) -> None:
-        """Write the files of the checkpoint, and last the SHA-256 of each, into the folder `aside`.
+        """Write the files of the checkpoint, and last the hash of each, into the folder `aside`.
 
         With a `card` write the model's README.md, unless save_only_model the optimizer's state. Raise
         NotFinite if a weight is NaN or infinity, OSError if a file cannot be written.
@@ -256,7 +256,7 @@ def _find_damage(folder: Path) -> str:
 
 
 def _hashes(folder: Path) -> dict[str, Any]:
-    """Return the SHA-256 of each file by its name, as the manifest in `folder` states them, unchecked.
+    """Return the hash of each file by its name, as the manifest in `folder` states them, unchecked.
 
     Raise TypeError if the manifest is no map, ValueError if it is no JSON, OSError if it is not there.
     """

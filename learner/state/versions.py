@@ -1,6 +1,7 @@
-"""Published versions of the weights: each in a new folder, synced, renamed, then announced.
+"""Published versions of the weights: each in a new folder, renamed when it is whole, then announced.
 
-No path is written twice, so an engine that reads a version never reads half of it.
+No path is written twice, so an engine that reads a version never reads half of it. Versions are not
+synced: after a power cut the next learner publishes new ones, from a checkpoint that is.
 """
 
 import shutil
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.common.errors import NotFinite
-from penstock.common.files.atomic import hash_file
+from penstock.common.files.hashing import hash_file
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import LOWEST_PROBED, Probe, Weights
@@ -34,7 +35,7 @@ def write_version(
     if a weight, or a log-probability of `texts`, is NaN or infinite.
     """
     path = folder.version(version.incarnation, version.step)
-    folder.write_folder("the weights of a version", path, policy.export)
+    folder.write_folder("the weights of a version", path, policy.export, sync=False)
     for old in sorted(path.parent.glob("[0-9]*-[0-9]*"), reverse=True)[KEEP:]:
         shutil.rmtree(old)
     file = path / "model.safetensors"

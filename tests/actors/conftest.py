@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from blake3 import blake3
 
 from penstock.actors.loop import run
 from penstock.actors.weights.source import WeightSource
@@ -70,7 +70,7 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         content = f"weights {step}".encode()
         folder.joinpath("model.safetensors").write_bytes(b"other bytes" if wrong else content)
-        digest = hashlib.sha256(content).hexdigest()
+        digest = blake3(content).hexdigest()
         weights = Weights(Version(1, step), str(folder), digest, "", len(content), probes=probes)
         self.queue.announce(weights)
 

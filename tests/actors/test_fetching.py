@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import socket
@@ -15,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from penstock.actors.loop import run
 from penstock.common.broker.local_server import LocalServer
@@ -141,7 +141,7 @@ def test_a_version_that_is_gone_is_skipped_and_the_newest_is_fetched(
     far.announce(0)
     host.start().wait_for(0)
     gone = far.run_folder.version(1, 1)
-    digest = hashlib.sha256(b"weights 1").hexdigest()
+    digest = blake3(b"weights 1").hexdigest()
     far.queue.announce(Weights(Version(1, 1), str(gone), digest, "", 9))
     far.issue(far.ticket(1))
     wait_until(lambda: "train:1" in far.groups(), "a group of the old version")
@@ -256,7 +256,7 @@ def test_an_announced_hash_cannot_name_another_folder(
     far: Run, server: FileServer, tmp_path: Path, digest: str
 ) -> None:
     weights = Weights(Version(1, 0), "", digest, "", 9, *_source_of(far))
-    with pytest.raises(FetchFailed, match="is no SHA-256 in hex"):
+    with pytest.raises(FetchFailed, match="is no 64 hex digits"):
         far.weight_source("http").find(weights)
     assert not (tmp_path / "cache").exists()
 

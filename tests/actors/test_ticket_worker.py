@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import resource
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from blake3 import blake3
 
 from penstock.actors import ticket_worker
 from penstock.actors.held_tickets import HeldTickets
@@ -40,7 +40,7 @@ def test_a_ticket_becomes_a_group_on_rollouts(a_run: Run, start_actor: StartActo
     assert len(group.rollouts) == 4
     for index, rollout in enumerate(group.rollouts):
         assert rollout.token_ids.tolist() == draw_tokens(SAMPLING, index).tolist()
-        digest = hashlib.sha256(b"weights 0").hexdigest()
+        digest = blake3(b"weights 0").hexdigest()
         assert rollout.spans == (Span(Version(1, 0), 0, len(rollout.token_ids), digest),)
     assert a_run.pending() == 0
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import structlog
+from blake3 import blake3
 
 from penstock.actors.held_tickets import HeldTickets
 from penstock.actors.weights.follower import WeightFollower
@@ -18,7 +18,7 @@ from tests.actors.conftest import Run
 from tests.fake_engine import FakeEngine
 
 EVIL = b"weights of somebody else"
-EVIL_HASH = hashlib.sha256(EVIL).hexdigest()
+EVIL_HASH = blake3(EVIL).hexdigest()
 
 
 @pytest.fixture
@@ -68,14 +68,14 @@ def more_weights(a_run: Run, outside: Path) -> str:
     """Beside the announced weights are others, which an engine would load too."""
     a_run.announce(1)
     (a_run.run_folder.version(1, 1) / "model-2.safetensors").write_bytes(EVIL)
-    return hashlib.sha256(b"weights 1").hexdigest()
+    return blake3(b"weights 1").hexdigest()
 
 
 def pickled_weights(a_run: Run, outside: Path) -> str:
     """Beside the announced weights is a pickle."""
     a_run.announce(1)
     (a_run.run_folder.version(1, 1) / "pytorch_model.bin").write_bytes(EVIL)
-    return hashlib.sha256(b"weights 1").hexdigest()
+    return blake3(b"weights 1").hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_weights_that_are_not_the_runs_own_are_refused_and_the_old_ones_stay(
 def test_the_announced_path_does_not_matter(a_run: Run) -> None:
     engine, follower = follow(a_run)
     a_run.announce(1)
-    digest = hashlib.sha256(b"weights 1").hexdigest()
+    digest = blake3(b"weights 1").hexdigest()
     a_run.queue.announce(Weights(Version(1, 1), "/another/mount/of/the/folder", digest, ""))
     assert asyncio.run(follower.poll())
     assert engine.taken == [Version(1, 0), Version(1, 1)]

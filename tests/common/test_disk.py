@@ -151,3 +151,13 @@ def test_a_folder_that_cannot_be_synced_is_not_renamed(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"), whole_folder(tmp_path / "x") as aside:
         (aside / "file").write_bytes(b"new")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_only_what_must_survive_a_power_cut_is_synced(tmp_path, monkeypatch, sync):
+    synced = []
+    monkeypatch.setattr("penstock.common.files.atomic.sync_path", synced.append)
+    with whole_folder(tmp_path / "x", sync) as aside:
+        (aside / "file").write_text("whole")
+    assert (tmp_path / "x" / "file").read_text() == "whole"
+    assert bool([path for path in synced if path.name == "file"]) == sync

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import struct
@@ -11,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
+from blake3 import blake3
 from pyarrow import ArrowException, parquet
 
 from penstock.common.wire.codec import unpack
@@ -46,7 +46,7 @@ def rewrite_json(rng: random.Random, path: Path, _samples: Sequence[Sample]) -> 
     if path.name == "state.json":
         manifest = path.with_name("manifest.json")
         hashes = json.loads(manifest.read_text())
-        hashes[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        hashes[path.name] = blake3(path.read_bytes()).hexdigest()
         manifest.write_text(json.dumps(hashes))
 
 

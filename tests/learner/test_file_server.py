@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import http.server
 import shutil
 import socket
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from blake3 import blake3
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.redis_url import parse_url
@@ -28,7 +28,7 @@ from tests.helpers import wait_until
 from tests.learner.builders import CONTRACT
 
 CONTENT = bytes(range(256)) * 4096
-HASH = hashlib.sha256(CONTENT).hexdigest()
+HASH = blake3(CONTENT).hexdigest()
 VERSION = "versions/000001-00000004/model.safetensors"
 WANTED = Wanted(VERSION, len(CONTENT), HASH)
 

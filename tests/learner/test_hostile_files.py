@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
 from structlog.testing import capture_logs
 
 from penstock.common.errors import ConfigError
@@ -186,7 +186,7 @@ def rewrite_state(folder: Path, content: str) -> None:
     """Put another state.json there, with its hash in the manifest."""
     (folder / "state.json").write_text(content)
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["state.json"] = hashlib.sha256(content.encode()).hexdigest()
+    manifest["state.json"] = blake3(content.encode()).hexdigest()
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 

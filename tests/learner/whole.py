@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+from blake3 import blake3
 from pyarrow import parquet
 
 from penstock.common.broker.connection import Connection
@@ -27,7 +27,7 @@ from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.judge import judge
 from tests.learner.builders import claim_next, make_group, make_plan, make_settings, newest_of_next
 
-WEIGHTS_HASH = hashlib.sha256(b"weights").hexdigest()
+WEIGHTS_HASH = blake3(b"weights").hexdigest()
 """Of each version that FakePolicy exports."""
 
 
