@@ -7,8 +7,9 @@ A learner that finds another learner at one of these raises RunTaken, which name
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 
 from torch.profiler import record_function
 
@@ -22,6 +23,8 @@ from penstock.common.files.lock import hold_lock, holder_name, of_this_host
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.phases import Phases
 from penstock.common.role import connect
+from penstock.common.transfer.download import Source
+from penstock.common.transfer.object_store import is_store
 from penstock.common.wire.codec import encode
 from penstock.learner.data.plan import Plan, make_plan
 from penstock.learner.lending import make_lender
@@ -37,6 +40,7 @@ from penstock.learner.state.checkpoint import (
     newest_position,
 )
 from penstock.learner.state.file_server import serving
+from penstock.learner.state.file_store import FileStore
 from penstock.learner.state.incarnations import (
     claim_incarnation,
     describe_fence,
@@ -101,8 +105,7 @@ def _claim_and_train(
             claim = claim_incarnation(folder, newest_position(folder))
             folder.remove_asides()
             queue.set_state("running")  # an earlier learner of the run may have set "ended"
-            served = serving(command.learner, connection.server, folder.versions, plan.contract)
-            queue.source = stack.enter_context(served)
+            queue.source = stack.enter_context(_offering(command, connection, folder, plan, phases))
             lender.take()  # before an actor of this host starts its engine there
             queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
             checkpoint = newest_checkpoint(folder, claim)
@@ -111,6 +114,21 @@ def _claim_and_train(
             Learner(
                 command, plan, folder, claim, policy, checkpoint, queue, nonce, stopping, phases, lender
             ).train()
+
+
+def _offering(
+    command: LearnerCommand, connection: Connection, folder: LearnerFolder, plan: Plan, phases: Phases
+) -> AbstractContextManager[Source | FileStore | None]:
+    """Return a context that yields where other hosts get the run's files, by LEARNER_FILES_ADDRESS.
+
+    Raise ConfigError for an address that cannot be used, or a store that takes no file of the model.
+    """
+    address, contract = command.learner.files_address, plan.contract
+    if not is_store(address):
+        return serving(command.learner, connection.server, folder.versions, contract)
+    names = [one.name for one in contract.model_files]
+    url, limit_s = f"{address.rstrip('/')}/{command.run.name}", command.run.server_timeout_s
+    return nullcontext(FileStore(url, Path(contract.model), names, limit_s, phases.poll))
 
 
 @contextmanager

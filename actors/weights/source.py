@@ -5,19 +5,21 @@ from typing import Literal
 
 from penstock.actors.engine import WeightsRejected
 from penstock.common.files.run_folder import RunFolder
+from penstock.common.log import shorten
 from penstock.common.transfer.download import FetchFailed
 from penstock.common.transfer.model_folder import WEIGHTS_FILE, ModelFetcher
+from penstock.common.transfer.object_store import is_store
 from penstock.common.wire.messages import Weights
 
 
 class WeightSource:
-    """Finds versions in `folder`, the run's, or fetches them by `fetcher`; `way` may allow one of these.
+    """Finds versions in `folder`, the run's, or fetches them by `fetcher`; `way` may allow one alone.
 
     With "auto" the folder is used where it has the version, and not after `distrust`.
     """
 
     def __init__(
-        self, folder: RunFolder, fetcher: ModelFetcher, way: Literal["auto", "folder", "http"]
+        self, folder: RunFolder, fetcher: ModelFetcher, way: Literal["auto", "folder", "http", "store"]
     ) -> None:
         self._folder, self._fetcher, self._way = folder, fetcher, way
         self._distrusted = ""
@@ -35,6 +37,11 @@ class WeightSource:
             raise FetchFailed(
                 f"version {weights.version} cannot be fetched, because the learner serves no files: set "
                 "LEARNER_FILES_ADDRESS there, or ACTOR_WEIGHTS_FROM=folder here"
+            )
+        if self._way in ("http", "store") and is_store(weights.url) is not (self._way == "store"):
+            raise FetchFailed(
+                f"version {weights.version} is announced at {shorten(weights.url)}, and "
+                f"ACTOR_WEIGHTS_FROM={self._way} allows no such address: set it to auto"
             )
         return replace(weights, path=str(self._fetcher.version(weights)))
 

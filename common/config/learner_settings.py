@@ -352,8 +352,9 @@ class OutputSettings(Section):
     log_completions: bool = setting(True, "write completions/, a Parquet file per step")
     files_address: str = setting(
         "auto",
-        "HOST:PORT where other hosts get the run's files; auto: towards the queue server; or off",
-        pattern=r"^(auto|off|.+:[0-9]{1,5})$",
+        "HOST:PORT where other hosts get the run's files, or an object store such as s3://bucket/runs; "
+        "auto: towards the queue server; or off",
+        pattern=r"^(auto|off|.+:[0-9]{1,5}|(s3|gs|az|abfs|file)://[^@?#:\s]+)$",
     )
     files_url: str = setting(
         "", "URL by which other hosts reach files_address; empty: the same address",

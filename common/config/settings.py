@@ -88,9 +88,8 @@ class RunSettings(Section):
     max_attempts: int = setting(3, "failed attempts after which a ticket is dead", ge=1)
     connect_timeout_s: float = setting(10.0, "seconds to wait for the server at start", gt=0)
     server_timeout_s: float = setting(60.0, "seconds to wait for a lost queue server", gt=0)
-    cache_dir: Path = setting(
-        Path("~/.cache/penstock"), "folder for files that actors and rewarders fetch from the learner"
-    )
+    cache_dir: Path = setting(Path("~/.cache/penstock"), "folder for files from the learner")
+    allow_file_store: bool = setting(False, "fetch files from a file:// URL of the learner")
     join_timeout_s: float = setting(300.0, "seconds to wait for setup after the last heartbeat", gt=0)
     progress_timeout_s: float = setting(
         600.0, "seconds without any result or learner's heartbeat after which a process ends", gt=0
@@ -133,8 +132,9 @@ class ActorSettings(Section):
     )
     enable_prefix_caching: bool = setting(True, "reuse keys and values of equal prompts")
     max_num_batched_tokens: int = setting(0, "tokens of one step of the engine; 0: vLLM's choice", ge=0)
-    weights_from: Literal["auto", "folder", "http"] = setting(
-        "auto", "how weights come: the run's folder, the learner's file server, or what works first"
+    weights_from: Literal["auto", "folder", "http", "store"] = setting(
+        "auto",
+        "how weights come: the run's folder, the learner's file server, an object store, or what works",
     )
     engine_args: JsonMap = setting({}, "further arguments of vLLM's engine, as a JSON map")
     probe_limit: Literal["auto"] | NonNegativeFloat = setting(

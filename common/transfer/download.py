@@ -8,7 +8,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 from urllib.parse import urlsplit
@@ -17,6 +17,8 @@ from penstock.common.deadline import Deadline
 from penstock.common.errors import ServerUnavailable
 from penstock.common.files.hashing import hash_file, new_digest
 from penstock.common.log import shorten
+from penstock.common.transfer.object_store import StoreFailed, is_store, read_file
+from penstock.common.wire.messages import Weights
 
 if TYPE_CHECKING:
     import httpx
@@ -46,26 +48,40 @@ class FetchFailed(ServerUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The learner's file server, as it was announced: its base URL, and the token that it asks for."""
+    """Where the learner's files are, as it was announced: a base URL, and the token that is asked for.
+
+    The URL is that of the learner's file server, or of a run's folder in an object store (no token). A
+    file:// URL is followed only with `files`: whoever writes to the queue server chooses the URL.
+    """
 
     url: str
     token: str = field(repr=False)
+    files: bool = False
 
     def address_of(self, path: str) -> str:
-        """Return the URL of a file. Raise FetchFailed if the announced URL is no plain http(s) one."""
+        """Return the URL of a file. Raise FetchFailed if the announced one is no plain URL."""
         usual = _PRINTABLE.fullmatch(f"{self.url}{self.token}") is not None
         try:
             parts = urlsplit(self.url)
-            usual &= parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            if is_store(self.url):
+                usual &= ".." not in parts.path.split("/") and "::" not in self.url
+                usual &= self.files or parts.scheme != "file"
+            else:
+                usual &= parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
             usual &= not ("@" in parts.netloc or parts.query or parts.fragment)
         except ValueError:
             usual = False
         if not usual:
             raise FetchFailed(
                 f"the announced file server {shorten(repr(self.url))} is no URL such as "
-                "http://10.0.0.5:29700, or its token no token: correct LEARNER_FILES_URL"
+                "http://10.0.0.5:29700 or s3://bucket/runs, or its token no token: correct "
+                "LEARNER_FILES_ADDRESS or LEARNER_FILES_URL"
             )
         return f"{self.url.rstrip('/')}/{path}"
+
+    def offer(self, weights: Weights) -> Weights:
+        """Return the announcement of weights that can be fetched here."""
+        return replace(weights, url=self.url, token=self.token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +111,8 @@ def download(source: Source, wanted: Wanted, target: Path) -> None:
                 part = target.with_name(f".{target.name}.{wanted.hash[:16]}.part")
                 _complete(source, wanted, part)
                 part.replace(target)
+    except StoreFailed as error:
+        raise FetchFailed(str(error)) from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise FetchFailed(
             f"{source.url} did not send {wanted.path} ({error!r}): see whether this host reaches the "
@@ -164,7 +182,8 @@ def _complete(source: Source, wanted: Wanted, part: Path) -> None:
             digest.update(chunk)
         size = file.tell()
         if size < wanted.size:
-            for chunk in _rest(source, wanted, size):
+            rest = _stored if is_store(source.url) else _rest
+            for chunk in rest(source, wanted, size):
                 size += len(chunk)
                 file.write(chunk)
                 digest.update(chunk)
@@ -174,6 +193,23 @@ def _complete(source: Source, wanted: Wanted, part: Path) -> None:
             f"{wanted.path} from {source.url} is not the announced file: {size} bytes with the hash "
             f"{digest.hexdigest()[:12]}, expected {wanted.size} with {wanted.hash[:12]}; it is fetched "
             "again at the next try"
+        )
+
+
+def _stored(source: Source, wanted: Wanted, begin: int) -> Iterator[bytes]:
+    """Yield the bytes of the wanted file in an object store from byte `begin` on. Raise FetchFailed."""
+    deadline = Deadline(_SILENCE_S + (wanted.size - begin) / _SLOWEST)
+    for chunk in read_file(source.address_of(wanted.path), begin, wanted.size):
+        _check_time(deadline, source, wanted)
+        yield chunk
+
+
+def _check_time(deadline: Deadline, source: Source, wanted: Wanted) -> None:
+    """Raise FetchFailed if the deadline of a download is over."""
+    if deadline.expired():
+        raise FetchFailed(
+            f"{source.url} did not send {wanted.path} within {deadline.limit_s:.0f} s: the rest is "
+            "fetched at the next try"
         )
 
 
@@ -197,11 +233,7 @@ def _rest(source: Source, wanted: Wanted, begin: int) -> Iterator[bytes]:
     ):
         _check(response, source, wanted, begin)
         for chunk in response.iter_raw():  # as the bytes come: a cut loses none of them
-            if deadline.expired():
-                raise FetchFailed(
-                    f"{source.url} did not send {wanted.path} within {deadline.limit_s:.0f} s: the rest "
-                    "is fetched at the next try"
-                )
+            _check_time(deadline, source, wanted)
             yield chunk
 
 

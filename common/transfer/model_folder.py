@@ -79,6 +79,10 @@ class ModelFetcher:
                 "set it to another folder"
             ) from error
 
+    def _source(self, weights: Weights) -> Source:
+        """Return where announced weights, and the model's files, can be fetched."""
+        return Source(weights.url, weights.token, self._run.allow_file_store)
+
     def with_tokenizer(self, contract: Contract) -> Path:
         """Return the model's folder on this host, or a copy with the tokenizer's files alone.
 
@@ -113,7 +117,7 @@ class ModelFetcher:
         folder = self._folder / "versions" / weights.hash
         name = self._run.folder.version(weights.version.incarnation, weights.version.step).name
         wanted = Wanted(f"versions/{name}/{WEIGHTS_FILE}", weights.size, weights.hash)
-        download(Source(weights.url, weights.token), wanted, folder / WEIGHTS_FILE)
+        download(self._source(weights), wanted, folder / WEIGHTS_FILE)
         with contextlib.suppress(OSError):  # another actor of this host may delete the same ones
             os.utime(folder)
             _delete_old(folder.parent)
@@ -180,7 +184,7 @@ class ModelFetcher:
     ) -> Path:
         """Return a folder with the wanted files, and if asked the weights. Raise FetchFailed."""
         folder = self._folder / f"model-{contract.hash}"
-        source = Source(weights.url, weights.token)
+        source = self._source(weights)
         for one in wanted:
             download(source, Wanted(f"model/{one.name}", one.size, one.hash), folder / one.name)
         if with_weights:

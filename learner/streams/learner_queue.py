@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from penstock.common.transfer.download import Source
 from penstock.common.wire.codec import encode
 from penstock.common.wire.ids import Purpose, TicketId, Version
 from penstock.common.wire.messages import EndState, Weights
+from penstock.learner.state.file_store import FileStore
 
 _SLICE = 1000  # tickets in one call, which blocks the server for some milliseconds
 
@@ -54,7 +55,7 @@ class LearnerQueue:
         self.keys = keys
         self.connection = connection
         self.incarnation = incarnation
-        self.source: Source | None = None  # the file server that announcements name
+        self.source: Source | FileStore | None = None  # where others fetch what is announced
         self.damaged = False  # True: a key was deleted since, so the caller restores what was in it
         self._claimed = ("", "")  # nonce and holder
         self._claimed_at = -1  # the connection's count of restarts then
@@ -198,10 +199,11 @@ class LearnerQueue:
     def announce(self, weights: Weights) -> None:
         """Store the version that actors load next. Raise Connection.call's errors, such as RunTaken.
 
-        The announcement gets the address and the token of the learner's file server, if it has one.
+        The announcement gets the address and the token of the learner's file server, if it has one. With
+        an object store the version is put there first; raise StoreFailed if that fails.
         """
         if self.source:
-            weights = replace(weights, url=self.source.url, token=self.source.token)
+            weights = self.source.offer(weights)
         self._publish(self.keys.weights, encode(weights))
 
     def set_state(self, state: str) -> None:

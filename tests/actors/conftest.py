@@ -59,9 +59,10 @@ class Run:
         self.queue.set_state("running")
         self.queue.publish_contract(encode(self.contract))
 
-    def weight_source(self, way: Literal["auto", "folder", "http"] = "auto") -> WeightSource:
+    def weight_source(self, way: Literal["auto", "folder", "http", "store"] = "auto") -> WeightSource:
         """What the actor of this run finds weights with, and a cache beside the run's folder."""
-        settings = RunSettings(name="run", cache_dir=self.run_folder.path.parent / "cache")
+        cache = self.run_folder.path.parent / "cache"
+        settings = RunSettings(name="run", cache_dir=cache, allow_file_store=True)
         copy = ModelFetcher(RunView(self.connection, self.keys), settings, threading.Event())
         return WeightSource(self.run_folder, copy, way)
 

@@ -28,6 +28,7 @@ from penstock.common.wire.codec import encode
 from penstock.common.wire.contract import Contract, hash_tokenizer
 from penstock.common.wire.messages import Version, Weights
 from penstock.learner.state.file_server import FileServer
+from penstock.learner.state.file_store import FileStore
 from tests.actors.conftest import Run
 from tests.fake_engine import FakeEngine
 from tests.helpers import wait_until
@@ -46,7 +47,7 @@ class OtherHost:
             redis_url=url,
             run=RunSettings(
                 name=run_name, dir=folder / "runs", cache_dir=folder / "cache", join_timeout_s=5.0,
-                lease_s=1.0,
+                lease_s=1.0, allow_file_store=True,
             ),
             actor=ActorSettings(trust_remote_code=trust_remote_code),
         )  # fmt: skip
@@ -233,6 +234,37 @@ def test_a_rewarder_gets_the_tokenizer_alone(far: Run, server: FileServer, tmp_p
     folder = copy.with_tokenizer(far.contract)
     assert [path.name for path in folder.iterdir() if path.name[0] != "."] == ["tokenizer.json"]
     assert hash_tokenizer(folder) == far.contract.tokenizer_hash
+
+
+@pytest.fixture
+def store(far: Run, tmp_path: Path) -> FileStore:
+    """The run's files in an object store, which is a folder here."""
+    names = [one.name for one in far.contract.model_files]
+    store = FileStore(f"file://{tmp_path}/store/run", far.folder, names, 1.0, lambda: None)
+    far.queue.source = store
+    return store
+
+
+def test_all_may_come_from_an_object_store(far: Run, store: FileStore, host: OtherHost) -> None:
+    far.announce(0)
+    host.start().wait_for(0)
+    assert host.model is not None
+    assert host.model.is_relative_to(host.cache)
+    shutil.rmtree(far.run_folder.versions)
+    for step in (1, 2):
+        far.announce(step)
+    host.wait_for(2)
+
+
+def test_a_store_and_a_server_are_different_ways(far: Run, store: FileStore, tmp_path: Path) -> None:
+    far.announce(0)
+    weights = RunView(far.connection, far.keys).weights()
+    assert weights is not None
+    assert "cache" in Path(far.weight_source("store").find(weights).path).parts
+    with pytest.raises(FetchFailed, match="ACTOR_WEIGHTS_FROM=http allows no such address"):
+        far.weight_source("http").find(weights)
+    with pytest.raises(FetchFailed, match="ACTOR_WEIGHTS_FROM=store allows no such address"):
+        far.weight_source("store").find(replace(weights, url="http://127.0.0.1:1"))
 
 
 @pytest.mark.parametrize("way", ["folder", "http"])

@@ -13,11 +13,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from penstock.learner.state.versions import KEEP
 from tests.e2e.site import ROOT, Site
 from tests.judge import judge
 
@@ -57,6 +58,8 @@ class Hosts:
     workers: str
     folder: Path
     hidden: Path
+    variables: dict[str, str] = field(default_factory=dict)
+    """Of the second host, beside the queue server's address."""
 
     def second(self, *command: str) -> list[str]:
         """A command as a process of the second host."""
@@ -68,7 +71,7 @@ class Hosts:
         """Start a role on the second host, with nothing but the run's name and the server's URL."""
         variables = {
             "PATH": os.environ["PATH"], "HOME": str(self.folder), "PYTHONPATH": str(ROOT),
-            "REDIS_URL": url, "RUN_NAME": "e2e", "OMP_NUM_THREADS": "1",
+            "REDIS_URL": url, "RUN_NAME": "e2e", "OMP_NUM_THREADS": "1", **self.variables,
         }  # fmt: skip
         log = (self.folder / f"{command[-1]}.log").open("w")
         return subprocess.Popen(
@@ -116,9 +119,12 @@ FAKE, REAL = "tests.actors.fake_actor", "penstock.actors"
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("actor", [FAKE, *([REAL] if "NIGHTLY" in os.environ else [])])
+@pytest.mark.parametrize(
+    ("actor", "way"),
+    [(FAKE, "http"), (FAKE, "store"), *([(REAL, "http")] if "NIGHTLY" in os.environ else [])],
+)
 def test_roles_join_and_train_with_the_queue_servers_address_alone(
-    hosts: Hosts, tmp_path: Path, actor: str
+    hosts: Hosts, tmp_path: Path, actor: str, way: str
 ) -> None:
     password = tmp_path / "password"
     password.write_text("secret\n")
@@ -127,6 +133,10 @@ def test_roles_join_and_train_with_the_queue_servers_address_alone(
         tmp_path, "learner: learner\n",
         LEARNER_MAX_STEPS=str(STEPS), RUN_QUEUE_PASSWORD_FILE=str(password),
     )  # fmt: skip
+    if way == "store":  # a folder that both hosts see
+        store = hosts.folder / "store"
+        site.variables |= {"LEARNER_FILES_ADDRESS": f"file://{store}", "RUN_UMASK": "022"}
+        hosts.variables["RUN_ALLOW_FILE_STORE"] = "true"
     site.command = ["ip", "netns", "exec", hosts.learner, *site.command]
     site.start("--listen", f"{LEARNER}:6399")
     url = f"redis://:secret@{LEARNER}:6399"
@@ -150,5 +160,7 @@ def test_roles_join_and_train_with_the_queue_servers_address_alone(
     cache = hosts.folder / ".cache/penstock/e2e"
     assert len(list(cache.glob("versions/*/model.safetensors"))) >= 2
     assert not list(cache.rglob("*.py"))
+    if way == "store":
+        assert len(list(store.glob("e2e/versions/*/model.safetensors"))) == KEEP
     assert not succeeds(*hosts.second("cat", str(site.run_folder / "metrics.jsonl")))
     assert succeeds(*hosts.second("ls", str(cache)))
