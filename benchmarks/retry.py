@@ -1,6 +1,6 @@
 """Measure what a hint after a wrong attempt is worth, with real vLLM, queue server and learner.
 
-    python -m benchmarks.retry [--seeds 1 2 3] [--steps 60] [--folder F]
+    python -m benchmarks.retry [--seeds 1 2 3] [--steps 40] [--folder F]
 
 A question lists three digits in ascending order, and one of them is the answer. There are two attempts.
 For each seed, a tiny model of conversations is pre-trained and then trained twice. In one run a wrong
@@ -196,7 +196,7 @@ def main() -> int:
     """Measure each seed; return 1 if the median difference is under the goal."""
     parser = argparse.ArgumentParser(prog="benchmarks.retry", description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--folder", type=Path, help="folder for the runs (default: a new one)")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="penstock-retry-"))

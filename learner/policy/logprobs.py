@@ -30,16 +30,17 @@ _LOGIT_CHANGING_SETTINGS = (
 
 
 def token_logprobs(
-    hidden_ND: Tensor, weight_VD: Tensor, token_ids_N: Tensor, temperature_N: Tensor, *,
+    hidden_ND: Tensor, weight_VD: Tensor, token_ids_N: Tensor, temperature_N: Tensor | None, *,
     bias_V: Tensor | None = None, chunk: int, fp32: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return log-probabilities of the tokens at their temperatures, and entropies; both (N,), in nats.
 
     logits = (hidden @ weight.T + bias) / temperature, computed in the hidden states' dtype, or in fp32
-    with `fp32`. Softmax and sums are computed in fp32 (float64 for float64). Both results carry
-    gradients to hidden, weight and bias; second derivatives are not implemented. Memory: the logits of
-    `chunk` >= 1 tokens in two tensors, forwards, and backwards if the entropy has a gradient; also the
-    results and the weight's gradient. 1,024 tokens x 151,936 words in fp32: 0.6 GB.
+    with `fp32`. A temperature of None is 1 for all, and saves time. Softmax and sums are computed in
+    fp32 (float64 for float64). Both results carry gradients to hidden, weight and bias; second
+    derivatives are not implemented. Memory: the logits of `chunk` >= 1 tokens in two tensors, forwards,
+    and backwards if the entropy has a gradient; also the results and the weight's gradient. 1,024 tokens
+    x 151,936 words in fp32: 0.6 GB.
     Example: logits [0, 0] at any temperature give log-probability -0.693 and entropy 0.693.
     """
     logprobs_N, entropy_N = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
@@ -60,11 +61,11 @@ class LogprobHead(nn.Module):
         self.weight, self.bias, self.chunk, self.fp32 = weight, bias, chunk, fp32
 
     def forward(
-        self, hidden_ND: Tensor, token_ids_N: Tensor, temperature_N: Tensor
+        self, hidden_ND: Tensor, token_ids_N: Tensor, temperature_N: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return log-probabilities of `token_ids_N` and entropies, both (N,), in nats, with gradients.
 
-        The logits of the hidden states `hidden_ND` are divided by `temperature_N`, which is above 0.
+        The logits of the hidden states `hidden_ND` are divided by `temperature_N`, above 0; None is 1.
         """
         return token_logprobs(
             hidden_ND, self.weight, token_ids_N, temperature_N,
@@ -116,17 +117,18 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, token_ids_N: Tensor,
-        temperature_N: Tensor, chunk: int, fp32: bool,
+        temperature_N: Tensor | None, chunk: int, fp32: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Return log-probabilities, entropies (N,) by chunks of tokens; save in `ctx` for `backward`."""
         count, dtype = len(hidden_ND), _reduction_dtype(hidden_ND)
         logprobs, entropy, lse = (hidden_ND.new_empty(count, dtype=dtype) for _ in range(3))
         for start in range(0, count, chunk):
             part = slice(start, start + chunk)
-            logits = _compute_logits(hidden_ND[part], weight_VD, bias_V, fp32)
-            logits.div_(temperature_N[part, None])
-            logprobs[part], entropy[part], lse[part] = _reduce_logits_(logits, token_ids_N[part])
-            del logits  # or two chunks' logits would exist while the next chunk is computed
+            heat = None if temperature_N is None else temperature_N[part]
+            shifted, largest = _shift(_compute_logits(hidden_ND[part], weight_VD, bias_V, fp32), heat)
+            logprobs[part], entropy[part], log_total = _reduce(shifted, token_ids_N[part])
+            lse[part] = largest + log_total
+            del shifted  # or two chunks' logits would exist while the next chunk is computed
         # The Parameter itself: ZeRO-3 frees its data until the backward pass, which a view would keep.
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, token_ids_N, temperature_N, lse, entropy)
         ctx.chunk, ctx.fp32 = chunk, fp32
@@ -149,9 +151,11 @@ class _TokenLogprobs(torch.autograd.Function):
         for start in range(0, len(weight), width):
             part = slice(start, start + width)
             bias_part = None if bias is None else bias[part]
-            logits = _compute_logits(hidden, weight[part], bias_part, ctx.fp32)
-            sums.add(part, _logit_grad_(logits, start, *per_token, *grads), ctx.fp32)
-            del logits  # or two slices' logits would exist while the next slice is computed
+            grad = _logit_grad(
+                _compute_logits(hidden, weight[part], bias_part, ctx.fp32), start, *per_token, *grads
+            )
+            sums.add(part, grad, ctx.fp32)
+            del grad  # or two slices' would exist while the next slice is computed
         return sums.to_hidden, sums.to_weight, sums.to_bias, None, None, None, None
 
 
@@ -205,14 +209,14 @@ _CAST_ROWS = 8192  # rows of the output weight that are cast to fp32 at a time
 
 
 def _compute_logits(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, fp32: bool) -> Tensor:
-    """Return new logits (N, V) before temperature: float64 for float64 hidden states, else float32.
+    """Return new logits (N, V) before temperature, in the dtype of the hidden states.
 
-    `fp32` multiplies in that dtype too, else in the dtype of the hidden states.
+    With `fp32` they are computed in float32, float64 for float64 hidden states.
     """
     dtype = _reduction_dtype(hidden_ND)
     if not fp32 or weight_VD.dtype == dtype:
         hidden = hidden_ND.to(weight_VD.dtype) if fp32 else hidden_ND
-        return nn.functional.linear(hidden, weight_VD, bias_V).to(dtype)
+        return nn.functional.linear(hidden, weight_VD, bias_V)
     hidden = hidden_ND.to(dtype)
     logits = hidden.new_empty(len(hidden), len(weight_VD))
     for start in range(0, len(weight_VD), _CAST_ROWS):
@@ -221,32 +225,43 @@ def _compute_logits(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None,
     return logits if bias_V is None else logits.add_(bias_V)
 
 
-def _reduce_logits_(logits_NV: Tensor, token_ids_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-probabilities of the tokens, entropies and log-sum-exps, (N,) each, in nats.
+def _shift(logits_NV: Tensor, temperature_N: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return logits after temperature less the largest of their row, (N, V), and the largest, (N,).
 
-    `logits_NV` are those after temperature. They are overwritten.
+    Both are float32, or float64. `logits_NV` are before temperature, and may be overwritten.
     """
-    largest = logits_NV.amax(dim=-1)
-    shifted = logits_NV.sub_(largest[:, None])
-    weights = shifted.exp()
+    largest = logits_NV.amax(dim=-1).to(_reduction_dtype(logits_NV))
+    shifted = logits_NV.to(largest.dtype).sub_(largest[:, None])
+    if temperature_N is None:  # each pass over all logits that is left out saves time
+        return shifted, largest
+    return shifted.div_(temperature_N[:, None]), largest / temperature_N
+
+
+def _reduce(shifted_NV: Tensor, token_ids_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-probabilities of the tokens, entropies and log-sum-exps of `shifted_NV`, (N,) each."""
+    weights = shifted_NV.exp()
     total = weights.sum(dim=-1)
     log_total = total.log()
-    entropy = log_total - torch.linalg.vecdot(weights, shifted) / total
-    chosen = shifted.gather(-1, token_ids_N[:, None]).squeeze(-1)
-    return chosen - log_total, entropy, largest + log_total
+    entropy = log_total - torch.linalg.vecdot(weights, shifted_NV) / total
+    chosen = shifted_NV.gather(-1, token_ids_N[:, None]).squeeze(-1)
+    return chosen - log_total, entropy, log_total
 
 
-def _logit_grad_(
-    logits_NW: Tensor, start: int, token_ids_N: Tensor, temperature_N: Tensor, lse_N: Tensor,
+def _logit_grad(
+    logits_NW: Tensor, start: int, token_ids_N: Tensor, temperature_N: Tensor | None, lse_N: Tensor,
     entropy_N: Tensor, grad_logprobs_N: Tensor | None, grad_entropy_N: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Return the gradient to `logits_NW`, the logits of the W words from index `start` on, (N, W).
 
-    `logits_NW` are before temperature, and are overwritten. `lse_N` (log-sum-exp) and `entropy_N` are
+    `logits_NW` are before temperature, and may be overwritten. `lse_N` (log-sum-exp) and `entropy_N` are
     those of the whole vocabulary after temperature. `grad_logprobs_N` and `grad_entropy_N` are the
     gradients of the loss to the tokens' log-probabilities and entropies. One of them may be None: 0.
     """
-    logprobs = logits_NW.div_(temperature_N[:, None]).sub_(lse_N[:, None])
+    words = logits_NW.shape[1]
+    logits_NW = logits_NW.to(lse_N.dtype)
+    if temperature_N is not None:
+        logits_NW.div_(temperature_N[:, None])
+    logprobs = logits_NW.sub_(lse_N[:, None])
     if grad_entropy_N is None:
         grad = logprobs.exp_()
         if grad_logprobs_N is not None:
@@ -258,9 +273,8 @@ def _logit_grad_(
             constant = constant + grad_logprobs_N
         grad = logprobs.mul_(-grad_entropy_N[:, None]).sub_(constant[:, None]).mul_(probabilities)
     if grad_logprobs_N is not None:
-        words = logits_NW.shape[1]
         inside = (token_ids_N >= start) & (token_ids_N < start + words)
         columns = (token_ids_N - start).clamp(0, words - 1)
         onehot = torch.where(inside, grad_logprobs_N, 0.0)
         grad.scatter_add_(1, columns[:, None], onehot[:, None])
-    return grad.div_(temperature_N[:, None])
+    return grad if temperature_N is None else grad.div_(temperature_N[:, None])

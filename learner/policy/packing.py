@@ -119,7 +119,7 @@ class Row:
     shared: SharedPrompts | None  # None if no two sequences have the same prompt: F is L then
     predict_N: Picked  # the position before each completion token, whose hidden state predicts it
     token_ids_N: Tensor  # int64
-    temperature_N: Tensor  # fp32
+    temperature_N: Tensor | None  # fp32; None: 1 for all
     behaviour_N: Tensor  # fp32: log-probabilities under the policy that sampled the tokens
     mask_N: Tensor  # bool: whether the token is trained
     staleness_N: Tensor  # int64: how many versions ago the token was sampled
@@ -306,6 +306,7 @@ def build_row(sequences: Sequence[TrainSequence], device: torch.device) -> Row:
         part[len(item.prompt_ids) - 1 : -1] for part, item in zip(positions, sequences, strict=True)
     ]
     is_shared = len(first_L) < len(positions_F)
+    temperatures = [item.temperature for item in sequences]
     return Row(
         input_ids=joined(tokens, np.int64).unsqueeze(0),
         position_ids=joined([places_F[first_L]], np.int64).unsqueeze(0),
@@ -315,7 +316,7 @@ def build_row(sequences: Sequence[TrainSequence], device: torch.device) -> Row:
         if is_shared else None,
         predict_N=picked(np.concatenate(before), device),
         token_ids_N=joined([item.token_ids for item in sequences], np.int64),
-        temperature_N=repeated([item.temperature for item in sequences], np.float32),
+        temperature_N=repeated(temperatures, np.float32) if set(temperatures) != {1.0} else None,
         behaviour_N=joined([item.behaviour for item in sequences], np.float32),
         mask_N=joined([item.mask for item in sequences], np.bool_),
         staleness_N=joined([item.staleness for item in sequences], np.int64),

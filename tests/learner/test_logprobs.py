@@ -44,7 +44,8 @@ def random_inputs(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
 def dense(inputs: dict[str, Tensor], bias: bool = True) -> tuple[Tensor, Tensor]:
     """The definition, with all logits at once."""
     logits = inputs["hidden"] @ inputs["weight"].T + (inputs["bias"] if bias else 0)
-    logprobs = torch.log_softmax(logits / inputs["temperature"][:, None], dim=-1)
+    heat = 1.0 if inputs["temperature"] is None else inputs["temperature"][:, None]
+    logprobs = torch.log_softmax(logits / heat, dim=-1)
     return logprobs[torch.arange(N), inputs["ids"]], -(logprobs.exp() * logprobs).sum(dim=-1)
 
 
@@ -74,8 +75,11 @@ def assert_same(results, expected, tolerance: float = 1e-9) -> None:
 @pytest.mark.parametrize("chunk", [1, 2, 4, N, N + 5])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("silent", [None, 0, 1], ids=["both", "entropy", "logprob"])
-def test_values_and_gradients_are_those_of_a_dense_log_softmax(chunk, bias, silent):
+@pytest.mark.parametrize("heated", [True, False])
+def test_values_and_gradients_are_those_of_a_dense_log_softmax(chunk, bias, silent, heated):
     inputs = random_inputs()
+    if not heated:
+        inputs["temperature"] = None
     if silent is not None:
         inputs["upstream"][silent] = 0
     results, expected = chunked(inputs, chunk, bias), dense(inputs, bias)

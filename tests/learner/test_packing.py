@@ -284,6 +284,15 @@ def test_a_prompt_is_counted_with_the_first_sequence_that_has_it():
     assert token_counts(items, packing=False) == [(3, 3, 1), (5, 5, 3)]
 
 
+@pytest.mark.parametrize(
+    ("heats", "kept"), [((1.0, 1.0), False), ((1.0, 0.5), True), ((0.5, 0.5), True)]
+)
+def test_a_temperature_of_one_for_all_is_left_out(heats, kept):
+    sequences = [replace(make_sequence(2, 3, seed), temperature=heats[seed]) for seed in (0, 1)]
+    row = build_row(sequences, torch.device("cpu"))
+    assert (row.temperature_N is not None) == kept
+
+
 def test_a_rows_tensors_have_the_documented_dtypes():
     row = build_row([make_sequence(2, 3, 0), make_sequence(2, 0, 1)], torch.device("cpu"))
     dtypes = {
