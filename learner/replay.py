@@ -90,7 +90,7 @@ def replay(folder: Path, out: Path, changes: Mapping[str, str]) -> Replayed:
 def _difference(one: Path, other: Path) -> float:
     """Return the largest absolute difference between the weights of two model folders.
 
-    Raise ConfigError if a model.safetensors cannot be read, or if names or shapes of the tensors differ.
+    Raise ConfigError if a file of weights cannot be read, or if names or shapes of the tensors differ.
     """
     ours, theirs = _weights(one), _weights(other)
     shapes = [{name: tensor.shape for name, tensor in found.items()} for found in (ours, theirs)]
@@ -101,11 +101,18 @@ def _difference(one: Path, other: Path) -> float:
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    """Return the weights in a folder's model.safetensors as float32, by the tensors' names.
+    """Return the weights in a folder's model*.safetensors as float32, by the tensors' names.
 
-    Raise ConfigError if the file cannot be read.
+    Raise ConfigError if a file cannot be read.
     """
-    path = folder / "model.safetensors"
+    found: dict[str, Tensor] = {}
+    for path in sorted(folder.glob("model*.safetensors")) or [folder / "model.safetensors"]:
+        found |= _tensors(path)
+    return found
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    """Return a file's tensors as float32, by name. Raise ConfigError if it cannot be read."""
     try:
         with safe_open(path, "pt") as file:
             return {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118

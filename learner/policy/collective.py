@@ -32,10 +32,11 @@ class TrainablePolicy(Protocol):
     def load(self, folder: Path) -> None:
         """Restore the state of the training that `save` wrote into the folder, exactly. Abstract."""
 
-    def export(self, folder: Path) -> None:
+    def export(self, folder: Path, whole: bool = False) -> None:
         """Write the weights into the folder as a Hugging Face model. Abstract here.
 
-        Implementations raise NotFinite if a weight is NaN or infinite.
+        With `whole` they are one file, model.safetensors. Implementations raise NotFinite if a weight is
+        NaN or infinite.
         """
 
     def score(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -94,13 +95,13 @@ class AllRanksPolicy:
         """
         self._on_all_ranks("reading a checkpoint", "load", folder)
 
-    def export(self, folder: Path) -> None:
+    def export(self, folder: Path, whole: bool = False) -> None:
         """Write the weights into the folder as a Hugging Face model, with all ranks' parts.
 
-        The phase is "writing weights" meanwhile. Raise NotFinite if a weight is NaN or infinite,
-        RuntimeError if a rank is lost.
+        With `whole` they are one file. The phase is "writing weights" meanwhile. Raise NotFinite if a
+        weight is NaN or infinite, RuntimeError if a rank is lost.
         """
-        self._on_all_ranks("writing weights", "export", folder)
+        self._on_all_ranks("writing weights", "export", folder, whole)
 
     def score(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the log-probabilities of each text's tokens (L,) after the first, (L - 1,), in nats.

@@ -54,16 +54,17 @@ def _check_finite(finite: dict[str, Tensor]) -> None:
 
 def write_model(
     folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, state: dict[str, Tensor],
-    adapter: PeftModel | None, settings: LearnerSettings,
+    adapter: PeftModel | None, settings: LearnerSettings, max_shard_size: str,
 ) -> None:  # fmt: skip
-    """Write config, tokenizer and one model.safetensors with the weights of `state` into the folder.
+    """Write config, tokenizer and the weights of `state`, as safetensors, into the folder.
 
-    `state` is as `whole_state` returns it. With an adapter the weights are the merged ones, with the
-    scale settings.lora_alpha / settings.lora_rank, and folder/adapter holds the adapter alone. The
-    folder is made if it is missing. Existing files are overwritten.
+    The weights are model.safetensors, or if larger than `max_shard_size`, such as "5GB", several files
+    with an index. `state` is as `whole_state` returns it. With an adapter the weights are the merged
+    ones, with the scale settings.lora_alpha / settings.lora_rank, and folder/adapter holds the adapter
+    alone. The folder is made if it is missing. Existing files are overwritten.
     """
     if adapter is not None:
         save_adapter(adapter, state, folder / "adapter")
         state = merge_adapter(state, settings.lora_alpha / settings.lora_rank)
-    model.save_pretrained(folder, state_dict=state, max_shard_size="1TB")  # one file, so one hash
+    model.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_size)
     tokenizer.save_pretrained(folder)

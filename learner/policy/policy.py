@@ -34,6 +34,7 @@ from penstock.learner.policy.processes import gather, rank, world_size
 from penstock.learner.policy.reference import FrozenCopyReference, make_reference
 from penstock.learner.policy.update import TokenRecord, Update
 
+_ONE_FILE = "1000TB"
 _ENTROPY = "entropy.json"
 """A checkpoint's file with the state of adaptive entropy."""
 
@@ -329,15 +330,18 @@ class Policy:
         if isinstance(self._reference, FrozenCopyReference):
             self._reference.load(folder)
 
-    def export(self, folder: Path) -> None:
+    def export(self, folder: Path, whole: bool = False) -> None:
         """Write the weights as a Hugging Face model, with tokenizer. All ranks call together.
 
-        Rank 0 writes; with LoRA the adapter is merged, and written alone into folder/adapter too. Raise
-        NotFinite on every rank, and write nothing, if a weight is NaN or infinite.
+        Rank 0 writes, with `whole` one file of weights, else files of up to LEARNER_MAX_SHARD_SIZE. With
+        LoRA the adapter is merged, and written alone into folder/adapter too. Raise NotFinite on every
+        rank, and write nothing, if a weight is NaN or infinite.
         """
         state = whole_state(self._engine)
         if rank() == 0:
-            write_model(folder, self.model, self._tokenizer, state, self._adapter, self._settings)
+            largest = _ONE_FILE if whole else self._settings.max_shard_size
+            parts = (self.model, self._tokenizer, state, self._adapter)
+            write_model(folder, *parts, self._settings, largest)
 
     def offload(self) -> None:
         """Move all that is on the device to the CPU's memory, until `reload`. All ranks call together.

@@ -6,6 +6,7 @@ synced: after a power cut the next learner publishes new ones, from a checkpoint
 
 import shutil
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -35,7 +36,8 @@ def write_version(
     if a weight, or a log-probability of `texts`, is NaN or infinite.
     """
     path = folder.version(version.incarnation, version.step)
-    folder.write_folder("the weights of a version", path, policy.export, sync=False)
+    export = partial(policy.export, whole=True)  # one file, so one hash
+    folder.write_folder("the weights of a version", path, export, sync=False)
     for old in sorted(path.parent.glob("[0-9]*-[0-9]*"), reverse=True)[KEEP:]:
         shutil.rmtree(old)
     file = path / "model.safetensors"

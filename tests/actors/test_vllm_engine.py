@@ -59,8 +59,12 @@ class Live:
         contract = Contract(str(self.a), "", dtype, 384, (RewardSpec("accuracy"),), True, 4, 8)
         self.loop = asyncio.new_event_loop()
         self._steps = 0
+        self.shards = a.parent / "shards"  # what the engine starts with
+        shutil.copytree(a, self.shards, ignore=shutil.ignore_patterns("*.safetensors"))
+        load(a).save_pretrained(self.shards, max_shard_size="120KB")
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.engine = self.call(self._start(contract))
+        self.first_scores = self.call(self.engine.score("first", PROMPTS[0]))
 
     async def _start(self, contract: Contract) -> VllmEngine:
         settings = ActorSettings(
@@ -69,7 +73,7 @@ class Live:
             max_num_batched_tokens=2048,
             engine_args={"block_size": 32},
         )
-        return VllmEngine(settings, contract, self.a)
+        return VllmEngine(settings, contract, self.shards)
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=600)
@@ -135,6 +139,12 @@ def mean_difference(
     """Mean over all tokens of the differences."""
     found = differences(folder, prompts, groups, temperature)
     return float(np.concatenate([values for _, values in found]).mean())
+
+
+def test_a_model_in_several_files_is_loaded_whole(live: Live) -> None:
+    assert len(list(live.shards.glob("*.safetensors"))) >= 3
+    right = teacher_forced(load(live.a), [(PROMPTS[0][:1], PROMPTS[0][1:])], 1.0)[0]
+    assert np.abs(live.first_scores - right).mean() <= TOLERANCE[live.dtype]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

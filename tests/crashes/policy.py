@@ -35,7 +35,7 @@ class HashPolicy(TrainablePolicy):
         self.weights = digest.hexdigest()
         return Update(0.0, 0.0, 0.0, 1, 0, 1.0, TokenRecord.join([]))
 
-    def export(self, folder: Path) -> None:
+    def export(self, folder: Path, whole: bool = False) -> None:
         """The weights alone."""
         folder.mkdir(exist_ok=True)
         (folder / _WEIGHTS).write_text(self.weights)

@@ -168,7 +168,7 @@ def test_a_record_that_shrinks_much_is_stored_as_it_is(
 class OneFile:
     """A policy whose model and optimizer are one file each."""
 
-    def export(self, folder: Path) -> None:
+    def export(self, folder: Path, whole: bool = False) -> None:
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(b"weights")
 

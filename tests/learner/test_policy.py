@@ -18,6 +18,7 @@ from penstock.common.wire.messages import Version
 from penstock.learner.algorithm.batch import build_batch
 from penstock.learner.policy.collective import AllRanksPolicy, TrainablePolicy
 from penstock.learner.policy.policy import Policy
+from penstock.learner.replay import _difference
 from penstock.learner.report.metrics import agreement
 from penstock.learner.state.checkpoint import newest_checkpoint
 from tests.crashes.policy import HashPolicy
@@ -99,6 +100,22 @@ def test_an_export_loads_with_transformers_and_computes_the_same(model_folder, t
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     ids = torch.arange(3, 13).unsqueeze(0)
     assert torch.equal(loaded(ids).logits, policy.model(ids).logits)
+
+
+def test_large_weights_are_several_files_in_a_checkpoint_and_one_in_a_version(model_folder, tmp_path):
+    policy = make_policy(model_folder, max_shard_size="30KB")
+    policy.export(tmp_path / "checkpoint")
+    policy.export(tmp_path / "version", whole=True)
+    parts, whole = (
+        sorted((tmp_path / name).glob("*.safetensors")) for name in ("checkpoint", "version")
+    )
+    assert len(parts) >= 3
+    assert max(path.stat().st_size for path in parts) < 40_000
+    assert [path.name for path in whole] == ["model.safetensors"]
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint", dtype=torch.float32)
+    ids = torch.arange(3, 13).unsqueeze(0)
+    assert torch.equal(loaded(ids).logits, policy.model(ids).logits)
+    assert _difference(tmp_path / "checkpoint", tmp_path / "version") == 0.0
 
 
 def test_bf16_keeps_what_is_too_small_for_bf16(model_folder):

@@ -48,7 +48,7 @@ class FakePolicy:
         skipped = int(self.updates in self.skips)
         return Update(0.0, 0.0, 0.0, 1, skipped, 1.0, TokenRecord.join([]))
 
-    def export(self, folder: Path):
+    def export(self, folder: Path, whole: bool = False):
         folder.mkdir(exist_ok=True)
         (folder / "model.safetensors").write_text("weights")
 
