@@ -4,7 +4,7 @@
 
 The shapes are those of Qwen2.5, with random weights; groups of eight completions of 1,792 tokens share a
 prompt of 256. Each Update is whole: from sequences in main memory to the step of AdamW. Operations are
-counted as in learner/policy/flops.py, recomputed ones once.
+counted as in learner/policy/flops.py, recomputed ones once. The log has the time of each kernel.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ def measure(shape: Shape, liger: bool) -> dict[str, Any]:
             began = time.monotonic()
             flops = policy.update(batch, step).flops
             seconds.append(time.monotonic() - began)
+        print(kernels(policy, batch), file=sys.stderr, flush=True)
     finally:
         policy.close()
     update_s = statistics.median(seconds[1:])
@@ -106,6 +107,18 @@ def measure(shape: Shape, liger: bool) -> dict[str, Any]:
         "mfu": flops / update_s / peak if peak else None, "peak_gib": gib,
         "phases_s": {name: cost.seconds for name, cost in policy.phases.take_profile().items()},
     }  # fmt: skip
+
+
+def kernels(policy: Policy, batch: Batch) -> str:
+    """What the device, or the CPU, spends its time on in an Update of one group: a table."""
+    gpu = torch.cuda.is_available()
+    activity = torch.profiler.ProfilerActivity.CUDA if gpu else torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[activity]) as profile:
+        policy.update(Batch(batch.sequences[:GENERATIONS]), UPDATES + 1)
+    key = "self_device_time_total" if gpu else "self_cpu_time_total"
+    found = sorted(profile.key_averages(), key=lambda event: -getattr(event, key))[:25]
+    rows = [f"{getattr(one, key) / 1000:10.2f} ms {one.count:6} x {one.key[:90]}" for one in found]
+    return "\n".join(rows)
 
 
 def main() -> int:

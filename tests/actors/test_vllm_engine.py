@@ -318,22 +318,45 @@ def swap_layers(folder: Path, swapped: Path) -> Path:
     return swapped
 
 
-def test_the_engine_scores_as_the_learner_and_swapped_layers_are_found(
-    live: Live, tmp_path: Path
-) -> None:
+def probes_of(folder: Path) -> list[Probe]:
+    """Log-probabilities of a model folder by transformers, of 256 tokens or more."""
     probes = []
     for text in probe_texts(PROMPTS * 20, 100):
         with torch.no_grad():
-            logits = load(live.a)(torch.from_numpy(text[None].astype(np.int64))).logits[0, :-1].float()
+            logits = load(folder)(torch.from_numpy(text[None].astype(np.int64))).logits[0, :-1].float()
         values = torch.log_softmax(logits, -1).numpy()[np.arange(len(text) - 1), text[1:]]
         probes.append(Probe(text, np.minimum(values, 0).astype("<f4")))
     assert sum(len(probe.logprobs) for probe in probes) >= 256
-    limit = probing.probe_limit(ActorSettings(), Contract("", "", live.dtype, 0, (), True, 1, 1))
+    return probes
+
+
+def limit_of(live: Live) -> float:
+    return probing.probe_limit(ActorSettings(), Contract("", "", live.dtype, 0, (), True, 1, 1))
+
+
+def test_the_engine_scores_as_the_learner_and_swapped_layers_are_found(
+    live: Live, tmp_path: Path
+) -> None:
+    probes, limit = probes_of(live.a), limit_of(live)
     live.take(live.a)
     assert live.call(probing.mean_difference(live.engine, probes)) < limit / 5
     live.take(swap_layers(live.a, tmp_path / "swapped"))
     assert live.call(probing.mean_difference(live.engine, probes)) > limit
     live.take(live.a)
+    assert live.call(probing.mean_difference(live.engine, probes)) < limit / 5
+
+
+def test_a_tensor_that_is_missing_is_found(live: Live, tmp_path: Path) -> None:
+    """The file has the announced hash, as the learner left it out. vLLM keeps the old values."""
+    shutil.copytree(live.b, tmp_path / "dropped")
+    state = load_file(live.b / "model.safetensors")
+    del state["model.embed_tokens.weight"]
+    save_file(state, tmp_path / "dropped/model.safetensors", metadata={"format": "pt"})
+    probes, limit = probes_of(live.b), limit_of(live)
+    live.take(live.a)
+    live.take(tmp_path / "dropped")
+    assert live.call(probing.mean_difference(live.engine, probes)) > limit
+    live.take(live.b)
     assert live.call(probing.mean_difference(live.engine, probes)) < limit / 5
 
 
