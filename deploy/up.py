@@ -14,6 +14,7 @@ from pydantic import Field, FilePath
 from penstock.common.broker.local_server import Listening, hash_password, prepare, remove_old_socket
 from penstock.common.broker.private_socket import answers
 from penstock.common.config.command import Command, build, drop_output
+from penstock.common.config.device import has_gpu
 from penstock.common.config.redis_url import parse_host
 from penstock.common.config.role_command import RunCommand
 from penstock.common.config.secret_file import read_secret
@@ -37,6 +38,7 @@ from penstock.deploy.supervisor import (
 _COLOURS = (36, 33, 32, 35, 34, 31)
 
 
+ACTOR = "actor"
 _LINGER_S = 5.0
 """The time that processes of other machines have to see the run's end on the queue server."""
 
@@ -71,8 +73,9 @@ class Up(Command):
         """
         commands = read_procfile(self.procfile)
         counts = self._counts(commands)
-        services = role_services(commands)
         settings = build(RunCommand, {"env_file": self.env_file})  # checks the names of all variables
+        threads = threads_of_each(read_environment(self.env_file), counts.get(ACTOR, 1))
+        services = role_services(commands, threads)
         with umask(settings.run.umask), hold_lock(settings.run.folder.up_lock, "`penstock up`"):
             listening = self._listening(settings)
             if not settings.redis_url:
@@ -129,16 +132,30 @@ class Up(Command):
         return Listening(host, port, hash_password(password))
 
 
-def role_services(commands: Mapping[str, str]) -> list[Service]:
+def threads_of_each(environment: Mapping[str, str], actors: int) -> int:
+    """Return how many threads the learner and each of the actors compute with, 0 for as many as cores.
+
+    Without a GPU they share the cores: were each to use all, each would wait for the others' threads.
+    OMP_NUM_THREADS in the `environment` is left as it is.
+    """
+    if "OMP_NUM_THREADS" in environment or has_gpu():
+        return 0
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, cores // (1 + actors))
+
+
+def role_services(commands: Mapping[str, str], threads: int = 0) -> list[Service]:
     """Return a service for each of `commands`, a Procfile's by name, in order. The learner is essential.
 
     The learner stops before the others. `exec env` replaces the shell with the command, so that signals
-    reach the command alone.
+    reach the command alone. Learner and actors compute with `threads` threads, if not 0.
     """
+    limit = f"OMP_NUM_THREADS={threads} " if threads else ""
     return [
         Service(
             name,
-            ("/bin/sh", "-c", f"exec env {command}"),
+            ("/bin/sh", "-c", f"exec env {limit if name in (LEARNER, ACTOR) else ''}{command}"),
             stage=LEARNER_STAGE if name == LEARNER else WORKER_STAGE,
             essential=name == LEARNER,
         )

@@ -19,7 +19,7 @@ from penstock.common.errors import ConfigError
 from penstock.common.files.run_folder import RunFolder
 from penstock.deploy.child import Report, Service
 from penstock.deploy.supervisor import LEARNER_STAGE, SERVER_STAGE, WORKER_STAGE, Limits, Supervisor
-from penstock.deploy.up import Up, queue_service, role_services
+from penstock.deploy.up import Up, queue_service, role_services, threads_of_each
 from tests.helpers import wait_until, wait_until_written
 
 LIMITS = Limits(
@@ -416,3 +416,29 @@ def test_ctrl_c_ends_up_in_order(tmp_path: Path) -> None:
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 0
     assert out.index("| left") < out.rindex("queue.1")
+
+
+@pytest.mark.parametrize(
+    ("cores", "actors", "each"), [(2, 1, 1), (16, 1, 8), (16, 3, 4), (2, 8, 1), (4, 0, 4)]
+)
+def test_learner_and_actors_share_the_cores_of_a_machine_without_a_gpu(
+    cores: int, actors: int, each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores), raising=False)
+    monkeypatch.setattr("penstock.deploy.up.has_gpu", lambda: False)
+    assert threads_of_each({}, actors) == each
+    assert threads_of_each({"OMP_NUM_THREADS": "3"}, actors) == 0
+    monkeypatch.setattr("penstock.deploy.up.has_gpu", lambda: True)
+    assert threads_of_each({}, actors) == 0
+
+
+def test_a_procfiles_own_number_of_threads_wins_and_a_rewarder_gets_none() -> None:
+    show = "sh -c 'echo threads=$OMP_NUM_THREADS'"
+    commands = {"learner": show, "actor": f"OMP_NUM_THREADS=7 {show}", "rewarder": show}
+    said = {
+        service.name: subprocess.run(
+            service.command, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for service in role_services(commands, threads=4)
+    }
+    assert said == {"learner": "threads=4", "actor": "threads=7", "rewarder": "threads="}

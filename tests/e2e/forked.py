@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -33,6 +34,8 @@ _ROLES = {
 }
 """The module of each command of a Procfile that is forked."""
 
+_START = re.compile("^exec env (OMP_NUM_THREADS=[0-9]+ )?")
+
 _IMPORTED = (
     __name__, "penstock.deploy.up", "penstock.learner.start", "penstock.learner.replay", "datasets",
     "penstock.actors.loop", "penstock.rewarders.loop",
@@ -47,7 +50,7 @@ class ForkingPopen(subprocess.Popen[Any]):
 
     def __init__(self, command: Sequence[Any], **options: Any) -> None:
         words = list(map(str, command))
-        if words[0] == "/bin/sh" and (module := _ROLES.get(words[-1].removeprefix("exec env "))):
+        if words[0] == "/bin/sh" and (module := _ROLES.get(_START.sub("", words[-1]))):
             options["preexec_fn"] = partial(become, module, [], options.get("env"))
         elif words[:2] == [sys.executable, "-m"]:
             options["preexec_fn"] = partial(become, words[2], words[3:], options.get("env"))
