@@ -85,7 +85,10 @@ def run_part(part: Part, arguments: Sequence[str], log: Path) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             said, error = stop(process), f"took over {part.limit_s:g} s"
     lines = [line for line in said.splitlines() if line.startswith("{")]
-    figures = json.loads(lines[-1]) if lines else {}
+    try:
+        figures = json.loads(lines[-1]) if lines else {}
+    except ValueError:
+        figures = {}
     if not figures and not error:
         error = "no figures"
     return {"figures": figures, "seconds": time.monotonic() - began, "error": error}

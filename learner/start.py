@@ -17,7 +17,7 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.run_view import RunView
 from penstock.common.config.role_command import LearnerCommand
-from penstock.common.errors import RunTaken
+from penstock.common.errors import ConfigError, RunTaken
 from penstock.common.files.disk import Disk
 from penstock.common.files.lock import hold_lock, holder_name, of_this_host
 from penstock.common.files.run_folder import LearnerFolder
@@ -105,7 +105,9 @@ def _claim_and_train(
             claim = claim_incarnation(folder, newest_position(folder))
             folder.remove_asides()
             queue.set_state("running")  # an earlier learner of the run may have set "ended"
-            queue.source = stack.enter_context(_offering(command, connection, folder, plan, phases))
+            queue.source = stack.enter_context(
+                _offering(command, connection, folder, plan, phases, stopping)
+            )
             lender.take()  # before an actor of this host starts its engine there
             queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
             checkpoint = newest_checkpoint(folder, claim)
@@ -117,18 +119,25 @@ def _claim_and_train(
 
 
 def _offering(
-    command: LearnerCommand, connection: Connection, folder: LearnerFolder, plan: Plan, phases: Phases
-) -> AbstractContextManager[Source | FileStore | None]:
+    command: LearnerCommand, connection: Connection, folder: LearnerFolder, plan: Plan, phases: Phases,
+    stopping: threading.Event,
+) -> AbstractContextManager[Source | FileStore | None]:  # fmt: skip
     """Return a context that yields where other hosts get the run's files, by LEARNER_FILES_ADDRESS.
 
-    Raise ConfigError for an address that cannot be used, or a store that takes no file of the model.
+    Raise ConfigError for an address that cannot be used, StoreFailed if a store takes no file.
     """
-    address, contract = command.learner.files_address, plan.contract
-    if not is_store(address):
-        return serving(command.learner, connection.server, folder.versions, contract)
+    settings, contract = command.learner, plan.contract
+    if not is_store(settings.files_address):
+        return serving(settings, connection.server, folder.versions, contract)
+    if settings.files_url:
+        raise ConfigError(
+            "LEARNER_FILES_URL is set, but LEARNER_FILES_ADDRESS names an object store, and that is "
+            "announced: leave LEARNER_FILES_URL out"
+        )
     names = [one.name for one in contract.model_files]
-    url, limit_s = f"{address.rstrip('/')}/{command.run.name}", command.run.server_timeout_s
-    return nullcontext(FileStore(url, Path(contract.model), names, limit_s, phases.poll))
+    url, limit_s = settings.files_address.rstrip("/"), command.run.server_timeout_s
+    store = f"{url}/{command.run.name}"
+    return nullcontext(FileStore(store, Path(contract.model), names, limit_s, stopping, phases.poll))
 
 
 @contextmanager

@@ -357,7 +357,7 @@ class OutputSettings(Section):
         "auto",
         "HOST:PORT where other hosts get the run's files, or an object store such as s3://bucket/runs; "
         "auto: towards the queue server; or off",
-        pattern=r"^(auto|off|.+:[0-9]{1,5}|(s3|gs|az|abfs|file)://[^@?#:\s]+)$",
+        pattern=r"^(auto|off|[^/@?#\s]+:[0-9]{1,5}|(s3|gs|az|abfs)://[^/@?#:\s][^@?#:\s]*|file:///[^@?#:\s]*)$",
     )
     files_url: str = setting(
         "", "URL by which other hosts reach files_address; empty: the same address",

@@ -1,5 +1,6 @@
 """The hash by which files are recognised that others read: BLAKE3, computed on all cores."""
 
+import hashlib
 from pathlib import Path
 
 from blake3 import blake3
@@ -19,3 +20,11 @@ def hash_file(path: Path) -> str:
         while size := file.readinto(buffer):
             digest.update(buffer[:size])
     return digest.hexdigest()
+
+
+def has_hash(path: Path, expected: str) -> bool:
+    """Return whether a file has this hash: BLAKE3, or SHA-256, as it was before. Raise OSError."""
+    if hash_file(path) == expected:
+        return True
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == expected

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from penstock.common.deadline import Deadline
 from penstock.common.errors import ServerUnavailable
 from penstock.common.files.hashing import hash_file, new_digest
 from penstock.common.log import shorten
-from penstock.common.transfer.object_store import StoreFailed, is_store, read_file
+from penstock.common.transfer.object_store import StoreFailed, is_plain_store, is_store, read_file
 from penstock.common.wire.messages import Weights
 
 if TYPE_CHECKING:
@@ -63,25 +63,28 @@ class Source:
         usual = _PRINTABLE.fullmatch(f"{self.url}{self.token}") is not None
         try:
             parts = urlsplit(self.url)
-            if is_store(self.url):
-                usual &= ".." not in parts.path.split("/") and "::" not in self.url
-                usual &= self.files or parts.scheme != "file"
-            else:
-                usual &= parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
             usual &= not ("@" in parts.netloc or parts.query or parts.fragment)
+            usual &= is_plain_store(parts) if is_store(self.url) else _is_server(parts)
         except ValueError:
             usual = False
-        if not usual:
+        is_folder = self.url.startswith("file://")
+        if not usual or (is_folder and not self.files):
             raise FetchFailed(
                 f"the announced file server {shorten(repr(self.url))} is no URL such as "
-                "http://10.0.0.5:29700 or s3://bucket/runs, or its token no token: correct "
-                "LEARNER_FILES_ADDRESS or LEARNER_FILES_URL"
+                "http://10.0.0.5:29700 or s3://bucket/runs, or its token no token: "
+                + ("set RUN_ALLOW_FILE_STORE=true here to follow it, or " if usual else "")
+                + "correct LEARNER_FILES_ADDRESS or LEARNER_FILES_URL"
             )
         return f"{self.url.rstrip('/')}/{path}"
 
     def offer(self, weights: Weights) -> Weights:
         """Return the announcement of weights that can be fetched here."""
         return replace(weights, url=self.url, token=self.token)
+
+
+def _is_server(parts: SplitResult) -> bool:
+    """Return whether the parts are those of a server's URL. Raise ValueError for a port that is none."""
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,19 @@
 """Files in an object store or a shared folder, by fsspec: s3://, gs://, az://, abfs:// and file://."""
 
-import posixpath
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import SplitResult
 
-from penstock.common.errors import PenstockError, ServerUnavailable
+from penstock.common.errors import ConfigError, PenstockError, ServerUnavailable
 from penstock.common.log import shorten
 
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "file": "fsspec"}
 """By scheme of a URL, the package that fsspec needs for it."""
-_CHUNK = 1 << 20
+_CHUNK, _BLOCK = 1 << 20, 32 << 20
+"""Bytes that are handed on at a time, and bytes that a store is asked for at a time."""
+_FOLDER = "file://"
 
 
 class StoreFailed(ServerUnavailable):
@@ -21,6 +23,17 @@ class StoreFailed(ServerUnavailable):
 def is_store(url: str) -> bool:
     """Return whether a URL names an object store, by its scheme."""
     return url.partition("://")[0] in PACKAGES and "://" in url
+
+
+def is_plain_store(parts: SplitResult) -> bool:
+    """Return whether the parts of a store's URL are a bucket, or no host for file://, and a plain path.
+
+    A host's name in place of a container is refused: az:// would send the credentials to its account.
+    """
+    plain = ".." not in parts.path.split("/") and ":" not in f"{parts.netloc}{parts.path}"
+    if parts.scheme == "file":
+        return plain and not parts.netloc and parts.path.startswith("/")
+    return plain and bool(parts.netloc) and (parts.scheme in ("s3", "gs") or "." not in parts.netloc)
 
 
 def read_file(url: str, begin: int, size: int) -> Iterator[bytes]:
@@ -33,7 +46,7 @@ def read_file(url: str, begin: int, size: int) -> Iterator[bytes]:
                 f"{url} is a {found['type']} of {found['size']} bytes, expected a file of {size}: it is "
                 "not the announced one"
             )
-        with files.open(path, "rb", block_size=_CHUNK, cache_type="readahead") as file:
+        with files.open(path, "rb", block_size=_BLOCK, cache_type="readahead") as file:
             file.seek(begin)
             while begin < size and (chunk := file.read(min(_CHUNK, size - begin))):
                 begin += len(chunk)
@@ -42,18 +55,36 @@ def read_file(url: str, begin: int, size: int) -> Iterator[bytes]:
 
 def put_file(file: Path, url: str, progress: Callable[[], None]) -> None:
     """Copy a file to `url`, in place of one there. `progress` is called meanwhile. Raise StoreFailed."""
+    with _naming(url, "written"):
+        files, path = _open(url)
+        if url.startswith(_FOLDER):
+            _copy(file, Path(path), progress)
+        else:
+            files.put_file(str(file), path, callback=_callback(progress))
+
+
+def _copy(file: Path, target: Path, progress: Callable[[], None]) -> None:
+    """Copy a file within this host, so that nobody finds half of it at `target`. Raise OSError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.part")
+    with file.open("rb") as source, part.open("wb") as copy:
+        while chunk := source.read(_CHUNK):
+            copy.write(chunk)
+            progress()
+    part.replace(target)
+
+
+def _callback(progress: Callable[[], None]) -> Any:
+    """Return a callback for fsspec that calls `progress` for each part that was sent."""
     from fsspec.callbacks import Callback
 
     class Progress(Callback):  # type: ignore[misc]
-        """Tells of each part that was sent."""
+        """Tells of each part, however a store's package counts them."""
 
-        def relative_update(self, inc: int = 1) -> None:
+        def call(self, *_: Any, **__: Any) -> None:
             progress()
 
-    with _naming(url, "written"):
-        files, path = _open(url)
-        files.makedirs(posixpath.dirname(path), exist_ok=True)
-        files.put_file(str(file), path, callback=Progress())
+    return Progress()
 
 
 def list_folder(url: str) -> list[str]:
@@ -81,14 +112,17 @@ def _open(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def _naming(url: str, done: str) -> Iterator[None]:
-    """Raise StoreFailed for an error of the block. `done` is what could not be done with the URL."""
+    """Raise StoreFailed for an error of the block. `done` is what could not be done with the URL.
+
+    Raise ConfigError if the package for such URLs is not installed.
+    """
     try:
         yield
     except PenstockError:
         raise
     except ImportError as error:
         package = PACKAGES[url.partition("://")[0]]
-        raise StoreFailed(f"{url} needs a package: `pip install {package}` ({error})") from error
+        raise ConfigError(f"{url} needs a package: `pip install {package}` ({error})") from error
     except Exception as error:  # each store's package has errors of its own
         raise StoreFailed(
             f"{url} cannot be {done}: {shorten(repr(error))}; see its address, this host's network, and "

@@ -147,15 +147,14 @@ class _TokenLogprobs(torch.autograd.Function):
         if all(grad is None for grad in grads):
             return (None,) * 7
         sums = _GradientSums(hidden, weight, bias, ctx.needs_input_grad)
-        width = max(1, ctx.chunk * len(weight) // max(1, len(hidden)))
+        width, dtype = max(1, ctx.chunk * len(weight) // max(1, len(hidden))), _reduction_dtype(hidden)
         for start in range(0, len(weight), width):
             part = slice(start, start + width)
             bias_part = None if bias is None else bias[part]
-            grad = _logit_grad(
-                _compute_logits(hidden, weight[part], bias_part, ctx.fp32), start, *per_token, *grads
-            )
+            logits = _compute_logits(hidden, weight[part], bias_part, ctx.fp32).to(dtype)
+            grad = _logit_grad_(logits, start, *per_token, *grads)
             sums.add(part, grad, ctx.fp32)
-            del grad  # or two slices' would exist while the next slice is computed
+            del logits, grad  # or two slices' would exist while the next slice is computed
         return sums.to_hidden, sums.to_weight, sums.to_bias, None, None, None, None
 
 
@@ -247,18 +246,17 @@ def _reduce(shifted_NV: Tensor, token_ids_N: Tensor) -> tuple[Tensor, Tensor, Te
     return chosen - log_total, entropy, log_total
 
 
-def _logit_grad(
+def _logit_grad_(
     logits_NW: Tensor, start: int, token_ids_N: Tensor, temperature_N: Tensor | None, lse_N: Tensor,
     entropy_N: Tensor, grad_logprobs_N: Tensor | None, grad_entropy_N: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Return the gradient to `logits_NW`, the logits of the W words from index `start` on, (N, W).
 
-    `logits_NW` are before temperature, and may be overwritten. `lse_N` (log-sum-exp) and `entropy_N` are
+    `logits_NW` are before temperature, and are overwritten. `lse_N` (log-sum-exp) and `entropy_N` are
     those of the whole vocabulary after temperature. `grad_logprobs_N` and `grad_entropy_N` are the
     gradients of the loss to the tokens' log-probabilities and entropies. One of them may be None: 0.
     """
     words = logits_NW.shape[1]
-    logits_NW = logits_NW.to(lse_N.dtype)
     if temperature_N is not None:
         logits_NW.div_(temperature_N[:, None])
     logprobs = logits_NW.sub_(lse_N[:, None])

@@ -16,7 +16,7 @@ from typing import Any, TypedDict
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
-from penstock.common.files.hashing import hash_file
+from penstock.common.files.hashing import has_hash, hash_file
 from penstock.common.files.reading import DAMAGE, explain, parse_json
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.claims import Claim, Position, lengths_on_chain, read_claims
@@ -248,7 +248,7 @@ def _find_damage(folder: Path) -> str:
             path = folder / name
             if not (path.is_file() and path.resolve().is_relative_to(folder.resolve())):
                 return f"{short(name)} is no file of it"
-            if hash_file(path) != expected:
+            if not has_hash(path, expected):
                 return f"{short(name)} differs from its hash"
     except _DAMAGE as error:
         return f"unreadable: {explain(error)}"
@@ -276,7 +276,7 @@ def _read(folder: Path) -> Checkpoint:
     OSError (also if one is missing), ValueError, KeyError, TypeError or MalformedMessage.
     """
     path = folder / "state.json"
-    if _hashes(folder)[path.name] != hash_file(path):
+    if not has_hash(path, _hashes(folder)[path.name]):
         changed = f"the checkpoint's {path.name} was changed: its hash is not the one in {_MANIFEST}"
         raise ValueError(f"{changed}. Put the checkpoint back from a copy, or delete its folder")
     state = fields_as(_State, parse_json(path.read_bytes()), path.name)

@@ -1,7 +1,7 @@
 """The learner's files in an object store, for hosts that do not reach the learner's."""
 
 import re
-import time
+import threading
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +9,7 @@ from pathlib import Path
 from penstock.common.deadline import Deadline
 from penstock.common.errors import ConfigError
 from penstock.common.log import get_logger
+from penstock.common.transfer.download import FetchFailed, Source
 from penstock.common.transfer.model_folder import WEIGHTS_FILE
 from penstock.common.transfer.object_store import StoreFailed, list_folder, put_file, remove_folder
 from penstock.common.wire.messages import Weights
@@ -24,48 +25,60 @@ class FileStore:
     """Copies a run's files to the folder `url` of an object store, where others fetch them.
 
     Making one copies the files of the folder `model` with these `names`. A copy is tried for `retry_s`
-    seconds, and `progress` is called meanwhile. Raise ConfigError if the store does not take a file.
+    seconds, or until `stopping` is set; `progress` is called meanwhile. Raise ConfigError for a URL that
+    nobody follows, or without the package for it, StoreFailed if the store does not take a file.
     """
 
     def __init__(
-        self, url: str, model: Path, names: Collection[str], retry_s: float, progress: Callable[[], None]
-    ) -> None:
-        self.url, self.token = url, ""
-        self._retry_s, self._progress = retry_s, progress
+        self, url: str, model: Path, names: Collection[str], retry_s: float, stopping: threading.Event,
+        progress: Callable[[], None],
+    ) -> None:  # fmt: skip
         try:
-            for name in names:
-                put_file(model / name, f"{url}/model/{name}", progress)
-            log.info(f"Actors and rewarders on other hosts get the run's files from {url}.")
-        except StoreFailed as error:
+            Source(url, "", files=True).address_of("model")
+        except FetchFailed as error:
             raise ConfigError(f"LEARNER_FILES_ADDRESS: {error}") from error
+        self.url, self.token = url, ""
+        self._retry_s, self._stopping, self._progress = retry_s, stopping, progress
+        self._offered: Weights | None = None
+        for name in names:
+            self._put(model / name, f"{url}/model/{name}")
+        log.info(f"Actors and rewarders on other hosts get the run's files from {url}.")
 
     def offer(self, weights: Weights) -> Weights:
         """Copy a version that is on this host, and return its announcement, which names the store.
 
-        Of the versions in the store the newest 4 are kept. Raise StoreFailed if no try succeeds.
+        The version that was offered last is not copied again. Of the versions in the store up to this
+        one the newest 4 are kept. Raise StoreFailed if no try succeeds.
         """
-        folder = Path(weights.path)
-        target = f"{self.url}/versions/{folder.name}/{WEIGHTS_FILE}"
+        if weights != self._offered:
+            folder = Path(weights.path)
+            self._put(folder / WEIGHTS_FILE, f"{self.url}/versions/{folder.name}/{WEIGHTS_FILE}")
+            self._offered = weights
+            self._remove_old(folder.name)
+        return replace(weights, url=self.url, token="")
+
+    def _put(self, file: Path, url: str) -> None:
+        """Copy a file, until it succeeds. Raise StoreFailed at the end of the time, or to stop."""
         deadline = Deadline(self._retry_s)
         while True:
             try:
-                put_file(folder / WEIGHTS_FILE, target, self._progress)
-                break
+                return put_file(file, url, self._progress)
             except StoreFailed as error:
-                if deadline.expired():
+                if deadline.expired() or self._stopping.is_set():
                     raise
-                log.warning(f"Version {weights.version} is not in the store yet: {error}")
+                log.warning(f"{file.name} is not in the store yet: {error}")
                 self._progress()
-                time.sleep(_RETRY_S)
-        self._remove_old()
-        return replace(weights, url=self.url, token="")
+                self._stopping.wait(_RETRY_S)
 
-    def _remove_old(self) -> None:
-        """Delete all but the newest versions in the store. What stays is logged as a warning."""
+    def _remove_old(self, newest: str) -> None:
+        """Delete all but the newest of the versions up to `newest`. What stays is logged as a warning.
+
+        Later ones are those of another run of this name, which has perhaps not ended.
+        """
         versions = f"{self.url}/versions"
         try:
             names = [name for name in list_folder(versions) if _VERSION.fullmatch(name)]
-            for name in names[:-KEEP]:
+            for name in [name for name in names if name <= newest][:-KEEP]:
                 remove_folder(f"{versions}/{name}")
         except StoreFailed as error:
             log.warning(f"Old versions stay in the store: {error}")

@@ -240,7 +240,9 @@ def test_a_rewarder_gets_the_tokenizer_alone(far: Run, server: FileServer, tmp_p
 def store(far: Run, tmp_path: Path) -> FileStore:
     """The run's files in an object store, which is a folder here."""
     names = [one.name for one in far.contract.model_files]
-    store = FileStore(f"file://{tmp_path}/store/run", far.folder, names, 1.0, lambda: None)
+    store = FileStore(
+        f"file://{tmp_path}/store/run", far.folder, names, 1.0, threading.Event(), lambda: None
+    )
     far.queue.source = store
     return store
 

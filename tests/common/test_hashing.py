@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.common.files.hashing import _CHUNK, hash_file, new_digest
+from penstock.common.files.hashing import _CHUNK, has_hash, hash_file, new_digest
 
 
 def test_it_is_blake3(tmp_path: Path) -> None:
@@ -27,3 +27,11 @@ def test_every_byte_counts_at_any_size(tmp_path: Path, size: int) -> None:
         content[-1] ^= 1
         (tmp_path / "file").write_bytes(content)
         assert hash_file(tmp_path / "file") != whole.hexdigest()
+
+
+def test_a_hash_from_before_blake3_is_known(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert has_hash(tmp_path / "file", sha256)
+    assert has_hash(tmp_path / "file", hash_file(tmp_path / "file"))
+    assert not has_hash(tmp_path / "file", sha256[::-1])

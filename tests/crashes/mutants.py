@@ -126,7 +126,7 @@ MUTANTS: dict[str, Mutant] = {
     "trusts a damaged checkpoint": Mutant(
         8,
         "the learner goes on from weights that nobody trained",
-        (("learner/state/checkpoint.py", "if hash_file(path) != expected:", "if False:"),),
+        (("learner/state/checkpoint.py", "if not has_hash(path, expected):", "if False:"),),
         scenarios.checkpoint_is_damaged,
         "other weights",
     ),

@@ -120,7 +120,7 @@ PLANTED = [
     Plant("rewritten claim", "claims/000002.json", put(holder=[1]),
           claims, "fields_as", without_check),
     Plant("damaged checkpoint", "checkpoints/000002-*/state.json", put(step=3, position=START),
-          checkpoint, "hash_file", lambda _: EqualText()),
+          checkpoint, "has_hash", lambda *_: True),
     Plant("rewritten best", "best/*/best.json", put(value="x"), best_model, "fields_as", without_check),
     Plant("damaged results", "eval_results.json", lambda path: path.write_text("{") and None,
           evaluate, "reading", without_guard),
@@ -132,18 +132,6 @@ PLANTED = [
     Plant("damaged nonce", "nonce", lambda path: path.write_bytes(b"\xff") and None,
           incarnations, "reading", without_guard),
 ]  # fmt: skip
-
-
-class EqualText(str):
-    """A hash that fits."""
-
-    def __eq__(self, _: object) -> bool:
-        return True
-
-    def __ne__(self, _: object) -> bool:
-        return False
-
-    __hash__ = str.__hash__
 
 
 @pytest.fixture(scope="module")

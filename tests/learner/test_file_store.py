@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from blake3 import blake3
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
+from penstock.common.transfer import object_store
 from penstock.common.transfer.download import FetchFailed, Source, Wanted, download
 from penstock.common.transfer.object_store import StoreFailed, list_folder, put_file, read_file
 from penstock.common.wire.messages import Version, Weights
@@ -43,7 +45,7 @@ def store(tmp_path: Path, progress: list[None]) -> FileStore:
         (model / name).write_text(name)
     url = f"file://{tmp_path}/store/run"
     names = ["config.json", "tokenizer.json"]
-    return FileStore(url, model, names, 0.0, lambda: progress.append(None))
+    return FileStore(url, model, names, 0.0, threading.Event(), lambda: progress.append(None))
 
 
 def wanted_of(weights: Weights) -> Wanted:
@@ -57,6 +59,7 @@ def test_what_is_offered_can_be_fetched_and_nothing_else_is_there(
     assert (offered.url, offered.token) == (store.url, "")
     download(Source(offered.url, "", files=True), wanted_of(offered), tmp_path / "got/model.safetensors")
     assert (tmp_path / "got/model.safetensors").read_bytes() == CONTENT
+    assert progress
     there = sorted(str(path.relative_to(tmp_path / "store")) for path in tmp_path.glob("store/**/*.*"))
     version = "run/versions/000001-00000004/model.safetensors"
     assert there == ["run/model/config.json", "run/model/tokenizer.json", version]
@@ -115,22 +118,83 @@ def test_only_plain_urls_of_known_stores_are_followed(url: str, tmp_path: Path) 
 
 def test_a_folder_is_followed_only_if_the_user_says_so(store: FileStore, tmp_path: Path) -> None:
     offered = store.offer(weights_of(tmp_path, 1))
-    with pytest.raises(FetchFailed, match="is no URL such as"):
+    with pytest.raises(FetchFailed, match=r"is no URL such as .*RUN_ALLOW_FILE_STORE=true"):
         download(Source(offered.url, ""), wanted_of(offered), tmp_path / "got")
 
 
+def make_store(url: str, folder: Path, retry_s: float = 0.0) -> FileStore:
+    """A store for a folder with one file of a model."""
+    (folder / "config.json").write_text("{}")
+    return FileStore(url, folder, ["config.json"], retry_s, threading.Event(), lambda: None)
+
+
 def test_a_missing_package_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"LEARNER_FILES_ADDRESS: .*pip install s3fs"):
-        FileStore("s3://bucket/run", tmp_path, ["config.json"], 0.0, lambda: None)
-    with pytest.raises(FetchFailed, match="pip install gcsfs"):
+    with pytest.raises(ConfigError, match="pip install s3fs"):
+        make_store("s3://bucket/run", tmp_path)
+    with pytest.raises(ConfigError, match="pip install gcsfs"):
         download(Source("gs://bucket/run", ""), Wanted("x", 1, HASH), tmp_path / "got")
 
 
-def test_a_store_that_takes_no_file_of_the_model_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_a_store_that_takes_no_file_of_the_model_ends_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"LEARNER_FILES_ADDRESS: .*cannot be written"):
-        FileStore(f"file://{tmp_path}/file/x", tmp_path, ["config.json"], 0.0, lambda: None)
+    with pytest.raises(StoreFailed, match="cannot be written"):
+        make_store(f"file://{tmp_path}/file/x", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file://relative/x", "file:///mnt/../x", "s3:///x", "s3://b/\xfc", "s3://a/b?c", "s3://u@b/x",
+        "az://account.blob.core.windows.net/x", "s3://a/b:c", "s3://a/simplecache::x",
+    ],
+)  # fmt: skip
+def test_an_address_that_nobody_follows_is_refused_at_the_start(url: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"LEARNER_FILES_ADDRESS: .*is no URL such as"):
+        make_store(url, tmp_path)
+
+
+def test_a_run_that_begins_anew_keeps_its_own_versions(store: FileStore, tmp_path: Path) -> None:
+    """An earlier run of this name left versions of greater numbers in the store."""
+    for step in range(10, 15):
+        store.offer(weights_of(tmp_path, step))
+    again = make_store(store.url, tmp_path)
+    offered = again.offer(weights_of(tmp_path, 0))
+    download(Source(store.url, "", files=True), wanted_of(offered), tmp_path / "got")
+    assert (tmp_path / "got").read_bytes() == CONTENT
+
+
+def test_a_version_is_copied_once_and_replaced_in_one_piece(
+    store: FileStore, tmp_path: Path, quick: pytest.MonkeyPatch
+) -> None:
+    """A learner announces its version again when the queue server came back, while actors read it."""
+    weights = weights_of(tmp_path, 1)
+    offered = store.offer(weights)
+    there = tmp_path / "store/run" / wanted_of(offered).path
+    with there.open("rb") as reader:
+        before = reader.read(1000)
+        put_file(Path(offered.path) / "model.safetensors", f"file://{there}", lambda: None)
+        assert before + reader.read() == CONTENT
+    quick.setattr(file_store, "put_file", Failing(10))
+    assert store.offer(weights) == offered
+    assert [path.name for path in there.parent.iterdir()] == ["model.safetensors"]
+
+
+def test_a_cloud_tells_of_its_progress_however_it_counts() -> None:
+    told: list[None] = []
+    callback = object_store._callback(lambda: told.append(None))
+    callback.relative_update(5)
+    callback.absolute_update(9)
+    assert len(told) == 2
+
+
+def test_being_told_to_stop_ends_the_wait_for_a_store(
+    store: FileStore, tmp_path: Path, quick: pytest.MonkeyPatch
+) -> None:
+    store._retry_s = 3600.0
+    store._stopping.set()
+    quick.setattr(file_store, "put_file", Failing(10))
+    with pytest.raises(StoreFailed):
+        store.offer(weights_of(tmp_path, 1))
 
 
 class Failing:
@@ -186,7 +250,9 @@ def test_a_store_is_an_address(address: str) -> None:
     assert LearnerSettings(files_address=address).files_address == address
 
 
-@pytest.mark.parametrize("address", ["ftp://host/x", "s3://", "s3://a@b", "s3://a?b", "s3://a b"])
+@pytest.mark.parametrize(
+    "address", ["ftp://host/x", "s3://", "s3://a@b", "s3://a?b", "s3://a b", "s3://u@b/x:1", "file://x"]
+)
 def test_other_addresses_are_refused(address: str) -> None:
     with pytest.raises(ValueError, match="files_address"):
         LearnerSettings(files_address=address)
