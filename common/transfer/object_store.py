@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult
 
-from penstock.common.errors import ConfigError, PenstockError, ServerUnavailable
+from penstock.common.errors import PenstockError, ServerUnavailable
 from penstock.common.log import shorten
 
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "file": "fsspec"}
@@ -18,6 +18,10 @@ _FOLDER = "file://"
 
 class StoreFailed(ServerUnavailable):
     """An object store did not do what it was asked for. A later try may succeed."""
+
+
+class PackageMissing(StoreFailed):
+    """The package that fsspec needs for such URLs is not installed."""
 
 
 def is_store(url: str) -> bool:
@@ -112,17 +116,14 @@ def _open(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def _naming(url: str, done: str) -> Iterator[None]:
-    """Raise StoreFailed for an error of the block. `done` is what could not be done with the URL.
-
-    Raise ConfigError if the package for such URLs is not installed.
-    """
+    """Raise StoreFailed for an error of the block. `done` is what could not be done with the URL."""
     try:
         yield
     except PenstockError:
         raise
     except ImportError as error:
         package = PACKAGES[url.partition("://")[0]]
-        raise ConfigError(f"{url} needs a package: `pip install {package}` ({error})") from error
+        raise PackageMissing(f"{url} needs a package: `pip install {package}` ({error})") from error
     except Exception as error:  # each store's package has errors of its own
         raise StoreFailed(
             f"{url} cannot be {done}: {shorten(repr(error))}; see its address, this host's network, and "

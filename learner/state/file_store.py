@@ -11,7 +11,13 @@ from penstock.common.errors import ConfigError
 from penstock.common.log import get_logger
 from penstock.common.transfer.download import FetchFailed, Source
 from penstock.common.transfer.model_folder import WEIGHTS_FILE
-from penstock.common.transfer.object_store import StoreFailed, list_folder, put_file, remove_folder
+from penstock.common.transfer.object_store import (
+    PackageMissing,
+    StoreFailed,
+    list_folder,
+    put_file,
+    remove_folder,
+)
 from penstock.common.wire.messages import Weights
 from penstock.learner.state.versions import KEEP
 
@@ -63,6 +69,8 @@ class FileStore:
         while True:
             try:
                 return put_file(file, url, self._progress)
+            except PackageMissing as error:
+                raise ConfigError(f"LEARNER_FILES_ADDRESS: {error}") from error
             except StoreFailed as error:
                 if deadline.expired() or self._stopping.is_set():
                     raise
