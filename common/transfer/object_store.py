@@ -116,7 +116,10 @@ def _open(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def _naming(url: str, done: str) -> Iterator[None]:
-    """Raise StoreFailed for an error of the block. `done` is what could not be done with the URL."""
+    """Raise StoreFailed for an error of the block, PackageMissing if a package is not installed.
+
+    `done` is what could not be done with the URL.
+    """
     try:
         yield
     except PenstockError:

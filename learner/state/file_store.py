@@ -64,7 +64,10 @@ class FileStore:
         return replace(weights, url=self.url, token="")
 
     def _put(self, file: Path, url: str) -> None:
-        """Copy a file, until it succeeds. Raise StoreFailed at the end of the time, or to stop."""
+        """Copy a file, until it succeeds. Raise StoreFailed at the end of the time, or to stop.
+
+        Raise ConfigError at once if the package for such URLs is not installed.
+        """
         deadline = Deadline(self._retry_s)
         while True:
             try:
