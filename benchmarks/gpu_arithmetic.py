@@ -66,11 +66,9 @@ def write_questions(path: Path, count: int = 10_000) -> None:
     path.write_text("\n".join(map(json.dumps, rows)))
 
 
-def command(
-    way: str, options: argparse.Namespace, folder: Path
-) -> tuple[list[str], dict[str, str], Path]:
+def command(options: argparse.Namespace, folder: Path) -> tuple[list[str], dict[str, str], Path]:
     """The command that trains, its environment, and the file that gets a line per step."""
-    questions = folder / "sums.jsonl"
+    way, questions = options.way, folder / "sums.jsonl"
     write_questions(questions)
     if way == "TRL":
         arguments = [str(value) for value in (options.model, questions, folder, options.steps)]
