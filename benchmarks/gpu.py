@@ -33,7 +33,7 @@ class Part:
     """A program whose last line of output is a JSON object of figures; `limit_s` is its longest time.
 
     `tiny` are the arguments that replace `arguments` in a run with tiny shapes. {model} stands for the
-    model's folder, {out} for that of the results.
+    model's folder.
     """
 
     name: str

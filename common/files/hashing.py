@@ -1,4 +1,4 @@
-"""The hash by which files are recognised that others read: BLAKE3, computed on all cores."""
+"""BLAKE3 hashes of versions, checkpoints and files for other hosts, computed on all cores."""
 
 import hashlib
 from pathlib import Path
@@ -23,7 +23,7 @@ def hash_file(path: Path) -> str:
 
 
 def has_hash(path: Path, expected: str) -> bool:
-    """Return whether a file has this hash: BLAKE3, or SHA-256, as it was before. Raise OSError."""
+    """Return whether a file has this hash: BLAKE3, or SHA-256 as in older checkpoints. Raise OSError."""
     if hash_file(path) == expected:
         return True
     with path.open("rb") as file:

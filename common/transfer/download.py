@@ -83,7 +83,7 @@ class Source:
 
 
 def _is_server(parts: SplitResult) -> bool:
-    """Return whether the parts are those of a server's URL. Raise ValueError for a port that is none."""
+    """Return whether a URL names a server by http or https. Raise ValueError for an invalid port."""
     return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
 
 

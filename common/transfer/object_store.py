@@ -30,7 +30,7 @@ def is_store(url: str) -> bool:
 
 
 def is_plain_store(parts: SplitResult) -> bool:
-    """Return whether the parts of a store's URL are a bucket, or no host for file://, and a plain path.
+    """Return whether a store's URL has a bucket (file:// has no host) and a plain path.
 
     A host's name in place of a container is refused: az:// would send the credentials to its account.
     """

@@ -84,7 +84,7 @@ class FileStore:
     def _remove_old(self, newest: str) -> None:
         """Delete all but the newest of the versions up to `newest`. What stays is logged as a warning.
 
-        Later ones are those of another run of this name, which has perhaps not ended.
+        Later versions belong to another run of this name, which may still go on.
         """
         versions = f"{self.url}/versions"
         try:
