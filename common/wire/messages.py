@@ -37,7 +37,7 @@ from penstock.common.wire.limits import (
 from penstock.common.wire.plain import brief
 from penstock.common.wire.transcript import Transcript
 
-SCHEMA = 8
+SCHEMA = 9
 """Version of the wire format. Every message carries this number."""
 
 LONGEST_PROBE = 1024
