@@ -16,7 +16,7 @@ from penstock.common.config.settings import ActorSettings
 from penstock.common.errors import ConfigError, PenstockError
 from penstock.common.sandbox import frames
 from penstock.common.sandbox.handle import KILLED, Handle, Mistake, ProcessGone, Session, outcome_of
-from penstock.common.sandbox.settings import Code, SandboxSettings
+from penstock.common.sandbox.settings import Code, SandboxFailed, SandboxSettings
 from penstock.common.sandbox.starter import STARTS, Starter
 from penstock.common.sandbox.user import hide_memory
 from penstock.common.text import encodable, short
@@ -29,8 +29,8 @@ _LONGEST_METRIC = 100
 _DESCRIBE_S = 60.0
 _SECTION = "ACTOR_EPISODE"
 _ALL_KILLED = (
-    f"{STARTS} processes for an episode were killed before it began: see in the actor machine's log "
-    "what kills them, such as a lack of memory"
+    f"{STARTS} processes for an episode were killed before it began: see in the machine's log what "
+    "kills them, such as a lack of memory"
 )
 _FORGED = f"the code's process gave an answer of another form: {frames.FOREIGN}"
 
@@ -43,7 +43,7 @@ class EpisodeFailed(PenstockError):
 
 
 class _Killed(EpisodeFailed):
-    """The process was killed in a step."""
+    """The process was killed in a step, or before."""
 
 
 class _NeverBegan(_Killed):
@@ -103,14 +103,16 @@ class EpisodePool:
 
         `schema_of` names the function, "package.module:function", that a process calls for a tool's
         schema. Start and end an episode for it. The calls have 60 s. Raise ConfigError if the code
-        cannot be imported, is no tool or environment, or fails.
+        cannot be imported, is no tool or environment, or fails, SandboxFailed if its processes are
+        killed.
         """
         try:
             episode, found = self._start(
                 "reading the tools", "describe", asdict(self.spec), schema_of, limit_s=_DESCRIBE_S
             )
         except EpisodeFailed as error:
-            raise ConfigError(f"{self.spec.settings}: {error}") from error
+            kind = SandboxFailed if isinstance(error, _Killed) else ConfigError
+            raise kind(f"{self.spec.settings}: {error}") from error
         episode.close()
         if not isinstance(found, dict) or not all(isinstance(tools, list) for tools in found.values()):
             raise ConfigError(f"{self.spec.settings}: {_FORGED}")
@@ -179,17 +181,20 @@ class EpisodePool:
                 if replaced or self._closed:
                     raise
                 replaced = True
-        raise EpisodeFailed(_ALL_KILLED)
+        raise _Killed(_ALL_KILLED)
 
     def _episode(self) -> "Episode":
         """Return an episode in an idle process, else in a new one. Nothing has been asked of it yet.
 
-        Raise EpisodeFailed if no process starts, its subclass _NeverBegan if the idle process was
-        killed, OSError if this process lacks descriptors.
+        Raise EpisodeFailed if no process starts, its subclass _Killed if all were killed, _NeverBegan if
+        the idle process was, OSError if this process lacks descriptors.
         """
         with self._lock:
             handle = self._idle.pop() if self._idle else None
-        started = handle or self._starter.start(self._code)
+        try:
+            started = handle or self._starter.start(self._code)
+        except SandboxFailed as error:
+            raise _Killed(str(error)) from error
         if isinstance(started, Mistake):
             raise EpisodeFailed(started.reason)
         try:

@@ -129,7 +129,7 @@ class SandboxPool:
                     self._forget_oldest(slot)
                 else:
                     handle.end()
-        return self._starter.never_ready(code)
+        raise self._starter.killed(code)
 
     def _forget_oldest(self, slot: dict[Code | None, Handle]) -> None:
         """If `slot` has over MOST_CODES, 8, processes of users' code, end and remove the first of them.

@@ -66,9 +66,10 @@ class Starter:
         five in all; a process that signal 9 or an unknown cause ends while it imports that code is
         replaced once. A process has 60 s to prepare, then 60 s, or the time limit of a call for a user's
         code, to import its code. A Mistake says that the user's code was refused, failed, ended its
-        process, was too slow or needs too much memory, or that five processes ended before it ran. For
-        built-in code raise ConfigError for a too small memory limit or refused rights, SandboxFailed if
-        a process is not ready in time or five have ended.
+        process, was too slow or needs too much memory. Raise SandboxFailed if five processes, or two
+        that imported a user's code, were killed, which nothing says of the code. For built-in code raise
+        ConfigError for a too small memory limit or refused rights, SandboxFailed if a process is not
+        ready in time.
         """
         replaced = False
         for _ in range(STARTS):
@@ -88,23 +89,23 @@ class Starter:
             if status == OUT_OF_MEMORY:
                 return self._too_little_memory(code)
             if code is not None and outcome:
-                if replaced or status not in (None, -signal.SIGKILL):
-                    known = "unknown" if status is None else status
-                    ended = f"ended its process (exit code {known})"
+                if status not in (None, -signal.SIGKILL):
+                    ended = f"ended its process (exit code {status})"
                     return Mistake(f"{code.source}: the import of this code {ended}")
+                if replaced:
+                    raise self.killed(code, 2)
                 replaced = True
-        return self.never_ready(code)
+        raise self.killed(code)
 
-    def never_ready(self, code: Code | None) -> Mistake:
-        """Return a Mistake: the process with a user's `code` was killed five times before it was ready.
+    def killed(self, code: Code | None, times: int = STARTS) -> SandboxFailed:
+        """Return the error that the process with this code was killed so often before it was ready.
 
-        Raise SandboxFailed with that reason if `code` is None: built-in code.
+        Nothing says that a user's `code` (None: built-in) did it: a machine without memory kills too.
         """
-        text = f"was killed {STARTS} times before it was ready"
-        if code is not None:
-            return Mistake(f"{code.source}: the process with this code {text}")
-        raise SandboxFailed(
-            f"a sandbox process {text}: free memory, or lower {self._settings.section}_WORKERS"
+        which = f"the process with {code.source}" if code else "a sandbox process"
+        return SandboxFailed(
+            f"{which} was killed {times} times before it was ready: see in the system's log what kills "
+            f"it. Free memory, or lower {self._settings.section}_WORKERS"
         )
 
     def _too_little_memory(self, code: Code | None) -> Mistake:

@@ -58,7 +58,7 @@ def _schemas(spec: EpisodeSpec) -> dict[str, list[Any]]:
     """Return lists of the tools' JSON schemas by the environment's name, "" without an environment.
 
     A sandbox process imports the user's code, reads the schemas, and is ended before the return. Raise
-    ConfigError if it fails, or takes over 60 s.
+    ConfigError if it fails, or takes over 60 s, SandboxFailed if its processes are killed.
     """
     with closing(EpisodePool(ActorSettings(), spec, modules=(_SCHEMAS,))) as pool:
         return pool.describe(f"{_SCHEMAS}:schema_of")

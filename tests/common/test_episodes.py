@@ -19,7 +19,8 @@ import pytest
 from penstock.common.config.settings import ActorSettings
 from penstock.common.episodes import process
 from penstock.common.episodes.pool import Episode, EpisodeFailed, EpisodePool
-from penstock.common.errors import ConfigError
+from penstock.common.errors import NEVER_RESTARTED, ConfigError
+from penstock.common.sandbox.settings import SandboxFailed
 from penstock.common.wire.episode_spec import EpisodeSpec, OwnCode
 from tests.common import bad_environments
 from tests.helpers import is_dead, wait_until
@@ -245,6 +246,22 @@ def test_code_that_kills_its_process_is_tried_twice_and_told(tmp_path: Path, mar
         with pytest.raises(EpisodeFailed, match=r"environment killed its process \(exit code -9\)"):
             pool.begin({})
         assert len(marker.read_text()) == 2
+
+
+def test_killed_processes_are_not_taken_for_wrong_tools(tmp_path: Path, marker: Path) -> None:
+    """The learner ends with an exit code after which it is started again."""
+    source = write_game(tmp_path, marker, "import", "time.sleep(600)")
+    with closing(make_pool(game(source))) as pool, ThreadPoolExecutor(1) as thread:
+        before = processes()
+        describing = thread.submit(pool.describe, f"{__name__}:schema_of")
+        for killed in range(4):
+            wait_until(lambda: len(letters(marker)) > killed, "the code to sleep")  # noqa: B023
+            for process in [one for one in processes() - before if below_nursery(one)]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+        with pytest.raises(SandboxFailed, match="was killed 2 times") as failure:
+            describing.result(timeout=60)
+        assert failure.value.exit_code not in NEVER_RESTARTED
 
 
 def test_code_that_ends_its_process_on_import_is_tried_once(tmp_path: Path, marker: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import pwd
 import resource
@@ -18,8 +19,10 @@ import psutil
 import pytest
 
 from penstock.common.config.settings import RewarderSettings
-from penstock.common.errors import ConfigError
+from penstock.common.errors import NEVER_RESTARTED, ConfigError
+from penstock.common.sandbox.settings import SandboxFailed
 from penstock.common.sandbox.user import unused_id
+from penstock.common.wire.reward_spec import RewardSpec
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 from tests.helpers import wait_until
 from tests.rewarders.stand_ins import reward
@@ -186,6 +189,30 @@ def test_an_idle_process_may_be_killed(
     wait_until(lambda: all(map(has_ended, killed)), "the end of the processes")
     assert killed
     assert score(pool, name, "5", solution="5") == before
+
+
+def test_a_reward_whose_processes_are_killed_is_not_taken_for_a_wrong_one(
+    make_pool: MakePool, tmp_path: Path
+) -> None:
+    """The rewarder ends with an exit code after which it is started again."""
+    source = tmp_path / "sleeps.py"
+    source.write_text("import time\n\ntime.sleep(600)\n")
+    tmp_path.chmod(0o755)
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    pool, others = make_pool(), scoring_processes()
+    with ThreadPoolExecutor(1) as thread:
+        check = thread.submit(pool.check, RewardSpec("sleeps", source=str(source), digest=digest))
+
+        def is_ended_by_kills() -> bool:
+            for process in scoring_processes() - others:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            return check.done()
+
+        wait_until(is_ended_by_kills, "the end of the check")
+        with pytest.raises(SandboxFailed, match=r"was killed \d times before it was ready") as failure:
+            check.result()
+    assert failure.value.exit_code not in NEVER_RESTARTED
 
 
 def has_ended(process: psutil.Process) -> bool:
