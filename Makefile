@@ -89,7 +89,7 @@ nightly: install
 	NIGHTLY=1 $(BIN)/python -m pytest tests/rewarders/test_attacks.py tests/e2e/test_secrets.py \
 		tests/learner/test_injections.py tests/e2e/test_two_ranks.py tests/rewarders/test_generated_golds.py \
 		tests/crashes/test_mutants.py \
-		tests/e2e/test_agents.py tests/e2e/test_server_loss.py tests/e2e/test_two_hosts.py \
+		tests/e2e/test_agents.py tests/e2e/test_server_loss.py tests/e2e/test_two_hosts.py tests/e2e/test_adapters.py \
 		tests/packaging/test_import_names.py
 	$(MAKE) trl
 	NIGHTLY=1 PENSTOCK_REWARD_PACKAGES=$(VENV)-rewards $(BIN)/python -m pytest tests/rewarders/test_packages.py \

@@ -7,9 +7,8 @@ from typing import Protocol, TypeVar
 
 from penstock.common.errors import EngineFailed, PenstockError
 from penstock.common.files.hashing import hash_file
-from penstock.common.transfer.model_folder import WEIGHTS_FILE
 from penstock.common.wire.ids import Version
-from penstock.common.wire.messages import Float32s, Int32s, Rollout, Sampling, Weights
+from penstock.common.wire.messages import WEIGHTS_FILE, Float32s, Int32s, Rollout, Sampling, Weights
 
 Result = TypeVar("Result")
 
@@ -118,7 +117,7 @@ async def within_limit(change: Awaitable[Result], limit_s: float, what: str) -> 
 
 
 def verify_weights(weights: Weights) -> Path:
-    """Return the folder of published weights, `weights.path`, after checking its model.safetensors.
+    """Return the folder of published weights, `weights.path`, after checking its file.
 
     Raise WeightsRejected if the file cannot be read or has another hash than the announced one, or if
     the folder holds another file of weights, whose hash nobody announced: an engine loads all that it
@@ -126,7 +125,7 @@ def verify_weights(weights: Weights) -> Path:
     """
     folder = Path(weights.path)
     try:
-        found = hash_weights(folder)
+        found = hash_weights(folder, weights.file)
         others = [path.name for path in folder.iterdir() if path.suffix in _WEIGHTS_SUFFIXES]
     except OSError as error:
         raise WeightsRejected(
@@ -135,18 +134,18 @@ def verify_weights(weights: Weights) -> Path:
         ) from error
     if found != weights.hash:
         raise WeightsRejected(
-            f"{folder / WEIGHTS_FILE} is not version {weights.version}: its hash is {found[:12]}, the "
+            f"{folder / weights.file} is not version {weights.version}: its hash is {found[:12]}, the "
             f"announced hash is {weights.hash[:12]}; share the run's folder with this actor unchanged"
         )
-    others.remove(WEIGHTS_FILE)
+    others.remove(weights.file)
     if others:
         raise WeightsRejected(
-            f"{folder} holds {', '.join(sorted(others))[:200]} beside {WEIGHTS_FILE}, expected no other "
+            f"{folder} holds {', '.join(sorted(others))[:200]} beside {weights.file}, expected no other "
             "file of weights; remove what the learner did not write"
         )
     return folder
 
 
-def hash_weights(folder: Path) -> str:
-    """Return the hash of a folder's model.safetensors, in hex. Raise OSError if it cannot be read."""
-    return hash_file(folder / WEIGHTS_FILE)
+def hash_weights(folder: Path, name: str = WEIGHTS_FILE) -> str:
+    """Return the hash of a folder's file of weights, in hex. Raise OSError if it cannot be read."""
+    return hash_file(folder / name)

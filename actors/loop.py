@@ -25,9 +25,9 @@ from penstock.common.broker.keys import Keys
 from penstock.common.broker.learner_watch import LearnerWatch
 from penstock.common.broker.run_view import RunView, wait_for_contract
 from penstock.common.config.role_command import ActorCommand
-from penstock.common.config.settings import ActorSettings, RunSettings
+from penstock.common.config.settings import ActorSettings
 from penstock.common.episodes.pool import EpisodePool
-from penstock.common.errors import RunNotReady
+from penstock.common.errors import ConfigError, RunNotReady
 from penstock.common.log import get_logger
 from penstock.common.role import connect, consumer_name
 from penstock.common.sandbox.limits import allow_open_files
@@ -79,7 +79,7 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
     contract = decode(data, Contract)
     _allow_open_files(contract, settings.actor.episode_workers)
     watch = LearnerWatch(connection, view.keys, settings.run)
-    device = _device_of(settings.run, contract)
+    device = _device_of(settings, contract)
     if device and not await asyncio.to_thread(_take, device, stopping, watch):
         return
     model = _find_model(settings, contract, ModelFetcher(view, settings.run, stopping))
@@ -111,12 +111,20 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
         log.info(f"{consumer} left run {settings.run.name}.")
 
 
-def _device_of(run: RunSettings, contract: Contract) -> SharedDevice | None:
+def _device_of(settings: ActorCommand, contract: Contract) -> SharedDevice | None:
     """Return the device that the learner of this host uses by turns with actors; None without one.
 
-    Raise ConfigError if the folder of its locks, or a file, cannot be made.
+    Raise ConfigError if the folder of its locks, or a file, cannot be made, or if the engine would lose
+    weights that no version brings back.
     """
-    return SharedDevice(run.folder.device_locks, alone=False) if contract.share_device else None
+    if not contract.share_device:
+        return None
+    if contract.adapter and settings.actor.sleep_level == 2:
+        raise ConfigError(
+            "ACTOR_SLEEP_LEVEL=2 drops the model's weights, and versions bring LoRA adapters alone: set "
+            "it to 1, or LEARNER_LORA_PUBLISH_MERGED=true"
+        )
+    return SharedDevice(settings.run.folder.device_locks, alone=False)
 
 
 def _take(device: SharedDevice, stopping: threading.Event, watch: LearnerWatch) -> bool:

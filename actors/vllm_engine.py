@@ -28,8 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.actors.engine import Aborted, PromptRefused, verify_weights
+from penstock.actors.engine import Aborted, PromptRefused, WeightsRejected, verify_weights
 from penstock.actors.token_versions import TokenVersions
+from penstock.actors.weights.adapter import AdapterFolder
 from penstock.common.config.settings import ActorSettings
 from penstock.common.errors import ConfigError, EngineFailed
 from penstock.common.files.reading import parse_json, reading
@@ -51,6 +52,8 @@ _ENVIRONMENT = {
 
 VERSIONS = ((0, 25), (0, 32))
 """The first and the last version of vLLM that an actor starts. docs/releasing.md tells their tests."""
+
+_WITHOUT_ADAPTERS = ", or set LEARNER_LORA_PUBLISH_MERGED=true if vLLM has no adapters for this model"
 
 _CPU_BATCH_TOKENS = 4096
 """Prompt tokens per step on a CPU; the model length, if that is longer."""
@@ -79,6 +82,7 @@ class VllmEngine:
             from vllm import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
 
+        self._adapter = AdapterFolder(contract.adapter) if contract.adapter else None
         self._max_num_seqs = settings.max_num_seqs
         self._stop_ids = read_stop_ids(model)
         self._version: Version | None = None
@@ -91,6 +95,7 @@ class VllmEngine:
         except Exception as error:  # vLLM's start raises whatever its parts raise
             raise EngineFailed(
                 f"vLLM did not start on {model}: {error}; correct the ACTOR_* settings, or the model"
+                f"{_WITHOUT_ADAPTERS if contract.adapter else ''}"
             ) from error
         self._versions = TokenVersions(self._llm)
 
@@ -155,7 +160,10 @@ class VllmEngine:
         """
         output: Any = None
         try:
-            async for latest in self._llm.generate(prompt, parameters(), request_id):
+            answers = self._llm.generate(
+                prompt, parameters(), request_id, lora_request=self._adapter_request()
+            )
+            async for latest in answers:
                 output = latest
         except Exception as error:  # a dead engine raises whatever it was doing
             refusal = _refusal(error)
@@ -205,6 +213,14 @@ class VllmEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )  # fmt: skip
 
+    def _adapter_request(self, load_inplace: bool = False) -> Any:
+        """Return what tells vLLM to compute with the adapter, or to load it; None without one."""
+        from vllm.lora.request import LoRARequest
+
+        if self._adapter is None or not (self._version or load_inplace):
+            return None
+        return LoRARequest("adapter", 1, str(self._adapter.path), load_inplace=load_inplace)
+
     async def abort(self, request_id: str) -> None:
         """End a request early: its `generate` raises Aborted with the completions so far.
 
@@ -220,11 +236,17 @@ class VllmEngine:
         EngineFailed if a later step fails: then the engine stays paused, because half-loaded weights
         must not sample.
         """
+        if weights.adapter is not (self._adapter is not None):
+            kinds = ("whole weights", "a LoRA adapter")
+            raise WeightsRejected(
+                f"version {weights.version} is {kinds[weights.adapter]}, and the contract says "
+                f"{kinds[not weights.adapter]}: start the actor again, or see who writes to the queue"
+            )
         folder = await asyncio.to_thread(verify_weights, weights)
         try:
             await self._llm.pause_generation(mode="keep", clear_cache=False)
             if again or weights.hash != self._hash:
-                await self._llm.collective_rpc("take_weights", args=(str(folder),))
+                await self._load(folder)
             await self._versions.change((weights.version, weights.hash))
             self._hash, self._version = weights.hash, weights.version
             self._reloads += again  # keys and values of the load before may be wrong
@@ -232,7 +254,17 @@ class VllmEngine:
         except Exception as error:  # vLLM raises whatever its parts raise
             raise EngineFailed(
                 f"vLLM did not load weights {weights.version}: {error!r}; start the actor again"
+                f"{_WITHOUT_ADAPTERS if weights.adapter else ''}"
             ) from error
+
+    async def _load(self, folder: Path) -> None:
+        """Load the weights, or the adapter, of a folder. Raise what vLLM raises, or EngineFailed."""
+        if self._adapter is None:
+            await self._llm.collective_rpc("take_weights", args=(str(folder),))
+            return
+        self._adapter.point_to(folder)
+        if not await self._llm.add_lora(self._adapter_request(load_inplace=True)):
+            raise EngineFailed("vLLM did not take the adapter")
 
     async def sleep(self, level: int) -> None:
         """Free the device's memory until `wake`; nothing may be in flight.
@@ -295,11 +327,13 @@ def engine_arguments(settings: ActorSettings, contract: Contract, model: Path) -
         device = {"gpu_memory_utilization": settings.gpu_memory_utilization}
         if settings.max_num_batched_tokens:
             device["max_num_batched_tokens"] = settings.max_num_batched_tokens
+    adapter = AdapterFolder.arguments(contract.adapter) if contract.adapter else {}
     head = {"hf_overrides": {"head_dtype": "float32"}} if contract.cast_lm_head_to_fp32 else {}
     return (
         settings.engine_args
         | device
         | head
+        | adapter
         | {
             "model": str(model),
             "trust_remote_code": settings.trust_remote_code,

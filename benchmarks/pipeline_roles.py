@@ -27,6 +27,7 @@ from penstock.common.role import begin_role
 from penstock.common.wire.messages import Float32s, Int32s, Rollout, Sampling, Span, Version, Weights
 from penstock.learner.__main__ import Learner
 from penstock.learner.algorithm.batch import Batch
+from penstock.learner.policy.collective import Form
 from penstock.learner.policy.update import TokenRecord, Update
 
 PLACES = 16
@@ -49,7 +50,7 @@ class PacedPolicy:
     def score(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
         return [np.full(len(text) - 1, -1.0) for text in texts]
 
-    def export(self, folder: Path) -> None:
+    def export(self, folder: Path, form: Form = "checkpoint") -> None:
         folder.mkdir(exist_ok=True)
         (folder / _WEIGHTS).write_text(str(self._updates))
 

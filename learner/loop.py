@@ -265,10 +265,13 @@ class Learner:
         ConfigError for a damaged best.json.
         """
         version = Version(self._folder.incarnation, self._step)
-        texts = self._plan.probe_texts
-        weights = write_version(self._folder, self._policy, version, self._parent, texts)
+        due, adapter = self._evaluation_due(), self._plan.contract.adapter is not None
+        weights = write_version(
+            self._folder, self._policy, version, self._parent, self._plan.probe_texts, adapter,
+            with_model=due and self._settings.save_best_model,
+        )  # fmt: skip
         self._parent = weights.hash
-        self._flow.publish(weights, self._evaluation_due())
+        self._flow.publish(weights, due)
         self._record_evaluations()
 
     def _evaluation_due(self) -> bool:

@@ -7,7 +7,7 @@ from penstock.actors.engine import WeightsRejected
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.log import shorten
 from penstock.common.transfer.download import FetchFailed
-from penstock.common.transfer.model_folder import WEIGHTS_FILE, ModelFetcher
+from penstock.common.transfer.model_folder import ModelFetcher
 from penstock.common.transfer.object_store import is_store
 from penstock.common.wire.messages import Weights
 
@@ -53,7 +53,7 @@ class WeightSource:
         """Return whether the run's folder has a file of this version, or nothing else can have it."""
         if not weights.url:
             return True
-        path = self._folder.version(weights.version.incarnation, weights.version.step) / WEIGHTS_FILE
+        path = self._folder.version(weights.version.incarnation, weights.version.step) / weights.file
         return weights.hash != self._distrusted and path.is_file()
 
 
@@ -64,9 +64,9 @@ def find_weights(weights: Weights, folder: RunFolder) -> Weights:
     the folder of versions. Whether there is a file is not checked.
     """
     path = folder.version(weights.version.incarnation, weights.version.step)
-    if not (path / WEIGHTS_FILE).resolve().is_relative_to(folder.versions.resolve()):
+    if not (path / weights.file).resolve().is_relative_to(folder.versions.resolve()):
         raise WeightsRejected(
-            f"{path / WEIGHTS_FILE} leads out of {folder.versions}; weights are read from the run's "
+            f"{path / weights.file} leads out of {folder.versions}; weights are read from the run's "
             "folder only: put the file there instead of the link"
         )
     return replace(weights, path=str(path))

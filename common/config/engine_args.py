@@ -34,8 +34,9 @@ _REFUSED = {
          "logits_processors", "watermark_config", "return_sampling_mask", "disable_log_stats"), _EXACT,
     ),
     **dict.fromkeys(
-        ("load_format", "enable_lora", "enable_sleep_mode", "weight_transfer_config",
-         "worker_extension_cls", "worker_cls", "use_tqdm_on_load"), _WEIGHTS,
+        ("load_format", "enable_lora", "max_loras", "max_lora_rank", "lora_target_modules",
+         "enable_sleep_mode", "weight_transfer_config", "worker_extension_cls", "worker_cls",
+         "use_tqdm_on_load"), _WEIGHTS,
     ),
     "code_revision": _MODEL,
     **dict.fromkeys(

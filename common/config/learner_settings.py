@@ -17,6 +17,7 @@ from penstock.common.wire.limits import (
     LARGEST_INT32,
     LONGEST_NAME,
     LOWEST_TEMPERATURE,
+    MOST_ADAPTER_RANK,
     MOST_COMPLETIONS,
     MOST_NAMES,
     MOST_SEQUENCES,
@@ -336,6 +337,9 @@ class ModelSettings(Section):
     lora_rank: int = setting(0, "rank of the LoRA adapter; 0: train all weights", ge=0)
     lora_alpha: int = setting(32, "LoRA scale times rank: the scale is alpha / rank", ge=1)
     lora_target_modules: Names = setting(["all-linear"], "modules that get an adapter")
+    lora_publish_merged: bool = setting(
+        False, "send whole merged weights to the actors, for models for which vLLM has no adapters"
+    )
     peak_tflops: float = setting(0.0, "TFLOPS of the device, for MFU; 0: by its name", ge=0)
 
 
@@ -738,6 +742,11 @@ class LearnerSettings(
             raise ValueError(
                 "LEARNER_SAVE_ONLY_MODEL loses an adapter's base and a changed reference model: not "
                 "with LEARNER_LORA_RANK, LEARNER_SYNC_REF_MODEL or LEARNER_OUTER_ITERATION_STEPS"
+            )
+        if self.lora_rank > MOST_ADAPTER_RANK and not self.lora_publish_merged:
+            raise ValueError(
+                f"LEARNER_LORA_RANK={self.lora_rank}: vLLM has adapters up to rank {MOST_ADAPTER_RANK}. "
+                "Lower it, or set LEARNER_LORA_PUBLISH_MERGED=true"
             )
         if self.lora_rank and reference_changes:
             raise ValueError(

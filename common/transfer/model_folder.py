@@ -28,10 +28,10 @@ from penstock.common.wire.contract import (
     ModelFile,
     check_tokenizer,
     is_shared,
+    is_weights,
 )
-from penstock.common.wire.messages import Weights
+from penstock.common.wire.messages import WEIGHTS_FILE, Weights
 
-WEIGHTS_FILE = "model.safetensors"
 Result = TypeVar("Result")
 _HASH = re.compile("[0-9a-f]{64}")
 _POLL_S, _RETRY_S = 0.2, 2.0
@@ -40,16 +40,18 @@ _KEEP, _KEEP_S = 4, 60.0  # fetched versions of a run: several actors of a host 
 log = get_logger(__name__)
 
 
-def shared_files(folder: Path) -> tuple[ModelFile, ...]:
+def shared_files(folder: Path, with_weights: bool = False) -> tuple[ModelFile, ...]:
     """Return those files of a model folder that are sent to other hosts, ordered by name.
 
-    Larger ones than 256 MiB are left out. Raise OSError if a file cannot be read.
+    Weights are among them if asked for. Other files of over 256 MiB are left out. Raise OSError if a
+    file cannot be read.
     """
     found = []
     for path in sorted(folder.iterdir()):
-        if is_shared(path.name) and path.is_file():
+        weights = with_weights and is_weights(path.name)
+        if (weights or is_shared(path.name)) and path.is_file():
             size = path.stat().st_size
-            if size <= LARGEST_SHARED_FILE:
+            if weights or size <= LARGEST_SHARED_FILE:
                 found.append(ModelFile(path.name, size, hash_file(path)))
     return tuple(found)
 
@@ -93,19 +95,20 @@ class ModelFetcher:
         return self._found(contract, TOKENIZER_FILES) or check_tokenizer(contract)
 
     def with_weights(self, contract: Contract, runs_code: bool = False) -> Path:
-        """Return the model's folder on this host, or a copy with the weights that are announced now.
+        """Return the model's folder on this host, or a copy with weights: those that are announced now,
+        or, where the versions are adapters, the folder's own.
 
         Raise what `with_tokenizer` raises, and ContractMismatch if code of the folder is to be run
         (`runs_code`) and the model has some: code is not fetched.
         """
         every = [one.name for one in contract.model_files]
-        copy = self._found(contract, every, with_weights=True)
+        copy = self._found(contract, every, with_weights=contract.adapter is None)
         if copy and runs_code:
             _check_no_code(copy)
         return copy or check_tokenizer(contract)
 
     def version(self, weights: Weights) -> Path:
-        """Return the folder of fetched weights, model.safetensors alone. Raise FetchFailed.
+        """Return the folder of fetched weights, which holds their file alone. Raise FetchFailed.
 
         Its name is their hash. Older versions are deleted, see `_delete_old`.
         """
@@ -116,8 +119,8 @@ class ModelFetcher:
             )
         folder = self._folder / "versions" / weights.hash
         name = self._run.folder.version(weights.version.incarnation, weights.version.step).name
-        wanted = Wanted(f"versions/{name}/{WEIGHTS_FILE}", weights.size, weights.hash)
-        download(self._source(weights), wanted, folder / WEIGHTS_FILE)
+        wanted = Wanted(f"versions/{name}/{weights.file}", weights.size, weights.hash)
+        download(self._source(weights), wanted, folder / weights.file)
         with contextlib.suppress(OSError):  # another actor of this host may delete the same ones
             os.utime(folder)
             _delete_old(folder.parent)

@@ -15,6 +15,7 @@ from penstock.common.wire.limits import (
     HIGHEST_REWARD,
     LARGEST_INT32,
     LONGEST_PATH,
+    MOST_ADAPTER_RANK,
     MOST_SEQUENCES,
     check_names,
     check_numbers,
@@ -31,6 +32,7 @@ _SHARED = re.compile(
     r"|special_tokens_map|added_tokens|vocab|chat_template)\.json|(merges|vocab)\.txt"
     r"|[A-Za-z0-9][A-Za-z0-9._-]{0,100}\.(jinja|model|tiktoken)"
 )
+_WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -49,8 +51,27 @@ class ChatSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterSpec:
+    """The LoRA adapters that are published in place of whole weights; the scale is `alpha` / `rank`.
+
+    `modules` are the last parts of the names of the layers that have one, such as q_proj.
+    """
+
+    rank: int
+    alpha: int
+    modules: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Raise MalformedMessage for a rank that vLLM has not, 1 to 512, an alpha below 1, or a name of
+        over 200 letters."""
+        check_range("the rank of an adapter", self.rank, 1, MOST_ADAPTER_RANK)
+        check_range("the alpha of an adapter", self.alpha, 1, LARGEST)
+        check_names("layer", self.modules)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A file of the learner's model folder without weights or code, such as config.json.
+    """A file of the learner's model folder, such as config.json: no code, and weights only with LoRA.
 
     An actor or rewarder that does not see the folder fetches it by its `name`, and checks `size` and
     `hash`, BLAKE3 in hex.
@@ -61,18 +82,24 @@ class ModelFile:
     hash: str
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage if the name is not `is_shared`, or the hash is not 64 hex digits."""
+        """Raise MalformedMessage for another name than those of `is_shared` and `is_weights`, a size
+        over 256 MiB that is not of weights, or a hash that is not 64 hex digits."""
         require(re.fullmatch("[0-9a-f]{64}", self.hash) is not None, "no 64 hex digits:", self.hash)
-        check_range("the size of a model's file", self.size, 0, LARGEST_SHARED_FILE)
-        require(is_shared(self.name), "a contract names a file that is not shared:", self.name)
+        weights = is_weights(self.name)
+        check_range(
+            "the size of a model's file", self.size, 0, LARGEST if weights else LARGEST_SHARED_FILE
+        )
+        shared = weights or is_shared(self.name)
+        require(shared, "a contract names a file that is not shared:", self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Contract:
     """The settings that actors and rewarders must share with the learner.
 
-    `model` is the folder of the initial weights, and `model_files` are its files without weights and
-    code. `tokens_per_sequence` limits prompt plus completion.
+    `model` is the folder of the initial weights, and `model_files` are its files without code, and
+    without weights unless versions are `adapter`s to them. `tokens_per_sequence` limits prompt plus
+    completion.
     `episodes` has the tools and environments, and `chat` what an actor needs to add turns to a prompt.
     With `cast_lm_head_to_fp32` logits are computed in fp32 in a bf16 model too, by learner and actors.
     With `share_device` the actors of the learner's host use the device by turns with it.
@@ -92,6 +119,7 @@ class Contract:
     model_files: tuple[ModelFile, ...] = ()
     cast_lm_head_to_fp32: bool = False
     share_device: bool = False
+    adapter: AdapterSpec | None = None
 
     def __post_init__(self) -> None:
         """Raise MalformedMessage unless all of the following holds.
@@ -149,6 +177,11 @@ def is_shared(name: str) -> bool:
     tokenizers and chat templates: no weights, no code, nothing hidden, and no file of the user's own.
     """
     return _SHARED.fullmatch(name) is not None
+
+
+def is_weights(name: str) -> bool:
+    """Return whether a file of this name in a model folder holds weights, or is their index."""
+    return _WEIGHTS.fullmatch(name) is not None
 
 
 def hash_tokenizer(folder: Path) -> str:

@@ -36,6 +36,9 @@ LONGEST_PATH = 4096
 MOST_NAMES = 1024
 """Most columns, rewards or metrics of one message."""
 
+MOST_ADAPTER_RANK = 512
+"""Highest rank of LoRA adapters that vLLM has."""
+
 MOST_SEQUENCES = 64
 """Most sequences of one rollout, which only an agent that rewrites its history makes."""
 

@@ -40,6 +40,10 @@ from penstock.common.wire.transcript import Transcript
 SCHEMA = 9
 """Version of the wire format. Every message carries this number."""
 
+WEIGHTS_FILE = "model.safetensors"
+ADAPTER_FILE = "adapter_model.safetensors"
+"""The file of a version: a whole model, or a LoRA adapter to the weights of the model's folder."""
+
 LONGEST_PROBE = 1024
 """Most tokens of a probe, and most probes of a version."""
 LOWEST_PROBED = -1e9
@@ -403,11 +407,11 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A published version: a folder with config, tokenizer and model.safetensors.
+    """A published version: a folder with one `file` of weights, an `adapter` or a whole model.
 
-    `hash` is the BLAKE3 hash of model.safetensors and `size` its bytes; `parent` is the hash of the
-    version before. `url` is the file server that has it, with its `token`; "" for none. An engine that
-    has loaded it computes the log-probabilities of the `probes`.
+    `hash` is the BLAKE3 hash of this file and `size` its bytes; `parent` is the hash of the version
+    before. `url` is the file server that has it, with its `token`; "" for none. An engine that has
+    loaded it computes the log-probabilities of the `probes`.
     """
 
     version: Version
@@ -418,6 +422,12 @@ class Weights:
     url: str = ""
     token: str = field(default="", repr=False)
     probes: tuple[Probe, ...] = field(default=(), repr=False, compare=False)
+    adapter: bool = False
+
+    @property
+    def file(self) -> str:
+        """Return the name of the version's file in its folder."""
+        return ADAPTER_FILE if self.adapter else WEIGHTS_FILE
 
     def __post_init__(self) -> None:
         """Raise MalformedMessage if a hash or `token` is over 200 letters, `path` or `url` over 4096.

@@ -16,7 +16,7 @@ from penstock.common.log import get_logger
 from penstock.common.own_code import split_source
 from penstock.common.text import short
 from penstock.common.transfer.model_folder import shared_files
-from penstock.common.wire.contract import Contract, hash_tokenizer
+from penstock.common.wire.contract import AdapterSpec, Contract, hash_tokenizer
 from penstock.common.wire.reward_spec import split_kind
 from penstock.learner.algorithm.own_loss import load_loss
 from penstock.learner.data.chat_formats import resolve_format
@@ -70,22 +70,23 @@ def make_plan(settings: LearnerSettings) -> Plan:
     samples = [questions.at(place) for place in range(min(len(questions), 100) or 1)]
     columns = _shared_columns([*samples, *eval_questions[:100]])
     form = completions_form(settings, tokenizer)
-    own_options = {"columns": columns, "max_steps": steps, "completions": form}
+    adapter = _published_adapter(settings, config)
     contract = Contract(
         model=str(model_folder),
         tokenizer_hash=hash_tokenizer(model_folder),
         dtype=settings.dtype,
         tokens_per_sequence=settings.max_prompt_length + settings.max_completion_length,
-        rewards=resolve_rewards(settings, own_options),
+        rewards=resolve_rewards(settings, {"columns": columns, "max_steps": steps, "completions": form}),
         filter_zero_std=settings.filter_zero_std,
         groups_per_step=settings.groups_per_step,
         credit=settings.credit,
         multi_objective_aggregation=settings.multi_objective_aggregation,
         episodes=episodes,
         chat=resolve_format(settings, template, model_folder, episodes),
-        model_files=shared_files(model_folder),
+        model_files=shared_files(model_folder, with_weights=adapter is not None),
         cast_lm_head_to_fp32=settings.cast_lm_head_to_fp32,
         share_device=settings.share_device,
+        adapter=adapter,
     )
     return Plan(
         model_folder=model_folder,
@@ -96,6 +97,18 @@ def make_plan(settings: LearnerSettings) -> Plan:
         reward_weights=contract.reward_weights,
         probe_texts=probe_texts([one.prompt_ids for one in samples], contract.tokens_per_sequence),
     )
+
+
+def _published_adapter(settings: LearnerSettings, config: PreTrainedConfig) -> AdapterSpec | None:
+    """Return what the contract says of LoRA adapters, None if whole weights are published.
+
+    Raise ConfigError if the settings name layers that the model of this config has not, or its head.
+    """
+    if not settings.lora_rank or settings.lora_publish_merged:
+        return None
+    from penstock.learner.policy.lora import adapted_modules
+
+    return AdapterSpec(settings.lora_rank, settings.lora_alpha, adapted_modules(config, settings))
 
 
 def _check_settings(settings: LearnerSettings) -> None:

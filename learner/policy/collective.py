@@ -6,7 +6,7 @@ method of the policy, then every rank executes the method with the same argument
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -18,6 +18,10 @@ from penstock.learner.policy.update import Update
 
 UPDATE = "making an Update"
 """The learner's phase during an Update."""
+
+
+Form = Literal["checkpoint", "version", "adapter"]
+"""What an export has: a model in files of limited size, one file of weights, or a LoRA adapter alone."""
 
 
 class TrainablePolicy(Protocol):
@@ -32,11 +36,10 @@ class TrainablePolicy(Protocol):
     def load(self, folder: Path) -> None:
         """Restore the state of the training that `save` wrote into the folder, exactly. Abstract."""
 
-    def export(self, folder: Path, whole: bool = False) -> None:
-        """Write the weights into the folder as a Hugging Face model. Abstract here.
+    def export(self, folder: Path, form: Form = "checkpoint") -> None:
+        """Write the weights into the folder as a Hugging Face model, in this form. Abstract here.
 
-        With `whole` they are one file, model.safetensors. Implementations raise NotFinite if a weight is
-        NaN or infinite.
+        Implementations raise NotFinite if a weight is NaN or infinite.
         """
 
     def score(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -95,13 +98,13 @@ class AllRanksPolicy:
         """
         self._on_all_ranks("reading a checkpoint", "load", folder)
 
-    def export(self, folder: Path, whole: bool = False) -> None:
+    def export(self, folder: Path, form: Form = "checkpoint") -> None:
         """Write the weights into the folder as a Hugging Face model, with all ranks' parts.
 
-        With `whole` they are one file. The phase is "writing weights" meanwhile. Raise NotFinite if a
-        weight is NaN or infinite, RuntimeError if a rank is lost.
+        The phase is "writing weights" meanwhile. Raise NotFinite if a weight is NaN or infinite,
+        RuntimeError if a rank is lost.
         """
-        self._on_all_ranks("writing weights", "export", folder, whole)
+        self._on_all_ranks("writing weights", "export", folder, form)
 
     def score(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the log-probabilities of each text's tokens (L,) after the first, (L - 1,), in nats.

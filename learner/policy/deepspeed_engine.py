@@ -99,12 +99,14 @@ class DeepSpeedEngine:
         inner = self._optimizer.optimizer if self.stage else self._optimizer
         inner.state.clear()
 
-    def full_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Yield each parameter's name and the whole parameter, not a copy.
+    def full_parameters(self, trained: bool = False) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Yield each parameter's name and the whole parameter, not a copy; with `trained` those trained.
 
         Under ZeRO 3 all ranks must iterate together, and a parameter is whole only until the next one.
         """
         for name, parameter in self.module.named_parameters():
+            if trained and not parameter.requires_grad:
+                continue
             whole = deepspeed.zero.GatheredParameters([parameter]) if self.stage == 3 else nullcontext()
             with whole:
                 yield name, parameter

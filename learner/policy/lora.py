@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
-from transformers import PreTrainedModel
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
+from penstock.common.wire.messages import ADAPTER_FILE
 
 _ADAPTER = "default"
 _BASE = ".base_layer.weight"
@@ -45,6 +47,26 @@ def add_adapter(model: PreTrainedModel, settings: LearnerSettings) -> PeftModel:
     return adapted
 
 
+def adapted_modules(config: PreTrainedConfig, settings: LearnerSettings) -> tuple[str, ...]:
+    """Return the last parts of the names of the layers that get an adapter, sorted, such as q_proj.
+
+    No weights are read: a model of this `config` is made without memory. Raise ConfigError for settings
+    for which `add_adapter` raises it, and if the head, which computes the logits, gets one: vLLM fails
+    then when it scores a text.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=settings.trust_remote_code)
+        adapted = add_adapter(model, settings)
+    named = {name: layer for name, layer in adapted.named_modules() if isinstance(layer, LoraLayer)}
+    if model.get_output_embeddings() in named.values():
+        raise ConfigError(
+            f"LEARNER_LORA_TARGET_MODULES={','.join(settings.lora_target_modules)} puts an adapter on "
+            "the model's head, which vLLM cannot score: leave it out, or set "
+            "LEARNER_LORA_PUBLISH_MERGED=true"
+        )
+    return tuple(sorted({name.rpartition(".")[2] for name in named}))
+
+
 def merge_adapter(state: Mapping[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
     """Return the weights of a model without adapters that computes the same: W + scale x B A.
 
@@ -66,8 +88,20 @@ def merge_adapter(state: Mapping[str, torch.Tensor], scale: float) -> dict[str, 
 def save_adapter(peft: PeftModel, state: Mapping[str, torch.Tensor], folder: Path) -> None:
     """Write the adapter of `peft` alone into the folder, with its config, in the form that peft loads.
 
-    `state` holds all weights by name, as `whole_state` returns them; the adapter's values are taken from
-    it. The folder is made if it is missing.
+    `state` holds its values by name, as `whole_state` returns them, and may hold others too. The folder
+    is made if it is missing.
     """
-    named = {f"base_model.model.{name}": value for name, value in state.items()}
-    peft.save_pretrained(str(folder), state_dict=named)
+    peft.save_pretrained(str(folder), state_dict=_by_peft_name(state))
+
+
+def write_adapter(peft: PeftModel, state: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """As `save_adapter`, but write the file of weights and nothing else: adapter_model.safetensors."""
+    folder.mkdir(exist_ok=True)
+    weights = get_peft_model_state_dict(peft, state_dict=_by_peft_name(state))
+    whole = {name: value.contiguous() for name, value in weights.items()}
+    save_file(whole, folder / ADAPTER_FILE, {"format": "pt"})
+
+
+def _by_peft_name(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors by the names that they have in peft's wrapper of the model."""
+    return {f"base_model.model.{name}": value for name, value in state.items()}

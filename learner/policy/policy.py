@@ -23,9 +23,11 @@ from penstock.learner.algorithm.loss import (
     high_entropy,
     policy_loss,
 )
+from penstock.learner.policy.collective import Form
 from penstock.learner.policy.deepspeed_engine import DeepSpeedEngine, OptimizerStep, leave_process_group
 from penstock.learner.policy.export import whole_state, write_model
 from penstock.learner.policy.flops import FlopCounter
+from penstock.learner.policy.lora import save_adapter, write_adapter
 from penstock.learner.policy.memory import explaining_lack_of_memory
 from penstock.learner.policy.model import load_policy
 from penstock.learner.policy.optimizer import adamw_options, learning_rate
@@ -330,18 +332,23 @@ class Policy:
         if isinstance(self._reference, FrozenCopyReference):
             self._reference.load(folder)
 
-    def export(self, folder: Path, whole: bool = False) -> None:
+    def export(self, folder: Path, form: Form = "checkpoint") -> None:
         """Write the weights as a Hugging Face model, with tokenizer. All ranks call together.
 
-        Rank 0 writes, with `whole` one file of weights, else files of up to LEARNER_MAX_SHARD_SIZE. With
-        LoRA the adapter is merged, and written alone into folder/adapter too. Raise NotFinite on every
-        rank, and write nothing, if a weight is NaN or infinite.
+        Rank 0 writes. A checkpoint has files of up to LEARNER_MAX_SHARD_SIZE, a version one file. With
+        LoRA the adapter is merged, and a checkpoint has it alone in folder/adapter too; the form
+        "adapter" is this adapter and nothing else. Raise NotFinite on every rank, and write nothing, if
+        a weight is NaN or infinite.
         """
-        state = whole_state(self._engine)
-        if rank() == 0:
-            largest = _ONE_FILE if whole else self._settings.max_shard_size
-            parts = (self.model, self._tokenizer, state, self._adapter)
-            write_model(folder, *parts, self._settings, largest)
+        state = whole_state(self._engine, trained=form == "adapter")
+        if rank() != 0:
+            return
+        if form == "adapter" and self._adapter is not None:
+            return write_adapter(self._adapter, state, folder)
+        largest = _ONE_FILE if form == "version" else self._settings.max_shard_size
+        write_model(folder, self.model, self._tokenizer, state, self._settings, largest)
+        if form == "checkpoint" and self._adapter is not None:
+            save_adapter(self._adapter, state, folder / "adapter")
 
     def offload(self) -> None:
         """Move all that is on the device to the CPU's memory, until `reload`. All ranks call together.

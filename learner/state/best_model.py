@@ -11,6 +11,7 @@ from penstock.common.files.reading import parse_json, reading
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.wire.codec import fields_as
 from penstock.common.wire.ids import Version
+from penstock.learner.state.versions import MODEL
 
 
 class BestModel(TypedDict):
@@ -38,11 +39,11 @@ def keep_if_best(
     """Copy a version's model to best/ if it is the best so far, and delete the models kept there before.
 
     Return whether it was copied; if not, nothing is changed. The copied model is the folder of `version`
-    in versions/, by hard links where possible. Best is a larger `value` of `metric` with no fewer
-    `answered` held-out questions than the model in best/ (fewer may be the easier). Any value is best if
-    best/ holds no model, or one chosen by another metric. Raise RunTaken if a later learner has claimed
-    the folder, DiskFull if the disk stays full, ConfigError if best.json is damaged, OSError if the
-    version's folder is missing.
+    in versions/, or the merged model in it, by hard links where possible. Best is a larger `value` of
+    `metric` with no fewer `answered` held-out questions than the model in best/ (fewer may be the
+    easier). Any value is best if best/ holds no model, or one chosen by another metric. Raise RunTaken
+    if a later learner has claimed the folder, DiskFull if the disk stays full, ConfigError if best.json
+    is damaged, OSError if the version's folder is missing.
     """
     best = read_best(folder)
     if best is not None and best["metric"] == metric:
@@ -57,7 +58,8 @@ def keep_if_best(
 
         Raise OSError if that fails, for example without the version's folder.
         """
-        model = folder.version(version.incarnation, version.step)
+        weights = folder.version(version.incarnation, version.step)
+        model = weights / MODEL if (weights / MODEL).is_dir() else weights
         shutil.copytree(model, aside / "model", copy_function=link_or_copy)
         write_whole(aside / "best.json", note.encode())
 

@@ -10,7 +10,6 @@ from penstock.common.deadline import Deadline
 from penstock.common.errors import ConfigError
 from penstock.common.log import get_logger
 from penstock.common.transfer.download import FetchFailed, Source
-from penstock.common.transfer.model_folder import WEIGHTS_FILE
 from penstock.common.transfer.object_store import (
     PackageMissing,
     StoreFailed,
@@ -58,7 +57,7 @@ class FileStore:
         """
         if weights != self._offered:
             folder = Path(weights.path)
-            self._put(folder / WEIGHTS_FILE, f"{self.url}/versions/{folder.name}/{WEIGHTS_FILE}")
+            self._put(folder / weights.file, f"{self.url}/versions/{folder.name}/{weights.file}")
             self._offered = weights
             self._remove_old(folder.name)
         return replace(weights, url=self.url, token="")

@@ -6,7 +6,8 @@ synced: after a power cut the next learner publishes new ones, from a checkpoint
 
 import shutil
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import LOWEST_PROBED, Probe, Weights
 from penstock.learner.policy.collective import TrainablePolicy
 
+MODEL = "model"
+"""Folder of the merged model in the folder of a version that is an adapter."""
 KEEP = 4  # version folders: an actor may still read the version before the announced one
 
 
@@ -26,23 +29,33 @@ def write_version(
     version: Version,
     parent: str,
     texts: Sequence[np.ndarray] = (),
+    adapter: bool = False,
+    with_model: bool = False,
 ) -> Weights:
     """Write the policy's weights to the folder of `version`, and return the announcement to be sent.
 
     `parent` is the hash of the version before, "" for none; it is put into the announcement, as are the
-    log-probabilities of `texts`, token ids (L,) each. A folder of
-    this version is replaced. All but the newest KEEP (4) versions in the run's folder are deleted. Raise
+    log-probabilities of `texts`, token ids (L,) each. With `adapter` the weights are the LoRA adapter
+    alone; `with_model` puts the merged model beside it, for `keep_if_best`. A folder of this version is
+    replaced. All but the newest KEEP (4) versions in the run's folder are deleted. Raise
     RunTaken if a later learner has claimed the run's folder, DiskFull if the disk stays full, NotFinite
     if a weight, or a log-probability of `texts`, is NaN or infinite.
     """
     path = folder.version(version.incarnation, version.step)
-    export = partial(policy.export, whole=True)  # one file, so one hash
+
+    def export(aside: Path) -> None:
+        """Write one file, so that there is one hash, and what is not sent. Raise NotFinite."""
+        policy.export(aside, "adapter" if adapter else "version")
+        if adapter and with_model:
+            policy.export(aside / MODEL, "version")
+
     folder.write_folder("the weights of a version", path, export, sync=False)
     for old in sorted(path.parent.glob("[0-9]*-[0-9]*"), reverse=True)[KEEP:]:
         shutil.rmtree(old)
-    file = path / "model.safetensors"
-    probes = _probes(policy, version, texts)
-    return Weights(version, str(path), hash_file(file), parent, size=file.stat().st_size, probes=probes)
+    made = Weights(version, str(path), "", parent, adapter=adapter)
+    file = path / made.file
+    size, probes = file.stat().st_size, _probes(policy, version, texts)
+    return replace(made, hash=hash_file(file), size=size, probes=probes)
 
 
 def _probes(policy: TrainablePolicy, version: Version, texts: Sequence[np.ndarray]) -> tuple[Probe, ...]:

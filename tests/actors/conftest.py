@@ -66,13 +66,17 @@ class Run:
         copy = ModelFetcher(RunView(self.connection, self.keys), settings, threading.Event())
         return WeightSource(self.run_folder, copy, way)
 
-    def announce(self, step: int, wrong: bool = False, probes: tuple[Probe, ...] = ()) -> None:
+    def announce(
+        self, step: int, wrong: bool = False, probes: tuple[Probe, ...] = (), adapter: bool = False
+    ) -> None:
         folder = self.run_folder.version(1, step)
         folder.mkdir(parents=True, exist_ok=True)
         content = f"weights {step}".encode()
-        folder.joinpath("model.safetensors").write_bytes(b"other bytes" if wrong else content)
         digest = blake3(content).hexdigest()
-        weights = Weights(Version(1, step), str(folder), digest, "", len(content), probes=probes)
+        weights = Weights(
+            Version(1, step), str(folder), digest, "", len(content), probes=probes, adapter=adapter
+        )
+        folder.joinpath(weights.file).write_bytes(b"other bytes" if wrong else content)
         self.queue.announce(weights)
 
     def ticket(self, number: int, **changes: object) -> Ticket:

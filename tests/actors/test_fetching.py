@@ -25,13 +25,15 @@ from penstock.common.errors import ConfigError, ContractMismatch, PenstockError
 from penstock.common.transfer.download import FetchFailed, Source, alone
 from penstock.common.transfer.model_folder import ModelFetcher, shared_files
 from penstock.common.wire.codec import encode
-from penstock.common.wire.contract import Contract, hash_tokenizer
+from penstock.common.wire.contract import AdapterSpec, Contract, hash_tokenizer
 from penstock.common.wire.messages import Version, Weights
 from penstock.learner.state.file_server import FileServer
 from penstock.learner.state.file_store import FileStore
 from tests.actors.conftest import Run
 from tests.fake_engine import FakeEngine
 from tests.helpers import wait_until
+
+ADAPTER = AdapterSpec(4, 32, ("q_proj",))
 
 
 class OtherHost:
@@ -126,6 +128,41 @@ def test_it_needs_nothing_but_the_queue_servers_address(
     host.wait_for(1)
     assert not host.settings.run.folder.path.exists()
     assert far.groups()["train:1"].rollouts
+
+
+def test_with_adapters_the_models_own_weights_come_once_and_then_adapters_alone(
+    far: Run, host: OtherHost
+) -> None:
+    (far.folder / "model-00001-of-00001.safetensors").write_bytes(b"base")
+    (far.folder / "model.safetensors.index.json").write_text("{}")
+    (far.folder / "notes.safetensors").write_bytes(b"not of the model")
+    adapter, files = ADAPTER, shared_files(far.folder, with_weights=True)
+    far.contract = replace(far.contract, adapter=adapter, model_files=files)
+    far.queue.publish_contract(encode(far.contract))
+    with serve(far):
+        far.announce(0, adapter=True)
+        host.start().wait_for(0)
+        assert host.model is not None
+        assert sorted(path.name for path in host.model.iterdir() if path.name[0] != ".") == [
+            "config.json", "model-00001-of-00001.safetensors", "model.safetensors.index.json",
+            "tokenizer.json",
+        ]  # fmt: skip
+        far.announce(1, adapter=True)
+        host.wait_for(1)
+    fetched = [path.name for path in host.cache.glob("versions/*/*.safetensors")]
+    assert fetched == ["adapter_model.safetensors"] * 2
+
+
+def test_a_rewarder_gets_no_weights_with_adapters(far: Run, tmp_path: Path) -> None:
+    (far.folder / "model.safetensors").write_bytes(b"base")
+    files = shared_files(far.folder, with_weights=True)
+    far.contract = replace(far.contract, adapter=ADAPTER, model_files=files)
+    settings = RunSettings(name="run", cache_dir=tmp_path / "mine")
+    with serve(far):
+        far.announce(0, adapter=True)
+        view = RunView(far.connection, far.keys)
+        folder = ModelFetcher(view, settings, threading.Event()).with_tokenizer(far.contract)
+    assert [path.name for path in folder.iterdir() if path.name[0] != "."] == ["tokenizer.json"]
 
 
 def test_it_waits_for_the_first_announcement(far: Run, server: FileServer, host: OtherHost) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import shutil
-import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +28,7 @@ from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import Int32s, Probe, Rollout, Sampling, Version, Weights
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.learner.data.probe import probe_texts
+from tests.actors.live_engine import PROMPTS, SAMPLING, Live
 from tests.actors.tiny_llama import EOS, VOCABULARY, greedy, load, teacher_forced, train_pair
 
 pytestmark = [
@@ -44,64 +44,6 @@ LONG_TOLERANCE = TOLERANCE | {"bfloat16": 1e-2}
 """The same for prompts of about 300 tokens, which add up more roundings in bf16: 0.0051 to 0.0066 were
 measured on an AMD EPYC, and other weights differ by 0.47."""
 
-PROMPTS = [np.array([1, *(3 + (i * k) % 10 for k in (1, 3, 7)), 3 + i % 10], "<i4") for i in range(50)]
-SAMPLING = Sampling(1.0, 1.0, 0, 0.0, 40, 11)
-
-Result = TypeVar("Result")
-
-
-class Live:
-    """An engine with its event loop in a thread, so that tests are plain functions."""
-
-    def __init__(self, a: Path, b: Path, dtype: str) -> None:
-        self.dtype = dtype
-        self.a, self.b = a, b
-        contract = Contract(str(self.a), "", dtype, 384, (RewardSpec("accuracy"),), True, 4, 8)
-        self.loop = asyncio.new_event_loop()
-        self._steps = 0
-        self.shards = a.parent / "shards"  # what the engine starts with
-        shutil.copytree(a, self.shards, ignore=shutil.ignore_patterns("*.safetensors"))
-        load(a).save_pretrained(self.shards, max_shard_size="120KB")
-        threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        self.engine = self.call(self._start(contract))
-        self.first_scores = self.call(self.engine.score("first", PROMPTS[0]))
-
-    async def _start(self, contract: Contract) -> VllmEngine:
-        settings = ActorSettings(
-            max_num_seqs=128,
-            kv_cache_gib=0.5,
-            max_num_batched_tokens=2048,
-            engine_args={"block_size": 32},
-        )
-        return VllmEngine(settings, contract, self.shards)
-
-    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=600)
-
-    def next_weights(self, folder: Path) -> Weights:
-        self._steps += 1
-        return Weights(Version(1, self._steps), str(folder), hash_weights(folder), "")
-
-    def take(self, folder: Path) -> Version:
-        weights = self.next_weights(folder)
-        self.call(self.engine.take_weights(weights))
-        return weights.version
-
-    async def sample_all(
-        self, prompts: list[Int32s], sampling: Sampling, count: int
-    ) -> list[tuple[Rollout, ...]]:
-        return await asyncio.gather(
-            *(
-                self.engine.generate(f"{number}", prompt, sampling, count)
-                for number, prompt in enumerate(prompts)
-            )
-        )
-
-    def sample(
-        self, prompts: list[Int32s], sampling: Sampling = SAMPLING, count: int = 4
-    ) -> list[tuple[Rollout, ...]]:
-        return self.call(self.sample_all(prompts, sampling, count))
-
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
@@ -114,8 +56,7 @@ def live(request: pytest.FixtureRequest, models: dict[str, tuple[Path, Path]]) -
     """A started engine on the first version of the model."""
     live = Live(*models[request.param], request.param)
     yield live
-    live.call(live.engine.stop())
-    live.loop.call_soon_threadsafe(live.loop.stop)
+    live.stop()
 
 
 def differences(

@@ -15,27 +15,37 @@ PAD, BOS, EOS = 0, 1, 2
 VOCABULARY = ["<pad>", "<bos>", "<eos>", *"0123456789+-= "]
 
 
-def train_pair(folder: Path, dtypes: list[str]) -> dict[str, tuple[Path, Path]]:
-    """Two versions of one model, a few training steps apart, saved in each precision of `dtypes`."""
+def make_model(tied: bool = True) -> LlamaForCausalLM:
+    """An untrained model, always the same. If `tied`, its head is its embedding."""
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
+    return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(VOCABULARY), hidden_size=128, intermediate_size=256,
             num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
             max_position_embeddings=512, bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD,
-            tie_word_embeddings=True,
+            tie_word_embeddings=tied,
         )
     )  # fmt: skip
+
+
+def train_pair(folder: Path, dtypes: list[str]) -> dict[str, tuple[Path, Path]]:
+    """Two versions of one model, a few training steps apart, saved in each precision of `dtypes`."""
+    model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for name, steps in (("a", 60), ("b", 20)):
-        for _ in range(steps):
-            optimizer.zero_grad()
-            ids = _repeated_digits(32)
-            model(input_ids=ids, labels=ids.masked_fill(ids == PAD, -100)).loss.backward()
-            optimizer.step()
+        train(model, optimizer, steps)
         for dtype in dtypes:
-            _save(model, folder / dtype / name, dtype)
+            save_model(model, folder / dtype / name, dtype)
     return {dtype: (folder / dtype / "a", folder / dtype / "b") for dtype in dtypes}
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """Train on sequences that repeat three digits."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        ids = _repeated_digits(32)
+        model(input_ids=ids, labels=ids.masked_fill(ids == PAD, -100)).loss.backward()
+        optimizer.step()
 
 
 def load(folder: Path) -> LlamaForCausalLM:
@@ -81,7 +91,7 @@ def _repeated_digits(count: int) -> torch.Tensor:
     return rows
 
 
-def _save(model: LlamaForCausalLM, folder: Path, dtype: str) -> None:
+def save_model(model: LlamaForCausalLM, folder: Path, dtype: str) -> None:
     saved = LlamaForCausalLM(model.config)
     saved.load_state_dict(model.state_dict())
     saved.to(getattr(torch, dtype)).save_pretrained(folder)

@@ -12,7 +12,7 @@ from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.wire.codec import decode
 from penstock.common.wire.messages import ScoredGroup
 from penstock.learner.algorithm.batch import Batch, build_batch
-from penstock.learner.policy.collective import TrainablePolicy
+from penstock.learner.policy.collective import Form, TrainablePolicy
 from penstock.learner.policy.update import TokenRecord, Update
 from tests.judge import read_records
 
@@ -35,7 +35,7 @@ class HashPolicy(TrainablePolicy):
         self.weights = digest.hexdigest()
         return Update(0.0, 0.0, 0.0, 1, 0, 1.0, TokenRecord.join([]))
 
-    def export(self, folder: Path, whole: bool = False) -> None:
+    def export(self, folder: Path, form: Form = "checkpoint") -> None:
         """The weights alone."""
         folder.mkdir(exist_ok=True)
         (folder / _WEIGHTS).write_text(self.weights)

@@ -51,7 +51,7 @@ class FillingPolicy(FakePolicy):
         self.fill("update")
         return super().update(batch, step)
 
-    def export(self, folder, whole=False):
+    def export(self, folder, form="checkpoint"):
         self.fill("export")
         super().export(folder)
 

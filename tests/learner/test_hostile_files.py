@@ -19,6 +19,7 @@ from penstock.common.journal.segments import encode_record, read_journal
 from penstock.common.wire.codec import encode, pack
 from penstock.common.wire.ids import TicketId, Version
 from penstock.common.wire.messages import Verdict
+from penstock.learner.policy.collective import Form
 from penstock.learner.report.recorder import Recorder
 from penstock.learner.resume import _read_batch, retrain_tail
 from penstock.learner.state.checkpoint import check_loadable, newest_checkpoint, save_checkpoint
@@ -168,7 +169,7 @@ def test_a_record_that_shrinks_much_is_stored_as_it_is(
 class OneFile:
     """A policy whose model and optimizer are one file each."""
 
-    def export(self, folder: Path, whole: bool = False) -> None:
+    def export(self, folder: Path, form: Form = "checkpoint") -> None:
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(b"weights")
 

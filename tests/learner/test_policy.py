@@ -105,7 +105,7 @@ def test_an_export_loads_with_transformers_and_computes_the_same(model_folder, t
 def test_large_weights_are_several_files_in_a_checkpoint_and_one_in_a_version(model_folder, tmp_path):
     policy = make_policy(model_folder, max_shard_size="30KB")
     policy.export(tmp_path / "checkpoint")
-    policy.export(tmp_path / "version", whole=True)
+    policy.export(tmp_path / "version", "version")
     parts, whole = (
         sorted((tmp_path / name).glob("*.safetensors")) for name in ("checkpoint", "version")
     )

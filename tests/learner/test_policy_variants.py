@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,17 +11,22 @@ import torch
 from peft import PeftModel
 from pydantic import ValidationError
 from safetensors import safe_open
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from penstock.actors.engine import verify_weights
 from penstock.common.errors import ConfigError, Disagreement, NotFinite
+from penstock.common.files.hashing import hash_file
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.wire.ids import Version
+from penstock.common.wire.messages import ADAPTER_FILE
 from penstock.learner.algorithm.batch import Batch
 from penstock.learner.data.probe import probe_texts
 from penstock.learner.policy.export import whole_state
 from penstock.learner.policy.policy import Policy
 from penstock.learner.report import metrics
 from penstock.learner.report.metrics import agreement, check_agreement
+from penstock.learner.state.best_model import keep_if_best
 from penstock.learner.state.versions import write_version
 from tests.learner.builders import make_settings
 from tests.learner.gradients import make_batch
@@ -64,6 +70,39 @@ def test_lora_trains_the_adapter_alone_and_exports_a_model_that_computes_the_sam
     base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     adapted = PeftModel.from_pretrained(base, tmp_path / "adapter")
     assert torch.allclose(logits(adapted), trained, atol=1e-5)
+
+
+@pytest.mark.parametrize("stage", ["0", "3"])
+def test_a_version_is_the_adapter_alone_and_with_the_base_the_same_model(model_folder, tmp_path, stage):
+    policy = make_policy(model_folder, lora_rank=4, zero_stage=stage)
+    for step in range(2):
+        policy.update(make_batch(), step)
+    folder = LearnerFolder(tmp_path, 1)
+    weights = write_version(folder, policy, Version(1, 1), "", adapter=True)
+    (file,) = Path(weights.path).iterdir()
+    assert (file.name, weights.file) == (ADAPTER_FILE, ADAPTER_FILE)
+    assert (weights.size, weights.hash) == (file.stat().st_size, hash_file(file))
+    policy.export(tmp_path / "checkpoint")
+    expected = load_file(tmp_path / "checkpoint/adapter" / ADAPTER_FILE)
+    found = load_file(file)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_the_best_model_of_a_run_with_adapters_is_the_merged_one(model_folder, tmp_path):
+    policy = make_policy(model_folder, lora_rank=4)
+    folder = LearnerFolder(tmp_path, 1)
+    write_version(folder, policy, Version(1, 0), "", adapter=True)
+    policy.update(make_batch(), 0)
+    trained = logits(policy.model)
+    weights = write_version(folder, policy, Version(1, 1), "", adapter=True, with_model=True)
+    policy.update(make_batch(), 1)
+    assert verify_weights(weights)
+    assert keep_if_best(folder, Version(1, 1), "accuracy", 0.5, 8)
+    (kept,) = folder.best.glob("*/model")
+    merged = AutoModelForCausalLM.from_pretrained(kept, dtype=torch.float32)
+    assert torch.allclose(logits(merged), trained, atol=1e-5)
+    assert not (kept / ADAPTER_FILE).exists()
 
 
 def test_exporting_an_adapter_leaves_the_policy_as_it_was(model_folder, tmp_path):
@@ -239,6 +278,7 @@ def test_weights_that_are_not_finite_are_not_written(model_folder, tmp_path):
         ({"share_device": True, "zero_stage": "1", "offload_optimizer": True}, "LEARNER_SHARE_DEVICE"),
         ({"num_mini_batches": 5}, "at most 4"),
         ({"lora_rank": 4, "beta": 0.1, "sync_ref_model": True}, "the reference is the base model"),
+        ({"lora_rank": 513}, "up to rank 512.*LEARNER_LORA_PUBLISH_MERGED"),
         ({"sync_ref_model": True}, "no reference model"),
         ({"ref_device": "cpu"}, "no reference model"),
         ({"delta": 3.0, "loss_type": "dppo"}, "LEARNER_DELTA has no effect"),

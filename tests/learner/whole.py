@@ -21,6 +21,7 @@ from penstock.common.phases import Phases
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.messages import Ticket, Verdict
 from penstock.learner.loop import Learner
+from penstock.learner.policy.collective import Form
 from penstock.learner.policy.update import TokenRecord, Update
 from penstock.learner.state.checkpoint import newest_checkpoint, newest_position
 from penstock.learner.streams.learner_queue import LearnerQueue
@@ -48,7 +49,7 @@ class FakePolicy:
         skipped = int(self.updates in self.skips)
         return Update(0.0, 0.0, 0.0, 1, skipped, 1.0, TokenRecord.join([]))
 
-    def export(self, folder: Path, whole: bool = False):
+    def export(self, folder: Path, form: Form = "checkpoint"):
         folder.mkdir(exist_ok=True)
         (folder / "model.safetensors").write_text("weights")
 
