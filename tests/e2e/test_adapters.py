@@ -41,6 +41,7 @@ def test_a_run_with_lora_publishes_adapters_alone(tmp_path: Path) -> None:
     versions = sorted((site.run_folder / "versions").iterdir())
     assert all({path.name for path in one.iterdir()} <= {ADAPTER_FILE, "model"} for one in versions)
     rows = [json.loads(line) for line in (site.run_folder / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["perf/version_bytes"] == (versions[-1] / ADAPTER_FILE).stat().st_size
     name = "sampling/sampling_logp_difference/mean"
     found = [row[name] for row in rows if name in row]
     assert len(found) == STEPS

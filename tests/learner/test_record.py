@@ -207,4 +207,5 @@ def test_the_time_of_each_step_is_recorded_by_what_the_learner_did(run):
         found = [row[f"perf/learner/{phase}_s"] for phase in phases]
         assert all(seconds > 0 for seconds in found)
         assert all(row[f"perf/learner/{phase}_cpu_s"] >= 0 for phase in phases)
+        assert row["perf/version_bytes"] == len("weights")
     assert "perf/learner/recording_the_step_s" in rows[1]
