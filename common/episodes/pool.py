@@ -196,7 +196,7 @@ class EpisodePool:
         except SandboxFailed as error:
             raise _Killed(str(error)) from error
         if isinstance(started, Mistake):
-            raise EpisodeFailed(started.reason)
+            raise (_Killed if started.killed else EpisodeFailed)(started.reason)
         try:
             return Episode(self, started, started.open())
         except ProcessGone as error:

@@ -43,9 +43,10 @@ class ProcessGone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """The reason why a call has no result."""
+    """The reason why a call has no result. If `killed`, something else may have ended its process."""
 
     reason: str
+    killed: bool = False
 
 
 @dataclass(slots=True)

@@ -66,10 +66,9 @@ class Starter:
         five in all; a process that signal 9 or an unknown cause ends while it imports that code is
         replaced once. A process has 60 s to prepare, then 60 s, or the time limit of a call for a user's
         code, to import its code. A Mistake says that the user's code was refused, failed, ended its
-        process, was too slow or needs too much memory. Raise SandboxFailed if five processes, or two
-        that imported a user's code, were killed, which nothing says of the code. For built-in code raise
-        ConfigError for a too small memory limit or refused rights, SandboxFailed if a process is not
-        ready in time.
+        process, was too slow or needs too much memory. Raise SandboxFailed if five processes ended
+        before they ran any of it. For built-in code raise ConfigError for a too small memory limit or
+        refused rights, SandboxFailed if a process is not ready in time.
         """
         replaced = False
         for _ in range(STARTS):
@@ -89,22 +88,22 @@ class Starter:
             if status == OUT_OF_MEMORY:
                 return self._too_little_memory(code)
             if code is not None and outcome:
-                if status not in (None, -signal.SIGKILL):
-                    ended = f"ended its process (exit code {status})"
-                    return Mistake(f"{code.source}: the import of this code {ended}")
-                if replaced:
-                    raise self.killed(code, 2)
+                killed = status in (None, -signal.SIGKILL)
+                if replaced or not killed:
+                    known = "unknown" if status is None else status
+                    ended = f"ended its process (exit code {known})"
+                    return Mistake(f"{code.source}: the import of this code {ended}", killed)
                 replaced = True
         raise self.killed(code)
 
-    def killed(self, code: Code | None, times: int = STARTS) -> SandboxFailed:
-        """Return the error that the process with this code was killed so often before it was ready.
+    def killed(self, code: Code | None) -> SandboxFailed:
+        """Return the error that five processes for this code (None: built-in) ended before they ran it.
 
-        Nothing says that a user's `code` (None: built-in) did it: a machine without memory kills too.
+        So the code is not what ended them.
         """
-        which = f"the process with {code.source}" if code else "a sandbox process"
+        which = f"the process for {code.source}" if code else "a sandbox process"
         return SandboxFailed(
-            f"{which} was killed {times} times before it was ready: see in the system's log what kills "
+            f"{which} was killed {STARTS} times before it was ready: see in the system's log what kills "
             f"it. Free memory, or lower {self._settings.section}_WORKERS"
         )
 

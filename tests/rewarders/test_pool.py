@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import pwd
 import resource
@@ -21,8 +20,8 @@ import pytest
 from penstock.common.config.settings import RewarderSettings
 from penstock.common.errors import NEVER_RESTARTED, ConfigError
 from penstock.common.sandbox.settings import SandboxFailed
+from penstock.common.sandbox.starter import Starter
 from penstock.common.sandbox.user import unused_id
-from penstock.common.wire.reward_spec import RewardSpec
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 from tests.helpers import wait_until
 from tests.rewarders.stand_ins import reward
@@ -191,27 +190,14 @@ def test_an_idle_process_may_be_killed(
     assert score(pool, name, "5", solution="5") == before
 
 
-def test_a_reward_whose_processes_are_killed_is_not_taken_for_a_wrong_one(
-    make_pool: MakePool, tmp_path: Path
+def test_a_reward_whose_processes_end_before_they_run_it_is_not_taken_for_a_wrong_one(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rewarder ends with an exit code after which it is started again."""
-    source = tmp_path / "sleeps.py"
-    source.write_text("import time\n\ntime.sleep(600)\n")
-    tmp_path.chmod(0o755)
-    digest = hashlib.sha256(source.read_bytes()).hexdigest()
-    pool, others = make_pool(), scoring_processes()
-    with ThreadPoolExecutor(1) as thread:
-        check = thread.submit(pool.check, RewardSpec("sleeps", source=str(source), digest=digest))
-
-        def is_ended_by_kills() -> bool:
-            for process in scoring_processes() - others:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            return check.done()
-
-        wait_until(is_ended_by_kills, "the end of the check")
-        with pytest.raises(SandboxFailed, match=r"was killed \d times before it was ready") as failure:
-            check.result()
+    pool = make_pool()
+    monkeypatch.setattr(Starter, "_await_ready", lambda *_: False)
+    with pytest.raises(SandboxFailed, match=r"\.py was killed 5 times before it was ready") as failure:
+        pool.check(reward("length_in_letters"))
     assert failure.value.exit_code not in NEVER_RESTARTED
 
 
