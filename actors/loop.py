@@ -32,7 +32,7 @@ from penstock.common.log import get_logger
 from penstock.common.role import connect, consumer_name
 from penstock.common.sandbox.limits import allow_open_files
 from penstock.common.shared_device import SharedDevice
-from penstock.common.transfer.model_folder import FetchStopped, ModelFetcher
+from penstock.common.transfer.model_folder import FetchStopped, ModelFetcher, check_base
 from penstock.common.wire.codec import decode
 from penstock.common.wire.contract import Contract, check_tokenizer
 
@@ -145,12 +145,12 @@ def _take(device: SharedDevice, stopping: threading.Event, watch: LearnerWatch) 
 def _find_model(settings: ActorCommand, contract: Contract, fetcher: ModelFetcher) -> Path:
     """Return the folder of the run's model: with ACTOR_WEIGHTS_FROM=folder the one in the contract.
 
-    Else it may be a copy. Raise FetchStopped if told to stop, and the other errors of
-    ModelFetcher.with_weights.
+    Else it may be a copy. Weights to which the versions are adapters are checked. Raise FetchStopped if
+    told to stop, and the other errors of ModelFetcher.with_weights and `check_base`.
     """
     if settings.actor.weights_from == "folder":
-        return check_tokenizer(contract)
-    return fetcher.with_weights(contract, settings.actor.trust_remote_code)
+        return check_base(contract, check_tokenizer(contract))
+    return check_base(contract, fetcher.with_weights(contract, settings.actor.trust_remote_code))
 
 
 def _start_engine(

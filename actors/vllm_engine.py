@@ -82,6 +82,7 @@ class VllmEngine:
             from vllm import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
 
+        self._adapter_spec = contract.adapter
         self._adapter = AdapterFolder(contract.adapter) if contract.adapter else None
         self._max_num_seqs = settings.max_num_seqs
         self._stop_ids = read_stop_ids(model)
@@ -236,11 +237,11 @@ class VllmEngine:
         EngineFailed if a later step fails: then the engine stays paused, because half-loaded weights
         must not sample.
         """
-        if weights.adapter is not (self._adapter is not None):
-            kinds = ("whole weights", "a LoRA adapter")
+        if weights.adapter != self._adapter_spec:
+            found, expected = (spec or "whole weights" for spec in (weights.adapter, self._adapter_spec))
             raise WeightsRejected(
-                f"version {weights.version} is {kinds[weights.adapter]}, and the contract says "
-                f"{kinds[not weights.adapter]}: start the actor again, or see who writes to the queue"
+                f"version {weights.version} is {found}, and this engine was started for {expected}: "
+                "start the actor again, or see who writes to the queue"
             )
         folder = await asyncio.to_thread(verify_weights, weights)
         try:
@@ -263,8 +264,12 @@ class VllmEngine:
             await self._llm.collective_rpc("take_weights", args=(str(folder),))
             return
         self._adapter.point_to(folder)
-        if not await self._llm.add_lora(self._adapter_request(load_inplace=True)):
-            raise EngineFailed("vLLM did not take the adapter")
+        loaded = await self._llm.add_lora(self._adapter_request(load_inplace=True))
+        layers = await self._llm.collective_rpc("adapter_layers")
+        places, adapted = (set().union(*names) for names in zip(*layers, strict=True))
+        if not loaded or places != adapted:  # vLLM leaves out silently what it has no place for
+            found = f"{sorted(adapted - places)[:3]} too much, {sorted(places - adapted)[:3]} missing"
+            raise EngineFailed(f"vLLM has no place for each of the adapter's layers: {found}")
 
     async def sleep(self, level: int) -> None:
         """Free the device's memory until `wake`; nothing may be in flight.

@@ -20,3 +20,8 @@ class WorkerExtension:
         model = self.model_runner.get_model()
         if getattr(model.config, "tie_word_embeddings", False):
             model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+
+    def adapter_layers(self) -> tuple[list[str], list[str]]:
+        """Return the names of this worker's layers that can have an adapter, and of the adapter's."""
+        manager = self.model_runner.get_model().lora_manager
+        return list(manager.modules), list(manager.get_adapter(1).loras)

@@ -98,7 +98,8 @@ def engine_arguments() -> Iterator[str]:
 
     from penstock.actors.vllm_engine import engine_arguments
     from penstock.common.config.settings import ActorSettings
-    from penstock.common.wire.contract import AdapterSpec, Contract
+    from penstock.common.wire.adapter_spec import AdapterSpec
+    from penstock.common.wire.contract import Contract
     from penstock.common.wire.reward_spec import RewardSpec
 
     adapter = AdapterSpec(rank=8, alpha=16, modules=("q_proj",))

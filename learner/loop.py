@@ -265,10 +265,10 @@ class Learner:
         ConfigError for a damaged best.json.
         """
         version = Version(self._folder.incarnation, self._step)
-        due, adapter = self._evaluation_due(), self._plan.contract.adapter is not None
+        due = self._evaluation_due()
         weights = write_version(
-            self._folder, self._policy, version, self._parent, self._plan.probe_texts, adapter,
-            with_model=due and self._settings.save_best_model,
+            self._folder, self._policy, version, self._parent, self._plan.probe_texts,
+            self._plan.contract.adapter, with_model=due and self._settings.save_best_model,
         )  # fmt: skip
         self._parent, self._version_bytes = weights.hash, weights.size
         self._flow.publish(weights, due)

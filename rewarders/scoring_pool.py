@@ -14,6 +14,8 @@ from penstock.rewarders.reward_models import ModelFailed, ModelProcess, conversa
 from penstock.rewarders.reward_process import Arguments, Scores, scores_of
 
 _CALLS = "penstock.rewarders.reward_process"
+_CHECKS = 3
+"""Tries to check a reward whose process is killed: a machine without memory kills too."""
 
 
 class ScoringFailed(PenstockError):
@@ -62,7 +64,10 @@ class ScoringPool(SandboxPool):
             return ""
         if spec.kind == JUDGE:
             return self._judges.check(spec)
-        outcome = self.run(f"{_CALLS}:check_reward", asdict(spec), code=_code_of(spec))
+        for _ in range(_CHECKS):
+            outcome = self.run(f"{_CALLS}:check_reward", asdict(spec), code=_code_of(spec))
+            if not (isinstance(outcome, Mistake) and outcome.killed):
+                break
         if isinstance(outcome, Mistake):
             return outcome.reason
         return short(outcome) if isinstance(outcome, str) else "its check returned no text"

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from penstock.common.wire.contract import AdapterSpec
+from penstock.common.wire.adapter_spec import AdapterSpec
 from penstock.common.wire.messages import ADAPTER_FILE
 
 _RANKS = (8, 16, 32, 64, 128, 256, 512)

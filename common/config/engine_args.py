@@ -35,6 +35,7 @@ _REFUSED = {
     ),
     **dict.fromkeys(
         ("load_format", "enable_lora", "max_loras", "max_lora_rank", "lora_target_modules",
+         "lora_dtype", "default_mm_loras",
          "enable_sleep_mode", "weight_transfer_config", "worker_extension_cls", "worker_cls",
          "use_tqdm_on_load"), _WEIGHTS,
     ),

@@ -474,7 +474,8 @@ def outcome_of(outcome: Outcome, settings: SandboxSettings, timeout_s: float) ->
     if isinstance(outcome, str):
         return Mistake(outcome)
     if isinstance(outcome, int):
-        return Mistake(describe_status(outcome, settings.section, settings.memory_gib))
+        text = describe_status(outcome, settings.section, settings.memory_gib)
+        return Mistake(text, outcome in KILLED)
     if isinstance(mistake := outcome.get("mistake"), str):
         return Mistake(frames.short(mistake))
     if outcome.keys() != {"value"}:

@@ -43,17 +43,45 @@ log = get_logger(__name__)
 def shared_files(folder: Path, with_weights: bool = False) -> tuple[ModelFile, ...]:
     """Return those files of a model folder that are sent to other hosts, ordered by name.
 
-    Weights are among them if asked for. Other files of over 256 MiB are left out. Raise OSError if a
-    file cannot be read.
+    Weights are among them if asked for. Other files of over 256 MiB are left out. Raise ConfigError for
+    a damaged index of the weights, OSError if a file cannot be read.
     """
+    weights = _weights_of(folder) if with_weights else set()
     found = []
     for path in sorted(folder.iterdir()):
-        weights = with_weights and is_weights(path.name)
-        if (weights or is_shared(path.name)) and path.is_file():
+        if (path.name in weights or is_shared(path.name)) and path.is_file():
             size = path.stat().st_size
-            if weights or size <= LARGEST_SHARED_FILE:
+            if path.name in weights or size <= LARGEST_SHARED_FILE:
                 found.append(ModelFile(path.name, size, hash_file(path)))
     return tuple(found)
+
+
+def _weights_of(folder: Path) -> set[str]:
+    """Return the names of a model folder's safetensors files, with that of their index if it has one.
+
+    Raise ConfigError for a damaged index, OSError if it cannot be read.
+    """
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return {WEIGHTS_FILE}
+    with reading(index, "Restore the model folder"):
+        return {index.name, *parse_json(index.read_bytes())["weight_map"].values()}
+
+
+def check_base(contract: Contract, folder: Path) -> Path:
+    """Return the model's folder on this host, after checking the weights that adapters are added to.
+
+    Raise ContractMismatch if a file of them is not the learner's. Other weights are not checked here.
+    """
+    for one in contract.model_files:
+        path = folder / one.name
+        if is_weights(one.name) and not (path.is_file() and hash_file(path) == one.hash):
+            raise ContractMismatch(
+                f"{path} is not the learner's file of this name, and the run's versions are LoRA "
+                "adapters to it: copy the learner's model folder, or move this one away and let the "
+                "learner serve its files"
+            )
+    return folder
 
 
 class FetchStopped(ServerUnavailable):
@@ -189,14 +217,14 @@ class ModelFetcher:
         folder = self._folder / f"model-{contract.hash}"
         source = self._source(weights)
         for one in wanted:
-            download(source, Wanted(f"model/{one.name}", one.size, one.hash), folder / one.name)
+            file = Wanted(f"model/{one.name}", one.size, one.hash)
+            if is_weights(one.name):  # kept by their hash, for other contracts too
+                download(source, file, self._folder / "weights" / one.hash / one.name)
+                _put(self._folder / "weights" / one.hash / one.name, folder)
+            else:
+                download(source, file, folder / one.name)
         if with_weights:
-            fetched = self.version(weights) / WEIGHTS_FILE
-            try:
-                with alone(folder):
-                    _link_or_copy(fetched, folder / WEIGHTS_FILE)
-            except OSError as error:
-                raise FetchFailed(f"{fetched} cannot be put into {folder}: {error}") from error
+            _put(self.version(weights) / WEIGHTS_FILE, folder)
         return folder
 
 
@@ -217,6 +245,16 @@ def run_aside(work: Callable[[], Result]) -> "Future[Result]":
     found.set_running_or_notify_cancel()
     threading.Thread(target=run, name="fetch", daemon=True).start()
     return found
+
+
+def _put(file: Path, folder: Path) -> None:
+    """Put a fetched file into another folder too. Raise FetchFailed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with alone(folder):
+            _link_or_copy(file, folder / file.name)
+    except OSError as error:
+        raise FetchFailed(f"{file} cannot be put into {folder}: {error}") from error
 
 
 def _link_or_copy(file: Path, target: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.common.errors import ConfigError, ContractMismatch
+from penstock.common.wire.adapter_spec import AdapterSpec
 from penstock.common.wire.codec import encode
 from penstock.common.wire.episode_spec import EpisodeSpec
 from penstock.common.wire.ids import LARGEST
@@ -15,7 +16,6 @@ from penstock.common.wire.limits import (
     HIGHEST_REWARD,
     LARGEST_INT32,
     LONGEST_PATH,
-    MOST_ADAPTER_RANK,
     MOST_SEQUENCES,
     check_names,
     check_numbers,
@@ -32,7 +32,7 @@ _SHARED = re.compile(
     r"|special_tokens_map|added_tokens|vocab|chat_template)\.json|(merges|vocab)\.txt"
     r"|[A-Za-z0-9][A-Za-z0-9._-]{0,100}\.(jinja|model|tiktoken)"
 )
-_WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
+_WEIGHTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}\.safetensors|model\.safetensors\.index\.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -48,25 +48,6 @@ class ChatSpec:
     variables: dict[str, Any] = field(default_factory=dict)
     system_prompt: str = ""
     renderer: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterSpec:
-    """The LoRA adapters that are published in place of whole weights; the scale is `alpha` / `rank`.
-
-    `modules` are the last parts of the names of the layers that have one, such as q_proj.
-    """
-
-    rank: int
-    alpha: int
-    modules: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        """Raise MalformedMessage for a rank that vLLM has not, 1 to 512, an alpha below 1, or a name of
-        over 200 letters."""
-        check_range("the rank of an adapter", self.rank, 1, MOST_ADAPTER_RANK)
-        check_range("the alpha of an adapter", self.alpha, 1, LARGEST)
-        check_names("layer", self.modules)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 import numpy as np
 
 from penstock.common.text import SHOWN
+from penstock.common.wire.adapter_spec import AdapterSpec
 from penstock.common.wire.generation import check_generation
 from penstock.common.wire.ids import LARGEST, Purpose, TicketId, Version
 from penstock.common.wire.limits import (
@@ -407,7 +408,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A published version: a folder with one `file` of weights, an `adapter` or a whole model.
+    """A published version: a folder with one `file` of weights, a whole model or an `adapter`.
 
     `hash` is the BLAKE3 hash of this file and `size` its bytes; `parent` is the hash of the version
     before. `url` is the file server that has it, with its `token`; "" for none. An engine that has
@@ -422,7 +423,7 @@ class Weights:
     url: str = ""
     token: str = field(default="", repr=False)
     probes: tuple[Probe, ...] = field(default=(), repr=False, compare=False)
-    adapter: bool = False
+    adapter: AdapterSpec | None = None
 
     @property
     def file(self) -> str:

@@ -16,7 +16,8 @@ from penstock.common.log import get_logger
 from penstock.common.own_code import split_source
 from penstock.common.text import short
 from penstock.common.transfer.model_folder import shared_files
-from penstock.common.wire.contract import AdapterSpec, Contract, hash_tokenizer
+from penstock.common.wire.adapter_spec import AdapterSpec
+from penstock.common.wire.contract import Contract, hash_tokenizer
 from penstock.common.wire.reward_spec import split_kind
 from penstock.learner.algorithm.own_loss import load_loss
 from penstock.learner.data.chat_formats import resolve_format

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.errors import ConfigError
 from penstock.common.files.reading import parse_json, reading
 from penstock.common.phases import Phases
 from penstock.learner.algorithm.batch import Batch, TrainSequence
@@ -323,14 +324,28 @@ class Policy:
         """Restore what `save` wrote into the folder, exactly. All ranks call together.
 
         Without a file of the adaptive entropy or the reference, these stay. Raise ConfigError for a
-        damaged file of the entropy.
+        damaged file of the entropy, and if a LoRA adapter was trained with another base model.
         """
+        before = self._frozen_sums()
         self._engine.load(folder)
+        if self._frozen_sums() != before:
+            raise ConfigError(
+                f"the adapter in {folder} was trained with other weights than those in LEARNER_MODEL, "
+                "to which actors would add it: set LEARNER_MODEL back, or start a new run"
+            )
         if (folder / _ENTROPY).is_file():
             with reading(folder / _ENTROPY, "Resume from another checkpoint"):
                 self._set_entropy(control_of(parse_json((folder / _ENTROPY).read_bytes())))
         if isinstance(self._reference, FrozenCopyReference):
             self._reference.load(folder)
+
+    def _frozen_sums(self) -> dict[str, float]:
+        """Return the sum of each weight that is not trained, by name. All ranks call together."""
+        return {
+            name: weight.detach().float().sum().item()
+            for name, weight in self._engine.full_parameters()
+            if self._adapter is not None and not weight.requires_grad
+        }
 
     def export(self, folder: Path, form: Form = "checkpoint") -> None:
         """Write the weights as a Hugging Face model, with tokenizer. All ranks call together.

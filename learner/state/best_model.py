@@ -11,6 +11,7 @@ from penstock.common.files.reading import parse_json, reading
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.wire.codec import fields_as
 from penstock.common.wire.ids import Version
+from penstock.common.wire.messages import ADAPTER_FILE
 from penstock.learner.state.versions import MODEL
 
 
@@ -59,7 +60,7 @@ def keep_if_best(
         Raise OSError if that fails, for example without the version's folder.
         """
         weights = folder.version(version.incarnation, version.step)
-        model = weights / MODEL if (weights / MODEL).is_dir() else weights
+        model = weights / MODEL if (weights / ADAPTER_FILE).exists() else weights
         shutil.copytree(model, aside / "model", copy_function=link_or_copy)
         write_whole(aside / "best.json", note.encode())
 

@@ -1,4 +1,4 @@
-"""The learner's file server: versions and the model's small files, for other hosts."""
+"""The learner's file server: versions and files of the model, for other hosts."""
 
 import asyncio
 import hmac

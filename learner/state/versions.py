@@ -14,6 +14,7 @@ import numpy as np
 from penstock.common.errors import NotFinite
 from penstock.common.files.hashing import hash_file
 from penstock.common.files.run_folder import LearnerFolder
+from penstock.common.wire.adapter_spec import AdapterSpec
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import LOWEST_PROBED, Probe, Weights
 from penstock.learner.policy.collective import TrainablePolicy
@@ -29,7 +30,7 @@ def write_version(
     version: Version,
     parent: str,
     texts: Sequence[np.ndarray] = (),
-    adapter: bool = False,
+    adapter: AdapterSpec | None = None,
     with_model: bool = False,
 ) -> Weights:
     """Write the policy's weights to the folder of `version`, and return the announcement to be sent.

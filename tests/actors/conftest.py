@@ -25,6 +25,7 @@ from penstock.common.config.settings import ActorSettings, RunSettings
 from penstock.common.errors import PenstockError
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.transfer.model_folder import ModelFetcher
+from penstock.common.wire.adapter_spec import AdapterSpec
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract, hash_tokenizer
 from penstock.common.wire.messages import Group, Probe, Sampling, Ticket, Verdict, Version, Weights
@@ -67,7 +68,11 @@ class Run:
         return WeightSource(self.run_folder, copy, way)
 
     def announce(
-        self, step: int, wrong: bool = False, probes: tuple[Probe, ...] = (), adapter: bool = False
+        self,
+        step: int,
+        wrong: bool = False,
+        probes: tuple[Probe, ...] = (),
+        adapter: AdapterSpec | None = None,
     ) -> None:
         folder = self.run_folder.version(1, step)
         folder.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,8 @@ import numpy as np
 from penstock.actors.engine import hash_weights
 from penstock.actors.vllm_engine import VllmEngine
 from penstock.common.config.settings import ActorSettings
-from penstock.common.wire.contract import AdapterSpec, Contract
+from penstock.common.wire.adapter_spec import AdapterSpec
+from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import Int32s, Rollout, Sampling, Version, Weights
 from penstock.common.wire.reward_spec import RewardSpec
 from tests.actors.tiny_llama import load
@@ -62,7 +63,7 @@ class Live:
 
     def next_weights(self, folder: Path) -> Weights:
         self._steps += 1
-        made = Weights(Version(1, self._steps), str(folder), "", "", adapter=self._adapter is not None)
+        made = Weights(Version(1, self._steps), str(folder), "", "", adapter=self._adapter)
         return replace(made, hash=hash_weights(folder, made.file))
 
     def take(self, folder: Path) -> Version:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from penstock.actors.engine import WeightsRejected, hash_weights
 from penstock.actors.weights import probing
 from penstock.common.errors import EngineFailed
-from penstock.common.wire.contract import AdapterSpec
+from penstock.common.wire.adapter_spec import AdapterSpec
 from penstock.common.wire.messages import ADAPTER_FILE, Probe, Rollout, Version, Weights
 from penstock.learner.policy.lora import add_adapter, merge_adapter, write_adapter
 from tests.actors.live_engine import PROMPTS, SAMPLING, Live
@@ -119,15 +119,20 @@ def test_whole_weights_are_refused(live: Live, site: Path) -> None:
     version = live.take(site / "one")
     merged = site / "one-merged"
     whole = Weights(Version(1, 99), str(merged), hash_weights(merged), "")
-    with pytest.raises(WeightsRejected, match="is whole weights, and the contract says a LoRA adapter"):
+    with pytest.raises(
+        WeightsRejected, match=r"whole weights, and this engine was started for AdapterSpec\(rank=4"
+    ):
         live.call(live.engine.take_weights(whole))
+    other = replace(live.next_weights(site / "two"), adapter=replace(SPEC, alpha=16))
+    with pytest.raises(WeightsRejected, match="alpha=16"):
+        live.call(live.engine.take_weights(other))
     assert live.engine.version == version
 
 
 def test_adapters_that_are_wrong_for_the_model_end_the_engine_or_are_found(
     live: Live, site: Path, tmp_path: Path
 ) -> None:
-    """Two layers that have changed places pass every hash. What vLLM cannot place, it refuses."""
+    """Two layers that have changed places pass every hash. vLLM leaves out what it has no place for."""
     state = load_file(site / "two" / ADAPTER_FILE)
     other = {"0": "1", "1": "0"}
     names = {name: re.sub(r"(?<=layers\.)\d", lambda digit: other[digit[0]], name) for name in state}
@@ -138,6 +143,13 @@ def test_adapters_that_are_wrong_for_the_model_end_the_engine_or_are_found(
     assert difference(live, site / "two-merged") > 0.1
     live.take(site / "two")
     assert difference(live, site / "two-merged") < 1e-4
+    less = {name: value for name, value in state.items() if "layers.1.mlp.down_proj" not in name}
+    moved = {name.replace(".layers.", ".lm.layers."): value for name, value in state.items()}
+    for wrong in (less, moved):
+        save_file(wrong, folder / ADAPTER_FILE)
+        with pytest.raises(EngineFailed, match=r"no place.*LEARNER_LORA_PUBLISH_MERGED"):
+            live.take(folder)
+        live.call(live.engine._llm.resume_generation())
     strange = {name.replace("q_proj", "no_such_layer"): value for name, value in state.items()}
     save_file(strange, folder / ADAPTER_FILE)
     with pytest.raises(EngineFailed, match="LEARNER_LORA_PUBLISH_MERGED"):

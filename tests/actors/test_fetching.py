@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blake3 import blake3
@@ -23,9 +24,10 @@ from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import ActorSettings, RunSettings
 from penstock.common.errors import ConfigError, ContractMismatch, PenstockError
 from penstock.common.transfer.download import FetchFailed, Source, alone
-from penstock.common.transfer.model_folder import ModelFetcher, shared_files
+from penstock.common.transfer.model_folder import ModelFetcher, check_base, shared_files
+from penstock.common.wire.adapter_spec import AdapterSpec
 from penstock.common.wire.codec import encode
-from penstock.common.wire.contract import AdapterSpec, Contract, hash_tokenizer
+from penstock.common.wire.contract import Contract, hash_tokenizer
 from penstock.common.wire.messages import Version, Weights
 from penstock.learner.state.file_server import FileServer
 from penstock.learner.state.file_store import FileStore
@@ -133,24 +135,62 @@ def test_it_needs_nothing_but_the_queue_servers_address(
 def test_with_adapters_the_models_own_weights_come_once_and_then_adapters_alone(
     far: Run, host: OtherHost
 ) -> None:
-    (far.folder / "model-00001-of-00001.safetensors").write_bytes(b"base")
-    (far.folder / "model.safetensors.index.json").write_text("{}")
+    (far.folder / "model-000001-of-000001.safetensors").write_bytes(b"base")
+    index = {"weight_map": {"w": "model-000001-of-000001.safetensors"}}
+    (far.folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (far.folder / "notes.safetensors").write_bytes(b"not of the model")
     adapter, files = ADAPTER, shared_files(far.folder, with_weights=True)
     far.contract = replace(far.contract, adapter=adapter, model_files=files)
     far.queue.publish_contract(encode(far.contract))
     with serve(far):
-        far.announce(0, adapter=True)
+        far.announce(0, adapter=ADAPTER)
         host.start().wait_for(0)
         assert host.model is not None
         assert sorted(path.name for path in host.model.iterdir() if path.name[0] != ".") == [
-            "config.json", "model-00001-of-00001.safetensors", "model.safetensors.index.json",
+            "config.json", "model-000001-of-000001.safetensors", "model.safetensors.index.json",
             "tokenizer.json",
         ]  # fmt: skip
-        far.announce(1, adapter=True)
+        far.announce(1, adapter=ADAPTER)
         host.wait_for(1)
     fetched = [path.name for path in host.cache.glob("versions/*/*.safetensors")]
     assert fetched == ["adapter_model.safetensors"] * 2
+
+
+def test_base_weights_that_are_here_are_those_of_the_learner(
+    far: Run, host: OtherHost, tmp_path: Path
+) -> None:
+    """Adapters are added to them, and a small difference would pass the probe."""
+    (far.folder / "model.safetensors").write_bytes(b"base")
+    here = tmp_path / "here"
+    shutil.copytree(far.folder, here)
+    files = shared_files(far.folder, with_weights=True)
+    far.contract = replace(far.contract, model=str(here), adapter=ADAPTER, model_files=files)
+    assert check_base(far.contract, here) == here
+    (here / "model.safetensors").write_bytes(b"ba5e")
+    far.queue.publish_contract(encode(far.contract))
+    host.start()
+    wait_until(lambda: host.error is not None, "the actor to end")
+    assert isinstance(host.error, ContractMismatch)
+    assert f"{here / 'model.safetensors'} is not the learner's" in str(host.error)
+
+
+def test_base_weights_are_kept_for_another_contract(far: Run, tmp_path: Path) -> None:
+    (far.folder / "model.safetensors").write_bytes(b"base")
+    files = shared_files(far.folder, with_weights=True)
+    settings = RunSettings(name="run", cache_dir=tmp_path / "mine")
+    fetcher = ModelFetcher(RunView(far.connection, far.keys), settings, threading.Event())
+    with serve(replace_contract(far, adapter=ADAPTER, model_files=files)):
+        far.announce(0, adapter=ADAPTER)
+        first = fetcher.with_weights(far.contract)
+        (far.folder / "model.safetensors").unlink()
+        second = fetcher.with_weights(replace(far.contract, groups_per_step=7))
+    assert first != second
+    assert (second / "model.safetensors").read_bytes() == b"base"
+
+
+def replace_contract(run: Run, **changes: Any) -> Run:
+    run.contract = replace(run.contract, **changes)
+    return run
 
 
 def test_a_rewarder_gets_no_weights_with_adapters(far: Run, tmp_path: Path) -> None:
@@ -159,7 +199,7 @@ def test_a_rewarder_gets_no_weights_with_adapters(far: Run, tmp_path: Path) -> N
     far.contract = replace(far.contract, adapter=ADAPTER, model_files=files)
     settings = RunSettings(name="run", cache_dir=tmp_path / "mine")
     with serve(far):
-        far.announce(0, adapter=True)
+        far.announce(0, adapter=ADAPTER)
         view = RunView(far.connection, far.keys)
         folder = ModelFetcher(view, settings, threading.Event()).with_tokenizer(far.contract)
     assert [path.name for path in folder.iterdir() if path.name[0] != "."] == ["tokenizer.json"]

@@ -18,6 +18,7 @@ from penstock.actors.engine import verify_weights
 from penstock.common.errors import ConfigError, Disagreement, NotFinite
 from penstock.common.files.hashing import hash_file
 from penstock.common.files.run_folder import LearnerFolder
+from penstock.common.wire.adapter_spec import AdapterSpec
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import ADAPTER_FILE
 from penstock.learner.algorithm.batch import Batch
@@ -32,6 +33,7 @@ from tests.learner.builders import make_settings
 from tests.learner.gradients import make_batch
 
 IDS = torch.arange(3, 13).unsqueeze(0)
+ADAPTER = AdapterSpec(4, 32, ("q_proj",))
 
 
 def make_policy(folder, **changes) -> Policy:
@@ -78,7 +80,7 @@ def test_a_version_is_the_adapter_alone_and_with_the_base_the_same_model(model_f
     for step in range(2):
         policy.update(make_batch(), step)
     folder = LearnerFolder(tmp_path, 1)
-    weights = write_version(folder, policy, Version(1, 1), "", adapter=True)
+    weights = write_version(folder, policy, Version(1, 1), "", adapter=ADAPTER)
     (file,) = Path(weights.path).iterdir()
     assert (file.name, weights.file) == (ADAPTER_FILE, ADAPTER_FILE)
     assert (weights.size, weights.hash) == (file.stat().st_size, hash_file(file))
@@ -92,10 +94,10 @@ def test_a_version_is_the_adapter_alone_and_with_the_base_the_same_model(model_f
 def test_the_best_model_of_a_run_with_adapters_is_the_merged_one(model_folder, tmp_path):
     policy = make_policy(model_folder, lora_rank=4)
     folder = LearnerFolder(tmp_path, 1)
-    write_version(folder, policy, Version(1, 0), "", adapter=True)
+    write_version(folder, policy, Version(1, 0), "", adapter=ADAPTER)
     policy.update(make_batch(), 0)
     trained = logits(policy.model)
-    weights = write_version(folder, policy, Version(1, 1), "", adapter=True, with_model=True)
+    weights = write_version(folder, policy, Version(1, 1), "", adapter=ADAPTER, with_model=True)
     policy.update(make_batch(), 1)
     assert verify_weights(weights)
     assert keep_if_best(folder, Version(1, 1), "accuracy", 0.5, 8)
@@ -103,6 +105,17 @@ def test_the_best_model_of_a_run_with_adapters_is_the_merged_one(model_folder, t
     merged = AutoModelForCausalLM.from_pretrained(kept, dtype=torch.float32)
     assert torch.allclose(logits(merged), trained, atol=1e-5)
     assert not (kept / ADAPTER_FILE).exists()
+
+
+def test_an_adapter_is_not_resumed_on_another_base_model(model_folder, tmp_path):
+    policy = make_policy(model_folder, lora_rank=4)
+    policy.save(tmp_path)
+    make_policy(model_folder, lora_rank=4).load(tmp_path)
+    other = make_policy(model_folder, lora_rank=4)
+    with torch.no_grad():
+        other.model.get_input_embeddings().weight[3, 4] += 0.1
+    with pytest.raises(ConfigError, match="set LEARNER_MODEL back"):
+        other.load(tmp_path)
 
 
 def test_exporting_an_adapter_leaves_the_policy_as_it_was(model_folder, tmp_path):

@@ -19,6 +19,7 @@ import pytest
 
 from penstock.common.config.settings import RewarderSettings
 from penstock.common.errors import NEVER_RESTARTED, ConfigError
+from penstock.common.sandbox.handle import Mistake
 from penstock.common.sandbox.settings import SandboxFailed
 from penstock.common.sandbox.starter import Starter
 from penstock.common.sandbox.user import unused_id
@@ -199,6 +200,14 @@ def test_a_reward_whose_processes_end_before_they_run_it_is_not_taken_for_a_wron
     with pytest.raises(SandboxFailed, match=r"\.py was killed 5 times before it was ready") as failure:
         pool.check(reward("length_in_letters"))
     assert failure.value.exit_code not in NEVER_RESTARTED
+
+
+def test_a_check_whose_process_is_killed_once_is_made_again(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, outcomes = make_pool(), [Mistake("killed its process (exit code -9)", killed=True)] * 2 + [""]
+    monkeypatch.setattr(pool, "run", lambda *_, **__: outcomes.pop(0))
+    assert pool.check(reward("length_in_letters")) == ""
 
 
 def has_ended(process: psutil.Process) -> bool:
