@@ -340,11 +340,12 @@ class Policy:
             self._reference.load(folder)
 
     def _frozen_sums(self) -> dict[str, float]:
-        """Return the sum of each weight that is not trained, by name. All ranks call together."""
+        """Return, with LoRA, the sum of each weight that is not trained. All ranks call together."""
+        every = self._engine.full_parameters() if self._adapter is not None else ()
         return {
             name: weight.detach().float().sum().item()
-            for name, weight in self._engine.full_parameters()
-            if self._adapter is not None and not weight.requires_grad
+            for name, weight in every
+            if not weight.requires_grad
         }
 
     def export(self, folder: Path, form: Form = "checkpoint") -> None:
