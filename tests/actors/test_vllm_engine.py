@@ -497,6 +497,7 @@ def test_a_request_that_ends_with_an_error_is_refused_and_not_given_back_for_eve
 
     engine = object.__new__(VllmEngine)
     engine._version, engine._stop_ids, engine._llm, engine._reloads = Version(1, 0), [2], Failing(), 0
+    engine._adapter = None
     unused = SimpleNamespace(request_states={}, outputs_queue=None, get_output_async=None)
     engine._versions = TokenVersions(SimpleNamespace(output_processor=unused, engine_core=unused))
     with pytest.raises(PromptRefused, match="could not serve failing"):
