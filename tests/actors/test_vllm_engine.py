@@ -491,7 +491,7 @@ def test_a_request_that_ends_with_an_error_is_refused_and_not_given_back_for_eve
     """So ends one whose regex passed vLLM's first check and did not compile."""
 
     class Failing:
-        async def generate(self, *_: object) -> AsyncIterator[Any]:
+        async def generate(self, *_: object, **__: object) -> AsyncIterator[Any]:
             part = SimpleNamespace(index=0, token_ids=[], finish_reason="error")
             yield SimpleNamespace(outputs=[part])
 
