@@ -84,7 +84,10 @@ class Learner:
         self._settings = settings = command.learner
         self._plan, self._folder, self._policy = plan, folder, policy
         self._stopping, self._phases, self._peak = stopping, phases, peak_flops(settings.peak_tflops)
-        self._parent, self._version_bytes = "", 0  # hash and size of the weights published last
+        self._parent, self._sizes = (
+            "",
+            (0, 0),
+        )  # hash of the weights published last, its bytes and delta's
         self._last: dict[str, Any] = {}  # metrics of the newest step that this process made
         self._spent: Counter[str] = Counter()  # seconds by phase, of all steps of this process
         self._hub = make_hub(settings, folder.uploads)
@@ -270,8 +273,9 @@ class Learner:
             self._folder, self._policy, version, self._parent, self._plan.probe_texts,
             self._plan.contract.adapter, with_model=due and self._settings.save_best_model,
         )  # fmt: skip
-        self._parent, self._version_bytes = weights.hash, weights.size
-        self._flow.publish(weights, due)
+        self._parent = weights.hash
+        announced = self._flow.publish(weights, due)
+        self._sizes = announced.size, announced.delta_bytes
         self._record_evaluations()
 
     def _evaluation_due(self) -> bool:
@@ -333,7 +337,8 @@ class Learner:
             "perf/step_s": step_s,
             "perf/tokens_per_s": batch.completion_tokens / step_s,
             "perf/update_s": update_s,
-            "perf/version_bytes": self._version_bytes,
+            "perf/version_bytes": self._sizes[0],
+            "perf/delta_bytes": self._sizes[1],
             "perf/flops_per_s": update.flops / update_s,
         }
         profile = self._phases.take_profile()

@@ -23,7 +23,6 @@ from penstock.common.files.lock import hold_lock, holder_name, of_this_host
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.phases import Phases
 from penstock.common.role import connect
-from penstock.common.transfer.download import Source
 from penstock.common.transfer.object_store import is_store
 from penstock.common.wire.codec import encode
 from penstock.learner.data.plan import Plan, make_plan
@@ -39,6 +38,7 @@ from penstock.learner.state.checkpoint import (
     newest_checkpoint,
     newest_position,
 )
+from penstock.learner.state.deltas import Offer, with_deltas
 from penstock.learner.state.file_server import serving
 from penstock.learner.state.file_store import FileStore
 from penstock.learner.state.incarnations import (
@@ -105,9 +105,8 @@ def _claim_and_train(
             claim = claim_incarnation(folder, newest_position(folder))
             folder.remove_asides()
             queue.set_state("running")  # an earlier learner of the run may have set "ended"
-            queue.source = stack.enter_context(
-                _offering(command, connection, folder, plan, phases, stopping)
-            )
+            offer = stack.enter_context(_offering(command, connection, folder, plan, phases, stopping))
+            queue.source = with_deltas(offer, command.learner.publish_deltas, plan.contract)
             lender.take()  # before an actor of this host starts its engine there
             queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
             checkpoint = newest_checkpoint(folder, claim)
@@ -121,7 +120,7 @@ def _claim_and_train(
 def _offering(
     command: LearnerCommand, connection: Connection, folder: LearnerFolder, plan: Plan, phases: Phases,
     stopping: threading.Event,
-) -> AbstractContextManager[Source | FileStore | None]:  # fmt: skip
+) -> AbstractContextManager[Offer | None]:  # fmt: skip
     """Return a context that yields where other hosts get the run's files, by LEARNER_FILES_ADDRESS.
 
     Raise ConfigError for an address that cannot be used, StoreFailed if a store takes no file.

@@ -367,6 +367,10 @@ class OutputSettings(Section):
         "", "URL by which other hosts reach files_address; empty: the same address",
         pattern=r"^(https?://[^@?#\s]+)?$",
     )  # fmt: skip
+    publish_deltas: Literal["auto", "true", "false"] = setting(
+        "auto",
+        "offer what changed in the weights since the version before; auto: in bfloat16, to other hosts",
+    )
     push_to_hub: bool = setting(False, "upload the models of checkpoints to a hub; needs HF_TOKEN")
     hub_model_id: str = setting("", "repository on the hub, such as name/model")
     hub_private_repo: bool = setting(False, "create the repository as a private one")

@@ -10,6 +10,11 @@ from penstock.common.files.atomic import whole_folder, write_whole
 from penstock.common.files.disk import Disk, T
 
 
+def version_name(incarnation: int, step: int) -> str:
+    """Return the name of a version's folder, for a run and where others fetch it: 000002-00000040."""
+    return f"{incarnation:06d}-{step:08d}"
+
+
 class RunFolder:
     """The paths of a run's files below its folder `path`, as attributes. Creates none of them."""
 
@@ -56,7 +61,7 @@ class RunFolder:
 
     def version(self, incarnation: int, step: int) -> Path:
         """Return the absolute path of versions/000002-00000040: weights after `step` (40) Updates."""
-        return self.versions.absolute() / f"{incarnation:06d}-{step:08d}"
+        return self.versions.absolute() / version_name(incarnation, step)
 
     def best_model(self, step: int) -> Path:
         """Return best/00000040, the folder for the model after `step` (40) Updates if it is the best."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import shutil
 import threading
 import time
@@ -19,8 +18,10 @@ from penstock.common.deadline import Deadline
 from penstock.common.errors import ConfigError, ContractMismatch, DeadlineExceeded, ServerUnavailable
 from penstock.common.files.hashing import hash_file
 from penstock.common.files.reading import parse_json, reading
+from penstock.common.files.run_folder import version_name
 from penstock.common.log import get_logger, shorten
 from penstock.common.transfer.download import FetchFailed, Source, Wanted, alone, download
+from penstock.common.transfer.patching import HASH, patch
 from penstock.common.wire.contract import (
     LARGEST_SHARED_FILE,
     TOKENIZER_FILES,
@@ -33,7 +34,6 @@ from penstock.common.wire.contract import (
 from penstock.common.wire.messages import WEIGHTS_FILE, Weights
 
 Result = TypeVar("Result")
-_HASH = re.compile("[0-9a-f]{64}")
 _POLL_S, _RETRY_S = 0.2, 2.0
 _KEEP, _KEEP_S = 4, 60.0  # fetched versions of a run: several actors of a host may be at different ones
 
@@ -138,20 +138,24 @@ class ModelFetcher:
     def version(self, weights: Weights) -> Path:
         """Return the folder of fetched weights, which holds their file alone. Raise FetchFailed.
 
-        Its name is their hash. Older versions are deleted, see `_delete_old`.
+        Its name is their hash. If an earlier version is here, only what changed is fetched, see `patch`.
+        Older versions are deleted, see `_delete_old`.
         """
-        if not _HASH.fullmatch(weights.hash):
+        if not HASH.fullmatch(weights.hash):
             raise FetchFailed(
                 f"the announced hash {shorten(repr(weights.hash))} of version {weights.version} is no "
                 "64 hex digits: see who else writes to the queue server"
             )
         folder = self._folder / "versions" / weights.hash
-        name = self._run.folder.version(weights.version.incarnation, weights.version.step).name
-        wanted = Wanted(f"versions/{name}/{weights.file}", weights.size, weights.hash)
-        download(self._source(weights), wanted, folder / weights.file)
+        source = self._source(weights)
+        if not patch(source, weights, self._folder):
+            name = version_name(weights.version.incarnation, weights.version.step)
+            wanted = Wanted(f"versions/{name}/{weights.file}", weights.size, weights.hash)
+            download(source, wanted, folder / weights.file)
         with contextlib.suppress(OSError):  # another actor of this host may delete the same ones
             os.utime(folder)
             _delete_old(folder.parent)
+            _delete_old(self._folder / "deltas")
         return folder
 
     def _found(

@@ -38,12 +38,16 @@ from penstock.common.wire.limits import (
 from penstock.common.wire.plain import brief
 from penstock.common.wire.transcript import Transcript
 
-SCHEMA = 9
+SCHEMA = 10
 """Version of the wire format. Every message carries this number."""
 
 WEIGHTS_FILE = "model.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"
 """The file of a version: a whole model, or a LoRA adapter to the weights of the model's folder."""
+DELTA_FILE = "model.delta"
+"""Beside it, what makes it of the file of the version before."""
+MOST_DELTAS = 16
+"""Most deltas that are announced with a version."""
 
 LONGEST_PROBE = 1024
 """Most tokens of a probe, and most probes of a version."""
@@ -407,12 +411,31 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
+class Delta:
+    """What changed from the file of weights with the hash `parent` to the file of `version`.
+
+    `hash` is the BLAKE3 hash of the delta's own file, and `size` its bytes.
+    """
+
+    version: Version
+    parent: str
+    hash: str
+    size: int
+
+    def __post_init__(self) -> None:
+        """Raise MalformedMessage for a hash of over 200 letters, a size below 1 or of 10^15 and more."""
+        check_names("hash", [self.parent, self.hash])
+        check_range("the size of a delta", self.size, 1, LARGEST)
+
+
+@dataclass(frozen=True, slots=True)
 class Weights:
     """A published version: a folder with one `file` of weights, a whole model or an `adapter`.
 
     `hash` is the BLAKE3 hash of this file and `size` its bytes; `parent` is the hash of the version
     before. `url` is the file server that has it, with its `token`; "" for none. An engine that has
-    loaded it computes the log-probabilities of the `probes`.
+    loaded it computes the log-probabilities of the `probes`. The `deltas` lead from a version before to
+    this one, each to the next.
     """
 
     version: Version
@@ -424,6 +447,12 @@ class Weights:
     token: str = field(default="", repr=False)
     probes: tuple[Probe, ...] = field(default=(), repr=False, compare=False)
     adapter: AdapterSpec | None = None
+    deltas: tuple[Delta, ...] = ()
+
+    @property
+    def delta_bytes(self) -> int:
+        """Return the size of the delta that ends in this version, 0 if it has none."""
+        return self.deltas[-1].size if self.deltas else 0
 
     @property
     def file(self) -> str:
@@ -434,8 +463,10 @@ class Weights:
         """Raise MalformedMessage if a hash or `token` is over 200 letters, `path` or `url` over 4096.
 
         A lone surrogate in one of the texts is refused too, a size below 0 or of 10^15 and more, and
-        more than 1024 probes or 16,384 tokens in them.
+        more than 1024 probes or 16,384 tokens in them, and more than 16 deltas.
         """
+        found = f"a version has {len(self.deltas)} deltas, expected at most {MOST_DELTAS}; {_RELEASE}"
+        require(len(self.deltas) <= MOST_DELTAS, found)
         tokens = sum(len(probe.token_ids) for probe in self.probes)
         few = len(self.probes) <= LONGEST_PROBE and tokens <= MOST_PROBED
         require(few, f"a version has {len(self.probes)} probes of {tokens} tokens; {_RELEASE}")

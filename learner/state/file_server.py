@@ -30,7 +30,7 @@ _ANYWHERE = "192.0.2.1"  # of a network for documentation: the route to it is th
 _START_S = 30.0
 _SHUTDOWN_S = 1.0
 _RANGE = re.compile(r"bytes=(\d{1,15})-")
-_VERSION = re.compile(r"/versions/(\d{6,15}-\d{8,15})/((?:adapter_)?model\.safetensors)")
+_VERSION = re.compile(r"/versions/(\d{6,15}-\d{8,15})/((?:adapter_)?model\.safetensors|model\.delta)")
 _MODEL = re.compile(r"/model/([A-Za-z0-9._-]{1,200})")
 
 log = get_logger(__name__)

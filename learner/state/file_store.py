@@ -17,7 +17,7 @@ from penstock.common.transfer.object_store import (
     put_file,
     remove_folder,
 )
-from penstock.common.wire.messages import Weights
+from penstock.common.wire.messages import DELTA_FILE, Weights
 from penstock.learner.state.versions import KEEP
 
 _VERSION = re.compile(r"\d{6,15}-\d{8,15}")
@@ -57,7 +57,9 @@ class FileStore:
         """
         if weights != self._offered:
             folder = Path(weights.path)
-            self._put(folder / weights.file, f"{self.url}/versions/{folder.name}/{weights.file}")
+            names = [DELTA_FILE] if weights.deltas else []
+            for name in (*names, weights.file):
+                self._put(folder / name, f"{self.url}/versions/{folder.name}/{name}")
             self._offered = weights
             self._remove_old(folder.name)
         return replace(weights, url=self.url, token="")

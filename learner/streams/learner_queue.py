@@ -11,11 +11,10 @@ from penstock.common.broker.keys import Keys
 from penstock.common.broker.work_stream import Entry, EntryReader
 from penstock.common.errors import MalformedMessage, WrongType
 from penstock.common.log import get_logger, shorten
-from penstock.common.transfer.download import Source
 from penstock.common.wire.codec import encode
 from penstock.common.wire.ids import Purpose, TicketId, Version
 from penstock.common.wire.messages import EndState, Weights
-from penstock.learner.state.file_store import FileStore
+from penstock.learner.state.deltas import Offer
 
 _SLICE = 1000  # tickets in one call, which blocks the server for some milliseconds
 
@@ -55,7 +54,7 @@ class LearnerQueue:
         self.keys = keys
         self.connection = connection
         self.incarnation = incarnation
-        self.source: Source | FileStore | None = None  # where others fetch what is announced
+        self.source: Offer | None = None  # where others fetch what is announced
         self.damaged = False  # True: a key was deleted since, so the caller restores what was in it
         self._claimed = ("", "")  # nonce and holder
         self._claimed_at = -1  # the connection's count of restarts then
@@ -196,8 +195,10 @@ class LearnerQueue:
         """
         self._publish(self.keys.contract, contract)
 
-    def announce(self, weights: Weights) -> None:
-        """Store the version that actors load next. Raise Connection.call's errors, such as RunTaken.
+    def announce(self, weights: Weights) -> Weights:
+        """Store the version that actors load next, and return it as it is announced.
+
+        Raise Connection.call's errors, such as RunTaken.
 
         The announcement gets the address and the token of the learner's file server, if it has one. With
         an object store the version is put there first; raise StoreFailed if that fails.
@@ -205,6 +206,7 @@ class LearnerQueue:
         if self.source:
             weights = self.source.offer(weights)
         self._publish(self.keys.weights, encode(weights))
+        return weights
 
     def set_state(self, state: str) -> None:
         """Store the state "running" or "ended". Raise Connection.call's errors, such as RunTaken."""

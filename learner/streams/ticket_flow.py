@@ -325,22 +325,23 @@ class TicketFlow:
         """Return whether the server was restarted, or a stream was found damaged, since `join`."""
         return self._connection.restarts != self._restarts or self._queue.damaged
 
-    def publish(self, weights: Weights, evaluate: bool) -> None:
+    def publish(self, weights: Weights, evaluate: bool) -> Weights:
         """Record `weights` in the journal, wait for the running evaluation, then announce them.
 
-        With `evaluate` start their evaluation. A stop ends only the wait. No actor can load weights
-        whose hash the journal lacks: otherwise a learner that resumes after a kill would refuse the
-        tokens of its predecessor's last version. Raise DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S
-        without an outcome, DiskFull, DataError if a ticket is too large, RunTaken, ServerUnavailable or
-        another error of Connection.call.
+        Return them as they were announced. With `evaluate` start their evaluation. A stop ends only the
+        wait. No actor can load weights whose hash the journal lacks: otherwise a learner that resumes
+        after a kill would refuse the tokens of its predecessor's last version. Raise DeadlineExceeded
+        after RUN_PROGRESS_TIMEOUT_S without an outcome, DiskFull, DataError if a ticket is too large,
+        RunTaken, ServerUnavailable or another error of Connection.call.
         """
         self._ledger.publish(weights.version, weights.hash)
         self._commit_log.record("version", version=str(weights.version), hash=weights.hash)
         self.finish_evaluation()
         self._weights, self._announced_at = weights, time.monotonic()
-        self._queue.announce(weights)
+        announced = self._queue.announce(weights)
         if evaluate:
             self.evaluator.start(weights.version)
+        return announced
 
     def finish_evaluation(self) -> None:
         """Wait until no evaluation is running, or the learner is asked to stop.

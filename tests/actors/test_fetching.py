@@ -373,8 +373,10 @@ def test_an_announced_hash_cannot_name_another_folder(
 
 
 def _source_of(run: Run) -> tuple[str, str]:
-    assert run.queue.source is not None
-    return run.queue.source.url, run.queue.source.token
+    run.announce(0)
+    weights = RunView(run.connection, run.keys).weights()
+    assert weights is not None
+    return weights.url, weights.token
 
 
 def test_another_tokenizer_than_the_contracts_is_refused(

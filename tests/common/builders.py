@@ -11,6 +11,7 @@ from penstock.common.broker.keys import Keys
 from penstock.common.broker.run_view import RunView
 from penstock.common.broker.work_stream import WorkStream
 from penstock.common.wire.messages import (
+    Delta,
     Group,
     Rollout,
     Sampling,
@@ -77,7 +78,14 @@ def make_messages() -> list[object]:
         make_scored(),
         Verdict("train:7", "filtered", "all rewards equal", {"accuracy": (1.0, 1.0)}, (3, 5)),
         Weights(
-            Version(2, 9), "/weights/2.9", "ff" * 32, "00" * 32, 1 << 33, "http://10.0.0.5:1", "token"
+            Version(2, 9),
+            "/weights/2.9",
+            "ff" * 32,
+            "00" * 32,
+            1 << 33,
+            "http://10.0.0.5:1",
+            "token",
+            deltas=(Delta(Version(2, 9), "00" * 32, "ee" * 32, 1 << 26),),
         ),
     ]
 

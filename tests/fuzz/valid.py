@@ -17,6 +17,7 @@ from penstock.common.wire.contract import Contract, hash_tokenizer
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import (
     ANSWER,
+    Delta,
     Group,
     Rollout,
     ScoredGroup,
@@ -131,7 +132,8 @@ def samples(issued: Issued) -> list[Sample]:
         ("rewarder", train.group), ("rewarder", evaluation.group),
         ("actor", issued.train), ("actor", issued.eval),
         ("weights", Weights(
-            NEWEST, f"{MODEL}/000001-00000003", NO_WEIGHTS, "cd" * 32, 64, "http://10.0.0.5:1", "token"
+            NEWEST, f"{MODEL}/000001-00000003", NO_WEIGHTS, "cd" * 32, 64, "http://10.0.0.5:1", "token",
+            deltas=(Delta(NEWEST, "cd" * 32, "ef" * 32, 9),),
         )),
         ("contract", issued.contract),
     ]  # fmt: skip

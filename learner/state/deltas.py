@@ -1,0 +1,85 @@
+"""Versions offered to other hosts together with what changed since the version before."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, Protocol
+from urllib.parse import urlsplit
+
+from penstock.common.config.redis_url import is_loopback
+from penstock.common.files.hashing import hash_file
+from penstock.common.log import get_logger
+from penstock.common.wire.contract import Contract
+from penstock.common.wire.messages import DELTA_FILE, Delta, Weights
+from penstock.learner.state.versions import KEEP
+
+_MOST_SHARE = 0.5
+"""Largest part of a version that is worth a delta: float32 changes everywhere, for example."""
+
+log = get_logger(__name__)
+
+
+class Offer(Protocol):
+    """Where other hosts fetch the run's files."""
+
+    @property
+    def url(self) -> str:
+        """Return the URL that is announced."""
+
+    def offer(self, weights: Weights) -> Weights:
+        """Make a version on this host ready to be fetched, and return its announcement."""
+
+
+def with_deltas(
+    offer: Offer | None, wanted: Literal["auto", "true", "false"], contract: Contract
+) -> Offer | None:
+    """Return the offer, together with deltas if these are wanted (LEARNER_PUBLISH_DELTAS).
+
+    Adapters have none. With "auto" there are deltas in bfloat16, unless the offer's URL leads to no
+    other host.
+    """
+    if offer is None or wanted == "false" or contract.adapter:
+        return offer
+    is_far = contract.dtype == "bfloat16" and not is_loopback(urlsplit(offer.url).hostname or "")
+    return OfferWithDeltas(offer) if wanted == "true" or is_far else offer
+
+
+class OfferWithDeltas:
+    """An offer whose announcements have the deltas of the newest versions, 4 at most.
+
+    A version's delta is written beside its file when it is offered.
+    """
+
+    def __init__(self, offer: Offer) -> None:
+        self.url = offer.url
+        self._offer = offer
+        self._last: Weights | None = None
+
+    def offer(self, weights: Weights) -> Weights:
+        """Write the delta of a version that is on this host, and offer both; see the offer's own.
+
+        Without a delta, such as for the learner's first version, the next ones begin with this version.
+        """
+        if self._last is None or self._last.version != weights.version:
+            self._last = replace(weights, deltas=self._deltas(weights))
+        return self._offer.offer(replace(weights, deltas=self._last.deltas))
+
+    def _deltas(self, weights: Weights) -> tuple[Delta, ...]:
+        """Write what changed since the version that was offered last, and return the newest deltas.
+
+        None if there was no version, or its delta is too large. A fault is logged: the version is
+        fetched whole then.
+        """
+        from penstock.common.transfer.delta import write_delta
+
+        if self._last is None or self._last.hash != weights.parent:
+            return ()
+        old, new = (Path(one.path) / one.file for one in (self._last, weights))
+        target = new.with_name(DELTA_FILE)
+        try:
+            if size := write_delta(old, new, target, most=int(_MOST_SHARE * weights.size)):
+                delta = Delta(weights.version, self._last.hash, hash_file(target), size)
+                return (*self._last.deltas, delta)[-KEEP:]
+            target.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning(f"Version {weights.version} is offered without a delta: {error}.")
+        return ()

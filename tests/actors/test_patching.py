@@ -1,0 +1,140 @@
+"""An actor on another host fetches what changed, and the whole file where that does not do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.actors.weights.source import WeightSource
+from penstock.common.files.hashing import hash_file
+from penstock.common.transfer import patching
+from penstock.common.transfer.download import Source, Wanted, download
+from penstock.common.wire.ids import Version
+from penstock.common.wire.messages import DELTA_FILE, Weights
+from penstock.learner.state.deltas import OfferWithDeltas
+from penstock.learner.state.file_server import FileServer
+from tests.actors.conftest import Run
+
+
+class FarActor:
+    """What an actor on another host fetches of a run whose versions have 20,000 words."""
+
+    def __init__(self, run: Run, offer: OfferWithDeltas, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.run, self.offer = run, offer
+        self.fetched: list[str] = []
+        self._words = np.random.default_rng(0).integers(0, 0xFFFF, 20_000).astype("<u2")
+        self._parent = ""
+        self._source: WeightSource = run.weight_source("http")
+        self.cache = run.run_folder.path.parent / "cache/run"
+        monkeypatch.setattr(patching, "download", self._download)
+        monkeypatch.setattr("penstock.common.transfer.model_folder.download", self._download)
+
+    def _download(self, source: Source, wanted: Wanted, target: Path) -> None:
+        self.fetched.append(wanted.path)
+        download(source, wanted, target)
+
+    def publish(self, step: int) -> Weights:
+        """Write a version in which one word in fifty changed, and return its announcement."""
+        changed = np.random.default_rng(step).random(len(self._words)) < 0.02
+        self._words = self._words + changed.astype("<u2")
+        folder = self.run.run_folder.version(1, step)
+        folder.mkdir(parents=True)
+        file = folder / "model.safetensors"
+        file.write_bytes(self._words.tobytes())
+        made = Weights(Version(1, step), str(folder), hash_file(file), self._parent, file.stat().st_size)
+        self._parent = made.hash
+        return self.offer.offer(made)
+
+    def fetch(self, weights: Weights) -> list[str]:
+        """Fetch a version, check it, and return the names of the files that were asked for."""
+        self.fetched.clear()
+        found = Path(self._source.find(weights).path) / "model.safetensors"
+        assert hash_file(found) == weights.hash
+        return [path.removeprefix("versions/000001-000000") for path in self.fetched]
+
+
+@pytest.fixture
+def far(a_run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[FarActor]:
+    with FileServer(a_run.run_folder.versions, a_run.folder, [], "127.0.0.1", 0) as server:
+        source = Source(f"http://127.0.0.1:{server.port}", server.token)
+        yield FarActor(a_run, OfferWithDeltas(source), monkeypatch)
+
+
+def test_the_first_version_comes_whole_and_then_what_changed(far: FarActor) -> None:
+    first, second = far.publish(0), far.publish(1)
+    assert far.fetch(first) == ["00/model.safetensors"]
+    assert far.fetch(second) == ["01/model.delta"]
+    assert 0 < second.delta_bytes < second.size / 10
+
+
+def test_an_actor_that_fell_behind_fetches_several_deltas_at_once(far: FarActor) -> None:
+    assert far.fetch(far.publish(0)) == ["00/model.safetensors"]
+    *_, last = [far.publish(step) for step in range(1, 4)]
+    assert far.fetch(last) == ["01/model.delta", "02/model.delta", "03/model.delta"]
+    assert far.fetch(last) == ["03/model.safetensors"]  # it is there: nothing is sent
+
+
+def test_one_that_slept_for_long_fetches_the_whole_file(far: FarActor) -> None:
+    far.fetch(far.publish(0))
+    *_, last = [far.publish(step) for step in range(1, 21)]
+    assert len(last.deltas) == 4
+    assert far.fetch(last) == ["20/model.safetensors"]
+
+
+def test_deltas_as_large_as_the_file_are_not_fetched(far: FarActor) -> None:
+    far.fetch(far.publish(0))
+    second = far.publish(1)
+    large = replace(second.deltas[0], size=second.size)
+    assert far.fetch(replace(second, deltas=(large,))) == ["01/model.safetensors"]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_delta_that_is_gone_or_damaged_costs_the_whole_file(far: FarActor, kept: bool) -> None:
+    far.fetch(far.publish(0))
+    second = far.publish(1)
+    file = far.run.run_folder.version(1, 1) / DELTA_FILE
+    if kept:
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+    else:
+        file.unlink()
+    assert far.fetch(second) == ["01/model.delta", "01/model.safetensors"]
+
+
+def test_a_delta_with_the_right_hash_that_is_none_costs_the_whole_file(far: FarActor) -> None:
+    far.fetch(far.publish(0))
+    second = far.publish(1)
+    file = far.run.run_folder.version(1, 1) / DELTA_FILE
+    file.write_bytes(b"PSTK-D1\n and nonsense")
+    forged = replace(second.deltas[0], hash=hash_file(file), size=file.stat().st_size)
+    assert far.fetch(replace(second, deltas=(forged,))) == ["01/model.delta", "01/model.safetensors"]
+
+
+def test_a_delta_on_the_wrong_parent_is_noticed(far: FarActor) -> None:
+    """The actor's copy of the earlier version is another file, of the same size."""
+    first, second = far.publish(0), far.publish(1)
+    far.fetch(first)
+    file = far.cache / "versions" / first.hash / "model.safetensors"
+    file.write_bytes(b"\0" * first.size)
+    assert far.fetch(second) == ["01/model.delta", "01/model.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["../../out", "", ".", "a" * 63, "A" * 64])
+def test_hashes_of_a_delta_cannot_name_another_folder(far: FarActor, name: str) -> None:
+    far.fetch(far.publish(0))
+    second = far.publish(1)
+    for forged in (replace(second.deltas[0], hash=name), replace(second.deltas[0], parent=name)):
+        assert far.fetch(replace(second, deltas=(forged,)))[-1] == "01/model.safetensors"
+    assert not (far.cache.parent / "out").exists()
+
+
+def test_fetched_deltas_do_not_fill_the_disk(far: FarActor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.common.transfer.model_folder._KEEP_S", 0.0)
+    far.fetch(far.publish(0))
+    for step in range(1, 9):
+        assert far.fetch(far.publish(step)) == [f"{step:02d}/model.delta"]
+    assert len(list((far.cache / "deltas").iterdir())) <= 4
+    assert len(list((far.cache / "versions").iterdir())) <= 4
