@@ -19,7 +19,7 @@ from penstock.common.log import get_logger
 from penstock.common.phases import Phases, costs_by_name
 from penstock.common.wire.codec import encode, pack
 from penstock.common.wire.ids import Version
-from penstock.common.wire.messages import ScoredGroup, Verdict
+from penstock.common.wire.messages import ScoredGroup, Verdict, Weights
 from penstock.learner.algorithm.batch import Batch, build_batch
 from penstock.learner.data.plan import Plan
 from penstock.learner.lending import DeviceLender
@@ -84,10 +84,7 @@ class Learner:
         self._settings = settings = command.learner
         self._plan, self._folder, self._policy = plan, folder, policy
         self._stopping, self._phases, self._peak = stopping, phases, peak_flops(settings.peak_tflops)
-        self._parent, self._sizes = (
-            "",
-            (0, 0),
-        )  # hash of the weights published last, its bytes and delta's
+        self._announced = Weights(Version(0, 0), "", "", "")  # what was published last
         self._last: dict[str, Any] = {}  # metrics of the newest step that this process made
         self._spent: Counter[str] = Counter()  # seconds by phase, of all steps of this process
         self._hub = make_hub(settings, folder.uploads)
@@ -270,12 +267,10 @@ class Learner:
         version = Version(self._folder.incarnation, self._step)
         due = self._evaluation_due()
         weights = write_version(
-            self._folder, self._policy, version, self._parent, self._plan.probe_texts,
+            self._folder, self._policy, version, self._announced.hash, self._plan.probe_texts,
             self._plan.contract.adapter, with_model=due and self._settings.save_best_model,
         )  # fmt: skip
-        self._parent = weights.hash
-        announced = self._flow.publish(weights, due)
-        self._sizes = announced.size, announced.delta_bytes
+        self._announced = self._flow.publish(weights, due)
         self._record_evaluations()
 
     def _evaluation_due(self) -> bool:
@@ -337,8 +332,8 @@ class Learner:
             "perf/step_s": step_s,
             "perf/tokens_per_s": batch.completion_tokens / step_s,
             "perf/update_s": update_s,
-            "perf/version_bytes": self._sizes[0],
-            "perf/delta_bytes": self._sizes[1],
+            "perf/version_bytes": self._announced.size,
+            "perf/delta_bytes": self._announced.delta_bytes,
             "perf/flops_per_s": update.flops / update_s,
         }
         profile = self._phases.take_profile()

@@ -47,6 +47,7 @@ from penstock.learner.state.incarnations import (
     next_incarnation,
     read_nonce,
 )
+from penstock.learner.state.queued_deltas import QueuedDeltas
 from penstock.learner.streams.heartbeat import Heartbeat
 from penstock.learner.streams.learner_queue import LearnerQueue
 
@@ -106,7 +107,8 @@ def _claim_and_train(
             folder.remove_asides()
             queue.set_state("running")  # an earlier learner of the run may have set "ended"
             offer = stack.enter_context(_offering(command, connection, folder, plan, phases, stopping))
-            queue.source = with_deltas(offer, command.learner.publish_deltas, plan.contract)
+            queued = QueuedDeltas(connection, keys, run.delta_mib << 20) if run.delta_mib else None
+            queue.source = with_deltas(offer, command.learner.publish_deltas, plan.contract, queued)
             lender.take()  # before an actor of this host starts its engine there
             queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
             checkpoint = newest_checkpoint(folder, claim)

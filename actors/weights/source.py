@@ -1,4 +1,4 @@
-"""Where an actor finds the weights of an announced version: in the run's folder, or fetched by HTTP."""
+"""Where an actor finds the weights of an announced version: in the run's folder, or fetched."""
 
 from dataclasses import replace
 from typing import Literal
@@ -15,12 +15,14 @@ from penstock.common.wire.messages import Weights
 class WeightSource:
     """Finds versions in `folder`, the run's, or fetches them by `fetcher`; `way` may allow one alone.
 
-    With "auto" the folder is used where it has the version, and not after `distrust`.
+    With "auto" the folder is used where it has the version, and not after `distrust`. With "auto" and
+    "queue" what changed comes from the queue server, and whole files from where they are announced.
     """
 
     def __init__(
-        self, folder: RunFolder, fetcher: ModelFetcher, way: Literal["auto", "folder", "http", "store"]
-    ) -> None:
+        self, folder: RunFolder, fetcher: ModelFetcher,
+        way: Literal["auto", "folder", "queue", "http", "store"],
+    ) -> None:  # fmt: skip
         self._folder, self._fetcher, self._way = folder, fetcher, way
         self._distrusted = ""
 
@@ -43,7 +45,8 @@ class WeightSource:
                 f"version {weights.version} is announced at {shorten(weights.url)}, and "
                 f"ACTOR_WEIGHTS_FROM={self._way} allows no such address: set it to auto"
             )
-        return replace(weights, path=str(self._fetcher.version(weights)))
+        by_queue = self._way in ("auto", "queue")
+        return replace(weights, path=str(self._fetcher.version(weights, by_queue)))
 
     def distrust(self, weights: Weights) -> None:
         """Do not take these weights from the run's folder, as the file there is another one."""

@@ -75,7 +75,8 @@ def rules(role: Role, keys: Keys) -> list[str]:
     if role == "reader":
         return [*_allow(_READING), *(f"%R~{key}" for key in keys.all)]
     if role == "learner":
-        return [*_allow(_READING, _LEARNING), *(f"~{key}" for key in keys.all)]
+        of_deltas = _selector(["hkeys", "expire"], [keys.deltas])
+        return [*_allow(_READING, _LEARNING), *(f"~{key}" for key in keys.all), of_deltas]
     return _worker_rules(keys, actor=role == "actor")
 
 
@@ -91,6 +92,7 @@ def _worker_rules(keys: Keys, actor: bool) -> list[str]:
     ends = (*keys.outcome_streams, keys.dead)  # of a ticket that failed too often
     streams = (*keys.work_streams, *keys.outcome_streams)
     known = (*streams, keys.ledger, keys.fence, keys.contract, keys.weights, keys.state)
+    known += (keys.deltas,) if actor else ()
     return [
         *_allow(_READING, _WORKING), *(f"~{key}" for key in (*worked, keys.open)),
         *(f"%R~{key}" for key in known if key not in worked),

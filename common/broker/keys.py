@@ -28,6 +28,7 @@ class Keys:
         self.contract = prefix + "contract"
         self.weights = prefix + "weights"  # the announced version
         self.state = prefix + "state"  # "running" or "ended"
+        self.deltas = prefix + "deltas"  # hash: parts of what changed in the newest versions
         self.costs = prefix + "costs"  # hash: seconds that actors and rewarders spent, by phase
 
     def tickets_for(self, purpose: Purpose) -> str:

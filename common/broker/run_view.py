@@ -95,6 +95,13 @@ class RunView:
             self.report(f"No weights are announced in {self.keys.weights}: {error}")
             return None
 
+    def delta_part(self, field: str) -> bytes | None:
+        """Return a part of a delta, by its name in the hash `deltas`; None if it is not there.
+
+        Raise ServerUnavailable or another error of Connection.execute.
+        """
+        return cast(bytes | None, self._read("HGET", self.keys.deltas, field))
+
     def ended(self) -> bool:
         """Return whether the learner has ended the run, and left. False unless the state is "ended".
 

@@ -90,7 +90,8 @@ class RunSettings(Section):
     server_timeout_s: float = setting(60.0, "seconds to wait for a lost queue server", gt=0)
     cache_dir: Path = setting(Path("~/.cache/penstock"), "folder for files from the learner")
     allow_file_store: bool = setting(False, "fetch files from a file:// URL of the learner")
-    join_timeout_s: float = setting(300.0, "seconds to wait for setup after the last heartbeat", gt=0)
+    delta_mib: int = setting(64, "most MiB of deltas on the queue server", ge=0, le=4096)
+    join_timeout_s: float = setting(300.0, "seconds to wait for setup after a heartbeat", gt=0)
     progress_timeout_s: float = setting(
         600.0, "seconds without any result or learner's heartbeat after which a process ends", gt=0
     )
@@ -132,9 +133,10 @@ class ActorSettings(Section):
     )
     enable_prefix_caching: bool = setting(True, "reuse keys and values of equal prompts")
     max_num_batched_tokens: int = setting(0, "tokens of one step of the engine; 0: vLLM's choice", ge=0)
-    weights_from: Literal["auto", "folder", "http", "store"] = setting(
+    weights_from: Literal["auto", "folder", "queue", "http", "store"] = setting(
         "auto",
-        "how weights come: the run's folder, the learner's file server, an object store, or what works",
+        "how weights come: the run's folder, the queue server (only what changed), the learner's file "
+        "server, an object store, or what works",
     )
     engine_args: JsonMap = setting({}, "further arguments of vLLM's engine, as a JSON map")
     probe_limit: Literal["auto"] | NonNegativeFloat = setting(

@@ -6,7 +6,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -126,6 +126,27 @@ def download(source: Source, wanted: Wanted, target: Path) -> None:
             f"{wanted.path} cannot be stored as {target}: {error}; set RUN_CACHE_DIR to a folder with "
             f"room for {wanted.size} bytes"
         ) from error
+
+
+def store(wanted: Wanted, chunks: Iterable[bytes], target: Path) -> bool:
+    """Put the wanted file at `target`, if it consists of these chunks; return whether it is there.
+
+    Processes of this host that want the same file wait for each other. Raise FetchFailed if another one
+    does not end, OSError if the file cannot be written.
+    """
+    with alone(target.parent):
+        if _is_wanted(target, wanted):
+            return True
+        aside = target.with_name(f".{target.name}.new")
+        with aside.open("wb") as file:
+            for chunk in chunks:
+                if file.tell() <= wanted.size:  # nothing of what is too long already
+                    file.write(chunk)
+        if is_right := _is_wanted(aside, wanted):
+            aside.replace(target)
+        else:
+            aside.unlink()
+        return is_right
 
 
 @contextmanager

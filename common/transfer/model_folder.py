@@ -135,10 +135,11 @@ class ModelFetcher:
             _check_no_code(copy)
         return copy or check_tokenizer(contract)
 
-    def version(self, weights: Weights) -> Path:
+    def version(self, weights: Weights, by_queue: bool = True) -> Path:
         """Return the folder of fetched weights, which holds their file alone. Raise FetchFailed.
 
-        Its name is their hash. If an earlier version is here, only what changed is fetched, see `patch`.
+        Its name is their hash. If an earlier version is here, only what changed is fetched, see `patch`;
+        `by_queue` says whether from the queue server too. Raise Connection.execute's errors then.
         Older versions are deleted, see `_delete_old`.
         """
         if not HASH.fullmatch(weights.hash):
@@ -148,7 +149,7 @@ class ModelFetcher:
             )
         folder = self._folder / "versions" / weights.hash
         source = self._source(weights)
-        if not patch(source, weights, self._folder):
+        if not patch(source, self._view if by_queue else None, weights, self._folder):
             name = version_name(weights.version.incarnation, weights.version.step)
             wanted = Wanted(f"versions/{name}/{weights.file}", weights.size, weights.hash)
             download(source, wanted, folder / weights.file)

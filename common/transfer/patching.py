@@ -1,12 +1,13 @@
 """Weights made on this host of an earlier version, so that only what changed is fetched."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from penstock.common.broker.run_view import RunView
 from penstock.common.files.run_folder import version_name
 from penstock.common.log import get_logger
-from penstock.common.transfer.download import FetchFailed, Source, Wanted, alone, download
+from penstock.common.transfer.download import FetchFailed, Source, Wanted, alone, download, store
 from penstock.common.wire.messages import DELTA_FILE, Delta, Weights
 
 HASH = re.compile("[0-9a-f]{64}")
@@ -14,20 +15,23 @@ HASH = re.compile("[0-9a-f]{64}")
 log = get_logger(__name__)
 
 
-def patch(source: Source, weights: Weights, folder: Path) -> bool:
+def patch(source: Source, view: RunView | None, weights: Weights, folder: Path) -> bool:
     """Make the file of announced weights of an earlier version; return whether it is there now.
 
-    `folder` has the fetched versions, each in versions/HASH, and gets the deltas. False: no version is
-    there that the announced deltas begin with, they have as many bytes as the whole file, or one could
-    not be used, which is logged; the whole file is fetched then. Block meanwhile.
+    `folder` has the fetched versions, each in versions/HASH, and gets the deltas, from the queue server
+    (`view`) if they are there, else from `source`. Block meanwhile. Return False if no version is there
+    that the announced deltas begin with, if they have as many bytes as the whole file, or if one cannot
+    be used, which is logged. Raise Connection.execute's errors.
     """
-    versions = folder / "versions"
-    if not (deltas := _usable(weights, versions)):
+    if not (deltas := _usable(weights, versions := folder / "versions")):
         return False
     base, target = (versions / of / weights.file for of in (deltas[0].parent, weights.hash))
     try:
         with alone(target.parent):
-            return not target.exists() and _apply(source, weights, deltas, base, target)
+            if target.exists():
+                return False
+            files = [_fetch(source, view, delta, folder / "deltas" / delta.hash) for delta in deltas]
+            return _apply(weights, files, base, target)
     except (FetchFailed, OSError) as error:
         log.info(f"Version {weights.version} is fetched whole: {error}.")
         return False
@@ -46,17 +50,30 @@ def _usable(weights: Weights, versions: Path) -> Sequence[Delta]:
     return ()
 
 
-def _apply(source: Source, weights: Weights, deltas: Sequence[Delta], base: Path, target: Path) -> bool:
-    """Fetch the deltas, make the file `target` of the file `base`; return whether it is the right one.
+def _fetch(source: Source, view: RunView | None, delta: Delta, folder: Path) -> Path:
+    """Return the file of a delta, which is fetched into `folder`. Raise FetchFailed or OSError."""
+    name = version_name(delta.version.incarnation, delta.version.step)
+    wanted, file = Wanted(f"versions/{name}/{DELTA_FILE}", delta.size, delta.hash), folder / DELTA_FILE
+    if view is None or not store(wanted, _parts(view, delta), file):
+        download(source, wanted, file)
+    return file
 
-    Raise FetchFailed if a delta cannot be fetched, OSError if a file cannot be read or written.
+
+def _parts(view: RunView, delta: Delta) -> Iterator[bytes]:
+    """Yield the parts of a delta on the queue server, up to the first one that is not there."""
+    for field in delta.fields:
+        if (part := view.delta_part(field)) is None:
+            return
+        yield part
+
+
+def _apply(weights: Weights, files: Sequence[Path], base: Path, target: Path) -> bool:
+    """Make the file `target` of the file `base` by deltas; return whether it is the right one.
+
+    Raise OSError if a file cannot be read or written.
     """
     from penstock.common.transfer.delta import BadDelta, apply_deltas
 
-    files = [target.parents[2] / "deltas" / delta.hash / DELTA_FILE for delta in deltas]
-    for delta, file in zip(deltas, files, strict=True):
-        path = f"versions/{version_name(delta.version.incarnation, delta.version.step)}/{DELTA_FILE}"
-        download(source, Wanted(path, delta.size, delta.hash), file)
     aside = target.with_name(f".{target.name}.patched")
     try:
         fault = "" if apply_deltas(base, files, aside) == weights.hash else "they make another file"

@@ -46,6 +46,8 @@ ADAPTER_FILE = "adapter_model.safetensors"
 """The file of a version: a whole model, or a LoRA adapter to the weights of the model's folder."""
 DELTA_FILE = "model.delta"
 """Beside it, what makes it of the file of the version before."""
+DELTA_PART = 1 << 19
+"""Bytes of each part of a delta on the queue server, but the last one."""
 MOST_DELTAS = 16
 """Most deltas that are announced with a version."""
 
@@ -426,6 +428,11 @@ class Delta:
         """Raise MalformedMessage for a hash of over 200 letters, a size below 1 or of 10^15 and more."""
         check_names("hash", [self.parent, self.hash])
         check_range("the size of a delta", self.size, 1, LARGEST)
+
+    @property
+    def fields(self) -> list[str]:
+        """Return the names of its parts in the hash `deltas` on the queue server, in order."""
+        return [f"{self.hash}:{part}" for part in range(-(-self.size // DELTA_PART))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from penstock.common.files.hashing import hash_file
 from penstock.common.log import get_logger
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import DELTA_FILE, Delta, Weights
+from penstock.learner.state.queued_deltas import QueuedDeltas
 from penstock.learner.state.versions import KEEP
 
 _MOST_SHARE = 0.5
@@ -30,32 +31,36 @@ class Offer(Protocol):
 
 
 def with_deltas(
-    offer: Offer | None, wanted: Literal["auto", "true", "false"], contract: Contract
-) -> Offer | None:
+    offer: Offer | None, wanted: Literal["auto", "true", "false"], contract: Contract,
+    queued: QueuedDeltas | None = None,
+) -> Offer | None:  # fmt: skip
     """Return the offer, together with deltas if these are wanted (LEARNER_PUBLISH_DELTAS).
 
     Adapters have none. With "auto" there are deltas in bfloat16, unless the offer's URL leads to no
-    other host.
+    other host. They are put on the queue server too by `queued`.
     """
     if offer is None or wanted == "false" or contract.adapter:
         return offer
     is_far = contract.dtype == "bfloat16" and not is_loopback(urlsplit(offer.url).hostname or "")
-    return OfferWithDeltas(offer) if wanted == "true" or is_far else offer
+    return OfferWithDeltas(offer, queued) if wanted == "true" or is_far else offer
 
 
 class OfferWithDeltas:
     """An offer whose announcements have the deltas of the newest versions, 4 at most.
 
-    A version's delta is written beside its file when it is offered.
+    A version's delta is written beside its file when it is offered, and put on the queue server if there
+    is room (`queued`).
     """
 
-    def __init__(self, offer: Offer) -> None:
+    def __init__(self, offer: Offer, queued: QueuedDeltas | None = None) -> None:
         self.url = offer.url
-        self._offer = offer
+        self._offer, self._queued = offer, queued
         self._last: Weights | None = None
 
     def offer(self, weights: Weights) -> Weights:
-        """Write the delta of a version that is on this host, and offer both; see the offer's own.
+        """Write the delta of a version that is on this host, and offer both.
+
+        Raise what the offer's own `offer` raises, or with `queued` Connection.execute's errors.
 
         Without a delta, such as for the learner's first version, the next ones begin with this version.
         """
@@ -78,6 +83,8 @@ class OfferWithDeltas:
         try:
             if size := write_delta(old, new, target, most=int(_MOST_SHARE * weights.size)):
                 delta = Delta(weights.version, self._last.hash, hash_file(target), size)
+                if self._queued:
+                    self._queued.put(delta, target)
                 return (*self._last.deltas, delta)[-KEEP:]
             target.unlink(missing_ok=True)
         except OSError as error:

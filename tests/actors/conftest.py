@@ -60,7 +60,9 @@ class Run:
         self.queue.set_state("running")
         self.queue.publish_contract(encode(self.contract))
 
-    def weight_source(self, way: Literal["auto", "folder", "http", "store"] = "auto") -> WeightSource:
+    def weight_source(
+        self, way: Literal["auto", "folder", "queue", "http", "store"] = "auto"
+    ) -> WeightSource:
         """What the actor of this run finds weights with, and a cache beside the run's folder."""
         cache = self.run_folder.path.parent / "cache"
         settings = RunSettings(name="run", cache_dir=cache, allow_file_store=True)

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
-from penstock.actors.weights.source import WeightSource
 from penstock.common.files.hashing import hash_file
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.transfer import patching
 from penstock.common.transfer.download import Source, Wanted, download
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import DELTA_FILE, Weights
 from penstock.learner.state.deltas import OfferWithDeltas
 from penstock.learner.state.file_server import FileServer
+from penstock.learner.state.queued_deltas import QueuedDeltas
 from tests.actors.conftest import Run
 
 
@@ -28,7 +30,7 @@ class FarActor:
         self.fetched: list[str] = []
         self._words = np.random.default_rng(0).integers(0, 0xFFFF, 20_000).astype("<u2")
         self._parent = ""
-        self._source: WeightSource = run.weight_source("http")
+        self.take("http")
         self.cache = run.run_folder.path.parent / "cache/run"
         monkeypatch.setattr(patching, "download", self._download)
         monkeypatch.setattr("penstock.common.transfer.model_folder.download", self._download)
@@ -36,6 +38,11 @@ class FarActor:
     def _download(self, source: Source, wanted: Wanted, target: Path) -> None:
         self.fetched.append(wanted.path)
         download(source, wanted, target)
+
+    def take(self, way: Literal["auto", "queue", "http"]) -> None:
+        """Find weights this way, on a host without the run's folder."""
+        self._source = self.run.weight_source(way)
+        self._source._folder = RunFolder(Path("/nowhere"))
 
     def publish(self, step: int) -> Weights:
         """Write a version in which one word in fifty changed, and return its announcement."""
@@ -129,6 +136,81 @@ def test_hashes_of_a_delta_cannot_name_another_folder(far: FarActor, name: str) 
     for forged in (replace(second.deltas[0], hash=name), replace(second.deltas[0], parent=name)):
         assert far.fetch(replace(second, deltas=(forged,)))[-1] == "01/model.safetensors"
     assert not (far.cache.parent / "out").exists()
+
+
+@pytest.fixture
+def queued(far: FarActor) -> QueuedDeltas:
+    """The deltas on the queue server; the actor may fetch them there."""
+    queued = QueuedDeltas(far.run.connection, far.run.keys, 1 << 20)
+    far.offer._queued = queued
+    far.take("auto")
+    return queued
+
+
+@pytest.mark.parametrize("way", ["auto", "queue"])
+def test_what_changed_comes_from_the_queue_server(
+    far: FarActor, queued: QueuedDeltas, way: Literal["auto", "queue"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.common.wire.messages.DELTA_PART", 100)
+    monkeypatch.setattr("penstock.learner.state.queued_deltas.DELTA_PART", 100)
+    far.take(way)
+    assert far.fetch(far.publish(0)) == ["00/model.safetensors"]
+    assert far.fetch(far.publish(1)) == []
+    far.publish(2)
+    assert far.fetch(far.publish(3)) == []
+    assert far.run.connection.execute("HLEN", far.run.keys.deltas) > 10
+    assert 3000 < far.run.connection.execute("TTL", far.run.keys.deltas) <= 3600
+
+
+def test_a_way_that_is_chosen_is_the_only_one(far: FarActor, queued: QueuedDeltas) -> None:
+    far.take("http")
+    far.fetch(far.publish(0))
+    assert far.fetch(far.publish(1)) == ["01/model.delta"]
+
+
+@pytest.mark.parametrize("fault", ["gone", "short", "long", "another", "another type"])
+def test_what_is_not_whole_on_the_queue_server_comes_from_the_file_server(
+    far: FarActor, queued: QueuedDeltas, fault: str
+) -> None:
+    far.fetch(far.publish(0))
+    second = far.publish(1)
+    (field,) = second.deltas[0].fields
+    execute, key = far.run.connection.execute, far.run.keys.deltas
+    content = execute("HGET", key, field)
+    changed = {"short": content[:-1], "long": content + b"?", "another": content[:-1] + b"?"}
+    execute("DEL", key)
+    if fault == "another type":
+        execute("SET", key, "text")
+    elif fault != "gone":
+        execute("HSET", key, field, changed[fault])
+    assert far.fetch(second) == ["01/model.delta"]
+
+
+def test_the_queue_server_holds_no_more_than_it_may(far: FarActor) -> None:
+    first = far.publish(0)
+    size = far.publish(1).delta_bytes
+    far.offer._queued = QueuedDeltas(far.run.connection, far.run.keys, int(2.5 * size))
+    far.run.connection.execute("HSET", far.run.keys.deltas, "of-another-learner:0", "x" * 1000)
+    announced = [far.publish(step) for step in range(2, 7)]
+    held = {name.decode() for name in far.run.connection.execute("HKEYS", far.run.keys.deltas)}
+    assert held == {field for one in announced[-2:] for field in one.deltas[-1].fields}
+    far.offer._queued = QueuedDeltas(far.run.connection, far.run.keys, size // 2)
+    assert far.publish(7).delta_bytes > size // 2
+    assert {name.decode() for name in far.run.connection.execute("HKEYS", far.run.keys.deltas)} == held
+    assert first.deltas == ()
+
+
+def test_a_server_without_memory_to_spare_gets_no_deltas(far: FarActor, queued: QueuedDeltas) -> None:
+    execute = far.run.connection.execute
+    used = execute("INFO", "memory")["used_memory"]
+    execute("CONFIG", "SET", "maxmemory", int(1.1 * used))
+    try:
+        far.fetch(far.publish(0))
+        assert far.fetch(far.publish(1)) == ["01/model.delta"]
+    finally:
+        execute("CONFIG", "SET", "maxmemory", 0)
+    assert execute("EXISTS", far.run.keys.deltas) == 0
+    assert far.fetch(far.publish(2)) == []
 
 
 def test_fetched_deltas_do_not_fill_the_disk(far: FarActor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ They know REDIS_URL and RUN_NAME alone.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -121,7 +122,10 @@ FAKE, REAL = "tests.actors.fake_actor", "penstock.actors"
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     ("actor", "way"),
-    [(FAKE, "http"), (FAKE, "store"), *([(REAL, "http")] if "NIGHTLY" in os.environ else [])],
+    [
+        *((FAKE, way) for way in ("http", "store", "queue")),
+        *((REAL, way) for way in ("http", "queue") if "NIGHTLY" in os.environ),
+    ],
 )
 def test_roles_join_and_train_with_the_queue_servers_address_alone(
     hosts: Hosts, tmp_path: Path, actor: str, way: str
@@ -137,6 +141,9 @@ def test_roles_join_and_train_with_the_queue_servers_address_alone(
         store = hosts.folder / "store"
         site.variables |= {"LEARNER_FILES_ADDRESS": f"file://{store}", "RUN_UMASK": "022"}
         hosts.variables["RUN_ALLOW_FILE_STORE"] = "true"
+    if way == "queue":
+        site.variables["LEARNER_DTYPE"] = "bfloat16"  # an Update changes few bits of it
+        hosts.variables["ACTOR_WEIGHTS_FROM"] = "queue"
     site.command = ["ip", "netns", "exec", hosts.learner, *site.command]
     site.start("--listen", f"{LEARNER}:6399")
     url = f"redis://:secret@{LEARNER}:6399"
@@ -160,6 +167,9 @@ def test_roles_join_and_train_with_the_queue_servers_address_alone(
     cache = hosts.folder / ".cache/penstock/e2e"
     assert len(list(cache.glob("versions/*/model.safetensors"))) >= 2
     assert not list(cache.rglob("*.py"))
+    lines = (site.run_folder / "metrics.jsonl").read_text().splitlines()
+    assert any(json.loads(line).get("perf/delta_bytes") for line in lines) is (way == "queue")
+    assert any(cache.glob("deltas/*/model.delta")) is (way == "queue")
     if way == "store":
         assert len(list(store.glob("e2e/versions/*/model.safetensors"))) == KEEP
     assert not succeeds(*hosts.second("cat", str(site.run_folder / "metrics.jsonl")))
