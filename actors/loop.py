@@ -82,7 +82,7 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
     device = _device_of(settings, contract)
     if device and not await asyncio.to_thread(_take, device, stopping, watch):
         return
-    model = _find_model(settings, contract, ModelFetcher(view, settings.run, stopping))
+    model = _find_model(settings, contract, view, stopping)
     engine = _start_engine(settings, contract, model, make_engine)
     actor = settings.actor
     user = DeviceUser(engine, device, actor.sleep_level, actor.start_timeout_s)
@@ -142,7 +142,9 @@ def _take(device: SharedDevice, stopping: threading.Event, watch: LearnerWatch) 
     return device.take(give_up)
 
 
-def _find_model(settings: ActorCommand, contract: Contract, fetcher: ModelFetcher) -> Path:
+def _find_model(
+    settings: ActorCommand, contract: Contract, view: RunView, stopping: threading.Event
+) -> Path:
     """Return the folder of the run's model: with ACTOR_WEIGHTS_FROM=folder the one in the contract.
 
     Else it may be a copy. Weights to which the versions are adapters are checked. Raise FetchStopped if
@@ -150,6 +152,7 @@ def _find_model(settings: ActorCommand, contract: Contract, fetcher: ModelFetche
     """
     if settings.actor.weights_from == "folder":
         return check_base(contract, check_tokenizer(contract))
+    fetcher = ModelFetcher(view, settings.run, stopping, settings.actor.by_queue)
     return check_base(contract, fetcher.with_weights(contract, settings.actor.trust_remote_code))
 
 

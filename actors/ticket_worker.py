@@ -87,7 +87,9 @@ class TicketWorker:
         self._held = HeldTickets(contract.credit)
         self._follower = WeightFollower(
             engine, self._view, self._held,
-            WeightSource(run.folder, ModelFetcher(self._view, run, stopping), actor.weights_from),
+            WeightSource(
+                run.folder, ModelFetcher(self._view, run, stopping, actor.by_queue), actor.weights_from
+            ),
             run.join_timeout_s, actor.start_timeout_s,
             probe_limit(actor, contract), self._discard_running,
         )  # fmt: skip

@@ -77,8 +77,9 @@ def take_ms(work: Callable[[], Any], size: int) -> float:
 def scan(old: Path, new: Path) -> int:
     """Compare two files; return how many entries a delta has, those for long gaps among them."""
     entries = delta._Entries.room_for(delta._WORDS)
-    pairs = zip(delta._blocks(old), delta._blocks(new), strict=True)
-    return sum(delta._compare(before, after, entries) for before, after in pairs)
+    before, after = (np.memmap(one, "<u2", "r") for one in (old, new))
+    blocks = [slice(begin, begin + delta._WORDS) for begin in range(0, len(after), delta._WORDS)]
+    return sum(delta._compare(before[block], after[block], entries) for block in blocks)
 
 
 def decode(found: Path, size: int) -> None:
@@ -93,7 +94,7 @@ def copy(file: Path, target: Path) -> None:
     """Write a fresh file with the content of another one, by blocks."""
     with target.open("wb", buffering=0) as made:
         for block in delta._blocks(file):
-            made.write(block.copy().view(np.uint8).data)
+            made.write(block.view(np.uint8).data)
 
 
 def stages(old: Path, new: Path, folder: Path) -> dict[str, float]:

@@ -31,7 +31,8 @@ class WeightSource:
 
         The announced path is not used: whoever can write to the queue server cannot choose a file. A
         file in the run's folder is not checked here. Raise FetchFailed if the weights cannot be fetched,
-        WeightsRejected if the file in the run's folder is a link that leads out of the versions.
+        WeightsRejected if the file in the run's folder is a link that leads out of the versions, and
+        Connection.execute's errors.
         """
         if self._way == "folder" or (self._way == "auto" and self._is_here(weights)):
             return find_weights(weights, self._folder)
@@ -45,8 +46,7 @@ class WeightSource:
                 f"version {weights.version} is announced at {shorten(weights.url)}, and "
                 f"ACTOR_WEIGHTS_FROM={self._way} allows no such address: set it to auto"
             )
-        by_queue = self._way in ("auto", "queue")
-        return replace(weights, path=str(self._fetcher.version(weights, by_queue)))
+        return replace(weights, path=str(self._fetcher.version(weights)))
 
     def distrust(self, weights: Weights) -> None:
         """Do not take these weights from the run's folder, as the file there is another one."""

@@ -9,7 +9,7 @@ from typing import Any, cast
 from penstock.common.broker.connection import Connection, text
 from penstock.common.broker.keys import Keys
 from penstock.common.deadline import Deadline
-from penstock.common.errors import DeadlineExceeded, MalformedMessage, WrongType
+from penstock.common.errors import DeadlineExceeded, MalformedMessage, NotPermitted, WrongType
 from penstock.common.log import get_logger, shorten
 from penstock.common.wire.codec import decode
 from penstock.common.wire.contract import Contract
@@ -98,9 +98,14 @@ class RunView:
     def delta_part(self, field: str) -> bytes | None:
         """Return a part of a delta, by its name in the hash `deltas`; None if it is not there.
 
-        Raise ServerUnavailable or another error of Connection.execute.
+        None too, which is logged once, for a user without the right. Raise the other errors of
+        Connection.execute.
         """
-        return cast(bytes | None, self._read("HGET", self.keys.deltas, field))
+        try:
+            return cast(bytes | None, self._read("HGET", self.keys.deltas, field))
+        except NotPermitted as error:
+            self.report(f"What changed in the weights cannot be read from the queue server: {error}")
+            return None
 
     def ended(self) -> bool:
         """Return whether the learner has ended the run, and left. False unless the state is "ended".

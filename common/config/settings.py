@@ -165,6 +165,11 @@ class ActorSettings(Section):
         check_engine_args(value)
         return value
 
+    @property
+    def by_queue(self) -> bool:
+        """Return whether what changed in the weights may come from the queue server."""
+        return self.weights_from in ("auto", "queue")
+
 
 class RewarderSettings(Section):
     """REWARDER_*: one pool of scoring processes. The run's contract names the rewards."""

@@ -132,16 +132,14 @@ def store(wanted: Wanted, chunks: Iterable[bytes], target: Path) -> bool:
     """Put the wanted file at `target`, if it consists of these chunks; return whether it is there.
 
     Processes of this host that want the same file wait for each other. Raise FetchFailed if another one
-    does not end, OSError if the file cannot be written.
+    does not end, OSError if the file cannot be written, and what `chunks` raises.
     """
     with alone(target.parent):
         if _is_wanted(target, wanted):
             return True
         aside = target.with_name(f".{target.name}.new")
         with aside.open("wb") as file:
-            for chunk in chunks:
-                if file.tell() <= wanted.size:  # nothing of what is too long already
-                    file.write(chunk)
+            file.writelines(chunks)
         if is_right := _is_wanted(aside, wanted):
             aside.replace(target)
         else:

@@ -92,11 +92,14 @@ class ModelFetcher:
     """Fetches what a process needs of a run's model, into the run's folder below RUN_CACHE_DIR.
 
     `view` reads the announcements, which name the file server. Waits end after RUN_JOIN_TIMEOUT_S of
-    `run` without a heartbeat of the learner, and when `stopping` is set.
+    `run` without a heartbeat of the learner, and when `stopping` is set. `by_queue` says whether what
+    changed in the weights may come from the queue server.
     """
 
-    def __init__(self, view: RunView, run: RunSettings, stopping: threading.Event) -> None:
-        self._view, self._run, self._stopping = view, run, stopping
+    def __init__(
+        self, view: RunView, run: RunSettings, stopping: threading.Event, by_queue: bool = False
+    ) -> None:
+        self._view, self._run, self._stopping, self._by_queue = view, run, stopping, by_queue
 
     @property
     def _folder(self) -> Path:
@@ -135,12 +138,11 @@ class ModelFetcher:
             _check_no_code(copy)
         return copy or check_tokenizer(contract)
 
-    def version(self, weights: Weights, by_queue: bool = True) -> Path:
+    def version(self, weights: Weights) -> Path:
         """Return the folder of fetched weights, which holds their file alone. Raise FetchFailed.
 
-        Its name is their hash. If an earlier version is here, only what changed is fetched, see `patch`;
-        `by_queue` says whether from the queue server too. Raise Connection.execute's errors then.
-        Older versions are deleted, see `_delete_old`.
+        Its name is their hash. If an earlier version is here, only what changed is fetched, see `patch`.
+        Older versions are deleted, see `_delete_old`. Raise Connection.execute's errors too.
         """
         if not HASH.fullmatch(weights.hash):
             raise FetchFailed(
@@ -149,14 +151,17 @@ class ModelFetcher:
             )
         folder = self._folder / "versions" / weights.hash
         source = self._source(weights)
-        if not patch(source, self._view if by_queue else None, weights, self._folder):
-            name = version_name(weights.version.incarnation, weights.version.step)
-            wanted = Wanted(f"versions/{name}/{weights.file}", weights.size, weights.hash)
-            download(source, wanted, folder / weights.file)
-        with contextlib.suppress(OSError):  # another actor of this host may delete the same ones
-            os.utime(folder)
-            _delete_old(folder.parent)
-            _delete_old(self._folder / "deltas")
+        try:
+            if not patch(source, self._view if self._by_queue else None, weights, self._folder):
+                name = version_name(weights.version.incarnation, weights.version.step)
+                wanted = Wanted(f"versions/{name}/{weights.file}", weights.size, weights.hash)
+                download(source, wanted, folder / weights.file)
+            with contextlib.suppress(OSError):
+                os.utime(folder)
+        finally:
+            for kept in (folder.parent, self._folder / "deltas"):
+                with contextlib.suppress(OSError):  # another actor of this host may delete the same ones
+                    _delete_old(kept)
         return folder
 
     def _found(

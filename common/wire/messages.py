@@ -9,6 +9,7 @@
 Dimensions in names: G rollouts of a group, T tokens of a completion, P tokens of a prompt.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
@@ -429,10 +430,10 @@ class Delta:
         check_names("hash", [self.parent, self.hash])
         check_range("the size of a delta", self.size, 1, LARGEST)
 
-    @property
-    def fields(self) -> list[str]:
-        """Return the names of its parts in the hash `deltas` on the queue server, in order."""
-        return [f"{self.hash}:{part}" for part in range(-(-self.size // DELTA_PART))]
+    def parts(self) -> Iterator[tuple[str, int]]:
+        """Yield the names of its parts in the hash `deltas` on the queue server, and their bytes."""
+        for begin in range(0, self.size, DELTA_PART):
+            yield f"{self.hash}:{begin // DELTA_PART}", min(DELTA_PART, self.size - begin)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from penstock.common.files.reading import parse_json, reading
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.wire.codec import fields_as
 from penstock.common.wire.ids import Version
-from penstock.common.wire.messages import ADAPTER_FILE
+from penstock.common.wire.messages import ADAPTER_FILE, DELTA_FILE
 from penstock.learner.state.versions import MODEL
 
 
@@ -61,7 +61,8 @@ def keep_if_best(
         """
         weights = folder.version(version.incarnation, version.step)
         model = weights / MODEL if (weights / ADAPTER_FILE).exists() else weights
-        shutil.copytree(model, aside / "model", copy_function=link_or_copy)
+        without = shutil.ignore_patterns(DELTA_FILE)
+        shutil.copytree(model, aside / "model", copy_function=link_or_copy, ignore=without)
         write_whole(aside / "best.json", note.encode())
 
     path = folder.best_model(version.step)

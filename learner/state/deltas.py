@@ -1,11 +1,13 @@
 """Versions offered to other hosts together with what changed since the version before."""
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
 from penstock.common.config.redis_url import is_loopback
+from penstock.common.errors import ConfigError
 from penstock.common.files.hashing import hash_file
 from penstock.common.log import get_logger
 from penstock.common.wire.contract import Contract
@@ -27,7 +29,10 @@ class Offer(Protocol):
         """Return the URL that is announced."""
 
     def offer(self, weights: Weights) -> Weights:
-        """Make a version on this host ready to be fetched, and return its announcement."""
+        """Make a version on this host ready to be fetched, and return its announcement.
+
+        Raise StoreFailed if it cannot be put where it is fetched, ServerUnavailable.
+        """
 
 
 def with_deltas(
@@ -37,12 +42,23 @@ def with_deltas(
     """Return the offer, together with deltas if these are wanted (LEARNER_PUBLISH_DELTAS).
 
     Adapters have none. With "auto" there are deltas in bfloat16, unless the offer's URL leads to no
-    other host. They are put on the queue server too by `queued`.
+    other host. They are put on the queue server too by `queued`. Raise ConfigError for "true" without
+    numba or zstandard; with "auto" that is logged.
     """
     if offer is None or wanted == "false" or contract.adapter:
         return offer
     is_far = contract.dtype == "bfloat16" and not is_loopback(urlsplit(offer.url).hostname or "")
-    return OfferWithDeltas(offer, queued) if wanted == "true" or is_far else offer
+    if wanted != "true" and not is_far:
+        return offer
+    try:
+        import_module("penstock.common.transfer.delta")
+    except ImportError as error:
+        fault = f"there are no deltas of the weights, as a package is missing here: {error}"
+        if wanted == "true":
+            raise ConfigError(f"LEARNER_PUBLISH_DELTAS=true: {fault}") from error
+        log.warning(f"Actors fetch whole versions: {fault}")
+        return offer
+    return OfferWithDeltas(offer, queued)
 
 
 class OfferWithDeltas:
@@ -89,4 +105,5 @@ class OfferWithDeltas:
             target.unlink(missing_ok=True)
         except OSError as error:
             log.warning(f"Version {weights.version} is offered without a delta: {error}.")
+            target.unlink(missing_ok=True)
         return ()

@@ -66,7 +66,8 @@ class Run:
         """What the actor of this run finds weights with, and a cache beside the run's folder."""
         cache = self.run_folder.path.parent / "cache"
         settings = RunSettings(name="run", cache_dir=cache, allow_file_store=True)
-        copy = ModelFetcher(RunView(self.connection, self.keys), settings, threading.Event())
+        view, by_queue = RunView(self.connection, self.keys), way in ("auto", "queue")
+        copy = ModelFetcher(view, settings, threading.Event(), by_queue)
         return WeightSource(self.run_folder, copy, way)
 
     def announce(

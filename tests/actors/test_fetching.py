@@ -455,7 +455,7 @@ class SlowAndFailing:
     def __init__(self) -> None:
         self.calls = 0
 
-    def __call__(self, _weights: Weights, _by_queue: bool) -> Path:
+    def __call__(self, _weights: Weights) -> Path:
         time.sleep(6)
         self.calls += 1
         raise FetchFailed("deleted there")
@@ -468,7 +468,7 @@ def test_a_failed_fetch_is_not_repeated_at_once(
     host.start().wait_for(0)
     tries: list[float] = []
 
-    def fail(_copy: ModelFetcher, _weights: Weights, _by_queue: bool) -> Path:
+    def fail(_copy: ModelFetcher, _weights: Weights) -> Path:
         tries.append(time.monotonic())
         raise FetchFailed("cut")
 

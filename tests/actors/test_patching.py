@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
+from penstock.common.errors import NotPermitted
 from penstock.common.files.hashing import hash_file
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.transfer import patching
-from penstock.common.transfer.download import Source, Wanted, download
+from penstock.common.transfer.download import FetchFailed, Source, Wanted, download
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import DELTA_FILE, Weights
 from penstock.learner.state.deltas import OfferWithDeltas
@@ -129,6 +131,55 @@ def test_a_delta_on_the_wrong_parent_is_noticed(far: FarActor) -> None:
     assert far.fetch(second) == ["01/model.delta", "01/model.safetensors"]
 
 
+@pytest.mark.parametrize("size", [0, 1, 3, 10**14])
+def test_an_announcement_cannot_choose_how_much_is_read(far: FarActor, size: int) -> None:
+    """The version that is here has another size, or none, or an odd one."""
+    first, second = far.publish(0), far.publish(1)
+    far.fetch(first)
+    forged = replace(second.deltas[0], size=max(1, size - 1))
+    with pytest.raises(FetchFailed):
+        far.fetch(replace(second, size=size, deltas=(forged,)))
+    file = far.cache / "versions" / first.hash / "model.safetensors"
+    file.write_bytes(b"x" * min(size, 3))
+    assert far.fetch(second) == ["01/model.safetensors"]
+
+
+def test_what_fails_leaves_nothing_half_way(far: FarActor, monkeypatch: pytest.MonkeyPatch) -> None:
+    far.fetch(far.publish(0))
+    second = far.publish(1)
+
+    def fail(*_: object) -> str:
+        (far.cache / "versions" / second.hash / ".model.safetensors.patched").write_text("half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("penstock.common.transfer.delta.apply_deltas", fail)
+    assert far.fetch(second) == ["01/model.delta", "01/model.safetensors"]
+    assert not list(far.cache.rglob("*.patched"))
+
+
+def test_without_a_package_for_deltas_files_come_whole(
+    far: FarActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far.fetch(far.publish(0))
+    second = far.publish(1)
+    monkeypatch.delitem(sys.modules, "penstock.common.transfer.delta")
+    monkeypatch.setitem(sys.modules, "numba", None)
+    assert far.fetch(second) == ["01/model.delta", "01/model.safetensors"]
+
+
+def test_files_that_cannot_be_fetched_do_not_fill_the_disk(
+    far: FarActor, queued: QueuedDeltas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.common.transfer.model_folder._KEEP_S", 0.0)
+    far.fetch(far.publish(0))
+    for step in range(1, 9):
+        forged = replace(far.publish(step), hash=f"{step:064x}")
+        with pytest.raises(FetchFailed):
+            far.fetch(forged)
+    assert len(list((far.cache / "deltas").iterdir())) <= 5
+    assert len(list((far.cache / "versions").iterdir())) <= 5
+
+
 @pytest.mark.parametrize("name", ["../../out", "", ".", "a" * 63, "A" * 64])
 def test_hashes_of_a_delta_cannot_name_another_folder(far: FarActor, name: str) -> None:
     far.fetch(far.publish(0))
@@ -152,7 +203,6 @@ def test_what_changed_comes_from_the_queue_server(
     far: FarActor, queued: QueuedDeltas, way: Literal["auto", "queue"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.common.wire.messages.DELTA_PART", 100)
-    monkeypatch.setattr("penstock.learner.state.queued_deltas.DELTA_PART", 100)
     far.take(way)
     assert far.fetch(far.publish(0)) == ["00/model.safetensors"]
     assert far.fetch(far.publish(1)) == []
@@ -174,7 +224,7 @@ def test_what_is_not_whole_on_the_queue_server_comes_from_the_file_server(
 ) -> None:
     far.fetch(far.publish(0))
     second = far.publish(1)
-    (field,) = second.deltas[0].fields
+    ((field, _),) = second.deltas[0].parts()
     execute, key = far.run.connection.execute, far.run.keys.deltas
     content = execute("HGET", key, field)
     changed = {"short": content[:-1], "long": content + b"?", "another": content[:-1] + b"?"}
@@ -187,30 +237,52 @@ def test_what_is_not_whole_on_the_queue_server_comes_from_the_file_server(
 
 
 def test_the_queue_server_holds_no_more_than_it_may(far: FarActor) -> None:
-    first = far.publish(0)
+    far.publish(0)
     size = far.publish(1).delta_bytes
     far.offer._queued = QueuedDeltas(far.run.connection, far.run.keys, int(2.5 * size))
     far.run.connection.execute("HSET", far.run.keys.deltas, "of-another-learner:0", "x" * 1000)
     announced = [far.publish(step) for step in range(2, 7)]
     held = {name.decode() for name in far.run.connection.execute("HKEYS", far.run.keys.deltas)}
-    assert held == {field for one in announced[-2:] for field in one.deltas[-1].fields}
+    assert held == {name for one in announced[-2:] for name, _ in one.deltas[-1].parts()}
     far.offer._queued = QueuedDeltas(far.run.connection, far.run.keys, size // 2)
     assert far.publish(7).delta_bytes > size // 2
-    assert {name.decode() for name in far.run.connection.execute("HKEYS", far.run.keys.deltas)} == held
-    assert first.deltas == ()
+    assert far.run.connection.execute("EXISTS", far.run.keys.deltas) == 0
+
+
+def test_a_key_of_another_type_is_replaced(far: FarActor, queued: QueuedDeltas) -> None:
+    far.run.connection.execute("SET", far.run.keys.deltas, "of another client")
+    far.fetch(far.publish(0))
+    assert far.fetch(far.publish(1)) == []
+
+
+@pytest.mark.parametrize("command", ["HSET", "HGET", "HKEYS"])
+def test_users_without_the_right_to_deltas_do_without(
+    far: FarActor, queued: QueuedDeltas, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute = far.run.connection.execute
+
+    def refuse(name: str, *arguments: Any) -> Any:
+        if name == command:
+            raise NotPermitted("this user may not")
+        return execute(name, *arguments)
+
+    monkeypatch.setattr(far.run.connection, "execute", refuse)
+    far.fetch(far.publish(0))
+    assert far.fetch(far.publish(1)) == ["01/model.delta"]
 
 
 def test_a_server_without_memory_to_spare_gets_no_deltas(far: FarActor, queued: QueuedDeltas) -> None:
     execute = far.run.connection.execute
+    far.fetch(far.publish(10))
+    assert far.fetch(far.publish(11)) == []
     used = execute("INFO", "memory")["used_memory"]
     execute("CONFIG", "SET", "maxmemory", int(1.1 * used))
     try:
-        far.fetch(far.publish(0))
-        assert far.fetch(far.publish(1)) == ["01/model.delta"]
+        assert far.fetch(far.publish(12)) == ["12/model.delta"]
     finally:
         execute("CONFIG", "SET", "maxmemory", 0)
     assert execute("EXISTS", far.run.keys.deltas) == 0
-    assert far.fetch(far.publish(2)) == []
+    assert far.fetch(far.publish(13)) == []
 
 
 def test_fetched_deltas_do_not_fill_the_disk(far: FarActor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from penstock.common.errors import ConfigError
 from penstock.common.files.hashing import hash_file
 from penstock.common.transfer.download import Source
 from penstock.common.wire.adapter_spec import AdapterSpec
@@ -74,3 +76,11 @@ def test_without_a_delta_the_next_ones_begin_anew(tmp_path: Path, cause: str) ->
     assert not (Path(second.path) / DELTA_FILE).exists()
     third = version(tmp_path, 2, words, second)
     assert [one.version.step for one in offer.offer(third).deltas] == [2]
+
+
+def test_without_a_package_for_deltas_versions_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "penstock.common.transfer.delta", raising=False)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    assert with_deltas(FAR, "auto", BF16) is FAR
+    with pytest.raises(ConfigError, match="LEARNER_PUBLISH_DELTAS=true"):
+        with_deltas(FAR, "true", BF16)
