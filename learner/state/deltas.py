@@ -50,15 +50,20 @@ def with_deltas(
     is_far = contract.dtype == "bfloat16" and not is_loopback(urlsplit(offer.url).hostname or "")
     if wanted != "true" and not is_far:
         return offer
+    return OfferWithDeltas(offer, queued) if _can_make_deltas(wanted == "true") else offer
+
+
+def _can_make_deltas(required: bool) -> bool:
+    """Return whether the packages for deltas are here. Raise ConfigError if not, and `required`."""
     try:
         import_module("penstock.common.transfer.delta")
     except ImportError as error:
         fault = f"there are no deltas of the weights, as a package is missing here: {error}"
-        if wanted == "true":
+        if required:
             raise ConfigError(f"LEARNER_PUBLISH_DELTAS=true: {fault}") from error
         log.warning(f"Actors fetch whole versions: {fault}")
-        return offer
-    return OfferWithDeltas(offer, queued)
+        return False
+    return True
 
 
 class OfferWithDeltas:
