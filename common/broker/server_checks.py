@@ -1,11 +1,12 @@
 """Checks of a queue server and its URL: certificates, and whether everybody is let in."""
 
 import contextlib
+import ipaddress
 import socket
 import ssl
 from pathlib import Path
 
-from penstock.common.config.redis_url import ServerAddress, is_loopback
+from penstock.common.config.redis_url import ServerAddress
 from penstock.common.errors import ConfigError
 
 _TIMEOUT_S = 10.0
@@ -53,10 +54,10 @@ def check_not_open(address: ServerAddress) -> None:
     certificate, for up to 10 s. A server on a unix socket or on loopback is not asked. A server that
     cannot be reached, or does not answer, passes.
     """
-    if address.scheme == "unix" or is_loopback(address.host):
+    if address.scheme == "unix" or _is_loopback(address.host):
         return
     with contextlib.suppress(OSError), _connected(address) as client:
-        if is_loopback(client.getpeername()[0]):
+        if _is_loopback(client.getpeername()[0]):
             return
         client.sendall(b"PING\r\n")
         if client.recv(5) == b"+PONG":
@@ -81,3 +82,13 @@ def _connected(address: ServerAddress) -> socket.socket:
     except OSError:
         client.close()
         raise
+
+
+def _is_loopback(host: str) -> bool:
+    """Return whether `host` is `localhost` or an address of loopback. Other names are not looked up."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower() == "localhost"
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback

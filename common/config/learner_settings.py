@@ -368,8 +368,7 @@ class OutputSettings(Section):
         pattern=r"^(https?://[^@?#\s]+)?$",
     )  # fmt: skip
     publish_deltas: Literal["auto", "true", "false"] = setting(
-        "auto",
-        "offer what changed in the weights since the version before; auto: in bfloat16, to other hosts",
+        "auto", "offer what changed in the weights since the version before; auto: bfloat16, if fetched"
     )
     push_to_hub: bool = setting(False, "upload the models of checkpoints to a hub; needs HF_TOKEN")
     hub_model_id: str = setting("", "repository on the hub, such as name/model")

@@ -228,13 +228,3 @@ def _refuse(fault: str, source: str = "REDIS_URL") -> NoReturn:
     """Raise ConfigError with "SOURCE: FAULT" and what to do, for REDIS_URL also with the URL's form."""
     form = ": redis://USER:PASSWORD@HOST:PORT/DATABASE or unix:///SOCKET" * (source == "REDIS_URL")
     raise ConfigError(f"{source}: {fault}; correct the address{form}") from None
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether `host` is `localhost` or an address of loopback. Other names are not looked up."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host.lower() == "localhost"
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback

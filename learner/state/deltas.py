@@ -4,9 +4,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Literal, Protocol
-from urllib.parse import urlsplit
 
-from penstock.common.config.redis_url import is_loopback
 from penstock.common.errors import ConfigError
 from penstock.common.files.hashing import hash_file
 from penstock.common.log import get_logger
@@ -25,8 +23,8 @@ class Offer(Protocol):
     """Where other hosts fetch the run's files."""
 
     @property
-    def url(self) -> str:
-        """Return the URL that is announced."""
+    def is_used(self) -> bool:
+        """Return whether another process has fetched a version, as far as is known."""
 
     def offer(self, weights: Weights) -> Weights:
         """Make a version on this host ready to be fetched, and return its announcement.
@@ -41,16 +39,16 @@ def with_deltas(
 ) -> Offer | None:  # fmt: skip
     """Return the offer, together with deltas if these are wanted (LEARNER_PUBLISH_DELTAS).
 
-    Adapters have none. With "auto" there are deltas in bfloat16, unless the offer's URL leads to no
-    other host. They are put on the queue server too by `queued`. Raise ConfigError for "true" without
-    numba or zstandard; with "auto" that is logged.
+    Adapters have none. With "auto" there are deltas in bfloat16, once a version was fetched. They are
+    put on the queue server too by `queued`. Raise ConfigError for "true" without numba or zstandard;
+    with "auto" that is logged.
     """
     if offer is None or wanted == "false" or contract.adapter:
         return offer
-    is_far = contract.dtype == "bfloat16" and not is_loopback(urlsplit(offer.url).hostname or "")
-    if wanted != "true" and not is_far:
+    always = wanted == "true"
+    if not (always or contract.dtype == "bfloat16") or not _can_make_deltas(always):
         return offer
-    return OfferWithDeltas(offer, queued) if _can_make_deltas(wanted == "true") else offer
+    return OfferWithDeltas(offer, queued, always)
 
 
 def _can_make_deltas(required: bool) -> bool:
@@ -70,13 +68,17 @@ class OfferWithDeltas:
     """An offer whose announcements have the deltas of the newest versions, 4 at most.
 
     A version's delta is written beside its file when it is offered, and put on the queue server if there
-    is room (`queued`).
+    is room (`queued`). Unless `always`, that begins once a version was fetched: it takes time.
     """
 
-    def __init__(self, offer: Offer, queued: QueuedDeltas | None = None) -> None:
-        self.url = offer.url
-        self._offer, self._queued = offer, queued
+    def __init__(self, offer: Offer, queued: QueuedDeltas | None = None, always: bool = False) -> None:
+        self._offer, self._queued, self._always = offer, queued, always
         self._last: Weights | None = None
+
+    @property
+    def is_used(self) -> bool:
+        """Return whether another process has fetched a version."""
+        return self._offer.is_used
 
     def offer(self, weights: Weights) -> Weights:
         """Write the delta of a version that is on this host, and offer both.
@@ -97,7 +99,8 @@ class OfferWithDeltas:
         """
         from penstock.common.transfer.delta import write_delta
 
-        if self._last is None or self._last.hash != weights.parent:
+        is_wanted = self._always or self._offer.is_used
+        if self._last is None or self._last.hash != weights.parent or not is_wanted:
             return ()
         old, new = (Path(one.path) / one.file for one in (self._last, weights))
         target = new.with_name(DELTA_FILE)

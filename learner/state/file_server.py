@@ -21,6 +21,7 @@ from penstock.common.log import get_logger
 from penstock.common.transfer.connections import LimitedConnection, busy
 from penstock.common.transfer.download import Source
 from penstock.common.wire.contract import Contract
+from penstock.common.wire.messages import Weights
 
 _UPLOADS = 2
 _MOST_CONNECTIONS = 256
@@ -39,8 +40,8 @@ log = get_logger(__name__)
 @contextmanager
 def serving(
     settings: LearnerSettings, queue: ServerAddress, versions: Path, contract: Contract
-) -> Iterator[Source | None]:
-    """Serve the run's files during the block, and yield what is announced; None if they are not served.
+) -> Iterator["FileServer | None"]:
+    """Serve the run's files during the block, and yield the server; None if they are not served.
 
     LEARNER_FILES_ADDRESS is the address. With "auto" it is the one by which this host reaches the queue
     server, on a free port; nothing is served if that server has a unix socket, as all processes are on
@@ -55,7 +56,8 @@ def serving(
     with FileServer(versions, Path(contract.model), names, host, port) as server:
         url = settings.files_url or f"http://{_reachable(host)}:{server.port}"
         log.info(f"Actors and rewarders on other hosts get the run's files from {url}.")
-        yield Source(url, server.token)
+        server.url = url
+        yield server
 
 
 def _address_towards(host: str) -> str:
@@ -103,12 +105,17 @@ class FileServer:
         self, versions: Path, model: Path, names: Collection[str], host: str, port: int
     ) -> None:
         self.token = secrets.token_urlsafe(32)
-        self.port = port
+        self.port, self.url = port, ""  # the URL is what is announced
+        self.is_used = False  # True: a version was asked for
         self._versions, self._model, self._names = versions, model, frozenset(names)
         self._host = host
         self._loop = asyncio.new_event_loop()
         self._uploads = asyncio.Semaphore(_UPLOADS)
         self._thread = threading.Thread(target=self._loop.run_forever, name="files", daemon=True)
+
+    def offer(self, weights: Weights) -> Weights:
+        """Return the announcement of weights in `versions`."""
+        return Source(self.url, self.token).offer(weights)
 
     def __enter__(self) -> "FileServer":
         """Begin to listen, and return self. Raise ConfigError if the address cannot be used."""
@@ -192,6 +199,7 @@ class FileServer:
     def _file(self, asked: str) -> Path | None:
         """Return the file that a URL's path asks for, None if it is none that is served."""
         if match := _VERSION.fullmatch(asked):
+            self.is_used = True
             return self._versions / match[1] / match[2]
         if (match := _MODEL.fullmatch(asked)) and match[1] in self._names:
             return self._model / match[1]

@@ -43,6 +43,7 @@ class FileStore:
         except FetchFailed as error:
             raise ConfigError(f"LEARNER_FILES_ADDRESS: {error}") from error
         self.url, self.token = url, ""
+        self.is_used = True  # who reads a store is not known
         self._retry_s, self._stopping, self._progress = retry_s, stopping, progress
         self._offered: Weights | None = None
         for name in names:

@@ -69,8 +69,8 @@ class FarActor:
 @pytest.fixture
 def far(a_run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[FarActor]:
     with FileServer(a_run.run_folder.versions, a_run.folder, [], "127.0.0.1", 0) as server:
-        source = Source(f"http://127.0.0.1:{server.port}", server.token)
-        yield FarActor(a_run, OfferWithDeltas(source), monkeypatch)
+        server.url = f"http://127.0.0.1:{server.port}"
+        yield FarActor(a_run, OfferWithDeltas(server, always=True), monkeypatch)
 
 
 def test_the_first_version_comes_whole_and_then_what_changed(far: FarActor) -> None:
@@ -78,6 +78,14 @@ def test_the_first_version_comes_whole_and_then_what_changed(far: FarActor) -> N
     assert far.fetch(first) == ["00/model.safetensors"]
     assert far.fetch(second) == ["01/model.delta"]
     assert 0 < second.delta_bytes < second.size / 10
+
+
+def test_there_are_none_before_somebody_fetches(far: FarActor) -> None:
+    far.offer._always = False
+    first, second = far.publish(0), far.publish(1)
+    assert (first.deltas, second.deltas) == ((), ())
+    assert far.fetch(second) == ["01/model.safetensors"]
+    assert far.fetch(far.publish(2)) == ["02/model.delta"]
 
 
 def test_an_actor_that_fell_behind_fetches_several_deltas_at_once(far: FarActor) -> None:
