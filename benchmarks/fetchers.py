@@ -2,10 +2,10 @@
 
     python -m benchmarks.fetchers [--mib 256] [--rounds 3] [--json]
 
-A process computes steps on one core, as a learner does, and serves a file from its file server. Its
-server's thread and eight processes that download the file share the other core: where actors have hosts
-of their own and the learner has cores to spare, what is left is what the server's thread takes from
-the learner's own, by Python's lock. Steps without downloads alternate with steps beside them.
+A process computes steps on one core, as a learner does, and serves a file from its file server. The
+server's thread and eight processes that download the file share the other core. So the benchmark shows
+how long Python's lock keeps a step waiting for the server's thread, and not what downloads cost where
+all share the cores. Steps without downloads alternate with steps beside downloads.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ import sys, time
 from pathlib import Path
 from penstock.common.transfer.download import Source, Wanted, download
 url, token, size, digest, target = sys.argv[1:]
+print("ready", flush=True)
 sys.stdin.readline()
 began = time.monotonic()
 wanted = Wanted("versions/000001-00000001/model.safetensors", int(size), digest)
@@ -78,7 +79,9 @@ def beside_fetchers(
 ) -> tuple[list[float], list[tuple[float, float]]]:
     """The seconds of the steps that are made meanwhile, and when each process began and ended."""
     fetchers = start_fetchers(server, file, folder, core)
-    time.sleep(20)  # their imports
+    for fetcher in fetchers:
+        assert fetcher.stdout
+        assert fetcher.stdout.readline() == "ready\n"
     for fetcher in fetchers:
         assert fetcher.stdin
         fetcher.stdin.write("go\n")
@@ -89,7 +92,7 @@ def beside_fetchers(
         taken.append(step(weights))
     said = [fetcher.communicate()[0].split() for fetcher in fetchers]
     assert all(fetcher.returncode == 0 for fetcher in fetchers), "a download failed"
-    return taken[:-1], [(float(one[0]), float(one[1])) for one in said]
+    return taken[:-1] or taken, [(float(one[0]), float(one[1])) for one in said]
 
 
 def measure(mib: int, rounds: int) -> dict[str, Any]:

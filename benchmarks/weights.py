@@ -4,8 +4,8 @@
 
 Without `--run` a random bfloat16 model of 64 million parameters is trained for a few Updates by the
 learner's own policy (AdamW with float32 master weights, learning rate 1e-6), and each Update's version
-is compared with the one before. With `--run` the versions in a run's folder are. Times are those of one
-core, in ms per GB of weights. benchmarks/README.md says how to read them.
+is compared with the one before. With `--run` the versions in a run's folder are compared. All times are
+measured on one core, in ms per GB of weights. benchmarks/README.md says how to read them.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Learner:
         self._settings = settings = command.learner
         self._plan, self._folder, self._policy = plan, folder, policy
         self._stopping, self._phases, self._peak = stopping, phases, peak_flops(settings.peak_tflops)
-        self._announced = Weights(Version(0, 0), "", "", "")  # what was published last
+        self._announced = Weights(Version(0, 0), "", "", "")  # the newest announcement; empty at first
         self._last: dict[str, Any] = {}  # metrics of the newest step that this process made
         self._spent: Counter[str] = Counter()  # seconds by phase, of all steps of this process
         self._hub = make_hub(settings, folder.uploads)

@@ -26,8 +26,8 @@ _FAR = 0xFFFF
 """In place of a gap: so many words without a change, and then another gap."""
 _HEAD = struct.Struct("<6I")
 """Of a block: its entries, and the compressed bytes of each plane."""
-_PLAIN = zstandard.ZstdCompressionParameters.from_level(1, min_match=7, hash_log=6)
-"""Few matches are looked for, as there are none to speak of: it is the bytes' frequencies that count."""
+_FEW_MATCHES = zstandard.ZstdCompressionParameters.from_level(1, min_match=7, hash_log=6)
+"""zstd hardly looks for repeated texts: a plane has none, and shrinks by how often a byte is there."""
 
 
 class BadDelta(ValueError):
@@ -47,7 +47,7 @@ def write_delta(old: Path, new: Path, target: Path, most: int) -> int:
     entries = _Entries.room_for(_WORDS)
     with target.open("wb") as file:
         file.write(_MAGIC)
-        before, after = (np.memmap(one, "<u2", "r") for one in (old, new))  # twice as fast as reading
+        before, after = (np.memmap(one, "<u2", "r") for one in (old, new))  # faster than reading
         for begin in range(0, len(after), _WORDS):
             block = slice(begin, begin + _WORDS)
             _write_block(file, entries.first(_compare(before[block], after[block], entries)))
@@ -59,8 +59,8 @@ def write_delta(old: Path, new: Path, target: Path, most: int) -> int:
 def apply_deltas(old: Path, deltas: Sequence[Path], target: Path) -> str:
     """Write to the file `target` what the deltas, one after the other, make of the file `old`.
 
-    Return the hash of what was written: the caller checks that it is the expected one. Raise BadDelta
-    for a delta that is damaged, or is none for a file of this size, OSError if a file cannot be read or
+    Return the hash of the written file, which the caller compares with the announced one. Raise BadDelta
+    for a damaged delta, and for one of a file of another size, OSError if a file cannot be read or
     written.
     """
     digest = new_digest()
@@ -74,10 +74,10 @@ def apply_deltas(old: Path, deltas: Sequence[Path], target: Path) -> str:
             for change in changes:
                 entries = _read_block(change, len(block))
                 inside = _apply(block, entries.gaps, entries.less, entries.negative)
-                _check(inside, "changes words behind the end")
+                _check(inside, "changes words after the end")
             file.write(part := block.view(np.uint8).data)
             digest.update(part)
-        _check(not any(change.read(1) for change in changes), "goes on behind the last block")
+        _check(not any(change.read(1) for change in changes), "has bytes after the last block")
     return digest.hexdigest()
 
 
@@ -115,7 +115,7 @@ def _blocks(path: Path) -> Iterator[np.ndarray]:
     It is not mapped into memory: a file that another process cuts would end this one there.
     """
     buffer = np.empty(_WORDS, "<u2")
-    with path.open("rb", buffering=0) as file:
+    with path.open("rb") as file:  # a buffered file fills the whole block, up to the end of the file
         while size := file.readinto(buffer.view(np.uint8).data):
             if size % 2:
                 raise OSError(f"{path} became shorter while it was read")
@@ -124,7 +124,7 @@ def _blocks(path: Path) -> Iterator[np.ndarray]:
 
 def _write_block(file: BinaryIO, entries: _Entries) -> None:
     """Write the entries of a block, each plane of bytes compressed. Raise OSError."""
-    compress = zstandard.ZstdCompressor(compression_params=_PLAIN).compress
+    compress = zstandard.ZstdCompressor(compression_params=_FEW_MATCHES).compress
     pairs = (entries.gaps.view(np.uint8), entries.less.view(np.uint8))
     planes = [pair[byte::2] for pair in pairs for byte in (0, 1)]
     parts = [compress(plane.tobytes()) for plane in (*planes, np.packbits(entries.negative))]

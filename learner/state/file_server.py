@@ -165,6 +165,7 @@ class FileServer:
         if request.method != "GET":
             return web.Response(status=405)
         path = self._file(request.path)
+        self.is_used |= _VERSION.fullmatch(request.path) is not None
         try:
             file = path.open("rb") if path else None
         except OSError:
@@ -199,7 +200,6 @@ class FileServer:
     def _file(self, asked: str) -> Path | None:
         """Return the file that a URL's path asks for, None if it is none that is served."""
         if match := _VERSION.fullmatch(asked):
-            self.is_used = True
             return self._versions / match[1] / match[2]
         if (match := _MODEL.fullmatch(asked)) and match[1] in self._names:
             return self._model / match[1]

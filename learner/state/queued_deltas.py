@@ -26,8 +26,8 @@ class QueuedDeltas:
         self._held: dict[str, Delta] = {}
         self._logged = ""
 
-    def put(self, delta: Delta, file: Path) -> bool:
-        """Put a delta, the content of `file`, on the server; return whether it is there.
+    def put(self, delta: Delta, file: Path) -> None:
+        """Put a delta, the content of `file`, on the server, if there is room for it.
 
         The oldest ones go, and what another learner left. What the server refuses is logged once: an
         actor finds the delta elsewhere. Raise OSError if the file cannot be read, ServerUnavailable.
@@ -35,16 +35,15 @@ class QueuedDeltas:
         try:
             self._make_room(delta.size)
             if delta.size > self._most or not self._has_memory(delta.size):
-                return False
+                return
             with file.open("rb") as source:
                 for name, size in delta.parts():
                     self._connection.execute("HSET", self._key, name, source.read(size))
                     self._connection.execute("EXPIRE", self._key, _EXPIRE_S)
         except (NotPermitted, CommandRefused) as error:
             self._report(f"The deltas of the weights are not put on the queue server: {error}")
-            return False
+            return
         self._held[delta.hash] = delta
-        return True
 
     def _make_room(self, size: int) -> None:
         """Delete the oldest deltas from the server until there is room for one more, and all else."""
