@@ -1,6 +1,6 @@
 """Measure what a hint after a wrong attempt is worth, with real vLLM, queue server and learner.
 
-    python -m benchmarks.retry [--seeds 1 2 3] [--steps 40] [--folder F]
+    python -m benchmarks.retry [--seeds 1 2 3] [--steps 60] [--folder F]
 
 A question lists three digits in ascending order, and one of them is the answer. There are two attempts.
 For each seed, a tiny model of conversations is pre-trained and then trained twice. In one run a wrong
@@ -19,7 +19,10 @@ import random
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import combinations
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
@@ -65,7 +68,7 @@ def draw_question(draw: random.Random, lists: Sequence[Numbers]) -> tuple[str, i
     return f"{' '.join(map(str, numbers))}?", draw.choice(numbers)
 
 
-def write_questions(folder: Path, seed: int, train: int = 4000, heldout: int = 200) -> None:
+def write_questions(folder: Path, seed: int, train: int = 4000, heldout: int = 400) -> None:
     """Write train.jsonl and heldout.jsonl with so many questions and their answers.
 
     The numbers of a held-out question are those of no question for training.
@@ -150,8 +153,8 @@ def train(folder: Path, arm: str, model: Path, steps: int, seed: int) -> float:
         "RUN_NAME": arm, "LEARNER_MODEL": str(model), "LEARNER_SEED": str(seed),
         "LEARNER_DATASET": str(folder / arm / "train.jsonl"),
         "LEARNER_EVAL_DATASET": str(folder / arm / "heldout.jsonl"),
-        "LEARNER_MAX_STEPS": str(steps), "LEARNER_EVAL_STEPS": "10", "LEARNER_LEARNING_RATE": "5e-4",
-        "LEARNER_LR_SCHEDULER_TYPE": "linear",
+        "LEARNER_MAX_STEPS": str(steps), "LEARNER_EVAL_STEPS": str(steps),
+        "LEARNER_LEARNING_RATE": "5e-4", "LEARNER_LR_SCHEDULER_TYPE": "linear",
         "LEARNER_MAX_COMPLETION_LENGTH": "240", "LEARNER_MAX_TOOL_CALLING_ITERATIONS": str(ATTEMPTS),
         "LEARNER_REWARDS": ",".join(["environment", *counted]),
         "LEARNER_REWARD_WEIGHTS": ",".join(["1", *("0" for _ in counted)]),
@@ -181,14 +184,22 @@ def report(run: Path, took_s: float) -> float:
     return max(means.items())[1]["within_two"]
 
 
-def compare(folder: Path, steps: int, seed: int) -> float:
-    """Pre-train a model and train it with and without hints; return the difference in accuracy."""
+def make_model(folder: Path, seed: int) -> None:
+    """Make `folder` and pre-train the seed's base model in its folder `model`."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
-    model = make_talk_model(folder / "model", seed, make_talk, print_now, PRETRAINING_STEPS)
+    make_talk_model(folder / "model", seed, make_talk, partial(_tell, seed), PRETRAINING_STEPS)
+
+
+def _tell(seed: int, line: str) -> None:
+    print_now(f"seed {seed}: {line}")
+
+
+def compare(folder: Path, steps: int, seed: int) -> float:
+    """Train the model in `folder` with and without hints; return the difference in accuracy."""
     accuracy = {}
     for arm in ARMS:
-        took_s = train(folder, arm, model, steps, seed)
+        took_s = train(folder, arm, folder / "model", steps, seed)
         accuracy[arm] = report(folder / arm / arm, took_s)
     return accuracy["hint"] - accuracy["no"]
 
@@ -197,13 +208,16 @@ def main() -> int:
     """Measure each seed; return 1 if the median difference is under the goal."""
     parser = argparse.ArgumentParser(prog="benchmarks.retry", description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--folder", type=Path, help="folder for the runs (default: a new one)")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="penstock-retry-"))
+    folders = [folder / f"seed-{seed}" for seed in options.seeds]
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:  # each needs one core
+        list(pool.map(make_model, folders, options.seeds))
     differences = []
-    for seed in options.seeds:
-        differences.append(compare(folder / f"seed-{seed}", options.steps, seed))
+    for seed, own in zip(options.seeds, folders, strict=True):
+        differences.append(compare(own, options.steps, seed))
         print_now(f"seed {seed}: {differences[-1]:+.1%} with the hint")
     found = median(differences)
     print_now(f"median of {len(differences)}: {found:+.1%} with the hint; the goal is {GOAL:+.0%}")

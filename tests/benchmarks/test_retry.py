@@ -110,7 +110,6 @@ def test_both_runs_get_the_same_model_questions_and_updates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[dict[str, str]] = []
-    monkeypatch.setattr(retry, "make_talk_model", lambda folder, *_: folder)
     monkeypatch.setattr(retry, "run_training", lambda folder, settings: given.append(settings) or 1.0)
     monkeypatch.setattr(retry, "report", lambda run, took_s: {"hint": 0.9, "no": 0.6}[run.name])
     assert retry.compare(tmp_path, steps=5, seed=3) == pytest.approx(0.3)
