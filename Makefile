@@ -18,7 +18,7 @@ WORKERS ?= 4
 # Set, it would make every process of the tests compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install lock demo test tests fast check chaos nightly trl vllm-versions format clean
+.PHONY: install lock demo test tests fast check chaos nightly nightly-tests trl vllm-versions format clean
 
 install: $(VENV)/installed
 
@@ -79,24 +79,12 @@ chaos: install
 # Valkey with TLS, in PATH or named by PENSTOCK_TLS_SERVER.
 nightly: install
 	$(BIN)/python -m tests.chaos --seed $(SEED)
-	$(BIN)/python -m tests.chaos --seed $(SEED) --environments --seconds 120
+	$(BIN)/python -m tests.chaos --seed $(SEED) --environments --seconds 60
 	$(BIN)/python -m tests.chaos --seed $(SEED) --agents --seconds 60
 	$(BIN)/python -m tests.crashes.matrix --alone --jobs 4
-	PROTOCOL_EXAMPLES=1000 $(BIN)/python -m pytest tests/common/test_protocol_machine.py
-	NIGHTLY=1 $(BIN)/python -m pytest tests/common/test_tls.py tests/e2e/test_secure_demo.py
 	$(BIN)/python -m tests.e2e.kills --real
-	$(BIN)/python -m tests.fuzz --seed $(SEED) --seconds 240
-	NIGHTLY=1 $(BIN)/python -m pytest tests/rewarders/test_attacks.py tests/e2e/test_secrets.py \
-		tests/learner/test_injections.py tests/e2e/test_two_ranks.py tests/rewarders/test_generated_golds.py \
-		tests/crashes/test_mutants.py \
-		tests/e2e/test_agents.py tests/e2e/test_server_loss.py tests/e2e/test_two_hosts.py tests/e2e/test_adapters.py \
-		tests/packaging/test_import_names.py
-	$(MAKE) trl
-	NIGHTLY=1 PENSTOCK_REWARD_PACKAGES=$(VENV)-rewards $(BIN)/python -m pytest tests/rewarders/test_packages.py \
-		tests/learner/test_loss_options.py tests/learner/test_chat_formats.py
-	$(PYTHON) -m venv $(VENV)-openenv
-	$(VENV)-openenv/bin/pip install -qq openenv-core==0.3.0
-	NIGHTLY=1 PENSTOCK_OPENENV=$(VENV)-openenv/bin/python $(BIN)/python -m pytest tests/e2e/test_openenv_training.py
+	$(BIN)/python -m tests.fuzz --seed $(SEED) --seconds 180
+	$(MAKE) trl nightly-tests
 	$(BIN)/penstock demo --seed $(SEED)
 	$(BIN)/python -m tests.e2e.agreement runs/demo-base-$(SEED) runs/demo-task-$(SEED)/heldout.jsonl
 	$(BIN)/python -m benchmarks.handoff
@@ -106,6 +94,20 @@ nightly: install
 	$(BIN)/python -m benchmarks.tool_waits --rounds 3
 	$(BIN)/python -m benchmarks.gpu --tiny --parts names learner mfu together turns TRL
 	$(MAKE) vllm-versions
+
+# The tests that are longer with NIGHTLY=1, or need other packages. Most wait for processes and leases.
+NIGHTLY_TESTS := $(addprefix tests/, e2e/test_two_hosts.py e2e/test_server_loss.py e2e/test_two_ranks.py \
+	e2e/test_adapters.py e2e/test_secure_demo.py e2e/test_agents.py e2e/test_openenv_training.py \
+	e2e/test_secrets.py common/test_protocol_machine.py common/test_tls.py crashes/test_mutants.py \
+	learner/test_chat_formats.py learner/test_injections.py learner/test_loss_options.py \
+	packaging/test_import_names.py rewarders/test_attacks.py rewarders/test_generated_golds.py \
+	rewarders/test_packages.py)
+nightly-tests: install
+	$(PYTHON) -m venv $(VENV)-openenv
+	$(VENV)-openenv/bin/pip install -qq openenv-core==0.3.0
+	NIGHTLY=1 PROTOCOL_EXAMPLES=1000 OMP_NUM_THREADS=1 PENSTOCK_OPENENV=$(VENV)-openenv/bin/python \
+		PENSTOCK_REWARD_PACKAGES=$(VENV)-rewards $(BIN)/python -m pytest -n 3 --dist loadfile \
+		--no-loadscope-reorder --durations=30 $(NIGHTLY_TESTS)
 
 # Other systems' packages, for comparisons. They are in a folder of their own.
 trl: install

@@ -11,6 +11,9 @@ from tests.chaos.verdict import Verdict, reach_verdict
 from tests.chaos.world import World
 from tests.e2e.site import AGENTS
 
+_EPISODES = {"FAKE_TOKEN_DELAY_S": "0.06"}
+"""Their rollouts have up to 90 tokens in place of 8: more slowly, most would be killed unfinished."""
+
 
 def run_chaos(
     folder: Path,
@@ -27,9 +30,10 @@ def run_chaos(
     `lose_every` and `preload` are those of World. With `environments` the rollouts are conversations,
     with `agents` those of agents that call the actor's endpoint.
     """
+    variables = {"LEARNER_EVAL_STEPS": "30"} | (_EPISODES if environments or agents else {})
     world = World(
         folder, lose_every=lose_every, preload=preload, talks=environments or agents,
-        **{"LEARNER_EVAL_STEPS": "30"} | (AGENTS if agents else {}), LEARNER_SEED=str(seed),
+        **variables | (AGENTS if agents else {}), LEARNER_SEED=str(seed),
         LEARNER_MAX_STEPS=str(plan.steps), LEARNER_GROUPS_PER_STEP=str(GROUPS_PER_STEP),
         LEARNER_SAVE_STEPS="4",
     )  # fmt: skip
