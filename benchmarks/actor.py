@@ -104,13 +104,15 @@ class HandMadeRun:
         self._queue.announce(Weights(Version(1, step), str(version), digest, ""))
 
     def issue(self, step: int) -> None:
-        """Issue a ticket for each request."""
-        for number, prompt in enumerate(self._setting.prompts):
-            ticket = Ticket(
+        """Issue a ticket for each request, all in one call as the learner does."""
+        tickets = [
+            Ticket(
                 f"train:{number}", "train", prompt, GENERATIONS, self._setting.sampling(number),
                 Version(1, step), 0, self._setting.contract.hash, {},
-            )  # fmt: skip
-            self._queue.issue("train", [(ticket.id, ticket.version, encode(ticket))])
+            )
+            for number, prompt in enumerate(self._setting.prompts)
+        ]  # fmt: skip
+        self._queue.issue("train", [(one.id, one.version, encode(one)) for one in tickets])
 
     def wait_for_groups(self, step: int) -> None:
         """Wait for the groups of all tickets, and announce new weights every 10 s, from `step` on."""

@@ -165,8 +165,9 @@ def _to_wire(value: object) -> PlainData:
     """
     if isinstance(value, np.ndarray):
         return np.ascontiguousarray(value).tobytes()
-    if is_dataclass(value):
-        return [_to_wire(getattr(value, spec.name)) for spec in fields(value)]
+    kind: type = type(value)
+    if names := _field_names(kind):
+        return [_to_wire(getattr(value, name)) for name in names]
     if isinstance(value, (list, tuple)):
         return [_to_wire(item) for item in value]
     if isinstance(value, dict):
@@ -175,10 +176,16 @@ def _to_wire(value: object) -> PlainData:
 
 
 @cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    """Return the names of the fields of `kind`, in order; () if it is no dataclass."""
+    return tuple(spec.name for spec in fields(kind)) if is_dataclass(kind) else ()
+
+
+@cache
 def _field_readers(kind: type) -> tuple[tuple[str, Reader], ...]:
-    """Return (name, what converts it) of each field of the dataclass `kind`, in order."""
+    """Return (place for errors, what converts it) of each field of the dataclass `kind`, in order."""
     hints = get_type_hints(kind, include_extras=True)
-    return tuple((spec.name, _reader(hints[spec.name])) for spec in fields(kind))
+    return tuple((f"{kind.__name__}.{spec.name}", _reader(hints[spec.name])) for spec in fields(kind))
 
 
 def _from_wire(kind: Any, value: PlainData, where: str) -> Any:
@@ -255,9 +262,9 @@ def _dataclass(kind: type, value: PlainData, where: str) -> Any:
     many items, an item is not of its field's type, or the dataclass refuses the values.
     """
     read = _field_readers(kind)  # here, and not in `_reader`: a rollout has rollouts
-    fits = isinstance(value, list) and len(value) == len(read)
-    items = _checked(fits, value, f"{len(read)} fields", where)
-    return kind(*[one(item, f"{where}.{name}") for (name, one), item in zip(read, items, strict=True)])
+    if not isinstance(value, list) or len(value) != len(read):
+        _checked(False, value, f"{len(read)} fields", where)
+    return kind(*[one(item, place) for (place, one), item in zip(read, value, strict=True)])
 
 
 def _optional(kinds: tuple[Any, ...]) -> Reader:
@@ -281,11 +288,12 @@ def _array(dtype: str, value: PlainData, where: str) -> np.ndarray:
     `dtype` is numpy's, such as "<i4"; `where` names the place in a message, for errors. Raise
     MalformedMessage for no bytes, a part of an element, and a byte over 1 with the dtype "|b1".
     """
-    _checked(isinstance(value, bytes), value, f"the bytes of an array of {dtype}", where)
-    whole = len(value) % np.dtype(dtype).itemsize == 0
-    _checked(whole, value, f"a whole number of {dtype} in {len(value)} bytes", where)
-    others = value.translate(None, b"\0\1") if dtype == "|b1" else b""
-    _checked(not others, value, "bytes that are 0 or 1", where)
+    if not isinstance(value, bytes):
+        _checked(False, value, f"the bytes of an array of {dtype}", where)
+    if len(value) % np.dtype(dtype).itemsize:
+        _checked(False, value, f"a whole number of {dtype} in {len(value)} bytes", where)
+    if dtype == "|b1" and value.translate(None, b"\0\1"):
+        _checked(False, value, "bytes that are 0 or 1", where)
     return np.frombuffer(value, dtype=dtype)
 
 

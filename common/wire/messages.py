@@ -75,6 +75,7 @@ FinishReason = Literal["stop", "length", "turns", "template", "environment"]
 chat template to which no further turn can be added exactly; a broken environment or tool.
 """
 _REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
+_WRONG_REASON = f"a rollout: expected finish_reason {' or '.join(_REASONS)}; {_RELEASE}; found:"
 EndState = Literal["trained", "filtered", "stale", "dead", "evaluated", "unused"]
 END_STATES: tuple[EndState, ...] = get_args(EndState)
 
@@ -228,19 +229,21 @@ class Rollout:
         length = len(self.token_ids)
         for name, dtype in _ARRAYS:
             check_array(name, getattr(self, name), dtype)
-        sizes = f"{length} tokens, {len(self.logprobs)} logprobs and {len(self.mask)} mask entries"
-        equal = len(self.logprobs) == len(self.mask) == length > 0
-        require(equal, f"a rollout has {sizes}, expected 1 or more and as many of each; {_RELEASE}")
+        if not len(self.logprobs) == len(self.mask) == length > 0:
+            sizes = f"{length} tokens, {len(self.logprobs)} logprobs and {len(self.mask)} mask entries"
+            require(False, f"a rollout has {sizes}, expected 1 or more and as many of each; {_RELEASE}")
         self._check_values()
-        wrong = f"a rollout: expected finish_reason {' or '.join(_REASONS)}; {_RELEASE}; found:"
-        require(self.finish_reason in _REASONS, wrong, self.finish_reason)
+        require(self.finish_reason in _REASONS, _WRONG_REASON, self.finish_reason)
         self._check_spans()
         self._check_earlier()
 
     def _check_values(self) -> None:
         """Raise MalformedMessage for a negative token id, or a log-probability outside of [-104, 0]."""
-        least = min(int(ids.min(initial=0)) for ids in (self.token_ids, self.prompt_ids))
-        require(least >= 0, f"a rollout has the token id {least}, expected 0 or more; {_RELEASE}")
+        least = int(self.token_ids.min())
+        if len(self.prompt_ids):
+            least = min(least, int(self.prompt_ids.min()))
+        if least < 0:
+            require(False, f"a rollout has the token id {least}, expected 0 or more; {_RELEASE}")
         lowest, highest = float(self.logprobs.min()), float(self.logprobs.max())  # NaN if one is NaN
         require(lowest >= LOWEST_LOGPROB and highest <= 0.0, _POSSIBLE, lowest, highest)
 
@@ -268,9 +271,9 @@ class Rollout:
         covered = np.zeros(len(self.mask), dtype=bool)
         edge = 0
         for span in self.spans:
-            fits = edge <= span.start < span.end <= len(covered)
-            wrong = f"a rollout: expected a span within {edge} to {len(covered)}; {_RELEASE}; spans are:"
-            require(fits, wrong, self.spans)
+            if not edge <= span.start < span.end <= len(covered):
+                wrong = f"a rollout: expected a span within {edge} to {len(covered)}"
+                require(False, f"{wrong}; {_RELEASE}; spans are:", self.spans)
             covered[span.start : span.end] = True
             edge = span.end
         if not np.array_equal(covered, self.mask):

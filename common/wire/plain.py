@@ -40,6 +40,8 @@ def find_fault(value: PlainData, deepest: int = DEEPEST) -> str:
             kind = type(item)
             if kind in _LEAVES or (kind is str and (item.isascii() or is_encodable(item))):
                 continue
+            if kind is int and _LOWEST <= item <= _HIGHEST:
+                continue
             here = (place, key) if level else None
             if isinstance(item, (list, tuple, dict)):
                 waiting.append((item, level + 1, here))
