@@ -87,7 +87,7 @@ nightly: install
 	$(MAKE) trl nightly-tests
 	$(BIN)/penstock demo --seed $(SEED)
 	$(BIN)/python -m tests.e2e.agreement runs/demo-base-$(SEED) runs/demo-task-$(SEED)/heldout.jsonl
-	$(BIN)/python -m benchmarks.handoff
+	$(BIN)/python -m benchmarks.handoff --rounds 18
 	$(BIN)/python -m benchmarks.scoring
 	$(BIN)/python -m benchmarks.golds
 	$(BIN)/python -m benchmarks.calculator --seed $(SEED)

@@ -43,6 +43,7 @@ from penstock.learner.data.plan import Plan
 from penstock.learner.data.questions import Question
 from penstock.learner.data.tickets import TicketSource
 from penstock.learner.policy.packing import build_row, rows_of_ranks
+from penstock.learner.resume import encode_groups
 from penstock.learner.state.journal import Journal
 from penstock.learner.state.ledger import Ledger
 from penstock.learner.streams.commit import CommitLog
@@ -55,8 +56,8 @@ _WEIGHTS = "0" * 64
 _CHUNK = 64
 
 
-def make_plan(groups: int, tokens: int) -> Plan:
-    """The plan of a run of one step of so many groups."""
+def make_plan(groups: int, tokens: int, steps: int = 1) -> Plan:
+    """The plan of a run of `steps` steps of so many groups."""
     settings = LearnerSettings(
         num_generations=GENERATIONS,
         groups_per_step=groups,
@@ -73,7 +74,7 @@ def make_plan(groups: int, tokens: int) -> Plan:
         for number, prompt in enumerate(prompts)
     ]
     source = TicketSource(Shuffled([questions], [], 1, shuffle=True), [], settings, contract.hash)
-    return Plan(Path("model"), VOCABULARY, contract, source, 1, {"accuracy": 1.0})
+    return Plan(Path("model"), VOCABULARY, contract, source, steps, {"accuracy": 1.0})
 
 
 def make_group(ticket: Ticket, tokens: int, draw: np.random.Generator) -> ScoredGroup:
@@ -100,9 +101,9 @@ class Learner:
         self._connection, self._plan = connection, plan
         queue = LearnerQueue(connection, self.keys, 1)
         journal = Journal(LearnerFolder(folder, 1))
-        commit_log = CommitLog(Ledger(), journal, queue)
+        self._commit_log = CommitLog(Ledger(), journal, queue)
         run = RunSettings(name=name, dir=folder)
-        self._flow = TicketFlow(queue, commit_log, plan, run, "nonce", threading.Event())
+        self._flow = TicketFlow(queue, self._commit_log, plan, run, "nonce", threading.Event())
         self._flow.join()
         self._flow.publish(Weights(Version(1, 0), "folder", _WEIGHTS, ""), evaluate=False)
         self._flow.issue_tickets(0)
@@ -115,6 +116,16 @@ class Learner:
             for entry in entries:
                 group = make_group(decode(entry.payload, Ticket), tokens, draw)
                 work.handoff(entry, self.keys.outcomes_for("train"), encode(group))
+
+    def commit(self, step: int) -> None:
+        """Read the groups of a step, journal them, end their tickets, and issue those of the next."""
+        taken = self._flow.take_groups(step)
+        assert taken is not None
+        for group in taken.groups:
+            self._commit_log.ledger.close(group.group.ticket.id, "trained", f"step {step + 1}")
+        self._commit_log.record("batch", step=step + 1, groups=encode_groups(taken.groups))
+        self._flow.publish(Weights(Version(1, step + 1), "folder", _WEIGHTS, ""), evaluate=False)
+        self._flow.issue_tickets(step + 1)
 
     def read(self) -> int:
         """Read all groups, form the batch, and pack it; return the number of tokens."""
