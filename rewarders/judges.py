@@ -27,7 +27,7 @@ _LONGEST_WAIT_S = 60.0
 """The longest wait before a retry that OpenAI's client makes if a server asks for one."""
 _MOST_CACHED = 10_000
 _PLACE = re.compile(r"\{(\w+)\}")
-_NUMBER = re.compile(r"[\s*\"'\[({=:]*(-?\d+(?:\.\d+)?)")
+_NUMBER = re.compile(r"[\s*\"'\[({=:]*([-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?)(?!,?\d)")
 
 
 class JudgeFailed(Exception):

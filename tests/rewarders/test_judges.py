@@ -15,6 +15,7 @@ import pytest
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
+from penstock.common.config.judge_file import JudgeFile
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.settings import RewarderSettings
 from penstock.common.errors import ConfigError, ContractMismatch
@@ -23,7 +24,7 @@ from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import ScoredGroup, Verdict
 from penstock.common.wire.transcript import Transcript
 from penstock.learner.data.reward_specs import resolve_rewards
-from penstock.rewarders.judges import longest_call_s
+from penstock.rewarders.judges import longest_call_s, score_in
 from penstock.rewarders.scoring import make_scorer
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 from tests.rewarders.stand_ins import (
@@ -284,3 +285,16 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
             resolve_rewards(LearnerSettings(rewards=[f"judge:helpful={place}"]))
     with pytest.raises(ValueError, match=r"or judge:NAME=FILE\.toml"):
         LearnerSettings(rewards=["judge:accuracy=x"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("Score: 8/10", 8.0), ("**Score:** **7.5**.", 7.5), ("score: .5", 0.5), ("Score: +3", 3.0),
+        ("Score: 1e-1", 0.1), ("Score: 9, as said", 9.0), ("Score: 2\nScore: 4", 4.0),
+        ("Score: 1e3", None), ("Score: 1,000", None), ("Score: 8,5", None), ("Score: -1", None),
+        ("Score: 1e999", None), ("Score: nan", None), ("Score: eight", None), ("8", None),
+    ],
+)  # fmt: skip
+def test_a_number_counts_as_it_is_written_or_not_at_all(answer: str, expected: float | None) -> None:
+    assert score_in(answer, JudgeFile(model="m", prompt="{completion}")) == expected
