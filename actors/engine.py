@@ -126,7 +126,7 @@ def verify_weights(weights: Weights) -> Path:
     folder = Path(weights.path)
     try:
         found = hash_weights(folder, weights.file)
-        others = [path.name for path in folder.iterdir() if path.suffix in _WEIGHTS_SUFFIXES]
+        every = [path.name for path in folder.iterdir() if path.suffix in _WEIGHTS_SUFFIXES]
     except OSError as error:
         raise WeightsRejected(
             f"the weights of version {weights.version} cannot be read: {error}; "
@@ -137,8 +137,7 @@ def verify_weights(weights: Weights) -> Path:
             f"{folder / weights.file} is not version {weights.version}: its hash is {found[:12]}, the "
             f"announced hash is {weights.hash[:12]}; share the run's folder with this actor unchanged"
         )
-    others.remove(weights.file)
-    if others:
+    if others := [name for name in every if name != weights.file]:
         raise WeightsRejected(
             f"{folder} holds {', '.join(sorted(others))[:200]} beside {weights.file}, expected no other "
             "file of weights; remove what the learner did not write"

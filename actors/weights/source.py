@@ -1,5 +1,6 @@
 """Where an actor finds the weights of an announced version: in the run's folder, or fetched."""
 
+import os
 from dataclasses import replace
 from typing import Literal
 
@@ -57,7 +58,7 @@ class WeightSource:
         if not weights.url:
             return True
         path = self._folder.version(weights.version.incarnation, weights.version.step) / weights.file
-        return weights.hash != self._distrusted and path.is_file()
+        return weights.hash != self._distrusted and os.path.isfile(path)  # False without the right
 
 
 def find_weights(weights: Weights, folder: RunFolder) -> Weights:

@@ -71,7 +71,7 @@ class RunView:
     def __init__(self, connection: Connection, keys: Keys) -> None:
         self.keys = keys
         self._connection = connection
-        self._logged: set[str] = set()
+        self._logged: set[tuple[str, str]] = set()
         self._last_beat: tuple[bytes | None, float] | None = None  # since the state is "ended"
 
     def contract(self) -> bytes | None:
@@ -178,11 +178,11 @@ class RunView:
             self.report(str(error))
             return None
 
-    def report(self, fault: str) -> None:
-        """Log the text `fault` as an error, unless this view has logged the same text before."""
-        if fault not in self._logged:
-            self._logged.add(fault)
-            log.error(shorten(fault))
+    def report(self, fault: str, cause: str = "") -> None:
+        """Log the text `fault` as an error with its cause, unless this view has logged both before."""
+        if (fault, cause) not in self._logged:
+            self._logged.add((fault, cause))
+            log.error(shorten(fault), **({"cause": cause} if cause else {}))
 
     def audit(self) -> tuple[dict[str, int], list[Place]]:
         """Return the ledger's totals and the open tickets, in no order, both of one instant.

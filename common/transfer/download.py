@@ -1,16 +1,19 @@
 """Fetching one file from the learner's file server, checked against what was announced."""
 
 import fcntl
+import math
 import os
 import re
 import socket
 import ssl
+import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import SplitResult, urlsplit
 
 from penstock.common.deadline import Deadline
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 _CONNECT_S = 10.0
 _SILENCE_S = 600.0
 """Longest wait for the next bytes: the server sends two files at a time, and the others wait."""
-_KEEPALIVE = [
+KEEPALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     *(
@@ -44,6 +47,10 @@ _PRINTABLE = re.compile(r"[!-~]*")
 
 class FetchFailed(ServerUnavailable):
     """A file could not be fetched, or is not the announced one. A later try may succeed."""
+
+
+class RangeIgnored(FetchFailed):
+    """The server, or a proxy before it, sends whole files only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,8 @@ class Source:
 
 
 def _is_server(parts: SplitResult) -> bool:
-    """Return whether a URL names a server by http or https. Raise ValueError for an invalid port."""
+    """Return whether a URL names a server by http or https. Raise ValueError for a wrong one."""
+    (parts.hostname or "").encode("idna")
     return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
 
 
@@ -112,11 +120,15 @@ def download(source: Source, wanted: Wanted, target: Path) -> None:
         with alone(target.parent):
             if not _is_wanted(target, wanted):
                 part = target.with_name(f".{target.name}.{wanted.hash[:16]}.part")
-                _complete(source, wanted, part)
+                try:
+                    _complete(source, wanted, part)
+                except RangeIgnored:
+                    part.unlink()
+                    raise
                 part.replace(target)
     except StoreFailed as error:
         raise FetchFailed(str(error)) from error
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # the last for a host's name
         raise FetchFailed(
             f"{source.url} did not send {wanted.path} ({error!r}): see whether this host reaches the "
             "learner's, and which address LEARNER_FILES_ADDRESS names"
@@ -124,7 +136,7 @@ def download(source: Source, wanted: Wanted, target: Path) -> None:
     except OSError as error:
         raise FetchFailed(
             f"{wanted.path} cannot be stored as {target}: {error}; set RUN_CACHE_DIR to a folder with "
-            f"room for {wanted.size} bytes"
+            f"room for five versions, each of up to {wanted.size} bytes"
         ) from error
 
 
@@ -207,6 +219,8 @@ def _complete(source: Source, wanted: Wanted, part: Path) -> None:
             rest = _stored if is_store(source.url) else _rest
             for chunk in rest(source, wanted, size):
                 size += len(chunk)
+                if size > wanted.size:
+                    break
                 file.write(chunk)
                 digest.update(chunk)
     if size != wanted.size or digest.hexdigest() != wanted.hash:
@@ -220,10 +234,15 @@ def _complete(source: Source, wanted: Wanted, part: Path) -> None:
 
 def _stored(source: Source, wanted: Wanted, begin: int) -> Iterator[bytes]:
     """Yield the bytes of the wanted file in an object store from byte `begin` on. Raise FetchFailed."""
-    deadline = Deadline(_SILENCE_S + (wanted.size - begin) / _SLOWEST)
+    deadline = Deadline(_limit_s(wanted, begin), math.inf)
     for chunk in read_file(source.address_of(wanted.path), begin, wanted.size):
         _check_time(deadline, source, wanted)
         yield chunk
+
+
+def _limit_s(wanted: Wanted, begin: int) -> float:
+    """Return the seconds in which the rest of a file from byte `begin` on has to be here."""
+    return _SILENCE_S + (wanted.size - begin) / _SLOWEST
 
 
 def _check_time(deadline: Deadline, source: Source, wanted: Wanted) -> None:
@@ -247,11 +266,14 @@ def _rest(source: Source, wanted: Wanted, begin: int) -> Iterator[bytes]:
         headers["Range"] = f"bytes={begin}-"
     timeout = httpx.Timeout(_CONNECT_S, read=_SILENCE_S)
     # The context has the system's certificates, or those of SSL_CERT_FILE.
-    transport = httpx.HTTPTransport(socket_options=_KEEPALIVE, verify=ssl.create_default_context())
-    deadline = Deadline(_SILENCE_S + (wanted.size - begin) / _SLOWEST)
+    transport = httpx.HTTPTransport(socket_options=KEEPALIVE, verify=ssl.create_default_context())
+    deadline = Deadline(_limit_s(wanted, begin), math.inf)
     with (
         httpx.Client(transport=transport, timeout=timeout, trust_env=False) as client,
-        client.stream("GET", source.address_of(wanted.path), headers=headers) as response,
+        _cutting(deadline.limit_s) as trace,
+        client.stream(
+            "GET", source.address_of(wanted.path), headers=headers, extensions={"trace": trace}
+        ) as response,
     ):
         _check(response, source, wanted, begin)
         for chunk in response.iter_raw():  # as the bytes come: a cut loses none of them
@@ -259,21 +281,58 @@ def _rest(source: Source, wanted: Wanted, begin: int) -> Iterator[bytes]:
             yield chunk
 
 
+@contextmanager
+def _cutting(limit_s: float) -> Iterator[Callable[[str, dict[str, Any]], None]]:
+    """Yield a function for httpx's extension `trace`; the connection that it saw is cut at the limit.
+
+    A server that sends a head without an end would otherwise never be given up.
+    """
+    connected: list[socket.socket] = []
+    timer = threading.Timer(limit_s, _cut, [connected])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield partial(_keep, connected)
+    finally:
+        timer.cancel()
+
+
+def _keep(connected: list[socket.socket], event: str, info: dict[str, Any]) -> None:
+    """Keep the socket of a new connection in `connected`; with TLS the one that replaces it."""
+    if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+        connected[:] = [info["return_value"].get_extra_info("socket")]
+
+
+def _cut(connected: list[socket.socket]) -> None:
+    """End the connections: whoever reads from them gets no more."""
+    for one in connected:
+        with suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
+
+
 def _check(response: "httpx.Response", source: Source, wanted: Wanted, begin: int) -> None:
     """Raise FetchFailed unless a response begins that has the wanted file from byte `begin` on.
 
-    It has no more bytes than it says: whoever reads it gets at most the announced size.
+    Raise RangeIgnored for a whole file where the rest was asked for. The response has no more bytes than
+    it says: whoever reads it gets at most the announced size.
     """
     expected = 206 if begin else 200
     length = response.headers.get("Content-Length", "")
+    if begin and response.status_code == 200:
+        raise RangeIgnored(
+            f"{source.url} answered with the whole of {wanted.path}, expected what is missing: the next "
+            "try begins anew; see whether a proxy on the way changes requests"
+        )
     if response.status_code != expected:
         raise FetchFailed(
             f"{source.url} answered {wanted.path} with the status {response.status_code}, expected "
             f"{expected}: {_HINTS.get(response.status_code, 'see what listens there')}"
         )
-    if length != str(wanted.size - begin):
+    chunked = "Transfer-Encoding" in response.headers  # it would win over the length
+    if chunked or length != str(wanted.size - begin):
+        found = "an unnamed number of" if chunked or not length else shorten(repr(length))
         raise FetchFailed(
-            f"{source.url} has {shorten(repr(length))} bytes of {wanted.path} from byte {begin} on, "
+            f"{source.url} has {found} bytes of {wanted.path} from byte {begin} on, "
             f"expected {wanted.size - begin}: the file is not the announced one"
         )
 

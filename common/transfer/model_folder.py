@@ -1,6 +1,7 @@
 """The folder of the run's model on this host: the learner's own where it is visible, else a copy."""
 
 import contextlib
+import math
 import os
 import shutil
 import threading
@@ -160,8 +161,7 @@ class ModelFetcher:
                 os.utime(folder)
         finally:
             for kept in (folder.parent, self._folder / "deltas"):
-                with contextlib.suppress(OSError):  # another actor of this host may delete the same ones
-                    _delete_old(kept)
+                _delete_old(kept, "*", _KEEP)
         return folder
 
     def _found(
@@ -172,7 +172,7 @@ class ModelFetcher:
             return None
         wanted = [one for one in contract.model_files if one.name in names]
         log.info(f"The model's folder {contract.model} is not on this host: fetching its files.")
-        deadline = Deadline(self._run.join_timeout_s)
+        deadline = Deadline(self._run.join_timeout_s, math.inf)
         while True:
             weights = self._announced(contract, deadline)
             fetch = partial(self._fetch, contract, wanted, weights, with_weights)
@@ -181,7 +181,7 @@ class ModelFetcher:
             except FetchFailed as error:
                 if deadline.expired(progress=self._view.learner()):
                     raise
-                self._view.report(shorten(f"The model's files were not fetched: {error}"))
+                self._view.report("The model's files were not fetched.", cause=str(error))
                 self._pause(_RETRY_S)
 
     def _announced(self, contract: Contract, deadline: Deadline) -> Weights:
@@ -235,6 +235,9 @@ class ModelFetcher:
                 download(source, file, folder / one.name)
         if with_weights:
             _put(self.version(weights) / WEIGHTS_FILE, folder)
+        with contextlib.suppress(OSError):
+            os.utime(folder)
+        _delete_old(self._folder, "model-*", 1)
         return folder
 
 
@@ -281,16 +284,18 @@ def _link_or_copy(file: Path, target: Path) -> None:
     aside.replace(target)
 
 
-def _delete_old(versions: Path) -> None:
-    """Delete versions of over a minute ago, but not the newest 4 and what is fetched. Raise OSError.
+def _delete_old(parent: Path, names: str, keep: int) -> None:
+    """Delete folders of over a minute ago in `parent`, but not the newest `keep` and what is fetched.
 
-    A version that an actor has just found is not deleted before its engine has read it.
+    A version that an actor has just found is not deleted before its engine has read it. What cannot be
+    deleted stays: another actor of this host may delete the same ones.
     """
-    fetched = sorted((path.stat().st_mtime, path) for path in versions.iterdir())
-    for found_at, old in fetched[:-_KEEP]:
-        if time.time() - found_at > _KEEP_S:
-            with contextlib.suppress(FetchFailed), alone(old, wait_s=0.0):
-                shutil.rmtree(old, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        fetched = sorted((path.stat().st_mtime, path) for path in parent.glob(names) if path.is_dir())
+        for found_at, old in fetched[:-keep]:
+            if time.time() - found_at > _KEEP_S:
+                with contextlib.suppress(FetchFailed, OSError), alone(old, wait_s=0.0):
+                    shutil.rmtree(old, ignore_errors=True)
 
 
 def _check_no_code(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Weights made on this host of an earlier version, so that only what changed is fetched."""
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -56,8 +57,8 @@ def _usable(weights: Weights, versions: Path) -> Sequence[Delta]:
         if not all(HASH.fullmatch(digest) for digest in (deltas[0].parent, deltas[0].hash)):
             break
         base = versions / deltas[0].parent / weights.file
-        if base.is_file():
-            return deltas if base.stat().st_size == weights.size else ()
+        if os.path.isfile(base):
+            return deltas if os.path.getsize(base) == weights.size else ()
     return ()
 
 

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,7 +20,7 @@ from penstock.common.config.redis_url import ServerAddress
 from penstock.common.errors import ConfigError
 from penstock.common.log import get_logger
 from penstock.common.transfer.connections import LimitedConnection, busy
-from penstock.common.transfer.download import Source
+from penstock.common.transfer.download import KEEPALIVE, FetchFailed, Source
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import Weights
 
@@ -27,7 +28,8 @@ _UPLOADS = 2
 _MOST_CONNECTIONS = 256
 _CHUNK, _CHUNK_S = 1 << 20, 30.0
 """Bytes that are sent at a time, and seconds that a client has for them: a slower one is cut off."""
-_ANYWHERE = "192.0.2.1"  # of a network for documentation: the route to it is the one to the outside
+_ANYWHERE = {4: "192.0.2.1", 6: "2001:db8::1"}
+"""Of networks for documentation: the route to them is the one to the outside."""
 _START_S = 30.0
 _SHUTDOWN_S = 1.0
 _RANGE = re.compile(r"bytes=(\d{1,15})-")
@@ -54,10 +56,18 @@ def serving(
     host, port = (_address_towards(queue.host), 0) if asked == "auto" else _split(asked)
     names = [one.name for one in contract.model_files]
     with FileServer(versions, Path(contract.model), names, host, port) as server:
-        url = settings.files_url or f"http://{_reachable(host)}:{server.port}"
-        log.info(f"Actors and rewarders on other hosts get the run's files from {url}.")
-        server.url = url
+        server.url = settings.files_url or f"http://{_reachable(host, server.bound)}:{server.port}"
+        _check_url(server)
+        log.info(f"Actors and rewarders on other hosts get the run's files from {server.url}.")
         yield server
+
+
+def _check_url(server: "FileServer") -> None:
+    """Raise ConfigError if no actor would follow the URL of a server."""
+    try:
+        Source(server.url, server.token).address_of("")
+    except FetchFailed as error:
+        raise ConfigError(f"LEARNER_FILES_URL: {error}") from error
 
 
 def _address_towards(host: str) -> str:
@@ -74,14 +84,15 @@ def _address_towards(host: str) -> str:
         ) from error
 
 
-def _reachable(host: str) -> str:
+def _reachable(host: str, bound: str) -> str:
     """Return the host of a URL for a server that listens at `host`; for all addresses the outer one.
 
-    Without a route to the outside that is this host's name.
+    `bound` is the numeric address of `host`. Without a route to the outside return this host's name.
     """
-    if host in ("0.0.0.0", "::", ""):
+    found = ip_address(bound)
+    if found.is_unspecified:
         try:
-            host = _address_towards(_ANYWHERE)
+            host = _address_towards(_ANYWHERE[found.version])
         except ConfigError:
             host = socket.gethostname()
     return f"[{host}]" if ":" in host else host
@@ -106,6 +117,7 @@ class FileServer:
     ) -> None:
         self.token = secrets.token_urlsafe(32)
         self.port, self.url = port, ""  # the URL is what is announced
+        self.bound = ""  # the numeric address
         self.is_used = False  # True: a version was asked for
         self._versions, self._model, self._names = versions, model, frozenset(names)
         self._host = host
@@ -143,14 +155,18 @@ class FileServer:
 
     async def _listen(self) -> None:
         """Listen, and set `port`. Raise OSError if the address cannot be used."""
-        server = self._server = web.Server(self._answer)
+        # A request whose client has left ends: it would keep its file open until its turn.
+        server = self._server = web.Server(self._answer, handler_cancellation=True)
 
         def connection() -> asyncio.Protocol:
             """Return the protocol of a new connection."""
             return LimitedConnection(server, _MOST_CONNECTIONS)
 
         self._listening = await self._loop.create_server(connection, self._host, self.port)
-        self.port = self._listening.sockets[0].getsockname()[1]
+        for listening in self._listening.sockets:  # what it accepts has the same options
+            for option in KEEPALIVE:
+                listening.setsockopt(*option)
+        self.bound, self.port = self._listening.sockets[0].getsockname()[:2]
 
     async def _close(self) -> None:
         """Stop listening, and close all connections."""

@@ -1,5 +1,6 @@
 """The learner's files in an object store, for hosts that do not reach the learner's."""
 
+import math
 import re
 import threading
 from collections.abc import Callable, Collection
@@ -70,7 +71,7 @@ class FileStore:
 
         Raise ConfigError at once if the package for such URLs is not installed.
         """
-        deadline = Deadline(self._retry_s)
+        deadline = Deadline(self._retry_s, math.inf)
         while True:
             try:
                 return put_file(file, url, self._progress)

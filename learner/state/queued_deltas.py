@@ -38,9 +38,11 @@ class QueuedDeltas:
                 return
             with file.open("rb") as source:
                 for name, size in delta.parts():
+                    if not self._has_memory(size):  # others may have filled it meanwhile
+                        return
                     self._connection.execute("HSET", self._key, name, source.read(size))
                     self._connection.execute("EXPIRE", self._key, _EXPIRE_S)
-        except (NotPermitted, CommandRefused) as error:
+        except (NotPermitted, CommandRefused, WrongType) as error:
             self._report(f"The deltas of the weights are not put on the queue server: {error}")
             return
         self._held[delta.hash] = delta

@@ -4,6 +4,7 @@ No path is written twice, so an engine that reads a version never reads half of 
 synced: after a power cut the next learner publishes new ones, from a checkpoint that is.
 """
 
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from penstock.learner.policy.collective import TrainablePolicy
 
 MODEL = "model"
 """Folder of the merged model in the folder of a version that is an adapter."""
+_NAME = re.compile(r"\d{6,15}-\d{8,15}")
 KEEP = 4  # version folders: an actor may still read the version before the announced one
 
 
@@ -51,12 +53,13 @@ def write_version(
             policy.export(aside / MODEL, "version")
 
     folder.write_folder("the weights of a version", path, export, sync=False)
-    for old in sorted(path.parent.glob("[0-9]*-[0-9]*"), reverse=True)[KEEP:]:
-        shutil.rmtree(old)
-    made = Weights(version, str(path), "", parent, adapter=adapter)
-    file = path / made.file
+    made = [one for one in path.parent.iterdir() if _NAME.fullmatch(one.name)]
+    for old in sorted(made, reverse=True)[KEEP:]:
+        shutil.rmtree(old, ignore_errors=True)
+    weights = Weights(version, str(path), "", parent, adapter=adapter)
+    file = path / weights.file
     size, probes = file.stat().st_size, _probes(policy, version, texts)
-    return replace(made, hash=hash_file(file), size=size, probes=probes)
+    return replace(weights, hash=hash_file(file), size=size, probes=probes)
 
 
 def _probes(policy: TrainablePolicy, version: Version, texts: Sequence[np.ndarray]) -> tuple[Probe, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import threading
@@ -18,11 +19,14 @@ import pytest
 from blake3 import blake3
 
 from penstock.actors.loop import run
+from penstock.actors.weights.source import WeightSource
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.broker.run_view import RunView
 from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import ActorSettings, RunSettings
 from penstock.common.errors import ConfigError, ContractMismatch, PenstockError
+from penstock.common.files.run_folder import RunFolder
+from penstock.common.transfer import model_folder
 from penstock.common.transfer.download import FetchFailed, Source, alone
 from penstock.common.transfer.model_folder import ModelFetcher, check_base, shared_files
 from penstock.common.wire.adapter_spec import AdapterSpec
@@ -477,6 +481,39 @@ def test_a_failed_fetch_is_not_repeated_at_once(
     wait_until(lambda: len(tries) == 3, "three tries")
     assert tries[1] - tries[0] >= 1
     assert tries[2] - tries[1] >= 2
+
+
+def test_strange_entries_stop_no_cleaning(tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / f"{number:064}").mkdir()
+        os.utime(tmp_path / f"{number:064}", (1e9 + number, 1e9 + number))
+    (tmp_path / "note.txt").write_text("")
+    os.utime(tmp_path / "note.txt", (1.0, 1.0))
+    model_folder._delete_old(tmp_path, "*", 4)
+    assert sorted(path.name[-1:] for path in tmp_path.iterdir()) == ["4", "5", "6", "7", "t"]
+
+
+def test_models_of_earlier_contracts_are_deleted(
+    far: Run, server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_folder, "_KEEP_S", -1.0)
+    far.announce(0)
+    settings = RunSettings(name="run", cache_dir=tmp_path / "cache")
+    for length in (31, 32, 33):
+        fetcher = ModelFetcher(RunView(far.connection, far.keys), settings, threading.Event())
+        folder = fetcher.with_weights(replace(far.contract, tokens_per_sequence=length))
+        assert list(folder.parent.glob("model-*")) == [folder]
+
+
+def test_a_folder_that_cannot_be_looked_into_is_not_here(far: Run, tmp_path: Path) -> None:
+    """As with the right of another user alone, Path.is_file raises for so long a name."""
+    far.announce(0)
+    weights = RunView(far.connection, far.keys).weights()
+    assert weights is not None
+    settings = RunSettings(name="run", cache_dir=tmp_path)
+    fetcher = ModelFetcher(RunView(far.connection, far.keys), settings, threading.Event())
+    source = WeightSource(RunFolder(tmp_path / ("x" * 300)), fetcher, "auto")
+    assert not source._is_here(replace(weights, url="http://127.0.0.1:1"))
 
 
 def test_an_error_while_a_folder_is_locked_is_raised_as_it_is(tmp_path: Path) -> None:

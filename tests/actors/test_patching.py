@@ -257,6 +257,24 @@ def test_the_queue_server_holds_no_more_than_it_may(far: FarActor) -> None:
     assert far.run.connection.execute("EXISTS", far.run.keys.deltas) == 0
 
 
+def test_a_key_that_changes_its_type_meanwhile_ends_no_learner(
+    far: FarActor, queued: QueuedDeltas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_memory = queued._has_memory
+
+    def interfere(size: int) -> bool:
+        far.run.connection.execute("DEL", far.run.keys.deltas)
+        far.run.connection.execute("SET", far.run.keys.deltas, "x")
+        return has_memory(size)
+
+    monkeypatch.setattr(queued, "_has_memory", interfere)
+    far.fetch(far.publish(0))
+    far.publish(1)
+    monkeypatch.undo()
+    far.publish(2)
+    assert far.run.connection.execute("HLEN", far.run.keys.deltas)
+
+
 def test_a_key_of_another_type_is_replaced(far: FarActor, queued: QueuedDeltas) -> None:
     far.run.connection.execute("SET", far.run.keys.deltas, "of another client")
     far.fetch(far.publish(0))

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from penstock.common.errors import ConfigError
 from penstock.common.transfer import download as module
 from penstock.common.transfer.download import FetchFailed, Source, Wanted, download
 from penstock.common.transfer.model_folder import shared_files
-from penstock.learner.state.file_server import FileServer, serving
+from penstock.learner.state.file_server import FileServer, _reachable, serving
 from tests.helpers import wait_until
 from tests.learner.builders import CONTRACT
 
@@ -280,6 +281,15 @@ WRONG: dict[str, tuple[Reply, str]] = {
     "not found": (reply(404, b""), "status 404"),
     "failed": (reply(500, b"x" * 100), "status 500"),
     "a part that nobody asked for": (reply(206, CONTENT), "status 206, expected 200"),
+    "chunked": (
+        reply(
+            200,
+            b"100000\r\n" + CONTENT + b"\r\n0\r\n\r\n",
+            Content_Length="1048576",
+            Transfer_Encoding="chunked",
+        ),
+        "an unnamed number of bytes",
+    ),
     "no HTTP": (lambda handler: handler.wfile.write(b"\x00\xff" * 100), "did not send"),
 }
 
@@ -299,14 +309,16 @@ def test_a_wrong_answer_stores_nothing_under_the_files_name(
         assert (tmp_path / "got").read_bytes() == CONTENT
 
 
-def test_a_server_that_ignores_the_range_is_refused_and_the_part_stays(
+def test_a_server_that_sends_whole_files_only_is_asked_for_the_whole_the_next_time(
     fake: Callable[[Reply], Source], tmp_path: Path
 ) -> None:
     part = tmp_path / f".got.{HASH[:16]}.part"
     part.write_bytes(CONTENT[:1000])
-    with pytest.raises(FetchFailed, match="status 200, expected 206"):
-        download(fake(reply(200, CONTENT)), WANTED, tmp_path / "got")
-    assert part.read_bytes() == CONTENT[:1000]
+    source = fake(reply(200, CONTENT))
+    with pytest.raises(FetchFailed, match=r"answered with the whole of .*the next try begins anew"):
+        download(source, WANTED, tmp_path / "got")
+    download(source, WANTED, tmp_path / "got")
+    assert (tmp_path / "got").read_bytes() == CONTENT
 
 
 def test_what_came_before_a_cut_is_kept(fake: Callable[[Reply], Source], tmp_path: Path) -> None:
@@ -324,9 +336,57 @@ def test_a_silent_server_is_given_up(
         download(fake(lambda _: time.sleep(3)), WANTED, tmp_path / "got")
 
 
+def test_a_head_that_never_ends_is_cut(
+    fake: Callable[[Reply], Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line comes soon enough for the limit of silence."""
+    monkeypatch.setattr(module, "_SILENCE_S", 0.5)
+    monkeypatch.setattr(module, "_SLOWEST", 1 << 40)
+    ended = threading.Event()
+
+    def send(handler: http.server.BaseHTTPRequestHandler) -> None:
+        try:
+            while not ended.wait(0.05):
+                handler.wfile.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+        except OSError:
+            ended.set()
+
+    try:
+        with pytest.raises(FetchFailed, match="did not send"):
+            download(fake(send), WANTED, tmp_path / "got")
+        assert ended.wait(10)
+    finally:
+        ended.set()
+
+
+def test_the_time_of_a_slow_server_counts_whole(
+    fake: Callable[[Reply], Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that goes 100 s for each look stands for bytes that come one by one."""
+    seconds = iter(range(0, 10**9, 100))
+    monkeypatch.setattr("penstock.common.deadline.time.monotonic", lambda: next(seconds))
+    monkeypatch.setattr(module, "_check_time", check := Counting(module._check_time))
+    monkeypatch.setattr(module, "alone", lambda _: nullcontext())
+    with pytest.raises(FetchFailed, match="within 616 s"):
+        download(fake(reply(200, CONTENT)), WANTED, tmp_path / "got")
+    assert 1 < check.calls <= 7
+
+
+class Counting:
+    """A function that counts its calls."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self.function, self.calls = function, 0
+
+    def __call__(self, *arguments: object) -> object:
+        self.calls += 1
+        return self.function(*arguments)
+
+
 @pytest.mark.parametrize(
     "url",
     [
+        "http://a..b", f"http://{'a' * 64}.com", "http://.:80",
         "", "10.0.0.5:29700", "ftp://10.0.0.5", "file:///etc/passwd", "http://", "http://user@host",
         "http://:pw@host", "http://host?x", "http://host#x", "http://host:99999",
         "http://ho st", "http://h\xe9", "http://a\r\nb", "http://[::1", "unix:///x",
@@ -335,6 +395,32 @@ def test_a_silent_server_is_given_up(
 def test_an_announced_url_of_another_kind_is_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(FetchFailed, match="is no URL such as"):
         download(Source(url, "token"), WANTED, tmp_path / "got")
+
+
+def test_a_hosts_name_that_cannot_be_looked_up_is_no_traceback(tmp_path: Path) -> None:
+    with pytest.raises(FetchFailed):
+        download(Source("http://xn--a:1", "token"), WANTED, tmp_path / "got")
+
+
+def test_a_client_that_left_keeps_no_file_open(server: FileServer, source: Source) -> None:
+    host, port = source.url.removeprefix("http://").split(":")
+    head = f"GET /{VERSION} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {source.token}\r\n\r\n"
+
+    def ask() -> socket.socket:
+        client = socket.create_connection((host, int(port)))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        client.sendall(head.encode())
+        return client
+
+    async def take() -> None:
+        await server._uploads.acquire()
+
+    for _ in range(2):  # no upload ends
+        asyncio.run_coroutine_threadsafe(take(), server._loop).result(10)
+    for _ in range(20):
+        with ask() as client:
+            assert client.recv(12) == b"HTTP/1.1 200"
+    wait_until(lambda: not server._server.connections, "the end of all requests")
 
 
 # Where it listens
@@ -375,6 +461,24 @@ def test_an_address_in_use_is_an_error_that_names_the_setting(
             pass
 
 
+@pytest.mark.parametrize("url", ["http://h\xe9:1", "http://h:99999", "http://[::1", "http://a..b"])
+def test_an_url_that_no_actor_follows_is_refused_before_it_is_announced(
+    url: str, tmp_path: Path
+) -> None:
+    settings = LearnerSettings(files_address="127.0.0.1:0", files_url=url)
+    with (
+        pytest.raises(ConfigError, match=r"LEARNER_FILES_URL: .* is no URL such as"),
+        serving(settings, parse_url("unix:///q"), tmp_path, CONTRACT),
+    ):
+        pass
+
+
+def test_every_way_to_write_all_addresses_announces_another_one() -> None:
+    for host, bound in (("0", "0.0.0.0"), ("::0", "::"), ("", "0.0.0.0")):
+        assert _reachable(host, bound).strip("[]") not in ("0", "::0", "::", "0.0.0.0", "")
+    assert _reachable("localhost", "127.0.0.1") == "localhost"
+
+
 @pytest.mark.parametrize("url", ["nonsense", "10.0.0.5:29700", "ftp://x", "http://a@b", "http://a?b"])
 def test_an_url_that_no_actor_takes_is_refused_at_the_start(url: str) -> None:
     with pytest.raises(ValueError, match="files_url"):
@@ -384,7 +488,7 @@ def test_an_url_that_no_actor_takes_is_refused_at_the_start(url: str) -> None:
 def test_without_a_route_to_the_outside_the_hosts_name_is_announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.learner.state.file_server._ANYWHERE", "no.such.host.invalid")
+    monkeypatch.setattr("penstock.learner.state.file_server._ANYWHERE", {4: "no.such.host.invalid"})
     settings = LearnerSettings(files_address="0.0.0.0:0")
     with serving(settings, parse_url("unix:///q"), tmp_path, CONTRACT) as source:
         assert source is not None

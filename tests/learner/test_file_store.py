@@ -233,6 +233,18 @@ def test_a_store_that_stays_away_ends_the_learner_before_the_announcement(
         store.offer(weights_of(tmp_path, 1))
 
 
+def test_the_time_of_each_try_counts(
+    store: FileStore, tmp_path: Path, quick: pytest.MonkeyPatch
+) -> None:
+    seconds = iter(range(0, 10**9, 60))
+    quick.setattr("penstock.common.deadline.time.monotonic", lambda: next(seconds))
+    quick.setattr(file_store, "put_file", failing := Failing(1000))
+    store._retry_s = 300.0
+    with pytest.raises(StoreFailed):
+        store.offer(weights_of(tmp_path, 1))
+    assert failing.failures >= 1000 - 6
+
+
 def test_old_versions_that_cannot_be_deleted_stay(
     store: FileStore, tmp_path: Path, quick: pytest.MonkeyPatch
 ) -> None:
