@@ -23,11 +23,17 @@ from penstock.common.text import as_text, short
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.rewarders.reward_process import Scores
 
-_LONGEST_WAIT_S = 60.0
+_LONGEST_WAIT_S = 120.0
 """The longest wait before a retry that OpenAI's client makes if a server asks for one."""
 _MOST_CACHED = 10_000
 _PLACE = re.compile(r"\{(\w+)\}")
-_NUMBER = re.compile(r"[\s*\"'\[({=:]*([-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?)(?!,?\d)")
+_NUMBER = re.compile(
+    r"[\s*\"'\[({=:]*([-+]?(?:\d++(?:\.\d++)?+|\.\d++)(?:e[-+]?\d++)?+)"
+    r"(?:[*_\"')\]}]*\s*(?:/|out of)\s*(\d++(?:\.\d++)?+))?+"
+)
+"""A number, and what it is out of."""
+_MORE = re.compile(r"[a-z_]|[.,]?\d|[*_\"')\]}]*\s*(?:%|[-\u2013+/*^]\s*\d|(?:to|out of)\s+\d|\d)")
+"""What makes another number, a range or a sum of the number before it."""
 
 
 class JudgeFailed(Exception):
@@ -103,7 +109,7 @@ class Judges:
         return await asyncio.gather(*calls, return_exceptions=True)
 
     async def _ask(self, judge: JudgeFile, question: str) -> str:
-        """Return the judge's answer to one question, "" for an answer without text.
+        """Return the judge's answer to one question, "" for an answer without text or one that was cut.
 
         Wait first while REWARDER_JUDGE_MAX_CONCURRENCY calls are in flight. `_on_answer` is called at
         the end, also after a failure. Raise JudgeFailed if no answer comes within `longest_call_s`,
@@ -119,14 +125,16 @@ class Judges:
                     answer = await self._client.chat.completions.create(
                         model=judge.model, messages=messages, extra_body=judge.request
                     )
-                return answer.choices[0].message.content or ""
+                choice = answer.choices[0]
+                # A cut answer may end within its number.
+                return "" if choice.finish_reason == "length" else choice.message.content or ""
             except TimeoutError:
                 late = f"the judge did not answer in {limit:g} s with all retries"
                 raise JudgeFailed(f"{late}: raise REWARDER_JUDGE_TIMEOUT_S") from None
             except OpenAIError as error:
                 where = "see OPENAI_BASE_URL, OPENAI_API_KEY and the judge's file"
                 raise JudgeFailed(f"the judge failed: {_without_key(error)}; {where}") from None
-            except (AttributeError, LookupError, TypeError, ValueError) as error:
+            except Exception as error:  # the client's parts raise whatever an answer leads to
                 wanted = "expected a chat completion as of OpenAI's API: see OPENAI_BASE_URL"
                 raise JudgeFailed(
                     f"the judge's answer has another form ({_without_key(error)}), {wanted}"
@@ -139,11 +147,17 @@ class Judges:
         """Return OpenAI's client, the same one each time, for OPENAI_BASE_URL and OPENAI_API_KEY.
 
         The first access creates the client, because the import takes a second, and lets the loggers
-        openai, httpx and httpcore log warnings and errors only.
+        openai, httpx and httpcore, by old and new names, log warnings and errors only.
         """
         from openai import AsyncOpenAI
 
-        for name in ("openai", "httpx", "httpcore"):  # they log each request, at debug its headers too
+        for name in (
+            "openai",
+            "httpx",
+            "httpcore",
+            "httpx2",
+            "httpcore2",
+        ):  # they log each request, at debug its headers too
             logging.getLogger(name).setLevel(logging.WARNING)
         return AsyncOpenAI(
             max_retries=self._settings.judge_max_retries, timeout=self._settings.judge_timeout_s
@@ -163,8 +177,9 @@ class Judges:
 def score_in(answer: str, judge: JudgeFile) -> float | None:
     """Return the number behind the judge's last `score_after` in `answer`, in upper or lower case.
 
-    Only spaces, quotes, brackets and * = : may be between. Return None without a number there, or if the
-    number is not from the judge's `lowest` to its `highest`.
+    Only spaces, quotes, brackets and * = : may be between. Return None without a number there, if the
+    number is not from the judge's `lowest` to its `highest`, or is a part of a range, sum or percentage,
+    or out of another number than `highest`.
     Example:
         >>> judge = JudgeFile(model="m", prompt="{completion}")
         >>> score_in("Score: 3? No. **Score:** 8/10", judge), score_in("Score: 11", judge)
@@ -172,8 +187,12 @@ def score_in(answer: str, judge: JudgeFile) -> float | None:
     """
     _, mark, rest = answer.lower().rpartition(judge.score_after.lower())
     number = _NUMBER.match(rest) if mark else None
-    value = float(number[1]) if number else None
-    return value if value is not None and judge.lowest <= value <= judge.highest else None
+    if number is None or _MORE.match(rest, number.end()):
+        return None
+    if number[2] and float(number[2]) != judge.highest:
+        return None
+    value = float(number[1])
+    return value if judge.lowest <= value <= judge.highest else None
 
 
 def _judge_of(spec: RewardSpec) -> JudgeFile:

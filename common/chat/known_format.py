@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from penstock.common.errors import ConfigError
-from penstock.common.text import short
+from penstock.common.text import encodable, short
 from penstock.common.wire.plain import find_fault
 
 DEEPEST_CALL = 16
@@ -175,7 +175,7 @@ def _found_call(call: Any) -> FoundCall:
     """
     status = str(call.status)
     error = "" if status == "ok" else _FAULTS.get(status, "the tool call is malformed")
-    name = call.name if isinstance(call.name, str) else ""
+    name = encodable(call.name) if isinstance(call.name, str) else ""
     if not error and (not isinstance(call.arguments, dict) or find_fault(call.arguments, DEEPEST_CALL)):
         error = f"the arguments of the tool call: expected a JSON map of at most {DEEPEST_CALL} levels"
     return name, {} if error else call.arguments, error

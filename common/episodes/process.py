@@ -8,6 +8,7 @@ import asyncio
 import importlib
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping
 from numbers import Real
 from types import ModuleType
@@ -64,7 +65,7 @@ def tools_of(spec: EpisodeSpec, environment: object | None) -> dict[str, Callabl
     out. Raise ConfigError for two of one name, an environment without `reset`, or a name that its code
     lacks.
     """
-    found: dict[str, Callable[..., Any]] = {code.name: find(code) for code in spec.tools}
+    found = _functions(spec)
     if environment is None:
         return found
     kind = environment if inspect.isclass(environment) else type(environment)
@@ -76,6 +77,14 @@ def tools_of(spec: EpisodeSpec, environment: object | None) -> dict[str, Callabl
         if name in found:
             raise ConfigError(f"{kind.__name__}.{name} has the name of a tool: rename one of the two")
         found[name] = getattr(environment, name)
+    return found
+
+
+def _functions(spec: EpisodeSpec) -> dict[str, Callable[..., Any]]:
+    """Return the tools of `spec` that are functions, by name. Raise ConfigError for two of one name."""
+    found = {code.name: find(code) for code in spec.tools}
+    if len(found) < len(spec.tools):
+        raise ConfigError(f"two tools of LEARNER_TOOLS have one name, of {list(found)}: rename one")
     return found
 
 
@@ -96,8 +105,18 @@ def describe(spec: Mapping[str, Any], schema_of: str) -> dict[str, list[Any]]:
         if kind is not None and not inspect.isclass(kind):
             raise ConfigError(f"the environment {name} is no class, expected a class with reset")
     return {
-        name: [make(tool) for tool in tools_of(asked, kind).values()] for name, kind in kinds.items()
+        name: [_named(key, make(tool)) for key, tool in tools_of(asked, kind).items()]
+        for name, kind in kinds.items()
     }
+
+
+def _named(name: str, schema: Any) -> Any:
+    """Give a tool's schema the name by which the tool is called, and return it.
+
+    A function may have another one in `__name__`: an alias, a closure, a wrapper.
+    """
+    schema["function"]["name"] = name
+    return schema
 
 
 class _Live:
@@ -133,8 +152,12 @@ def begin(spec: Mapping[str, Any], row: Mapping[str, Any]) -> None:
     """Make the environment of a row of the data, and store both as the episode of this process.
 
     `spec` is an EpisodeSpec as dataclasses.asdict gives it. Raise ValueError if the row names no
-    environment of the run, ConfigError for wrong tools, and what the environment's class raises.
+    environment of the run, ConfigError for wrong tools, and what the environment's class raises. The
+    generators of numpy and torch that all use begin anew, as Python's own does: they were forked.
     """
+    for name, seed in (("numpy.random", "seed"), ("torch", "seed")):
+        if module := sys.modules.get(name):
+            getattr(module, seed)()
     _live[:] = [_Live(EpisodeSpec.from_plain(spec), row)]
 
 

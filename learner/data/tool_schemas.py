@@ -19,7 +19,8 @@ def schema_of(tool: Callable[..., Any]) -> dict[str, Any]:
         schema: dict[str, Any] = get_json_schema(tool)
     except Exception as error:  # transformers parses the docstring, and raises what that raises
         raise ConfigError(
-            f"the tool {tool.__name__} has no schema: {error}. Give each parameter a type hint, and the "
-            "docstring a sentence about the tool and a section Args: with a line per parameter"
+            f"the tool {getattr(tool, '__name__', repr(tool)[:80])} has no schema: {error}. Give each "
+            "parameter a type hint, and the docstring a sentence about the tool and a section Args: "
+            "with a line `name: text` per parameter; wrap what is no function by def in one"
         ) from error
     return schema

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,55 @@ def test_functions_sync_and_async_are_tools_too(pool: EpisodePool) -> None:
         ):
             answer = episode.call(name, arguments)
             assert (answer.text, answer.failed) == (expected, False)
+
+
+NAMES = """
+import numpy as np, random
+
+def make(kind):
+    def tool(q: str) -> str:
+        return kind + q
+    return tool
+
+web = make("web ")
+wiki = make("wiki ")
+
+class Drawn:
+    def reset(self, **row):
+        return f"{np.random.randint(1 << 30)} {random.randrange(1 << 30)}"
+
+    def _look(self, q: str) -> str:
+        return q
+
+    look = _look
+"""
+
+
+def test_a_tool_is_shown_by_the_name_it_is_called_by(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(NAMES)
+    tmp_path.chmod(0o755)
+    with closing(make_pool(spec("web wiki", "Drawn", source=tmp_path / "own.py"))) as pool:
+        assert described(pool) == {"Drawn": ["web", "wiki", "look"]}
+        with closing(pool.begin({})) as episode:
+            for name, expected in (("web", "web x"), ("wiki", "wiki x"), ("look", "x")):
+                assert episode.call(name, {"q": "x"}).text == expected
+
+
+def test_each_episode_draws_numbers_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(NAMES)
+    tmp_path.chmod(0o755)
+    with closing(make_pool(spec("", "Drawn", source=tmp_path / "own.py"))) as pool:
+        drawn = []
+        for _ in range(3):
+            with closing(pool.begin({})) as episode:
+                drawn.append(str(episode.reset()).split())
+    assert all(len(set(numbers)) == 3 for numbers in zip(*drawn, strict=True))
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    asked = replace(spec("add"), tools=(code("add"), code("add")))
+    with closing(make_pool(asked)) as pool, pytest.raises(ConfigError, match="have one name"):
+        described(pool)
 
 
 def test_functions_alone_need_no_environment() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,7 +26,7 @@ from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import ScoredGroup, Verdict
 from penstock.common.wire.transcript import Transcript
 from penstock.learner.data.reward_specs import resolve_rewards
-from penstock.rewarders.judges import longest_call_s, score_in
+from penstock.rewarders.judges import JudgeFailed, Judges, longest_call_s, score_in
 from penstock.rewarders.scoring import make_scorer
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 from tests.rewarders.stand_ins import (
@@ -213,7 +215,7 @@ def test_a_silent_judge_is_no_reward(judge, contract) -> None:
             scorer.score_group(make_group(contract, "train:0", "4", "silent"))
     assert judge.refused["silent"] >= 2
     assert judge.refused["4"] == 1, "the answer of a call beside a failed one is kept"
-    assert longest_call_s(settings) == 60.6
+    assert longest_call_s(settings) == 120.6
 
 
 @pytest.mark.parametrize("said", ["html", "key"])
@@ -293,8 +295,43 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ("Score: 8/10", 8.0), ("**Score:** **7.5**.", 7.5), ("score: .5", 0.5), ("Score: +3", 3.0),
         ("Score: 1e-1", 0.1), ("Score: 9, as said", 9.0), ("Score: 2\nScore: 4", 4.0),
         ("Score: 1e3", None), ("Score: 1,000", None), ("Score: 8,5", None), ("Score: -1", None),
+        ("Score: 8.75,5", None), ("Score: 1.234,56", None), ("Score: 1.5e1,2", None),
+        ("Score: (0-10) 7", None), ("Score: [0 to 10] 7", None), ("Score: 4 + 3 = 7", None),
+        ("Score: 1 000", None), ("Score: 0x8", None), ("Score: 1%", None), ("Score: 1/2", None),
+        ("Score: 1 out of 5", None), ("Score: 7 out of 10, to be fair", 7.0), ("Score: [7]", 7.0),
+        ("Score: 8 - a good one", 8.0), ("Score: 8/10.0 to me", 8.0),
         ("Score: 1e999", None), ("Score: nan", None), ("Score: eight", None), ("8", None),
     ],
 )  # fmt: skip
 def test_a_number_counts_as_it_is_written_or_not_at_all(answer: str, expected: float | None) -> None:
     assert score_in(answer, JudgeFile(model="m", prompt="{completion}")) == expected
+
+
+@pytest.mark.parametrize(("end", "expected"), [("stop", "Score: 1"), ("length", "")])
+def test_an_answer_that_was_cut_is_no_score(end: str, expected: str) -> None:
+    choice = SimpleNamespace(finish_reason=end, message=SimpleNamespace(content="Score: 1"))
+
+    async def create(**_: object) -> SimpleNamespace:
+        return SimpleNamespace(choices=[choice])
+
+    assert asyncio.run(judges_with(create)._ask(JUDGE, "question")) == expected
+
+
+def test_whatever_the_client_raises_is_a_failed_judge() -> None:
+    async def create(**_: object) -> None:
+        raise RecursionError("too deep")
+
+    with pytest.raises(JudgeFailed, match=r"another form .RecursionError: too deep"):
+        asyncio.run(judges_with(create)._ask(JUDGE, "question"))
+
+
+JUDGE = JudgeFile(model="m", prompt="{completion}")
+
+
+def judges_with(create: object) -> Judges:
+    """Judges whose client is `create` alone."""
+    judges = Judges(SETTINGS, lambda: None)
+    judges.__dict__["_client"] = SimpleNamespace(
+        chat=SimpleNamespace(completions=SimpleNamespace(create=create))
+    )
+    return judges
