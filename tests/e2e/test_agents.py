@@ -15,7 +15,12 @@ from tests.e2e.forked import ForkedSite
 from tests.e2e.site import AGENTS, FAKE_PROCFILE, REAL_PROCFILE, ROOT, Site
 from tests.judge import judge, read_records
 
-pytestmark = pytest.mark.e2e
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(
+        os.environ.get("NIGHTLY") != "1", reason="whole runs, half a minute of a core each"
+    ),
+]
 
 EXAMPLE = ROOT / "deploy" / "environments" / "agent.py"
 
@@ -54,7 +59,6 @@ def test_the_example_agent_trains_and_survives_a_kill_of_its_actor(tmp_path: Pat
     assert not [line for line in site.lines if "Traceback" in line]
 
 
-@pytest.mark.skipif(os.environ.get("NIGHTLY") != "1", reason="vLLM's start takes half a minute")
 def test_the_tokens_of_an_agent_on_real_vllm_are_those_that_the_trainer_scores(tmp_path: Path) -> None:
     """With untrained weights each token is about as likely: turns are long, and some call the tool."""
     tmp_path.chmod(0o755)
