@@ -62,7 +62,7 @@ def rate(url: str, connections: int, groups: int, payload: bytes) -> float:
 
 
 def measure(url: str, rounds: int, counts: Sequence[int], groups: int) -> dict[int, list[float]]:
-    """By number of connections, its rate divided by that of the first number, for each round."""
+    """Return, for each of `counts` and each round, the rate divided by that of the first count."""
     payload = random.Random(0).randbytes(BYTES)
     found: dict[int, list[float]] = {count: [] for count in counts}
     for number in range(rounds + 1):

@@ -26,14 +26,18 @@ from penstock.rewarders.reward_process import Scores
 _LONGEST_WAIT_S = 120.0
 """The longest wait before a retry that OpenAI's client makes if a server asks for one."""
 _MOST_CACHED = 10_000
+_LOGGERS = ("openai", "httpx", "httpcore", "httpx2", "httpcore2")
+"""Those of OpenAI's client. They log each request with its address, at debug its headers too."""
 _PLACE = re.compile(r"\{(\w+)\}")
 _NUMBER = re.compile(
     r"[\s*\"'\[({=:]*([-+]?(?:\d++(?:\.\d++)?+|\.\d++)(?:e[-+]?\d++)?+)"
-    r"(?:[*_\"')\]}]*\s*(?:/|out of)\s*(\d++(?:\.\d++)?+))?+"
+    r"(?:[*_\"')\]}]*[ \t]*(?:/|out of)[ \t]*(\d++(?:\.\d++)?+))?+"
 )
 """A number, and what it is out of."""
-_MORE = re.compile(r"[a-z_]|[.,]?\d|[*_\"')\]}]*\s*(?:%|[-\u2013+/*^]\s*\d|(?:to|out of)\s+\d|\d)")
-"""What makes another number, a range or a sum of the number before it."""
+_MORE = re.compile(
+    r"[a-z_]|[.,]?\d|[*_\"')\]}]*[ \t]*(?:%|[-\u2013+/*^][ \t]*\d|(?:to|out of)[ \t]+\d|\d)"
+)
+"""What makes another number, a range or a sum of the number before it, in the same line."""
 
 
 class JudgeFailed(Exception):
@@ -151,13 +155,7 @@ class Judges:
         """
         from openai import AsyncOpenAI
 
-        for name in (
-            "openai",
-            "httpx",
-            "httpcore",
-            "httpx2",
-            "httpcore2",
-        ):  # they log each request, at debug its headers too
+        for name in _LOGGERS:
             logging.getLogger(name).setLevel(logging.WARNING)
         return AsyncOpenAI(
             max_retries=self._settings.judge_max_retries, timeout=self._settings.judge_timeout_s

@@ -152,8 +152,8 @@ def begin(spec: Mapping[str, Any], row: Mapping[str, Any]) -> None:
     """Make the environment of a row of the data, and store both as the episode of this process.
 
     `spec` is an EpisodeSpec as dataclasses.asdict gives it. Raise ValueError if the row names no
-    environment of the run, ConfigError for wrong tools, and what the environment's class raises. The
-    generators of numpy and torch that all use begin anew, as Python's own does: they were forked.
+    environment of the run, ConfigError for wrong tools, and what the environment's class raises. Seed
+    the shared generators of numpy and torch too: every forked process has a copy of the same ones.
     """
     for name, seed in (("numpy.random", "seed"), ("torch", "seed")):
         if module := sys.modules.get(name):

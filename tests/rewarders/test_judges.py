@@ -299,7 +299,9 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ("Score: (0-10) 7", None), ("Score: [0 to 10] 7", None), ("Score: 4 + 3 = 7", None),
         ("Score: 1 000", None), ("Score: 0x8", None), ("Score: 1%", None), ("Score: 1/2", None),
         ("Score: 1 out of 5", None), ("Score: 7 out of 10, to be fair", 7.0), ("Score: [7]", 7.0),
-        ("Score: 8 - a good one", 8.0), ("Score: 8/10.0 to me", 8.0),
+        ("Score: 8 - a good one", 8.0),
+        ("Score: 8\n\n1. It is clear.", 8.0), ("**Score: 8**\n- 2 errors", 8.0),
+        ("Score: 8/10.0 to me", 8.0),
         ("Score: 1e999", None), ("Score: nan", None), ("Score: eight", None), ("8", None),
     ],
 )  # fmt: skip
