@@ -84,6 +84,7 @@ def command(options: argparse.Namespace, folder: Path) -> tuple[list[str], dict[
         "LEARNER_REWARDS": f"{shutil.copy(__file__, folder)}:is_right",  # where the sandbox can read it
         "LEARNER_MAX_STEPS": str(options.steps), "LEARNER_SAVE_STEPS": "1000",
         "LEARNER_FILTER_ZERO_STD": "false", "ACTOR_MAX_NUM_SEQS": "512", "REWARDER_WORKERS": "2",
+        "LEARNER_MICRO_BATCH_TOKENS": "32768",
         **WAYS[way], **(TINY if options.tiny else {}),
     }  # fmt: skip
     recipe = "deploy/recipes/smollm2-arithmetic.env"

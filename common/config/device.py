@@ -30,3 +30,10 @@ def resolve_dtype(value: object) -> object:
     if value != "auto":
         return value
     return "bfloat16" if has_gpu() else "float32"
+
+
+def resolve_logprob_chunk(value: object) -> object:
+    """Return 1024 for "auto" on a machine with a GPU, 128 without; else `value`."""
+    if value != "auto":
+        return value
+    return 1024 if has_gpu() else 128

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, model_validator
 
-from penstock.common.config.device import resolve_dtype
+from penstock.common.config.device import resolve_dtype, resolve_logprob_chunk
 from penstock.common.config.settings import JsonMap, Names, Numbers, PositiveNumbers, Section, setting
 from penstock.common.errors import MalformedMessage
 from penstock.common.own_code import split_source
@@ -326,7 +326,10 @@ class ModelSettings(Section):
     micro_batch_tokens: int = setting(
         16384, "tokens per row (one forward pass); a longer sequence has its own row", ge=1
     )
-    logprob_chunk: int = setting(128, "tokens whose logits are in memory at once", ge=1)
+    logprob_chunk: Annotated[int, BeforeValidator(resolve_logprob_chunk)] = setting(
+        "auto", "tokens whose logits are in memory at once; auto: 1024 on a GPU, else 128", ge=1,
+        validate_default=True,
+    )  # fmt: skip
     gradient_checkpointing: bool = setting(False, "recompute activations to save memory")
     use_liger_kernel: bool = setting(False, "fused layers of liger-kernel (GPU)")
     zero_stage: Literal["auto", "0", "1", "2", "3"] = setting(

@@ -49,6 +49,8 @@ class DeepSpeedEngine:
         self.device: torch.device = self._engine.device  # of the weights, and of the rows to compute
         if self.stage:  # DeepSpeed leaves the check out in fp32, and NaN would reach the weights
             self._optimizer.check_grad_overflow = True
+        if self.stage in (1, 2):  # the norm, which is looked at in any case, says it for all gradients
+            self._optimizer.check_overflow = lambda partition_gradients=True: None
 
     def __call__(self, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probabilities and entropies of the row's completion tokens, both (N,), in nats.

@@ -7,6 +7,8 @@ chunks of tokens and keeps three numbers per token; the backward pass computes t
 Dimensions: N tokens, D width of the hidden states, V words of the vocabulary.
 """
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -108,6 +110,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
     Gradients, with p the softmax, H the entropy and T the temperature:
     d logprob / d logits = (onehot - p) / T and d H / d logits = -p (log p + H) / T.
+    The chosen token's is computed on its own, from its log-probability.
 
     The backward pass goes over slices of the vocabulary, not of the tokens. The saved log-sum-exp makes
     the slices independent, and one matrix product gives the rows of the weight's gradient. A sum over
@@ -125,12 +128,13 @@ class _TokenLogprobs(torch.autograd.Function):
         for start in range(0, count, chunk):
             part = slice(start, start + chunk)
             heat = None if temperature_N is None else temperature_N[part]
-            shifted, largest = _shift(_compute_logits(hidden_ND[part], weight_VD, bias_V, fp32), heat)
-            logprobs[part], entropy[part], log_total = _reduce(shifted, token_ids_N[part])
-            lse[part] = largest + log_total
-            del shifted  # or two chunks' logits would exist while the next chunk is computed
+            logits = _compute_logits(hidden_ND[part], weight_VD, bias_V, fp32)
+            reduced = _on_device(_reduce, logits, token_ids_N[part], heat)
+            logprobs[part], entropy[part], lse[part] = reduced
+            del logits  # or two chunks' logits would exist while the next chunk is computed
         # The Parameter itself: ZeRO-3 frees its data until the backward pass, which a view would keep.
-        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, token_ids_N, temperature_N, lse, entropy)
+        per_token = token_ids_N, temperature_N, lse, entropy, logprobs
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, *per_token)
         ctx.chunk, ctx.fp32 = chunk, fp32
         ctx.set_materialize_grads(False)
         return logprobs, entropy
@@ -143,16 +147,19 @@ class _TokenLogprobs(torch.autograd.Function):
         `grads` are those to log-probabilities and entropies, None for one without. A gradient that is
         not wanted is None. The logits are computed again.
         """
-        hidden, weight, bias, *per_token = ctx.saved_tensors
+        hidden, weight, bias, ids, heat, lse, entropy, logprobs = ctx.saved_tensors
         if all(grad is None for grad in grads):
             return (None,) * 7
         sums = _GradientSums(hidden, weight, bias, ctx.needs_input_grad)
-        width, dtype = max(1, ctx.chunk * len(weight) // max(1, len(hidden))), _reduction_dtype(hidden)
+        chosen = _chosen_grad(logprobs, heat, entropy, *grads)
+        width = _slice_width(ctx.chunk * len(weight) // max(1, len(hidden)))
         for start in range(0, len(weight), width):
             part = slice(start, start + width)
-            bias_part = None if bias is None else bias[part]
-            logits = _compute_logits(hidden, weight[part], bias_part, ctx.fp32).to(dtype)
-            grad = _logit_grad_(logits, start, *per_token, *grads)
+            logits = _compute_logits(
+                hidden, weight[part], bias if bias is None else bias[part], ctx.fp32
+            )
+            grad = _on_device(_logit_grad, logits, heat, lse, entropy, *grads)
+            _put_chosen_(grad, start, ids, chosen)
             sums.add(part, grad, ctx.fp32)
             del logits, grad  # or two slices' would exist while the next slice is computed
         return sums.to_hidden, sums.to_weight, sums.to_bias, None, None, None, None
@@ -224,55 +231,102 @@ def _compute_logits(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None,
     return logits if bias_V is None else logits.add_(bias_V)
 
 
-def _shift(logits_NV: Tensor, temperature_N: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return logits after temperature less the largest of their row, (N, V), and the largest, (N,).
+def _slice_width(words: int) -> int:
+    """Return how many words a slice of the vocabulary has: `words` or a few less, 1 at least.
 
-    Both are float32, or float64. `logits_NV` are before temperature, and may be overwritten.
+    A multiple of 256 where possible: matrix products of other widths took 3 to 5 times as long on an
+    H100.
     """
-    largest = logits_NV.amax(dim=-1).to(_reduction_dtype(logits_NV))
-    shifted = logits_NV.to(largest.dtype).sub_(largest[:, None])
-    if temperature_N is None:  # each pass over all logits that is left out saves time
-        return shifted, largest
-    return shifted.div_(temperature_N[:, None]), largest / temperature_N
+    return max(1, words // _ALIGNED * _ALIGNED or words)
 
 
-def _reduce(shifted_NV: Tensor, token_ids_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-probabilities of the tokens, entropies and log-sum-exps of `shifted_NV`, (N,) each."""
-    weights = shifted_NV.exp()
+_ALIGNED = 256
+
+
+def _on_device(function: Callable[..., Any], logits: Tensor, *others: Tensor | None) -> Any:
+    """Return function(logits, *others), on a GPU by kernels that read and write `logits` once.
+
+    torch.compile makes them at the first call, in some seconds; TORCH_COMPILE_DISABLE=1 does without.
+    """
+    return (_compiled(function) if logits.is_cuda else function)(logits, *others)
+
+
+@lru_cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, compiled for any sizes."""
+    compiled: Callable[..., Any] = torch.compile(function, dynamic=True)
+    return compiled
+
+
+def _reduce(
+    logits_NV: Tensor, token_ids_N: Tensor, temperature_N: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-probabilities of the tokens, entropies and log-sum-exps, (N,) each, in fp32 or float64.
+
+    `logits_NV` are before temperature, and may be overwritten.
+    """
+    dtype = _reduction_dtype(logits_NV)
+    largest = logits_NV.amax(dim=-1).to(dtype)
+    shifted = logits_NV.to(dtype).sub_(largest[:, None])
+    if temperature_N is not None:  # each pass over all logits that is left out saves time
+        shifted, largest = shifted.div_(temperature_N[:, None]), largest / temperature_N
+    weights = shifted.exp()
     total = weights.sum(dim=-1)
     log_total = total.log()
-    entropy = log_total - torch.linalg.vecdot(weights, shifted_NV) / total
-    chosen = shifted_NV.gather(-1, token_ids_N[:, None]).squeeze(-1)
-    return chosen - log_total, entropy, log_total
+    entropy = log_total - torch.linalg.vecdot(weights, shifted) / total
+    chosen = shifted.gather(-1, token_ids_N[:, None]).squeeze(-1)
+    return chosen - log_total, entropy, largest + log_total
 
 
-def _logit_grad_(
-    logits_NW: Tensor, start: int, token_ids_N: Tensor, temperature_N: Tensor | None, lse_N: Tensor,
-    entropy_N: Tensor, grad_logprobs_N: Tensor | None, grad_entropy_N: Tensor | None,
+def _logit_grad(
+    logits_NW: Tensor, temperature_N: Tensor | None, lse_N: Tensor, entropy_N: Tensor,
+    grad_logprobs_N: Tensor | None, grad_entropy_N: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Return the gradient to `logits_NW`, the logits of the W words from index `start` on, (N, W).
+    """Return the gradient to the logits of W words, (N, W), in their dtype, right but for chosen tokens.
 
-    `logits_NW` are before temperature, and are overwritten. `lse_N` (log-sum-exp) and `entropy_N` are
+    `logits_NW` are before temperature, and may be overwritten. `lse_N` (log-sum-exp) and `entropy_N` are
     those of the whole vocabulary after temperature. `grad_logprobs_N` and `grad_entropy_N` are the
     gradients of the loss to the tokens' log-probabilities and entropies. One of them may be None: 0.
     """
-    words = logits_NW.shape[1]
+    logits = logits_NW.to(lse_N.dtype)
     if temperature_N is not None:
-        logits_NW.div_(temperature_N[:, None])
-    logprobs = logits_NW.sub_(lse_N[:, None])
+        logits = logits.div_(temperature_N[:, None])
+    logprobs = logits.sub_(lse_N[:, None])
     if grad_entropy_N is None:
         grad = logprobs.exp_()
         if grad_logprobs_N is not None:
-            grad.mul_(-grad_logprobs_N[:, None])
+            grad = grad.mul_(-grad_logprobs_N[:, None])
     else:
         probabilities = logprobs.exp()
         constant = grad_entropy_N * entropy_N
         if grad_logprobs_N is not None:
             constant = constant + grad_logprobs_N
         grad = logprobs.mul_(-grad_entropy_N[:, None]).sub_(constant[:, None]).mul_(probabilities)
+    grad = grad if temperature_N is None else grad.div_(temperature_N[:, None])
+    return grad.to(logits_NW.dtype)
+
+
+def _chosen_grad(
+    logprobs_N: Tensor, temperature_N: Tensor | None, entropy_N: Tensor,
+    grad_logprobs_N: Tensor | None, grad_entropy_N: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Return the gradient to the logits of the tokens whose log-probabilities are `logprobs_N`, (N,).
+
+    The other arguments are as for `_logit_grad`.
+    """
+    probabilities, grad = logprobs_N.exp(), torch.zeros_like(logprobs_N)
     if grad_logprobs_N is not None:
-        inside = (token_ids_N >= start) & (token_ids_N < start + words)
-        columns = (token_ids_N - start).clamp(0, words - 1)
-        onehot = torch.where(inside, grad_logprobs_N, 0.0)
-        grad.scatter_add_(1, columns[:, None], onehot[:, None])
-    return grad if temperature_N is None else grad.div_(temperature_N[:, None])
+        grad = grad + grad_logprobs_N * -torch.expm1(logprobs_N)
+    if grad_entropy_N is not None:
+        grad = grad - grad_entropy_N * probabilities * (logprobs_N + entropy_N)
+    return grad if temperature_N is None else grad / temperature_N
+
+
+def _put_chosen_(grad_NW: Tensor, start: int, token_ids_N: Tensor, chosen_N: Tensor) -> None:
+    """Write `chosen_N` into the columns of its tokens, of those among the W words from `start` on."""
+    words = grad_NW.shape[1]
+    inside = (token_ids_N >= start) & (token_ids_N < start + words)
+    columns = (token_ids_N - start).clamp(0, words - 1)[:, None]
+    present = grad_NW.gather(1, columns)
+    chosen = torch.where(inside[:, None], chosen_N[:, None].to(grad_NW.dtype), present)
+    grad_NW.scatter_(1, columns, chosen)

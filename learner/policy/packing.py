@@ -15,25 +15,26 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from penstock.learner.algorithm.batch import TrainSequence
 
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """The rows to pick, `index` (F,), int64, in rounds: no row is twice in a round.
+    """The rows to pick, `index` (F,), and the copies of each row: `order` (F,) and `starts` (L,), int64.
 
-    A round has the places in `index`, and the rows that are picked there. Example: index [4, 7, 4] has
-    the rounds ([0, 1], [4, 7]) and ([2], [4]).
+    `order` has the places in `index` by row, and `starts` where those of each row begin in it. Example:
+    index [2, 0, 2] of L = 3 rows has order [1, 0, 2] and starts [0, 1, 1].
     """
 
     index: Tensor
-    rounds: tuple[tuple[Tensor, Tensor], ...]
+    order: Tensor
+    starts: Tensor
 
     def to(self, device: torch.device) -> "Picked":
         """Return the same on the device."""
-        moved = ((places.to(device), rows.to(device)) for places, rows in self.rounds)
-        return Picked(self.index.to(device), tuple(moved))
+        return Picked(*(moved(part, device) for part in (self.index, self.order, self.starts)))
 
     def tolist(self) -> list[int]:
         """Return the picked rows."""
@@ -41,15 +42,18 @@ class Picked:
         return found
 
 
-def picked(index: np.ndarray, device: torch.device) -> Picked:
-    """Return the index (F,) with its rounds, on the device."""
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return the tensor on `device`. A copy to a GPU does not wait for what the GPU computes."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def picked(index: np.ndarray, rows: int) -> Picked:
+    """Return the index (F,) of rows of a tensor that has `rows` of them, on the CPU."""
     order = np.argsort(index, kind="stable")
-    _, starts, counts = np.unique(index[order], return_index=True, return_counts=True)
-    copy_F = np.empty(len(index), dtype=np.int64)  # how many copies of the row come before
-    copy_F[order] = np.arange(len(index)) - np.repeat(starts, counts)
-    places = [np.flatnonzero(copy_F == number) for number in range(counts.max(initial=0))]
-    rounds = [(_tensor(at, device), _tensor(index[at], device)) for at in places]
-    return Picked(_tensor(index, device), tuple(rounds))
+    starts = np.searchsorted(index[order], np.arange(rows))
+    return Picked(*(torch.from_numpy(part.astype(np.int64)) for part in (index, order, starts)))
 
 
 def pick(values: Tensor, asked: Picked) -> Tensor:
@@ -59,7 +63,7 @@ def pick(values: Tensor, asked: Picked) -> Tensor:
 
 
 class _Pick(torch.autograd.Function):
-    """`pick`, whose gradient adds the copies of a row in the order of the rounds, in fp32 at least.
+    """`pick`, whose gradient adds the copies of a row in the order of their places, in fp32 at least.
 
     torch's own adds them in any order where several threads or a GPU work on it: two runs would differ.
     """
@@ -73,18 +77,9 @@ class _Pick(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """Return the sum over the copies of each row, (L, ...), and None for the index."""
-        (gradient,) = gradients
-        wide = torch.promote_types(gradient.dtype, torch.float32)
-        total = torch.zeros(ctx.shape, dtype=wide, device=gradient.device)
-        for places, rows in ctx.asked.rounds:
-            added = total.index_select(0, rows) + gradient.index_select(0, places)
-            total.index_copy_(0, rows, added)
-        return total.to(gradient.dtype), None
-
-
-def _tensor(values: Sequence[int] | np.ndarray, device: torch.device) -> Tensor:
-    """Return integers as an int64 tensor on the device."""
-    return torch.from_numpy(np.asarray(values, dtype=np.int64)).to(device)
+        gradient = gradients[0].flatten(1)
+        total = embedding_bag(ctx.asked.order, gradient, ctx.asked.starts, mode="sum")
+        return total.view(ctx.shape), None
 
 
 @dataclass(slots=True)
@@ -296,25 +291,27 @@ def build_row(sequences: Sequence[TrainSequence], device: torch.device) -> Row:
 
     def joined(arrays: Sequence[np.ndarray], dtype: type) -> Tensor:
         """Return the arrays, concatenated and converted to `dtype`, as a tensor on the row's device."""
-        return torch.from_numpy(np.concatenate(arrays).astype(dtype)).to(device)
+        return moved(torch.from_numpy(np.concatenate(arrays).astype(dtype)), device)
 
     def repeated(values: Sequence[float], dtype: type) -> Tensor:
         """Return `values`, one per sequence, repeated for each completion token, (N,), as `dtype`."""
-        return torch.from_numpy(np.repeat(np.array(values, dtype=dtype), completions)).to(device)
+        return joined([np.repeat(np.array(values, dtype=dtype), completions)], dtype)
 
     before = [
         part[len(item.prompt_ids) - 1 : -1] for part, item in zip(positions, sequences, strict=True)
     ]
-    is_shared = len(first_L) < len(positions_F)
+    rows, places = len(first_L), len(positions_F)
+    shared: SharedPrompts | None = None
+    if rows < places:
+        shared = SharedPrompts(picked(positions_F, rows), picked(first_L, places)).to(device)
     temperatures = [item.temperature for item in sequences]
     return Row(
         input_ids=joined(tokens, np.int64).unsqueeze(0),
         position_ids=joined([places_F[first_L]], np.int64).unsqueeze(0),
         cu_seqlens=joined([np.array([0]), np.cumsum(lengths)], np.int32),
         max_seqlen=int(lengths.max()),
-        shared=SharedPrompts(picked(positions_F, device), picked(first_L, device))
-        if is_shared else None,
-        predict_N=picked(np.concatenate(before), device),
+        shared=shared,
+        predict_N=picked(np.concatenate(before), rows).to(device),
         token_ids_N=joined([item.token_ids for item in sequences], np.int64),
         temperature_N=repeated(temperatures, np.float32) if set(temperatures) != {1.0} else None,
         behaviour_N=joined([item.behaviour for item in sequences], np.float32),

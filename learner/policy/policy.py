@@ -26,13 +26,13 @@ from penstock.learner.algorithm.loss import (
 )
 from penstock.learner.policy.collective import Form
 from penstock.learner.policy.deepspeed_engine import DeepSpeedEngine, OptimizerStep, leave_process_group
-from penstock.learner.policy.export import whole_state, write_model
+from penstock.learner.policy.export import on_cpu, whole_state, write_model
 from penstock.learner.policy.flops import FlopCounter
 from penstock.learner.policy.lora import save_adapter, write_adapter
 from penstock.learner.policy.memory import explaining_lack_of_memory
 from penstock.learner.policy.model import load_policy
 from penstock.learner.policy.optimizer import adamw_options, learning_rate
-from penstock.learner.policy.packing import Row, build_row, rows_of_ranks, token_counts
+from penstock.learner.policy.packing import Row, build_row, moved, rows_of_ranks, token_counts
 from penstock.learner.policy.processes import gather, rank, world_size
 from penstock.learner.policy.reference import FrozenCopyReference, make_reference
 from penstock.learner.policy.update import TokenRecord, Update
@@ -230,7 +230,7 @@ class Policy:
         """
         sequences = [batch.sequences[index] for index in mini.sequences]
         rows = self._rows_of_this_rank(sequences)
-        results = []
+        results: list[tuple[Tensor, Tensor]] = []
         for number, members in enumerate(rows, 1):
             # An empty row computes a sequence at weight 0: other ranks wait for its gradient exchange.
             chosen, weights = (members, mini.weights[members]) if members else ([0], np.zeros(1))
@@ -241,8 +241,10 @@ class Policy:
             with self.phases.enter("running backward"):
                 self._engine.accumulate(terms.loss, last=number == len(rows))
             if members:
-                results.append((terms.loss.item(), _token_record(row, tokens, terms, mini.first)))
-        of_rows = [of_row for of_rank in gather(results) for of_row in of_rank]
+                results.append((terms.loss.detach(), _token_values(row, tokens, terms, mini.first)))
+        # Only now, so that a GPU need not wait for the next row.
+        own = [(loss.item(), _token_record(values_KN.cpu().numpy())) for loss, values_KN in results]
+        of_rows = [of_row for of_rank in gather(own) for of_row in of_rank]
         return sum(loss for loss, _ in of_rows), TokenRecord.join([record for _, record in of_rows])
 
     def _rows_of_this_rank(self, sequences: Sequence[TrainSequence]) -> list[list[int]]:
@@ -270,7 +272,7 @@ class Policy:
         return LossTokens(
             logprobs_N=logprobs_N, entropy_N=entropy_N, old_N=old_N, behaviour_N=row.behaviour_N,
             reference_N=_values_of_row(fixed.reference, indices, row) if fixed.reference else None,
-            weight_N=torch.as_tensor(weights).to(row.advantages_N)[row.sequence_N],
+            weight_N=moved(torch.as_tensor(weights).float(), row.mask_N.device)[row.sequence_N],
             advantages_N=row.advantages_N, mask_N=row.mask_N, sequence_N=row.sequence_N,
             high_entropy_N=_values_of_row(fixed.high_entropy, indices, row) > 0
             if fixed.high_entropy else None, sequences=row.sequences,
@@ -360,11 +362,11 @@ class Policy:
         if rank() != 0:
             return
         if form == "adapter" and self._adapter is not None:
-            return write_adapter(self._adapter, state, folder)
+            return write_adapter(self._adapter, on_cpu(state), folder)
         largest = _ONE_FILE if form == "version" else self._settings.max_shard_size
         write_model(folder, self.model, self._tokenizer, state, self._settings, largest)
         if form == "checkpoint" and self._adapter is not None:
-            save_adapter(self._adapter, state, folder / "adapter")
+            save_adapter(self._adapter, on_cpu(state), folder / "adapter")
 
     def offload(self) -> None:
         """Move all that is on the device to the CPU's memory, until `reload`. All ranks call together.
@@ -401,11 +403,11 @@ def _values_of_row(per_sequence: list[np.ndarray], indices: np.ndarray, row: Row
     `per_sequence` has an array (T,) per sequence of the batch; `indices` are the row's sequences in it.
     """
     values = np.concatenate([per_sequence[index] for index in indices])
-    return torch.as_tensor(values, dtype=torch.float32, device=row.input_ids.device)
+    return moved(torch.as_tensor(values, dtype=torch.float32), row.input_ids.device)
 
 
-def _token_record(row: Row, tokens: LossTokens, terms: LossTerms, first: bool) -> TokenRecord:
-    """Return the values of the row's trained tokens that the metrics need, as arrays on the CPU.
+def _token_values(row: Row, tokens: LossTokens, terms: LossTerms, first: bool) -> Tensor:
+    """Return what `_token_record` needs of each token of the row, (12, N), as float64 on its device.
 
     `tokens` and `terms` are the input and result of the row's loss. `first` says whether this is the
     first optimizer step of its Update, and is stored for each token.
@@ -413,8 +415,13 @@ def _token_record(row: Row, tokens: LossTokens, terms: LossTerms, first: bool) -
     oldest_S = row.staleness_N.new_zeros(row.sequences)
     oldest_S = oldest_S.scatter_reduce(0, row.sequence_N, row.staleness_N, "amax")
     values = (
-        tokens.logprobs_N.detach(), tokens.behaviour_N, terms.ratio_N, tokens.entropy_N.detach(),
-        terms.kl_N, terms.clipped_low_N, terms.clipped_high_N, terms.bounded_N, row.staleness_N,
-        oldest_S[row.sequence_N], torch.full_like(row.mask_N, first),
+        row.mask_N, tokens.logprobs_N.detach(), tokens.behaviour_N, terms.ratio_N,
+        tokens.entropy_N.detach(), terms.kl_N, terms.clipped_low_N, terms.clipped_high_N,
+        terms.bounded_N, row.staleness_N, oldest_S[row.sequence_N], torch.full_like(row.mask_N, first),
     )  # fmt: skip
-    return TokenRecord(*(value[row.mask_N].cpu().numpy() for value in values))
+    return torch.stack([value.to(torch.float64) for value in values])
+
+
+def _token_record(values_KN: np.ndarray) -> TokenRecord:
+    """Return the record of the trained tokens; `values_KN` as `_token_values` returns them."""
+    return TokenRecord(*values_KN[1:, values_KN[0] > 0])

@@ -241,9 +241,9 @@ def test_picked_rows_have_the_gradient_of_an_index_in_every_run():
     index = random.integers(0, 40, 900)
     values = torch.from_numpy(random.normal(size=(41, 128)).astype(np.float32)).requires_grad_()
     weights = torch.from_numpy(random.normal(size=(900, 128)).astype(np.float32))
-    asked = picked(index, torch.device("cpu"))
-    assert sorted(np.concatenate([at for at, _ in asked.rounds])) == list(range(900))
-    assert all(len(set(rows.tolist())) == len(rows) for _, rows in asked.rounds)
+    asked = picked(index, 41)
+    assert sorted(asked.order.tolist()) == list(range(900))
+    assert torch.equal(asked.index[asked.order], asked.index.sort().values)
     assert torch.equal(pick(values, asked), values[torch.from_numpy(index)])
     (expected,) = torch.autograd.grad((values.double()[torch.from_numpy(index)] * weights).sum(), values)
     threads = torch.get_num_threads()
@@ -261,7 +261,7 @@ def test_picked_rows_have_the_gradient_of_an_index_in_every_run():
 
 
 def test_nothing_is_picked_from_an_empty_index():
-    asked = picked(np.zeros(0, dtype=np.int64), torch.device("cpu"))
+    asked = picked(np.zeros(0, dtype=np.int64), 3)
     values = torch.ones(3, 2, requires_grad=True)
     pick(values, asked).sum().backward()
     assert values.grad.tolist() == [[0, 0]] * 3
@@ -273,7 +273,7 @@ def test_a_row_is_moved_with_all_of_its_tensors():
     row.shared.used = True
     moved = _row_on(row, torch.device("meta"))
     tensors = [moved.input_ids, moved.mask_N, moved.predict_N.index, moved.shared.first_L.index]
-    tensors += [part for round_ in moved.shared.positions_F.rounds for part in round_]
+    tensors += [moved.shared.positions_F.order, moved.shared.positions_F.starts]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
     assert not moved.shared.used
 
