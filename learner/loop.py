@@ -203,7 +203,7 @@ class Learner:
         rank is lost, ConfigError if the memory is not enough, RunTaken if the outcomes are another
         learner's by now, Disagreement if the engine's log-probabilities are not the trainer's.
         """
-        with self._phases.enter(UPDATE), self._flow.reading_ahead():
+        with self._phases.enter(UPDATE), self._flow.reading_ahead(self._step):
             update = self._policy.update(batch, self._step)
         failpoint("updated")
         self._step += 1

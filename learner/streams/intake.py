@@ -66,13 +66,17 @@ class Intake:
         self._decoded: dict[str, Outcome] = {}  # by the entry's id
         self._in_time: tuple[int, set[TicketId]] = (-1, set())  # a step, and what was in time for it
 
-    def decode_ahead(self, entry: Entry) -> None:
+    def decode_ahead(self, entry: Entry) -> bool:
         """Decode an outcome that `fold` gets later, which is most of the work. Nothing else changes.
 
-        Malformed bytes are left to `fold`.
+        Return whether it is the verdict of an open ticket that waits for an outcome, so that `fold` will
+        end that ticket, if no earlier entry does. Malformed bytes are left to `fold`.
         """
         with suppress(MalformedMessage):
             self._decoded[entry.id] = decode_outcome(entry.payload)
+        waits = entry.ticket in self._ledger.open and entry.ticket not in self.held
+        is_verdict = isinstance(self._decoded.get(entry.id), Verdict)
+        return waits and is_verdict and entry.ticket.purpose == "train"
 
     def fold(self, entry: Entry) -> bool:
         """Take an outcome: hold its group for a batch, or end its ticket in the ledger.

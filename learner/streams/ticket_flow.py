@@ -288,38 +288,56 @@ class TicketFlow:
         return [self.intake.fold(entry) for entry in [*ahead, *self._commit_log.read("train")]]
 
     @contextmanager
-    def reading_ahead(self) -> Iterator[None]:
+    def reading_ahead(self, step: int) -> Iterator[None]:
         """Read and decode outcomes in a thread during the block, which must not use this object.
 
-        What arrives during an Update need not be read after it. The outcomes are given to the intake by
-        the next wait for groups: what a kill loses is read again. An unavailable server ends the
-        reading. Raise RunTaken or another error of Connection.call when the block has ended, unless the
-        block raises.
+        The block is Update `step` + 1. What arrives meanwhile need not be read after it, and a ticket
+        that comes back without a group is replaced at once, so that generation goes on. The outcomes are
+        given to the intake by the next wait for groups: what a kill loses is read again. An unavailable
+        server ends the reading. Raise RunTaken, another error of Connection.call, or an error of
+        `issue_tickets` when the block has ended, unless the block raises.
         """
         ended = threading.Event()
         with ThreadPoolExecutor(1, "read-ahead") as thread:
-            reading = thread.submit(self._read_until, ended)
+            reading = thread.submit(self._read_until, ended, step)
             try:
                 yield
             finally:
                 ended.set()
         reading.result()
 
-    def _read_until(self, ended: threading.Event) -> None:
+    def _read_until(self, ended: threading.Event, step: int) -> None:
         """Read and decode outcomes until `ended` is set, or the server has lost data or is away.
 
-        The next wait for groups deals with that. Raise RunTaken or another error of Connection.call.
+        The next wait for groups deals with that. Replace tickets that came back without a group, as
+        `_replace` does. Raise RunTaken, another error of Connection.call, or one of `issue_tickets`.
         """
+        came: dict[TicketId, bool] = {}  # whether a ticket's first outcome is a verdict
         while not (ended.is_set() or self._has_lost_data()):
             try:
                 entries = self._commit_log.read("train")
             except ServerUnavailable:
                 return
             for entry in entries:
-                self.intake.decode_ahead(entry)
+                came.setdefault(entry.ticket, self.intake.decode_ahead(entry))
             self._ahead += entries
-            if not entries:
+            if entries:
+                self._replace(sum(came.values()), step)
+            else:
                 ended.wait(_POLL_AHEAD_S)
+
+    def _replace(self, lost: int, step: int) -> None:
+        """Issue tickets in the place of `lost` open ones that end without a group, during an Update.
+
+        After Update `step` + 1 there are as many open tickets without the lost ones as without any
+        verdict: the credit less a batch, so that all can still be trained within max_staleness. At most
+        the credit is issued, which `_adopt` relies on. Raise the errors of `issue_tickets`.
+        """
+        ledger, settings = self._ledger, self._plan.source.settings
+        size = settings.groups_per_step
+        wanted = min(settings.credit - size, (self._plan.steps - step - 1) * size)
+        live = ledger.train_open - min(lost, settings.credit)
+        self._issue([ledger.next_train_ticket() for _ in range(wanted - live)])
 
     def _has_lost_data(self) -> bool:
         """Return whether the server was restarted, or a stream was found damaged, since `join`."""

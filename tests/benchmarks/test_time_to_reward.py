@@ -18,7 +18,7 @@ def test_the_time_to_an_accuracy_lies_between_two_checkpoints() -> None:
     assert timed.until(0.6) == pytest.approx(30.0)
     assert timed.until(0.7) == pytest.approx(40.0)
     assert timed.until(0.71) == math.inf
-    shown = figures_of(timed, 50)
+    shown = figures_of(timed, (0.6,), 50)
     assert shown["seconds of training to 60%"] == pytest.approx(30.0)
     assert shown["seconds of training for 50 steps"] == 40.0
     assert shown["accuracy after 50 steps"] == 0.7

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 
 import numpy as np
@@ -125,7 +125,7 @@ def test_outcomes_are_read_beside_an_update(bench, queue_server, monkeypatch):
     bench.publish(0)
     bench.flow.issue_tickets(0)
     reader, bench.connection = bench.connection, Connection(queue_server.url, 10, 10)
-    with closing(bench.connection), bench.flow.reading_ahead():
+    with closing(bench.connection), bench.flow.reading_ahead(0):
         bench.work(limit=3)
         wait_until(lambda: len(bench.flow.intake._decoded) == 3, "three groups")
     bench.connection = reader
@@ -141,7 +141,7 @@ def test_what_ended_beside_an_update_is_counted_after_a_kill_too(tmp_path, conne
     bench = Bench(tmp_path, connection, keys)
     bench.publish(0)
     bench.flow.issue_tickets(0)
-    with bench.flow.reading_ahead():
+    with bench.flow.reading_ahead(0):
         work = WorkStream(connection, keys, keys.tickets, "w", 30.0, 3)
         for entry in work.take(2):
             verdict = Verdict(entry.ticket, "filtered", "no spread", {"accuracy": (0.0, 0.0)}, (3, 3))
@@ -151,6 +151,134 @@ def test_what_ended_beside_an_update_is_counted_after_a_kill_too(tmp_path, conne
     again = Bench(tmp_path, connection, keys)
     again.flow._advance()
     assert len(again.flow.intake.take_arrivals().filtered) == 2
+
+
+def filter_tickets(bench, count):
+    """Answer `count` tickets by verdicts, in a connection of this thread; return their names."""
+    work = WorkStream(bench.connection, bench.keys, bench.keys.tickets, "filterer", 30.0, 3)
+    entries = work.take(count)
+    for entry in entries:
+        verdict = Verdict(entry.ticket, "filtered", "no spread", {"accuracy": (0.0, 0.0)}, (3, 3))
+        work.handoff(entry, bench.keys.outcomes_for("train"), encode(verdict))
+    return [entry.ticket for entry in entries]
+
+
+def open_of(bench):
+    return {str(ticket): str(version) for ticket, version in bench.ledger.open.items()}
+
+
+@contextmanager
+def own_connection(bench, queue_server):
+    """While a flow reads ahead, its connection is that thread's."""
+    theirs, bench.connection = bench.connection, Connection(queue_server.url, 10, 10)
+    with closing(bench.connection):
+        yield
+    bench.connection = theirs
+
+
+def test_a_ticket_that_ends_beside_an_update_without_a_group_is_replaced_at_once(bench, queue_server):
+    bench.publish(0)
+    bench.flow.issue_tickets(0)
+    bench.work(limit=2)
+    assert bench.train(0) == ["train:0", "train:1"]
+    with own_connection(bench, queue_server), bench.flow.reading_ahead(0):
+        assert filter_tickets(bench, 2) == ["train:2", "train:3"]
+        wait_until(lambda: bench.ledger.next_number == 6, "two new tickets")
+        assert filter_tickets(bench, 1) == ["train:4"]
+        wait_until(lambda: bench.ledger.next_number == 7, "one more")
+    assert set(open_of(bench)) == {f"train:{number}" for number in range(2, 7)}
+    assert set(open_of(bench).values()) == {"1.0"}, "as if they had been issued before the Update"
+    bench.publish(1)
+    bench.work()
+    assert bench.train(1) == ["train:5", "train:6"], "they come in time for max_staleness 1"
+    assert len(bench.taken.arrivals.filtered) == 3
+    assert not bench.taken.arrivals.dropped
+    totals, _ = bench.balance()
+    assert (totals["trained"], totals["filtered"], totals.get("stale", 0)) == (4, 3, 0)
+
+
+def test_a_killed_learner_finds_what_was_issued_beside_its_update(bench, queue_server, tmp_path, keys):
+    bench.publish(0)
+    bench.flow.issue_tickets(0)
+    bench.work(limit=2)
+    bench.train(0)
+    with own_connection(bench, queue_server), bench.flow.reading_ahead(0):
+        filter_tickets(bench, 2)
+        wait_until(lambda: bench.ledger.next_number == 6, "two new tickets")
+    again = Bench(tmp_path, bench.connection, keys)  # killed before the record of the next version
+    assert open_of(again) == {f"train:{number}": "1.0" for number in range(2, 6)}
+    again.publish(1)
+    again.work()
+    assert again.train(1) == ["train:4", "train:5"]
+    again.balance()
+
+
+def test_no_more_than_the_credit_is_issued_beside_an_update(bench, queue_server):
+    bench.publish(0)
+    bench.flow.issue_tickets(0)
+    bench.work(limit=2)
+    bench.train(0)
+    with own_connection(bench, queue_server), bench.flow.reading_ahead(0):
+        for _ in range(4):  # all are filtered, again and again
+            wait_until(lambda: filter_tickets(bench, 1), "a ticket")
+        wait_until(lambda: bench.ledger.next_number == 8, "four new tickets")
+        assert filter_tickets(bench, 4)
+        wait_until(lambda: len(bench.flow._ahead) == 6, "six verdicts")
+    assert bench.ledger.next_number == 8
+    bench.flow._advance()
+    bench.flow.issue_tickets(1)
+    assert bench.ledger.train_open == 4
+    bench.balance()
+
+
+@pytest.mark.parametrize(("settings", "step"), [({"max_staleness": 0}, 0), ({}, 3)])
+def test_nothing_is_replaced_that_the_next_step_could_not_train(
+    settings, step, tmp_path, connection, keys, queue_server
+):
+    bench = Bench(tmp_path, connection, keys, **settings)
+    bench.publish(step)
+    bench.flow.issue_tickets(step)
+    before = bench.ledger.next_number
+    with own_connection(bench, queue_server), bench.flow.reading_ahead(step):
+        filter_tickets(bench, 1)
+        wait_until(lambda: len(bench.flow._ahead) == 1, "a verdict")
+    assert bench.ledger.next_number == before
+
+
+def test_a_group_before_a_verdict_of_the_same_ticket_is_not_replaced(bench, queue_server):
+    bench.publish(0)
+    bench.flow.issue_tickets(0)
+    bench.work(limit=2)
+    bench.train(0)
+    with own_connection(bench, queue_server), bench.flow.reading_ahead(0):
+        bench.work(limit=1)
+        verdict = Verdict(TicketId("train:2"), "filtered", "no", {"accuracy": (0.0, 0.0)}, (3, 3))
+        outcomes = bench.keys.outcomes_for("train")
+        bench.connection.execute("XADD", outcomes, "*", "t", "train:2", "d", encode(verdict))
+        wait_until(lambda: len(bench.flow._ahead) == 2, "both")
+    assert bench.ledger.next_number == 4
+
+
+def test_an_error_of_issuing_beside_an_update_is_raised_after_it(bench, queue_server, monkeypatch):
+    bench.publish(0)
+    bench.flow.issue_tickets(0)
+    bench.work(limit=2)
+    bench.train(0)
+    failed = threading.Event()
+
+    def fail(*_):
+        failed.set()
+        raise ServerUnavailable("away")
+
+    monkeypatch.setattr(bench.queue, "issue", fail)
+
+    def update():
+        with bench.flow.reading_ahead(0):
+            filter_tickets(bench, 1)
+            assert failed.wait(60)
+
+    with own_connection(bench, queue_server), pytest.raises(ServerUnavailable, match="away"):
+        update()
 
 
 def fail_to_read(bench, monkeypatch, error):
@@ -167,15 +295,15 @@ def fail_to_read(bench, monkeypatch, error):
 
 def test_an_error_of_reading_beside_an_update_is_raised_after_it(bench, monkeypatch):
     begun = fail_to_read(bench, monkeypatch, RunTaken("another learner"))
-    with pytest.raises(RunTaken, match="another learner"), bench.flow.reading_ahead():
+    with pytest.raises(RunTaken, match="another learner"), bench.flow.reading_ahead(0):
         assert begun.wait(60)
-    with pytest.raises(ZeroDivisionError), bench.flow.reading_ahead():
+    with pytest.raises(ZeroDivisionError), bench.flow.reading_ahead(0):
         raise ZeroDivisionError
 
 
 def test_a_server_that_is_away_during_an_update_ends_only_the_reading(bench, monkeypatch):
     begun = fail_to_read(bench, monkeypatch, ServerUnavailable("away"))
-    with bench.flow.reading_ahead():
+    with bench.flow.reading_ahead(0):
         assert begun.wait(60)
 
 
