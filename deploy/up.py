@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TextIO
 
@@ -76,6 +77,9 @@ class Up(Command):
         settings = build(RunCommand, {"env_file": self.env_file})  # checks the names of all variables
         threads = threads_of_each(read_environment(self.env_file), counts.get(ACTOR, 1))
         services = role_services(commands, threads)
+        anew = read_environment(self.env_file).get("LEARNER_RESUME") == "new" and not settings.redis_url
+        if anew:
+            move_away(settings.run.folder)
         with umask(settings.run.umask), hold_lock(settings.run.folder.up_lock, "`penstock up`"):
             listening = self._listening(settings)
             if not settings.redis_url:
@@ -84,7 +88,9 @@ class Up(Command):
                 ready_s=settings.run.progress_timeout_s, linger_s=_LINGER_S if listening else 0.0
             )
             guard_children()  # children end with `up`, even when it is killed with -9
-            environment = child_environment(self.env_file)
+            environment = child_environment(self.env_file)  # with the guard's mark
+            if anew:
+                environment["LEARNER_RESUME"] = "auto"  # a learner that is started again goes on
             if listening:  # other machines get the run's files where they reach the queue server
                 shown = f"[{listening.host}]" if ":" in listening.host else listening.host
                 environment.setdefault("LEARNER_FILES_ADDRESS", f"{shown}:0")
@@ -211,3 +217,17 @@ class Printer:
                 print(f"{prefix}{mark}{report.text}", file=self._file, flush=True)
             except OSError:
                 drop_output(self._file)
+
+
+def move_away(folder: RunFolder) -> None:
+    """Rename a run's folder, if it is there, to NAME.1, or to NAME.2 if that is taken, and so on.
+
+    Raise RunTaken if `penstock up` or a learner uses it.
+    """
+    if not folder.path.exists():
+        return
+    with hold_lock(folder.up_lock, "`penstock up`"), hold_lock(folder.learner_lock, "learner"):
+        names = (folder.path.with_name(f"{folder.path.name}.{number}") for number in count(1))
+        target = next(path for path in names if not path.exists())
+        folder.path.rename(target)
+    print(f"The earlier run is in {target} now (LEARNER_RESUME=new).", flush=True)

@@ -38,6 +38,7 @@ from penstock.learner.report.metrics import (
 )
 from penstock.learner.report.model_card import model_card
 from penstock.learner.report.recorder import Recorder
+from penstock.learner.report.small_batches import SmallBatches
 from penstock.learner.resume import encode_groups, retrain_tail
 from penstock.learner.state.best_model import keep_if_best
 from penstock.learner.state.checkpoint import Checkpoint, save_checkpoint
@@ -87,6 +88,7 @@ class Learner:
         self._announced = Weights(Version(0, 0), "", "", "")  # the newest announcement; empty at first
         self._last: dict[str, Any] = {}  # metrics of the newest step that this process made
         self._spent: Counter[str] = Counter()  # seconds by phase, of all steps of this process
+        self._small_batches = SmallBatches(settings.groups_per_step)
         self._hub = make_hub(settings, folder.uploads)
         self._recorder = Recorder(folder, settings.report_to, command.run.name)
         self._tables = ThreadPoolExecutor(1, "completions")
@@ -100,15 +102,10 @@ class Learner:
         for ticket in ledger.eval_open():  # this incarnation asks again, with tickets of its own
             ledger.close(ticket, "stale", "the learner that asked was restarted")
         self._commit_log.record(
-            "header",
-            incarnation=folder.incarnation,
-            step=self._step,
-            steps=plan.steps,
-            model_folder=str(plan.model_folder),
-            contract=plan.contract.hash,
-            machine=this_machine(),
+            "header", incarnation=folder.incarnation, step=self._step, steps=plan.steps,
+            model_folder=str(plan.model_folder), contract=plan.contract.hash, machine=this_machine(),
             settings=settings.model_dump(mode="json"),
-        )
+        )  # fmt: skip
         self._flow = TicketFlow(
             queue, self._commit_log, plan, command.run, nonce, stopping, phases,
             partial(lender.lending, policy) if lender else nullcontext,
@@ -132,6 +129,12 @@ class Learner:
         """
         self._publish()
         log.info(f"Training from step {self._step} to {self._plan.steps}.")
+        if self._step >= self._plan.steps:
+            log.warning(
+                f"All {self._plan.steps} steps were made by an earlier start: nothing is trained now. "
+                "For more raise LEARNER_MAX_STEPS or LEARNER_NUM_TRAIN_EPOCHS, for a new run choose "
+                "another RUN_NAME."
+            )
         while self._step < self._plan.steps:
             self._phases.begin_step()
             taken = self._take_groups()  # wait: within max_staleness, with signal, oldest first
@@ -349,8 +352,10 @@ class Learner:
         waited_s = metrics["perf/rollout_wait_s"]
         log.info(
             f"Step {self._step}/{self._plan.steps}: reward {reward:.3f}, staleness {staleness:.2f}, "
-            f"{metrics['perf/tokens_per_s']:.0f} tokens/s, waited {waited_s:.1f} s."
+            f"{metrics['perf/tokens_per_s']:.0f} tokens/s, waited {waited_s:.1f} s"
+            f"{self._small_batches.describe(len(taken.groups), taken.arrivals)}."
         )
+        self._small_batches.warn()
         self._record_completions(self._step, taken.groups, taken.arrivals.filtered, batch)
         failpoint("recorded")
 
@@ -376,6 +381,9 @@ class Learner:
             model_card(self._settings, self._step, self._last),
         )  # fmt: skip
         self._saved = self._step
+        self._folder.link(self._folder.latest, checkpoint.model)
+        if self._step >= self._plan.steps:
+            self._folder.link(self._folder.final, checkpoint.model)
         if self._hub:
             self._hub.saved(checkpoint.model, self._step, self._step >= self._plan.steps)
         adapter = checkpoint.model / "adapter" / "adapter_model.safetensors"

@@ -20,7 +20,8 @@ from penstock.common.config.role_command import LearnerCommand
 from penstock.common.errors import ConfigError, RunTaken
 from penstock.common.files.disk import Disk
 from penstock.common.files.lock import hold_lock, holder_name, of_this_host
-from penstock.common.files.run_folder import LearnerFolder
+from penstock.common.files.run_folder import LearnerFolder, RunFolder
+from penstock.common.journal.claims import Claim, read_chain
 from penstock.common.phases import Phases
 from penstock.common.role import connect
 from penstock.common.transfer.object_store import is_store
@@ -32,6 +33,7 @@ from penstock.learner.policy.collective import AllRanksPolicy, execute_calls
 from penstock.learner.policy.deepspeed_engine import join_process_group
 from penstock.learner.policy.policy import Policy
 from penstock.learner.policy.processes import broadcast, end_with_launcher, rank
+from penstock.learner.report.run_record import check_same_run, describe_start, write_start
 from penstock.learner.state.checkpoint import (
     Checkpoint,
     check_loadable,
@@ -112,11 +114,22 @@ def _claim_and_train(
             lender.take()  # before an actor of this host starts its engine there
             queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
             checkpoint = newest_checkpoint(folder, claim)
+            if not command.learner.evaluate_only:
+                start = describe_start(command.learner, plan)
+                check_same_run(folder, start, command.learner, _has_begun(folder, claim, checkpoint))
+                write_start(folder, start)
             policy = _make_policy(command, plan, checkpoint, phases)
         with _closing(policy, folder), phases.enter("working"):
             Learner(
                 command, plan, folder, claim, policy, checkpoint, queue, nonce, stopping, phases, lender
             ).train()
+
+
+def _has_begun(folder: RunFolder, claim: Claim, checkpoint: Checkpoint | None) -> bool:
+    """Return whether the run has a batch. Raise ConfigError for a damaged journal."""
+    return checkpoint is not None or any(
+        record["kind"] == "batch" for _, record in read_chain(folder, claim)
+    )
 
 
 def _offering(

@@ -24,9 +24,12 @@ class RunFolder:
         self.up_lock = path / "up.lock"  # held by `penstock up`
         self.device_locks = path / "device"  # held by who uses a shared device
         self.nonce = path / "nonce"  # ties the folder to its run on the queue server
+        self.record = path / "run.json"  # what the last start was made of
+        self.settings = path / "settings.env"  # the learner's settings at the last start
         self.claims = path / "claims"
         self.journal = path / "journal"
         self.checkpoints = path / "checkpoints"
+        self.latest, self.final = path / "latest", path / "final"  # links to models of checkpoints
         self.versions = path / "versions"  # published weights
         self.best = path / "best"  # the best model by held-out questions
         self.uploads = path / "uploads"  # links to what is being uploaded to a hub
@@ -157,6 +160,17 @@ class LearnerFolder(RunFolder):
         newest = max(path.parent.glob("[0-9]*"), default=None)
         files = [file for file in newest.rglob("*") if file.is_file()] if newest else []
         self.write(what, path, write, sum(file.stat().st_size for file in files) or None, waits)
+
+    def link(self, path: Path, target: Path) -> None:
+        """Let `path`, in the run's folder, be a link to `target` in it, in place of an earlier link.
+
+        Raise RunTaken if a later learner has claimed the folder, OSError if no link can be made.
+        """
+        self.check_not_superseded()
+        aside = path.with_name(f".{path.name}")
+        aside.unlink(missing_ok=True)
+        aside.symlink_to(target.relative_to(self.path))
+        aside.replace(path)
 
     def remove_asides(self) -> None:
         """Delete unfinished versions, checkpoints and best models, which a killed learner left.

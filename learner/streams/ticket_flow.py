@@ -314,6 +314,7 @@ class TicketFlow:
         """
         came: dict[TicketId, bool] = {}  # whether a ticket's first outcome is a verdict
         while not (ended.is_set() or self._has_lost_data()):
+            self._replace(sum(came.values()), step)  # at first those that the wait before has folded
             try:
                 entries = self._commit_log.read("train")
             except ServerUnavailable:
@@ -321,9 +322,7 @@ class TicketFlow:
             for entry in entries:
                 came.setdefault(entry.ticket, self.intake.decode_ahead(entry))
             self._ahead += entries
-            if entries:
-                self._replace(sum(came.values()), step)
-            else:
+            if not entries:
                 ended.wait(_POLL_AHEAD_S)
 
     def _replace(self, lost: int, step: int) -> None:

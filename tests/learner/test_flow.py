@@ -197,6 +197,21 @@ def test_a_ticket_that_ends_beside_an_update_without_a_group_is_replaced_at_once
     assert (totals["trained"], totals["filtered"], totals.get("stale", 0)) == (4, 3, 0)
 
 
+def test_verdicts_that_came_with_the_last_groups_of_a_batch_are_replaced_too(bench, queue_server):
+    bench.publish(0)
+    bench.flow.issue_tickets(0)
+    filter_tickets(bench, 2)
+    bench.work(limit=2)
+    assert bench.train(0) == ["train:2", "train:3"]
+    assert bench.ledger.train_open == 0
+    with own_connection(bench, queue_server), bench.flow.reading_ahead(0):
+        wait_until(lambda: bench.ledger.train_open == 2, "tickets for the next batch")
+    bench.publish(1)
+    bench.work()
+    assert bench.train(1) == ["train:4", "train:5"]
+    bench.balance()
+
+
 def test_a_killed_learner_finds_what_was_issued_beside_its_update(bench, queue_server, tmp_path, keys):
     bench.publish(0)
     bench.flow.issue_tickets(0)

@@ -1,0 +1,204 @@
+"""run.json: what a start of the learner was made of, and what the next start has otherwise.
+
+A resumed run goes on from its own weights and its own place in the data. With another model, tokenizer
+or data set it would silently be neither the old run nor a new one, so it is refused.
+"""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.errors import ConfigError
+from penstock.common.files.hashing import hash_file, new_digest
+from penstock.common.files.lock import holder_name
+from penstock.common.files.reading import parse_json, reading
+from penstock.common.files.run_folder import LearnerFolder, RunFolder
+from penstock.common.log import get_logger
+from penstock.common.text import short
+from penstock.learner.data.files import matching_files
+from penstock.learner.data.plan import Plan
+from penstock.learner.data.sources import Source
+from penstock.learner.state.fingerprint import this_machine
+
+log = get_logger(__name__)
+
+REFUSED = {
+    "model": "the run goes on from the weights of its own checkpoint, not from those of this model",
+    "tokenizer": "token ids that the model has learned would mean something else",
+    "dataset": "the run goes on at its place in the questions, which would be other ones",
+}
+"""What a resume refuses to find changed, each with what going on would mean."""
+
+_PACKAGES = ("penstock", "torch", "transformers", "deepspeed", "redis")
+_SAMPLE, _SAMPLES = 1 << 20, 16
+_UNCOMPARED = {"resume", "accept_changed"}
+
+
+def describe_start(settings: LearnerSettings, plan: Plan) -> dict[str, Any]:
+    """Return what this start is made of, as plain data. Raise DataError or OSError for unreadable files.
+
+    The hash of weights is that of their sizes and 16 MiB of each file; a data set of a hub is known by
+    its name alone.
+    """
+    return {
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "by": holder_name(),
+        "versions": _versions(),
+        "commit": _commit(),
+        "machine": this_machine(),
+        "model": {"name": settings.model, "hash": _hash_weights(plan.model_folder)},
+        "tokenizer": {"name": settings.model, "hash": plan.contract.tokenizer_hash},
+        "dataset": {"name": ",".join(settings.dataset), "hash": _hash_data(settings)},
+        "rewards": {spec.name: spec.digest for spec in plan.contract.rewards},
+        "settings": settings.model_dump(mode="json"),
+    }
+
+
+def check_same_run(
+    folder: RunFolder, now: Mapping[str, Any], settings: LearnerSettings, begun: bool
+) -> None:
+    """Compare this start with the one that the run's folder tells of, and log what differs.
+
+    `begun` says whether the run has a batch. Raise ConfigError if its model, tokenizer or data set is
+    another one and LEARNER_ACCEPT_CHANGED does not name it, for a damaged run.json, and, with
+    LEARNER_RESUME=must, if there is nothing to resume.
+    """
+    if not begun:
+        if settings.resume == "must":
+            raise ConfigError(
+                f"LEARNER_RESUME=must: {folder.path} has no run with a step to resume. Correct RUN_NAME "
+                "or RUN_DIR, or start a new run with LEARNER_RESUME=auto"
+            )
+        return
+    if settings.resume == "new":
+        raise ConfigError(
+            f"LEARNER_RESUME=new: {folder.path} has a run. `penstock up` moves it away if it starts the "
+            "queue server too; else choose another RUN_NAME"
+        )
+    if not folder.record.is_file():  # of an earlier release
+        return
+    with reading(folder.record, "Delete the file to go on without this comparison"):
+        before: Any = parse_json(folder.record.read_bytes())
+        changed = [name for name in REFUSED if before[name]["hash"] != now[name]["hash"]]
+        reported = [*_changed_rewards(before, now), *_changed_settings(before, now)]
+    for line in reported:
+        log.warning(f"Changed since the last start: {line}.")
+    refused = [name for name in changed if name not in settings.accept_changed]
+    for name in set(changed) - set(refused):
+        log.warning(f"Another {name} than at the last start, as accepted: {REFUSED[name]}.")
+    if refused:
+        raise ConfigError(
+            f"the run in {folder.path} was started with another "
+            + "; ".join(_explain(name, before, now) for name in refused)
+            + ". Choose another RUN_NAME for a new run (or LEARNER_RESUME=new with `penstock up`), set "
+            f"the old one, or go on all the same with LEARNER_ACCEPT_CHANGED={','.join(refused)}"
+        )
+
+
+def write_start(folder: LearnerFolder, start: Mapping[str, Any]) -> None:
+    """Write run.json and settings.env, which tell of this start. Raise DiskFull, RunTaken, OSError."""
+    folder.write_file(folder.record, json.dumps(start, indent=1, ensure_ascii=False).encode())
+    folder.write_file(folder.settings, _as_variables(start["settings"]).encode())
+
+
+def _explain(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return `name` with what it was and is, and what going on would mean."""
+    old, new = before[name], now[name]
+    if old["name"] == new["name"]:
+        hashes = f"hash {old['hash'][:12]} then, {new['hash'][:12]} now"
+        found = f"{short(new['name'])} has another content: {hashes}"
+    else:
+        found = f"{short(str(old['name']))} then, {short(new['name'])} now"
+    return f"{name} ({found}; {REFUSED[name]})"
+
+
+def _changed_rewards(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each reward that both starts have, with other code."""
+    for name, code in now["rewards"].items():
+        if name in before["rewards"] and before["rewards"][name] != code:
+            yield f"the code of the reward {name}; it scores the groups that come from now on"
+
+
+def _changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each setting that differs."""
+    for name, value in now["settings"].items():
+        if name not in _UNCOMPARED and name in before["settings"] and before["settings"][name] != value:
+            yield f"LEARNER_{name.upper()} was {_shown(before['settings'][name])} and is {_shown(value)}"
+
+
+def _shown(value: Any) -> str:
+    """Return a setting's value as a variable would have it."""
+    return short(_as_text(value)) or "empty"
+
+
+def _as_text(value: Any) -> str:
+    """Return a setting's value in the form that its variable has."""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _as_variables(values: Mapping[str, Any]) -> str:
+    """Return settings as lines for --env-file; those at their default are comments."""
+    default = LearnerSettings().model_dump(mode="json")
+    lines = ["# The learner's settings at its last start. A line with # has the default."]
+    for name, value in values.items():
+        mark, text = "# " if default[name] == value else "", _as_text(value)
+        if not re.fullmatch(r"[\w@%+=:,./~-]*", text):
+            escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+            text = f"'{escaped}'"
+        lines.append(f"{mark}LEARNER_{name.upper()}={text}" if not mark or "\n" not in text else "")
+    return "\n".join(lines) + "\n"
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of the packages that matter, "" for one that is not installed."""
+    found = {}
+    for name in _PACKAGES:
+        found[name] = ""
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def _commit() -> str:
+    """Return the commit of the working directory's git repository; "" without one, or without git."""
+    with suppress(OSError, subprocess.SubprocessError):
+        words = ["git", "rev-parse", "HEAD"]
+        return subprocess.run(
+            words, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+    return ""
+
+
+def _hash_data(settings: LearnerSettings) -> str:
+    """Return the hash of LEARNER_DATASET: of the files, and the names of data sets that are no files."""
+    digest = new_digest()
+    for source in map(Source.parse, settings.dataset):
+        path = source.path
+        named = f"{source.config} {source.revision} {source.count} {settings.dataset_split}"
+        digest.update((named if path else f"{source.name} {named}").encode())
+        if path:
+            found = path.rglob("*") if path.is_dir() else matching_files(path)
+            digest.update("".join(hash_file(one) for one in sorted(found) if one.is_file()).encode())
+    return digest.hexdigest()
+
+
+def _hash_weights(folder: Path) -> str:
+    """Return a hash of the sizes of a model's files of weights, and of 16 MiB spread over each."""
+    digest = new_digest()
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{size}\n".encode())
+        with path.open("rb") as file:
+            for place in sorted({size * number // _SAMPLES for number in range(_SAMPLES)}):
+                file.seek(place)
+                digest.update(file.read(_SAMPLE))
+    return digest.hexdigest()

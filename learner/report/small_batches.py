@@ -1,0 +1,49 @@
+"""What the log says of batches with fewer groups than asked for."""
+
+from penstock.common.log import get_logger
+from penstock.learner.streams.intake import Arrivals
+
+log = get_logger(__name__)
+
+_IN_A_ROW = 3
+
+
+class SmallBatches:
+    """Tells how many groups each step trained of the `size` asked for, and why not more.
+
+    Call `describe` once per step, then `warn`.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._in_a_row = 0
+        self._last = ""
+
+    def describe(self, trained: int, arrivals: Arrivals) -> str:
+        """Return a text such as ", trained 19 of 64 groups (189 of 256 had no spread)".
+
+        It is "" for a full batch. `arrivals` are the outcomes since the batch before, without the
+        `trained` groups of this one.
+        """
+        self._in_a_row = self._in_a_row + 1 if 2 * trained < self._size else 0
+        if trained >= self._size:
+            return ""
+        lost = {
+            "had no spread": len(arrivals.filtered),
+            "died": arrivals.dead,
+            "were stale": arrivals.stale,
+        }
+        came = trained + sum(lost.values())
+        shown = ", ".join(f"{count} of {came} {what}" for what, count in lost.items() if count)
+        self._last = f"trained {trained} of {self._size} groups ({shown})"
+        return f", {self._last}"
+
+    def warn(self) -> None:
+        """Log advice after each three batches in a row that were under half of their size."""
+        if self._in_a_row and self._in_a_row % _IN_A_ROW == 0:
+            log.warning(
+                f"Steps train less than half of a batch since {self._in_a_row} steps, this one "
+                f"{self._last}: most questions are too easy or too hard for the model, or it always "
+                "answers alike. Raise LEARNER_TEMPERATURE, take other questions, or raise "
+                "LEARNER_MAX_RESAMPLE_TIMES, which makes steps larger and longer."
+            )

@@ -1,0 +1,209 @@
+"""What a start under a used name says: what is reported, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import structlog
+
+from penstock.common.config.command import build
+from penstock.common.config.role_command import LearnerCommand
+from penstock.common.errors import ConfigError, RunTaken
+from penstock.common.files.lock import hold_lock
+from penstock.common.files.run_folder import LearnerFolder, RunFolder
+from penstock.common.wire.messages import Verdict
+from penstock.common.wire.reward_spec import RewardSpec
+from penstock.deploy.up import move_away
+from penstock.learner.report.run_record import check_same_run, describe_start, write_start
+from penstock.learner.report.small_batches import SmallBatches
+from penstock.learner.streams.intake import Arrivals
+from tests.learner.builders import make_plan, make_settings
+
+
+class Home:
+    """A run's folder, a model, a data set, and the plan of the next start."""
+
+    def __init__(self, folder: Path):
+        self.folder = LearnerFolder(folder / "runs" / "x", 1)
+        self.folder.path.mkdir(parents=True)
+        self.model, self.data = folder / "model", folder / "sums.jsonl"
+        self.model.mkdir()
+        (self.model / "model.safetensors").write_bytes(bytes(range(256)) * 100)
+        self.data.write_text('{"question": "1+1", "answer": "2"}\n')
+        self.changes: dict = {}
+        self.rewards = (RewardSpec("accuracy"), RewardSpec("own", source="/own.py", digest="a" * 64))
+        self.tokenizer = "t" * 64
+
+    def settings(self):
+        found = {"model": str(self.model), "dataset": [str(self.data)]}
+        return make_settings(**(found | self.changes))
+
+    def start(self, begun=True):
+        """Start the learner; return what it logs."""
+        settings = self.settings()
+        plan = make_plan(settings)
+        contract = replace(plan.contract, rewards=self.rewards, tokenizer_hash=self.tokenizer)
+        found = describe_start(settings, replace(plan, model_folder=self.model, contract=contract))
+        with structlog.testing.capture_logs() as logs:
+            check_same_run(self.folder, found, settings, begun)
+        write_start(self.folder, found)
+        return [entry["event"] for entry in logs]
+
+
+@pytest.fixture
+def home(tmp_path):
+    made = Home(tmp_path)
+    assert made.start(begun=False) == []
+    return made
+
+
+def test_the_same_run_goes_on_without_a_word(home):
+    assert home.start() == []
+    record = json.loads(home.folder.record.read_text())
+    assert record["settings"]["groups_per_step"] == 2
+    assert record["versions"]["torch"]
+    assert record["machine"]["threads"] > 0
+
+
+def test_files_that_only_moved_are_the_same(home, tmp_path):
+    home.model = Path(shutil.copytree(home.model, tmp_path / "other"))
+    home.data = Path(shutil.copy(home.data, tmp_path / "copy.jsonl"))
+    said = home.start()
+    assert len(said) == 2, "the settings have other paths"
+    assert all("LEARNER_MODEL was" in line or "LEARNER_DATASET was" in line for line in said)
+
+
+def other_model(home):
+    (home.model / "model.safetensors").write_bytes(bytes(range(255, -1, -1)) * 100)
+
+
+def other_tokenizer(home):
+    home.tokenizer = "u" * 64
+
+
+def other_rows(home):
+    home.data.write_text('{"question": "1+1", "answer": "3"}\n')
+
+
+def other_count(home):
+    home.changes["dataset"] = [f"{home.data}#1"]
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (other_model, "model"), (other_tokenizer, "tokenizer"), (other_rows, "dataset"),
+        (other_count, "dataset"),
+    ],
+)  # fmt: skip
+def test_another_model_tokenizer_or_data_set_is_refused_unless_accepted(home, change, name):
+    change(home)
+    before = home.folder.record.read_bytes()
+    with pytest.raises(ConfigError, match=rf"another {name} \(.*LEARNER_ACCEPT_CHANGED={name}"):
+        home.start()
+    assert home.folder.record.read_bytes() == before, "the next start would find nothing changed"
+    home.changes["accept_changed"] = [name]
+    said = home.start()
+    assert f"Another {name} than at the last start, as accepted" in said[-1]
+    del home.changes["accept_changed"]
+    assert home.start() == [], "it is the run's from now on"
+
+
+def test_a_run_without_a_batch_may_start_with_anything(home):
+    other_model(home)
+    other_rows(home)
+    assert home.start(begun=False) == []
+
+
+def test_changed_settings_and_code_of_rewards_are_reported(home):
+    home.changes |= {"learning_rate": 3e-6, "epsilon_high": 0.3}
+    home.rewards = (RewardSpec("accuracy"), RewardSpec("own", source="/own.py", digest="b" * 64))
+    said = home.start()
+    assert "Changed since the last start: LEARNER_LEARNING_RATE was 1e-06 and is 3e-06." in said
+    assert "Changed since the last start: LEARNER_EPSILON_HIGH was 0.28 and is 0.3." in said
+    assert any("the code of the reward own" in line for line in said)
+    assert len(said) == 3
+
+
+def test_a_run_that_has_to_be_there_is_missed_and_a_new_one_does_not_go_on(home):
+    home.changes["resume"] = "must"
+    assert home.start() == []
+    with pytest.raises(ConfigError, match=r"LEARNER_RESUME=must: .* has no run with a step"):
+        home.start(begun=False)
+    home.changes["resume"] = "new"
+    with pytest.raises(ConfigError, match=r"LEARNER_RESUME=new: .* has a run"):
+        home.start()
+
+
+def test_a_damaged_record_is_named_and_a_missing_one_is_no_fault(home):
+    home.folder.record.write_text('{"model": 3}')
+    with pytest.raises(ConfigError, match=r"run\.json: damaged"):
+        home.start()
+    home.folder.record.unlink()
+    assert home.start() == []
+
+
+def test_settings_are_written_as_variables(home):
+    lines = home.folder.settings.read_text().splitlines()
+    assert "LEARNER_GROUPS_PER_STEP=2" in lines
+    assert "# LEARNER_SEED=42" in lines
+    assert f"LEARNER_DATASET={home.data}" in lines
+
+
+def test_the_written_settings_are_those_of_the_run_again(home, monkeypatch):
+    home.changes |= {
+        "dataset_weights": [1.0], "dataset": [str(home.data), f"{home.data}#2"], "temperature": 0.7,
+        "system_prompt": "Don't\nuse # or \\n or \"",
+        "rewards": ["accuracy", "format"], "generation_kwargs": {"stop": ["a", "b c"]},
+        "prompt_template": "none",
+    }  # fmt: skip
+    home.changes["dataset_weights"] = [1.0, 2.0]
+    home.changes["accept_changed"] = ["dataset"]
+    home.start()
+    for name in [name for name in os.environ if name.startswith("LEARNER_")]:
+        monkeypatch.delenv(name)
+    again = build(LearnerCommand, {"env_file": home.folder.settings})
+    assert again.learner == home.settings()
+
+
+def test_an_old_run_is_moved_away_unless_it_is_in_use(tmp_path):
+    folder = RunFolder(tmp_path / "x")
+    move_away(folder)  # there is none
+    for number in (1, 2):
+        folder.path.mkdir()
+        (folder.path / "nonce").write_text(str(number))
+        move_away(folder)
+        assert not folder.path.exists()
+        assert (tmp_path / f"x.{number}" / "nonce").read_text() == str(number)
+    folder.path.mkdir()
+    with hold_lock(folder.learner_lock, "learner"), pytest.raises(RunTaken):
+        move_away(folder)
+    assert folder.path.exists()
+
+
+def arrivals(filtered, dead=0, stale=0):
+    one = Verdict("train:0", "filtered", "no spread", {}, ())
+    return Arrivals(filtered=[one] * filtered, dead=dead, stale=stale)
+
+
+def test_a_small_batch_says_why_and_three_in_a_row_give_advice():
+    small = SmallBatches(64)
+    assert small.describe(64, arrivals(10)) == ""
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            said = small.describe(19, arrivals(189, dead=48))
+            assert said == ", trained 19 of 64 groups (189 of 256 had no spread, 48 of 256 died)"
+            small.warn()
+        assert small.describe(40, arrivals(24)) == ", trained 40 of 64 groups (24 of 64 had no spread)"
+        small.warn()
+        assert logs == [], "one was over half"
+        for _ in range(4):
+            small.describe(19, arrivals(189))
+            small.warn()
+    assert len(logs) == 1
+    assert "LEARNER_TEMPERATURE" in logs[0]["event"]
