@@ -32,7 +32,7 @@ _BATCH_TOKENS, _DRAWN, _RATE, _MOST_STEPS = 4096, 1024, 1e-3, 2000
 _IGNORED = -100
 
 
-def draw_problems(count: int, seed: int) -> list[Problem]:
+def draw_problems(count: int, seed: int | str) -> list[Problem]:
     """Questions with their answers."""
     draw = random.Random(seed)
     numbers = [round(draw.lognormvariate(math.log(MEDIAN), SIGMA)) for _ in range(count)]
@@ -97,7 +97,7 @@ def write_task(folder: Path, seed: int) -> tuple[Path, Path, Path]:
     """Write questions and a base model; return model folder, training and held-out questions."""
     folder.mkdir(parents=True)
     train, heldout = folder / "train.jsonl", folder / "heldout.jsonl"
-    for path, count, own in ((train, TRAINING, 2 * seed), (heldout, HELDOUT, 2 * seed + 1)):
+    for path, count, own in ((train, TRAINING, f"train {seed}"), (heldout, HELDOUT, f"heldout {seed}")):
         rows = [{"question": one.question, "answer": one.answer} for one in draw_problems(count, own)]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     make_base_model(folder / "model", seed)
@@ -117,7 +117,7 @@ def make_base_model(folder: Path, seed: int) -> None:
         )
     )  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, betas=(0.9, 0.98), weight_decay=0.1)
-    aside, draw, step = draw_problems(300, -1 - seed), random.Random(seed), 0
+    aside, draw, step = draw_problems(300, f"aside {seed}"), random.Random(seed), 0
     while step < _MOST_STEPS:
         drawn = [with_faults(one, draw) for one in draw_problems(_DRAWN, draw.getrandbits(32))]
         parts = batches(drawn)

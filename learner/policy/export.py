@@ -30,7 +30,7 @@ def whole_state(engine: DeepSpeedEngine, trained: bool = False) -> dict[str, Ten
     state, largest = {}, {}
     for name, parameter in engine.full_parameters(trained):
         value = parameter.detach()
-        if value.numel():  # the largest value is NaN or infinity if any is
+        if value.numel() and value.is_floating_point():  # the largest value is NaN or infinity if any is
             largest[name] = torch.linalg.vector_norm(value, math.inf).float().to(engine.device)
         if rank() == 0 and name.startswith(_MODEL):
             gathered = engine.stage == 3  # its memory is freed after this turn
@@ -48,7 +48,7 @@ def _check_finite(largest: dict[str, Tensor]) -> None:
 
     They are read in one piece: a GPU that is busy with other work answers each question late.
     """
-    flags = torch.stack(list(largest.values())).isfinite().tolist()
+    flags = torch.stack(list(largest.values())).isfinite().tolist() if largest else []
     if not all(flags):
         name = next(name for name, flag in zip(largest, flags, strict=True) if not flag)
         raise NotFinite(

@@ -77,7 +77,8 @@ class _Pick(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """Return the sum over the copies of each row, (L, ...), and None for the index."""
-        gradient = gradients[0].flatten(1)
+        (gradient,) = gradients
+        gradient = gradient.flatten(1) if gradient.dim() > 1 else gradient[:, None]
         total = embedding_bag(ctx.asked.order, gradient, ctx.asked.starts, mode="sum")
         return total.view(ctx.shape), None
 

@@ -10,7 +10,7 @@ of its body (4 bytes) and the body: zlib over msgpack, a map with `kind` and, by
     version     version, hash: weights that are announced next; ends, ledger
     evaluation  version, questions: the eval tickets that were issued; ledger
     evaluated   version, results: their answers; ends, ledger
-    ask again   ends, ledger: dropped tickets whose questions are to be repeated
+    tickets     ends, ledger: before tickets are issued, see TicketFlow.issue_tickets
     rejoin      ends, ledger: tickets that had ended when another server process answered
     no signal   ends, ledger: why the run ended with NoSignal
     end         ends, ledger: tickets that were open when the run ended

@@ -127,9 +127,8 @@ class TicketFlow:
         Raise MalformedMessage for a text that is no version. Example: the ledger ends at train:4, the
         server has 5, 6 and 999: train:5 and train:6 are opened.
         """
-        ledger, settings = self._ledger, self._plan.source.settings
-        rounds = (1 + settings.max_resample_times) * settings.max_empty_updates
-        for _ in range(2 * settings.credit + rounds * settings.groups_per_step):
+        ledger = self._ledger
+        for _ in range(self._most_issued):
             text, exists = places.tickets.get(TicketId.train(ledger.next_number), ("", False))
             if not exists:
                 return
@@ -137,6 +136,13 @@ class TicketFlow:
             if version.incarnation > self._queue.incarnation or version.step > self._plan.steps:
                 return
             ledger.opened(ledger.next_train_ticket(), version)
+
+    @property
+    def _most_issued(self) -> int:
+        """The most tickets that a learner issues between two records of the journal."""
+        settings = self._plan.source.settings
+        rounds = (1 + settings.max_resample_times) * settings.max_empty_updates
+        return 2 * settings.credit + rounds * settings.groups_per_step
 
     def _withdraw(self, places: OpenPlaces) -> None:
         """End as stale, on the server, the tickets of `places` that the ledger does not have there.
@@ -222,13 +228,16 @@ class TicketFlow:
         The credit is the most training tickets that may be open. Example: credit 4 and 1 step of 2
         groups left: at most 2 tickets are open. That a question is asked again is journalled before its
         new ticket is issued. After a kill between the two, a resumed learner would otherwise take that
-        ticket for another question. Raise DiskFull, DataError if a ticket is too large or a streamed
-        data set unusable, ConfigError if a chat template rejects a row, MalformedMessage for an empty
-        prompt or a wrong version, RunTaken, ServerUnavailable or another error of Connection.call.
+        ticket for another question. A record is written too before more than `_most_issued` tickets are
+        issued since the last one, while a batch waits long for one group. Raise DiskFull, DataError if a
+        ticket is too large or a streamed data set unusable, ConfigError if a chat template rejects a
+        row, MalformedMessage for an empty prompt or a wrong version, RunTaken, ServerUnavailable or
+        another error of Connection.call.
         """
         ledger, settings = self._ledger, self._plan.source.settings
-        if ledger.owes_record:
-            self._commit_log.record("ask again")
+        issued = ledger.next_number - self._commit_log.recorded["next_number"]
+        if ledger.owes_record or issued + settings.credit > self._most_issued:
+            self._commit_log.record("tickets")
         wanted = min(settings.credit, (self._plan.steps - step) * settings.groups_per_step)
         self._issue([ledger.next_train_ticket() for _ in range(wanted - ledger.train_open)])
 
@@ -329,8 +338,8 @@ class TicketFlow:
         """Issue tickets in the place of `lost` open ones that end without a group, during an Update.
 
         After Update `step` + 1 there are as many open tickets without the lost ones as without any
-        verdict: the credit less a batch, so that all can still be trained within max_staleness. At most
-        the credit is issued, which `_adopt` relies on. Raise the errors of `issue_tickets`.
+        verdict: the credit less a batch, so that all can still be trained within max_staleness. Fewer
+        than twice the credit are issued, which `_adopt` relies on. Raise the errors of `issue_tickets`.
         """
         ledger, settings = self._ledger, self._plan.source.settings
         size = settings.groups_per_step

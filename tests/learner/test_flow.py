@@ -183,9 +183,9 @@ def test_a_ticket_that_ends_beside_an_update_without_a_group_is_replaced_at_once
     assert bench.train(0) == ["train:0", "train:1"]
     with own_connection(bench, queue_server), bench.flow.reading_ahead(0):
         assert filter_tickets(bench, 2) == ["train:2", "train:3"]
-        wait_until(lambda: bench.ledger.next_number == 6, "two new tickets")
+        wait_until(lambda: bench.ledger.train_open == 4, "two new tickets")
         assert filter_tickets(bench, 1) == ["train:4"]
-        wait_until(lambda: bench.ledger.next_number == 7, "one more")
+        wait_until(lambda: bench.ledger.train_open == 5, "one more")
     assert set(open_of(bench)) == {f"train:{number}" for number in range(2, 7)}
     assert set(open_of(bench).values()) == {"1.0"}, "as if they had been issued before the Update"
     bench.publish(1)
@@ -212,6 +212,29 @@ def test_verdicts_that_came_with_the_last_groups_of_a_batch_are_replaced_too(ben
     bench.balance()
 
 
+def test_a_long_wait_for_one_group_loses_no_ticket_to_a_kill(tmp_path, connection, keys):
+    """A smaller batch waits for an older ticket, and each verdict lets another ticket out meanwhile."""
+    settings = {"max_resample_times": 0, "max_empty_updates": 1}
+    bench = Bench(tmp_path, connection, keys, **settings)
+    bench.publish(0)
+    bench.flow.issue_tickets(0)
+    bench.work(limit=2)
+    bench.train(0)
+    bench.publish(1)
+    bench.flow.issue_tickets(1)
+    bench.work(limit=1, late=["train:2"])
+    for _ in range(12):
+        filter_tickets(bench, 3)
+        bench.flow._advance()
+        assert bench.flow.intake.form(1) is None, "train:2 has to be in this batch"
+        bench.flow.issue_tickets(1)
+    assert bench.ledger.next_number == 42
+    again = Bench(tmp_path, connection, keys, **settings)
+    assert again.ledger.next_number == 42
+    assert again.ledger.open.keys() >= bench.ledger.open.keys()
+    again.balance()
+
+
 def test_a_killed_learner_finds_what_was_issued_beside_its_update(bench, queue_server, tmp_path, keys):
     bench.publish(0)
     bench.flow.issue_tickets(0)
@@ -219,7 +242,7 @@ def test_a_killed_learner_finds_what_was_issued_beside_its_update(bench, queue_s
     bench.train(0)
     with own_connection(bench, queue_server), bench.flow.reading_ahead(0):
         filter_tickets(bench, 2)
-        wait_until(lambda: bench.ledger.next_number == 6, "two new tickets")
+        wait_until(lambda: bench.ledger.train_open == 4, "two new tickets")
     again = Bench(tmp_path, bench.connection, keys)  # killed before the record of the next version
     assert open_of(again) == {f"train:{number}": "1.0" for number in range(2, 6)}
     again.publish(1)
@@ -236,7 +259,7 @@ def test_no_more_than_the_credit_is_issued_beside_an_update(bench, queue_server)
     with own_connection(bench, queue_server), bench.flow.reading_ahead(0):
         for _ in range(4):  # all are filtered, again and again
             wait_until(lambda: filter_tickets(bench, 1), "a ticket")
-        wait_until(lambda: bench.ledger.next_number == 8, "four new tickets")
+        wait_until(lambda: bench.ledger.train_open == 6, "four new tickets")
         assert filter_tickets(bench, 4)
         wait_until(lambda: len(bench.flow._ahead) == 6, "six verdicts")
     assert bench.ledger.next_number == 8

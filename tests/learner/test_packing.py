@@ -260,6 +260,12 @@ def test_picked_rows_have_the_gradient_of_an_index_in_every_run():
     assert (low - expected).abs().max() < 0.02 * expected.abs().max()
 
 
+def test_values_of_one_dimension_have_a_gradient_too():
+    values = torch.arange(3.0, requires_grad=True)
+    (pick(values, picked(np.array([2, 0, 2]), 3)) * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+    assert values.grad.tolist() == [2.0, 0.0, 4.0]
+
+
 def test_nothing_is_picked_from_an_empty_index():
     asked = picked(np.zeros(0, dtype=np.int64), 3)
     values = torch.ones(3, 2, requires_grad=True)
