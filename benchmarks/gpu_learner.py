@@ -52,6 +52,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
         "bfloat16", BFLOAT16 | {"zero_stage": "3", "offload_optimizer": True, "offload_param": True}
     ),
     "bfloat16, recomputed activations": ("bfloat16", BFLOAT16 | {"gradient_checkpointing": True}),
+    "bfloat16, reference model": ("bfloat16", BFLOAT16 | {"beta": 0.1}),
     "bfloat16, logits in float32": ("bfloat16", BFLOAT16 | {"cast_lm_head_to_fp32": True}),
     "LoRA": ("LoRA", FLOAT32 | LORA),
     "LoRA bfloat16": ("LoRA bfloat16", BFLOAT16 | LORA),

@@ -27,6 +27,7 @@ from penstock.common.sandbox.starter import START_TIMEOUT_S
 from penstock.common.transfer.model_folder import FetchStopped, ModelFetcher
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.messages import Group, Outcome, ScoredGroup
+from penstock.rewarders.failures import Failures
 from penstock.rewarders.judges import longest_call_s
 from penstock.rewarders.scoring import CurrentScorer
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
@@ -100,6 +101,7 @@ class Rewarder:
         self._threads = ThreadPoolExecutor(settings.rewarder.workers, "score")
         self._busy: set[Future[None]] = set()
         self._reclaim_at = self._look_at = 0.0
+        self._failures = Failures()
         self._counting = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._reported = (0, time.monotonic())
@@ -267,7 +269,7 @@ class Rewarder:
         self._count("failed")
         reported = f"{reason} (reported by {self._stream.consumer})"
         fate = "dead" if self._stream.fail(entry, entry.ticket.purpose, reported) else "retried"
-        log.warning(f"Ticket {entry.ticket} was not scored and is {fate}.", reason=reason)
+        self._failures.tell(reason, f"the group of {entry.ticket} was not scored and is {fate}")
 
     def _outcome_of(self, entry: Entry) -> Outcome:
         """Decode and score the group of `entry`; return a ScoredGroup, or a Verdict if it is filtered.

@@ -21,6 +21,7 @@ from penstock.common.wire.messages import ANSWER, Group, Outcome, ScoredGroup, V
 from penstock.common.wire.reward_spec import JUDGE, RewardSpec
 from penstock.common.wire.transcript import FAILED_TOOL
 from penstock.rewarders.adapt import columns_of
+from penstock.rewarders.failures import Failures
 from penstock.rewarders.filtering import why_filtered
 from penstock.rewarders.reward_process import check_logged
 from penstock.rewarders.rewards.answers import final_answer
@@ -28,6 +29,7 @@ from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 
 log = get_logger(__name__)
 
+_ONE_FAILED = "the completion has no reward, the others of its group are scored"
 _NOT_THE_ANSWERS = "no completion is at fault; correct the reward, or the columns of this question"
 
 
@@ -80,6 +82,7 @@ class Scorer:
     tokenizer: Tokenizer
     pool: ScoringPool
     name: str
+    failed: Failures = field(default_factory=Failures)
 
     def score_group(self, group: Group) -> Outcome:
         """Return a ScoredGroup: the group with its rewards, texts, failures and what rewards logged.
@@ -149,6 +152,7 @@ class Scorer:
                     self.pool.score(spec, _only(arguments, [index]))
                 except ScoringFailed as alone:
                     scores.failures[index] = str(alone)[:SHOWN]
+                    self.failed.tell(str(alone), _ONE_FAILED, as_text(arguments["completions"][index]))
             if not scores.healthy:
                 return
             found = self.pool.score(spec, _only(arguments, scores.healthy))

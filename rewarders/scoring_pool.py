@@ -5,7 +5,7 @@ from dataclasses import asdict
 from penstock.common.config.settings import RewarderSettings
 from penstock.common.errors import PenstockError
 from penstock.common.sandbox.frames import short
-from penstock.common.sandbox.handle import Mistake
+from penstock.common.sandbox.handle import TOO_LONG, Mistake
 from penstock.common.sandbox.pool import SandboxPool
 from penstock.common.sandbox.settings import Code, SandboxSettings
 from penstock.common.wire.reward_spec import JUDGE, MODEL, RewardSpec
@@ -16,6 +16,9 @@ from penstock.rewarders.reward_process import Arguments, Scores, scores_of
 _CALLS = "penstock.rewarders.reward_process"
 _CHECKS = 3
 """Tries to check a reward whose process is killed: a machine without memory kills too."""
+
+
+_SLOW = "REWARDER_TIMEOUT_S: make the reward faster, or raise this setting"
 
 
 class ScoringFailed(PenstockError):
@@ -86,7 +89,9 @@ class ScoringPool(SandboxPool):
         work = f"{_CALLS}:call_reward"
         outcome = self.run(work, asdict(spec), dict(arguments), code=_code_of(spec))
         if isinstance(outcome, Mistake):
-            raise ScoringFailed(f"reward {spec.name}: {outcome.reason}")
+            slow = outcome.reason.startswith(TOO_LONG)
+            remedy = f" ({_SLOW})" if slow else ""
+            raise ScoringFailed(f"reward {spec.name}: {outcome.reason}{remedy}")
         try:
             return scores_of(outcome, len(arguments["completions"]))
         except (ValueError, OverflowError, RecursionError, TypeError) as error:

@@ -18,9 +18,11 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from penstock.common.own_code import KEPT
 from penstock.common.sandbox import frames, late_imports
 from penstock.common.sandbox.frames import short
 from penstock.common.sandbox.isolation import hide_processes
@@ -42,6 +44,8 @@ _MOST_FILES = 256
 
 _READABLE = "copy the file to where this user can read it, or give it more rights (chmod)"
 _COLLECT_S = 0.02
+_LINE = 60
+"""Letters of a line of code that an error shows."""
 """Time between two looks for ended processes."""
 _FORK_S = 2.0
 """Time for a user's other processes to end, when the kernel allows no more of them."""
@@ -329,10 +333,11 @@ def _outcome(request: dict[str, Any]) -> bytes:
 
 
 def _text_of(error: BaseException) -> str:
-    """Return "TYPE: TEXT" of `error`, without commands for terminals; all together cut to 500 letters.
+    """Return "TYPE: TEXT (PLACE)" of `error`, without commands for terminals, of at most 500 letters.
 
-    The TEXT of a PermissionError about a file ends with this process's user id and the remedy. If the
-    exception has no text because its own methods fail, TEXT is "an exception without a text".
+    PLACE is where in the user's code it was raised, see `_place_of`. The TEXT of a PermissionError
+    about a file ends with this process's user id and the remedy. If the exception has no text because
+    its own methods fail, TEXT is "an exception without a text".
     """
     try:
         text = str(error)
@@ -340,4 +345,21 @@ def _text_of(error: BaseException) -> str:
             text += f" (user id {os.getuid()}: {_READABLE})"
     except BaseException:  # the exception is of foreign code, its methods too
         text = "an exception without a text"
-    return short(f"{type(error).__name__}: {text}")
+    place = _place_of(error)
+    return short(f"{type(error).__name__}: {text}"[: frames.LONGEST_MISTAKE - len(place)] + place)
+
+
+def _place_of(error: BaseException) -> str:
+    """Return the innermost two calls in the user's files that lead to `error`; "" if none does.
+
+    Example: " (own.py, line 3, in score: `return read(text)`; own.py, line 9, in read: `int(text)`)".
+    The lines are those of the sources that were read before the code ran.
+    """
+    calls = []
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        path, name = frame.f_code.co_filename, frame.f_code.co_name
+        if path in KEPT:
+            line = KEPT[path].decode(errors="replace").splitlines()[number - 1 : number]
+            shown = "".join(line).strip()[:_LINE]
+            calls.append(f"{os.path.basename(path)}, line {number}, in {name}: `{shown}`")
+    return f" ({'; '.join(calls[-2:])})" if calls else ""

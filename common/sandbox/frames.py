@@ -16,7 +16,7 @@ LONGEST_ANSWER = 4 * 2**20
 """Most bytes that the parent process reads of one frame from a child process."""
 LONGEST_REQUEST = 2**29
 _HEAD = 4
-_LONGEST_MISTAKE = 500
+LONGEST_MISTAKE = 500
 
 FOREIGN = "remove from your function what writes into file descriptors that it did not open"
 """What to do about a frame that Penstock's part of a process does not send."""
@@ -112,7 +112,7 @@ class FrameReader:
 
 def short(text: object) -> str:
     """Return a text of foreign code, cut to 500 letters; then unprintable letters are escaped."""
-    return printable(str(text)[:_LONGEST_MISTAKE])
+    return printable(str(text)[:LONGEST_MISTAKE])
 
 
 def _refuse(constant: str) -> NoReturn:

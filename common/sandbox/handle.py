@@ -461,6 +461,10 @@ def describe_status(status: int, section: str, memory_gib: float) -> str:
     return f"killed its process (exit code {status})"
 
 
+TOO_LONG = "took more than"
+"""The begin of a Mistake's reason if the call was ended at its limit of time."""
+
+
 def outcome_of(outcome: Outcome, settings: SandboxSettings, timeout_s: float) -> Any | Mistake:
     """Return the value in the outcome of a call, a dict with exactly the key `value`; else a Mistake.
 
@@ -470,7 +474,7 @@ def outcome_of(outcome: Outcome, settings: SandboxSettings, timeout_s: float) ->
     names.
     """
     if outcome is None:
-        return Mistake(f"took more than {timeout_s:g} s")
+        return Mistake(f"{TOO_LONG} {timeout_s:g} s")
     if isinstance(outcome, str):
         return Mistake(outcome)
     if isinstance(outcome, int):

@@ -44,7 +44,7 @@ class Picked:
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
     """Return the tensor on `device`. A copy to a GPU does not wait for what the GPU computes."""
-    if device.type != "cuda":
+    if device.type != "cuda" or tensor.device.type != "cpu":  # only the CPU's memory can be pinned
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 

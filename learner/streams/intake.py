@@ -161,17 +161,23 @@ class Intake:
         if len(chosen) < size and not (self._spent(len(chosen)) and may_be_smaller):
             return None
         if not chosen:
-            found = self._arrivals
-            refused = "".join(f", {MEANING[why]}: {n}" for why, n in self.check.refused.items())
-            last = f". The last that died is {found.last_dead}" if found.dead else ""
-            raise NoSignal(
-                f"step {step + 1}: {found.without_signal} groups in a row had nothing to learn from "
-                f"({len(found.filtered)} without spread in their rewards, {found.dead} dead, "
-                f"{found.stale} stale{refused}): the questions are too easy, too hard, or the rewards "
-                f"do not fit. See `penstock samples`, `queues audit`, then change data or rewards{last}",
-                found.filtered,
-            )
+            raise self._no_signal(step + 1)
         return [self.held.pop(ticket) for ticket in chosen]
+
+    def _no_signal(self, step: int) -> NoSignal:
+        """Return the error that no group since the last batch can be trained in step `step`."""
+        found = self._arrivals
+        refused = "".join(f", {MEANING[why]}: {count}" for why, count in self.check.refused.items())
+        begin, end = "", f". The last that died is {found.last_dead}" if found.dead else ""
+        if 2 * found.dead > found.without_signal:  # the cause comes first: it is not the questions
+            begin, end = f"{found.last_dead}. Like this ticket, most died; ", ""
+        return NoSignal(
+            f"{begin}step {step}: {found.without_signal} groups in a row had nothing to learn from "
+            f"({len(found.filtered)} without spread in their rewards, {found.dead} dead, "
+            f"{found.stale} stale{refused}): the questions are too easy, too hard, or the rewards "
+            f"do not fit. See `penstock samples`, `queues audit`, then change data or rewards{end}",
+            found.filtered,
+        )
 
     def take_arrivals(self) -> Arrivals:
         """Return the counts of outcomes since the last call, and begin them at 0 again.

@@ -16,6 +16,7 @@ from penstock.learner.algorithm.batch import TrainSequence
 from penstock.learner.policy.packing import (
     Row,
     build_row,
+    moved,
     pack_for_ranks,
     pack_rows,
     pick,
@@ -273,15 +274,35 @@ def test_nothing_is_picked_from_an_empty_index():
     assert values.grad.tolist() == [[0, 0]] * 3
 
 
+class OnDevice:
+    """A tensor on a device that this machine may not have."""
+
+    def __init__(self, device, pinned=False):
+        self.device, self.pinned = torch.device(device), pinned
+
+    def pin_memory(self):
+        assert self.device.type == "cpu", "torch refuses to pin another device's memory"
+        return OnDevice("cpu", pinned=True)
+
+    def to(self, device, non_blocking=False):
+        assert not non_blocking or self.pinned, "the copy would be of memory that is in use"
+        return OnDevice(device)
+
+
+def test_only_memory_of_the_cpu_is_pinned_on_its_way_to_a_gpu():
+    for start, end in (("cpu", "cuda"), ("cuda", "cuda:1"), ("cuda", "cpu"), ("cpu", "cpu")):
+        assert moved(OnDevice(start), torch.device(end)).device == torch.device(end)
+
+
 def test_a_row_is_moved_with_all_of_its_tensors():
     items = [with_prompt(make_sequence(1, 2, n), [5, 6]) for n in range(2)]
     row = build_row(items, torch.device("cpu"))
     row.shared.used = True
-    moved = _row_on(row, torch.device("meta"))
-    tensors = [moved.input_ids, moved.mask_N, moved.predict_N.index, moved.shared.first_L.index]
-    tensors += [moved.shared.positions_F.order, moved.shared.positions_F.starts]
+    there = _row_on(row, torch.device("meta"))
+    tensors = [there.input_ids, there.mask_N, there.predict_N.index, there.shared.first_L.index]
+    tensors += [there.shared.positions_F.order, there.shared.positions_F.starts]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
-    assert not moved.shared.used
+    assert not there.shared.used
 
 
 def test_a_prompt_is_counted_with_the_first_sequence_that_has_it():

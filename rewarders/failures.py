@@ -1,0 +1,52 @@
+"""What the log says of rewards that fail: the first failure of a cause, and later ones as a count."""
+
+import re
+import threading
+from collections import Counter
+
+from penstock.common.log import get_logger
+from penstock.common.text import SHOWN, short
+
+log = get_logger(__name__)
+
+_TEN = 10
+_VARYING = re.compile(r"\"[^\"]*\"|'[^']*'|\d+")
+"""What differs between two failures of one cause, outside the place in the code."""
+
+
+class Failures:
+    """Logs failures by cause: the first one, then at 10, 100, 1,000 and so on how many there were."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def tell(self, reason: str, what: str, completion: str = "") -> None:
+        """Log or count a failure: `reason` such as "reward own: ValueError: .. (own.py, line 3, ..)".
+
+        `what` says what became of it, such as "the group of train:5 is retried"; `completion` is the
+        text that the reward was called with, "" if none is at fault. Any thread may call this.
+        """
+        with self._lock:
+            cause = cause_of(reason)
+            self._counts[cause] += 1
+            count = self._counts[cause]
+        if count == 1:
+            shown = f" The completion: {short(completion[:SHOWN])!r}." if completion else ""
+            more = "Later ones of this cause are counted"
+            log.warning(f"{reason}. {what[:1].upper()}{what[1:]}.{shown} {more}.")
+        elif count == _TEN ** (len(str(count)) - 1):
+            log.warning(f"{count} failures so far of this cause, the newest: {reason}.")
+
+
+def cause_of(reason: str) -> str:
+    """Return what failures of one cause have in common: the type of the error, and its place if known.
+
+    Example: "reward own: ValueError: no 'x' (rewards.py, line 3, in own: `int(x)`)" is the cause "reward
+    own: ValueError (rewards.py, line 3, in own: `int(x)`)".
+    """
+    place = re.search(r" \([^()]+, line \d+, in .*", reason)
+    if place:
+        kind = re.match(r"[^:]*:? ?[^:]*", reason)
+        return f"{kind[0] if kind else ''}{place[0]}"
+    return _VARYING.sub("..", reason)
