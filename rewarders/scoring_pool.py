@@ -1,5 +1,6 @@
 """The sandbox processes that compute rewards."""
 
+import os
 from dataclasses import asdict
 
 from penstock.common.config.settings import RewarderSettings
@@ -89,9 +90,8 @@ class ScoringPool(SandboxPool):
         work = f"{_CALLS}:call_reward"
         outcome = self.run(work, asdict(spec), dict(arguments), code=_code_of(spec))
         if isinstance(outcome, Mistake):
-            slow = outcome.reason.startswith(TOO_LONG)
-            remedy = f" ({_SLOW})" if slow else ""
-            raise ScoringFailed(f"reward {spec.name}: {outcome.reason}{remedy}")
+            remedy = f" ({_SLOW})" if outcome.reason.startswith(TOO_LONG) else ""
+            raise ScoringFailed(f"reward {spec.name}: {outcome.reason}{remedy}{_file_of(spec, outcome)}")
         try:
             return scores_of(outcome, len(arguments["completions"]))
         except (ValueError, OverflowError, RecursionError, TypeError) as error:
@@ -149,3 +149,9 @@ class ScoringPool(SandboxPool):
 def _code_of(spec: RewardSpec) -> Code | None:
     """Return where the user's code of a reward is, and its digest; None for a built-in reward."""
     return Code(spec.source, spec.digest) if spec.source else None
+
+
+def _file_of(spec: RewardSpec, mistake: Mistake) -> str:
+    """Return ", in FILE" for a user's reward of which the mistake names no place, else ""."""
+    named = not spec.source or ", line " in mistake.reason
+    return "" if named else f", in {os.path.basename(spec.source)}"

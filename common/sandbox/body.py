@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+import sysconfig
 import time
 import traceback
 from collections.abc import Callable
@@ -44,9 +45,12 @@ _MOST_FILES = 256
 
 _READABLE = "copy the file to where this user can read it, or give it more rights (chmod)"
 _COLLECT_S = 0.02
+"""Time between two looks for ended processes."""
 _LINE = 60
 """Letters of a line of code that an error shows."""
-"""Time between two looks for ended processes."""
+_LIBRARIES = tuple(
+    sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 _FORK_S = 2.0
 """Time for a user's other processes to end, when the kernel allows no more of them."""
 
@@ -358,7 +362,7 @@ def _place_of(error: BaseException) -> str:
     calls = []
     for frame, number in traceback.walk_tb(error.__traceback__):
         path, name = frame.f_code.co_filename, frame.f_code.co_name
-        if path in KEPT:
+        if path in KEPT and not path.startswith(_LIBRARIES):
             line = KEPT[path].decode(errors="replace").splitlines()[number - 1 : number]
             shown = "".join(line).strip()[:_LINE]
             calls.append(f"{os.path.basename(path)}, line {number}, in {name}: `{shown}`")

@@ -158,9 +158,8 @@ def test_a_reward_that_keeps_failing_ends_as_dead_and_never_as_zero(
     with rewarder():
         (verdict,) = run.outcomes("train", 1)
         (name,) = read_consumer_names(connection, keys)
-    cause = (
-        f"reward leave: killed its process (exit code 3), for the completion `0` too: {_NOT_THE_ANSWERS}"
-    )
+    killed = "reward leave: killed its process (exit code 3), in bad_rewards.py"
+    cause = f"{killed}, for the completion `0` too: {_NOT_THE_ANSWERS}"
     reason = f"{cause} (reported by {name})"
     assert verdict == Verdict("train:0", "dead", reason)
     assert dead_reasons(connection, keys) == [reason]

@@ -121,7 +121,7 @@ def test_half_a_character_from_a_reward_reaches_nobody(pool, folder) -> None:
 def test_the_cause_is_told_where_the_reward_needs_more_than_one_completion(pool, folder) -> None:
     scorer, contract = scorer_for(pool, folder, spread_of_letters=1.0)
     with pytest.raises(
-        ScoringFailed, match=r"five is bad; and for the completion `0` alone: .* at least 2"
+        ScoringFailed, match=r"five is bad .*; and for the completion `0` alone: .* at least 2"
     ):
         scorer.score_group(make_group(contract, "train:0", "4", "five", "44"))
 
