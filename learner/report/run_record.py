@@ -7,7 +7,7 @@ or data set it would silently be neither the old run nor a new one, so it is ref
 import json
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -37,15 +37,14 @@ REFUSED = {
 """What a resume refuses to find changed, each with what going on would mean."""
 
 _PACKAGES = ("penstock", "torch", "transformers", "deepspeed", "redis")
-_SAMPLE, _SAMPLES = 1 << 20, 16
+_WHOLE, _SAMPLE, _SAMPLES = 1 << 30, 1 << 20, 16
 _UNCOMPARED = {"resume", "accept_changed"}
 
 
 def describe_start(settings: LearnerSettings, plan: Plan) -> dict[str, Any]:
     """Return what this start is made of, as plain data. Raise DataError or OSError for unreadable files.
 
-    The hash of weights is that of their sizes and 16 MiB of each file; a data set of a hub is known by
-    its name alone.
+    A data set of a hub is known by its name alone.
     """
     return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -53,7 +52,7 @@ def describe_start(settings: LearnerSettings, plan: Plan) -> dict[str, Any]:
         "versions": _versions(),
         "commit": _commit(),
         "machine": this_machine(),
-        "model": {"name": settings.model, "hash": _hash_weights(plan.model_folder)},
+        "model": {"name": settings.model, "hash": _hash_files(plan.model_folder.glob("*.safetensors"))},
         "tokenizer": {"name": settings.model, "hash": plan.contract.tokenizer_hash},
         "dataset": {"name": ",".join(settings.dataset), "hash": _hash_data(settings)},
         "rewards": {spec.name: spec.digest for spec in plan.contract.rewards},
@@ -187,18 +186,21 @@ def _hash_data(settings: LearnerSettings) -> str:
         digest.update((named if path else f"{source.name} {named}").encode())
         if path:
             found = path.rglob("*") if path.is_dir() else matching_files(path)
-            digest.update("".join(hash_file(one) for one in sorted(found) if one.is_file()).encode())
+            digest.update(_hash_files(found).encode())
     return digest.hexdigest()
 
 
-def _hash_weights(folder: Path) -> str:
-    """Return a hash of the sizes of a model's files of weights, and of 16 MiB spread over each."""
+def _hash_files(paths: Iterable[Path]) -> str:
+    """Return a hash of files' content, by name; of one over 1 GiB its size and 16 MiB spread over it."""
     digest = new_digest()
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(one for one in paths if one.is_file()):
         size = path.stat().st_size
-        digest.update(f"{size}\n".encode())
+        if size <= _WHOLE:
+            digest.update(hash_file(path).encode())
+            continue
+        digest.update(f"{size}".encode())
         with path.open("rb") as file:
-            for place in sorted({size * number // _SAMPLES for number in range(_SAMPLES)}):
-                file.seek(place)
+            for number in range(_SAMPLES):
+                file.seek(size * number // _SAMPLES)
                 digest.update(file.read(_SAMPLE))
     return digest.hexdigest()

@@ -19,6 +19,7 @@ from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.wire.messages import Verdict
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.deploy.up import move_away
+from penstock.learner.report import run_record
 from penstock.learner.report.run_record import check_same_run, describe_start, write_start
 from penstock.learner.report.small_batches import SmallBatches
 from penstock.learner.streams.intake import Arrivals
@@ -112,6 +113,21 @@ def test_another_model_tokenizer_or_data_set_is_refused_unless_accepted(home, ch
     assert f"Another {name} than at the last start, as accepted" in said[-1]
     del home.changes["accept_changed"]
     assert home.start() == [], "it is the run's from now on"
+
+
+def test_a_large_file_is_known_by_its_size_and_samples(home, monkeypatch):
+    monkeypatch.setattr(run_record, "_WHOLE", 1000)
+    monkeypatch.setattr(run_record, "_SAMPLE", 100)
+    file = home.model / "model.safetensors"
+    file.write_bytes(bytes(10_000))
+    home.start(begun=False)
+    assert home.start() == []
+    file.write_bytes(bytes(5_010) + b"x" + bytes(4_989))
+    with pytest.raises(ConfigError, match="another model"):
+        home.start()
+    file.write_bytes(bytes(10_001))
+    with pytest.raises(ConfigError, match="another model"):
+        home.start()
 
 
 def test_a_run_without_a_batch_may_start_with_anything(home):
