@@ -9,7 +9,7 @@ from penstock.common.text import SHOWN, short
 
 log = get_logger(__name__)
 
-_TEN = 10
+_TEN, _MOST_CAUSES = 10, 100
 _VARYING = re.compile(r"\"[^\"]*\"|'[^']*'|\d+")
 """What differs between two failures of one cause, outside the place in the code."""
 
@@ -29,6 +29,8 @@ class Failures:
         """
         with self._lock:
             cause = cause_of(reason)
+            if cause not in self._counts and len(self._counts) >= _MOST_CAUSES:
+                cause = "others"
             self._counts[cause] += 1
             count = self._counts[cause]
         if count == 1:
@@ -48,5 +50,5 @@ def cause_of(reason: str) -> str:
     place = re.search(r" \([^()]+, line \d+, in .*", reason)
     if place:
         kind = re.match(r"[^:]*:? ?[^:]*", reason)
-        return f"{kind[0] if kind else ''}{place[0]}"
+        return f"{_VARYING.sub('..', kind[0] if kind else '')}{place[0]}"
     return _VARYING.sub("..", reason)

@@ -109,8 +109,22 @@ def test_a_cause_is_told_once_and_then_counted():
     assert "own.py, line 9" in said[4]
 
 
+def test_a_reward_whose_errors_never_repeat_does_not_flood_the_log():
+    failures = Failures()
+    with structlog.testing.capture_logs() as logs:
+        for number in range(5000):
+            letters = "".join(chr(97 + int(digit)) for digit in str(number))
+            failures.tell(f"reward own: ValueError: {letters}, in own.py", "it is retried")
+    assert len(logs) == 100 + 4, "a hundred causes, then the first, 10th, 100th and 1,000th of others"
+    assert len(failures._counts) == 101
+
+
 def test_causes_without_a_place_differ_by_what_does_not_vary():
     assert cause_of("reward a: took more than 30 s") == cause_of("reward a: took more than 31 s")
     assert cause_of("reward a: took more than 30 s") != cause_of("reward b: took more than 30 s")
     assert cause_of(REASON.format("a", 1, 4)) == cause_of(REASON.format("it's: so", 22, 4))
     assert cause_of(REASON.format("a", 1, 4)) != cause_of(REASON.format("a", 1, 5))
+    few = "{} of 8 completions have no reward, which leaves too few; correct what failed first: "
+    assert cause_of(few.format(7) + REASON.format("a", 1, 4)) == cause_of(
+        few.format(8) + REASON.format("b", 2, 4)
+    )
