@@ -46,8 +46,8 @@ _MOST_FILES = 256
 _READABLE = "copy the file to where this user can read it, or give it more rights (chmod)"
 _COLLECT_S = 0.02
 """Time between two looks for ended processes."""
-_LINE = 60
-"""Letters of a line of code that an error shows."""
+_LINE, _PLACE = 60, 300
+"""Letters of a line of code that an error shows, and of the place with all its lines."""
 _LIBRARIES = tuple(
     sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
@@ -359,11 +359,19 @@ def _place_of(error: BaseException) -> str:
     Example: " (own.py, line 3, in score: `return read(text)`; own.py, line 9, in read: `int(text)`)".
     The lines are those of the sources that were read before the code ran.
     """
-    calls = []
-    for frame, number in traceback.walk_tb(error.__traceback__):
-        path, name = frame.f_code.co_filename, frame.f_code.co_name
-        if path in KEPT and not path.startswith(_LIBRARIES):
-            line = KEPT[path].decode(errors="replace").splitlines()[number - 1 : number]
-            shown = "".join(line).strip()[:_LINE]
-            calls.append(f"{os.path.basename(path)}, line {number}, in {name}: `{shown}`")
-    return f" ({'; '.join(calls[-2:])})" if calls else ""
+    try:
+        frames_of = traceback.walk_tb(error.__traceback__)
+        calls = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames_of]
+        own = [call for call in calls if call[0] in KEPT and not call[0].startswith(_LIBRARIES)]
+        shown = "; ".join(
+            f"{os.path.basename(path)}, line {line}, in {name}: `{_line_of(path, line)}`"
+            for path, line, name in own[-2:]
+        )
+    except BaseException:  # the exception is of foreign code, its traceback too
+        return ""
+    return f" ({shown[:_PLACE]})" if shown else ""
+
+
+def _line_of(path: str, number: int) -> str:
+    """Return the begin of a line, counted from 1, of a source that was read beforehand."""
+    return KEPT[path].split(b"\n")[number - 1].decode(errors="replace").strip()[:_LINE]

@@ -22,7 +22,7 @@ from penstock.common.files.reading import parse_json, reading
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.log import get_logger
 from penstock.common.text import short
-from penstock.learner.data.files import matching_files
+from penstock.learner.data.files import kind_of, matching_files
 from penstock.learner.data.plan import Plan
 from penstock.learner.data.sources import Source
 from penstock.learner.state.fingerprint import this_machine
@@ -150,6 +150,8 @@ def _as_variables(values: Mapping[str, Any]) -> str:
     lines = ["# The learner's settings at its last start. A line with # has the default."]
     for name, value in values.items():
         mark, text = "# " if default[name] == value else "", _as_text(value)
+        if "${" in text:  # which --env-file would replace, also within quotes
+            mark = "# set this one yourself: "
         if not re.fullmatch(r"[\w@%+=:,./~-]*", text):
             escaped = text.replace("\\", "\\\\").replace("'", "\\'")
             text = f"'{escaped}'"
@@ -184,9 +186,12 @@ def _hash_data(settings: LearnerSettings) -> str:
         path = source.path
         named = f"{source.config} {source.revision} {source.count} {settings.dataset_split}"
         digest.update((named if path else f"{source.name} {named}").encode())
-        if path:
-            found = path.rglob("*") if path.is_dir() else matching_files(path)
-            digest.update(_hash_files(found).encode())
+        if path and path.is_dir():  # a saved one; what is hidden, and a README, is no row
+            found = [one for one in path.rglob("*") if kind_of(one)]
+            hidden = [one for one in found if "/." in f"/{one.relative_to(path).as_posix()}"]
+            digest.update(_hash_files(set(found) - set(hidden)).encode())
+        elif path:
+            digest.update(_hash_files(matching_files(path)).encode())
     return digest.hexdigest()
 
 

@@ -115,6 +115,20 @@ def test_another_model_tokenizer_or_data_set_is_refused_unless_accepted(home, ch
     assert home.start() == [], "it is the run's from now on"
 
 
+def test_what_is_no_row_of_a_saved_data_set_may_change(home, tmp_path):
+    home.data = tmp_path / "saved"
+    home.data.mkdir()
+    (home.data / "data.arrow").write_bytes(b"rows")
+    home.start(begun=False)
+    (home.data / "README.md").write_text("new")
+    (home.data / ".cache").mkdir()
+    (home.data / ".cache" / "x.arrow").write_bytes(b"cached")
+    assert home.start() == []
+    (home.data / "data.arrow").write_bytes(b"other")
+    with pytest.raises(ConfigError, match="another dataset"):
+        home.start()
+
+
 def test_a_large_file_is_known_by_its_size_and_samples(home, monkeypatch):
     monkeypatch.setattr(run_record, "_WHOLE", 1000)
     monkeypatch.setattr(run_record, "_SAMPLE", 100)
@@ -169,6 +183,10 @@ def test_settings_are_written_as_variables(home):
     assert "LEARNER_GROUPS_PER_STEP=2" in lines
     assert "# LEARNER_SEED=42" in lines
     assert f"LEARNER_DATASET={home.data}" in lines
+    home.changes["system_prompt"] = "You are in ${HOME}."
+    home.start()
+    (line,) = [one for one in home.folder.settings.read_text().splitlines() if "SYSTEM_PROMPT" in one]
+    assert line.startswith("# set this one yourself: LEARNER_SYSTEM_PROMPT="), "it would be replaced"
 
 
 def test_the_written_settings_are_those_of_the_run_again(home, monkeypatch):

@@ -92,6 +92,27 @@ def test_the_place_survives_a_long_message(pool, tmp_path):
 REASON = "reward own: ValueError: no {!r} in {} letters (own.py, line {}, in own: `int(text)`)"
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        "type('E', (Exception,), {'__traceback__': property(lambda self: 1 / 0)})()",
+        "type('E' * 600, (Exception,), {'__str__': lambda self: 1 / 0})()",
+    ],
+)
+def test_an_exception_that_hides_its_place_is_told_all_the_same(pool, tmp_path, error):
+    said = failure_of(pool, tmp_path, f"    raise {error}\n")
+    assert said.startswith("reward own: E"), said
+    assert "own.py" in said
+    assert len(said) < 1500
+
+
+def test_a_line_is_that_of_the_file_whatever_letters_it_has(pool, tmp_path):
+    said = failure_of(
+        pool, tmp_path, "    text = '\x0c \x1c \u2028'\n    raise ValueError('this one')\n"
+    )
+    assert "own.py, line 5, in own: `raise ValueError('this one')`" in said
+
+
 def test_a_cause_is_told_once_and_then_counted():
     failures = Failures()
     with structlog.testing.capture_logs() as logs:
