@@ -77,7 +77,12 @@ class Up(Command):
         settings = build(RunCommand, {"env_file": self.env_file})  # checks the names of all variables
         threads = threads_of_each(read_environment(self.env_file), counts.get(ACTOR, 1))
         services = role_services(commands, threads)
-        anew = read_environment(self.env_file).get("LEARNER_RESUME") == "new" and not settings.redis_url
+        anew = read_environment(self.env_file).get("LEARNER_RESUME") == "new"
+        if anew and settings.redis_url:
+            raise ConfigError(
+                "LEARNER_RESUME=new moves the run's folder away with its queue server's data, but "
+                "REDIS_URL names another server: choose another RUN_NAME for a new run"
+            )
         if anew:
             move_away(settings.run.folder)
         with umask(settings.run.umask), hold_lock(settings.run.folder.up_lock, "`penstock up`"):

@@ -381,11 +381,14 @@ class Learner:
             model_card(self._settings, self._step, self._last),
         )  # fmt: skip
         self._saved = self._step
-        self._folder.link(self._folder.latest, checkpoint.model)
-        if self._step >= self._plan.steps:
-            self._folder.link(self._folder.final, checkpoint.model)
+        ended = self._step >= self._plan.steps
+        try:
+            self._folder.link(self._folder.latest, checkpoint.model)
+            self._folder.link(self._folder.final, checkpoint.model if ended else None)
+        except OSError as error:  # the links are for people alone
+            log.warning(f"The links `latest` and `final` could not be made: {error}.")
         if self._hub:
-            self._hub.saved(checkpoint.model, self._step, self._step >= self._plan.steps)
+            self._hub.saved(checkpoint.model, self._step, ended)
         adapter = checkpoint.model / "adapter" / "adapter_model.safetensors"
         size = f" (adapter: {adapter.stat().st_size} bytes)" if adapter.is_file() else ""
         log.info(f"Checkpoint of step {self._step} written to {checkpoint.folder.name}{size}.")

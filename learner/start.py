@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch.profiler import record_function
 
@@ -106,6 +107,8 @@ def _claim_and_train(
             plan = make_plan(command.learner)
             queue.beat(run.lease_s, "claiming the folder")  # refused if another took over meanwhile
             claim = claim_incarnation(folder, newest_position(folder))
+            checkpoint = newest_checkpoint(folder, claim)
+            start = _check_start(command, plan, folder, claim, checkpoint)  # before others learn of it
             folder.remove_asides()
             queue.set_state("running")  # an earlier learner of the run may have set "ended"
             offer = stack.enter_context(_offering(command, connection, folder, plan, phases, stopping))
@@ -113,23 +116,32 @@ def _claim_and_train(
             queue.source = with_deltas(offer, command.learner.publish_deltas, plan.contract, queued)
             lender.take()  # before an actor of this host starts its engine there
             queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
-            checkpoint = newest_checkpoint(folder, claim)
-            if not command.learner.evaluate_only:
-                start = describe_start(command.learner, plan)
-                check_same_run(folder, start, command.learner, _has_begun(folder, claim, checkpoint))
-                write_start(folder, start)
             policy = _make_policy(command, plan, checkpoint, phases)
+            if start:
+                write_start(folder, start)
         with _closing(policy, folder), phases.enter("working"):
             Learner(
                 command, plan, folder, claim, policy, checkpoint, queue, nonce, stopping, phases, lender
             ).train()
 
 
-def _has_begun(folder: RunFolder, claim: Claim, checkpoint: Checkpoint | None) -> bool:
-    """Return whether the run has a batch. Raise ConfigError for a damaged journal."""
-    return checkpoint is not None or any(
+def _check_start(
+    command: LearnerCommand, plan: Plan, folder: RunFolder, claim: Claim, checkpoint: Checkpoint | None
+) -> dict[str, Any]:
+    """Return what this start is made of, after a look at the run's last start; {} if it only evaluates.
+
+    Raise ConfigError if the run is another one, or its journal damaged, DataError or OSError for data
+    that cannot be read.
+    """
+    if command.learner.evaluate_only:
+        return {}
+    evaluated = folder.evaluations.is_file() and folder.evaluations.stat().st_size > 0
+    begun = bool(checkpoint or evaluated) or any(
         record["kind"] == "batch" for _, record in read_chain(folder, claim)
     )
+    start = describe_start(command.learner, plan)
+    check_same_run(folder, start, command.learner, begun)
+    return start
 
 
 def _offering(

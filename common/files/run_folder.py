@@ -161,14 +161,17 @@ class LearnerFolder(RunFolder):
         files = [file for file in newest.rglob("*") if file.is_file()] if newest else []
         self.write(what, path, write, sum(file.stat().st_size for file in files) or None, waits)
 
-    def link(self, path: Path, target: Path) -> None:
+    def link(self, path: Path, target: Path | None) -> None:
         """Let `path`, in the run's folder, be a link to `target` in it, in place of an earlier link.
 
-        Raise RunTaken if a later learner has claimed the folder, OSError if no link can be made.
+        With None there is no link then. Raise RunTaken if a later learner has claimed the folder,
+        OSError if no link can be made, as on a file system without any.
         """
         self.check_not_superseded()
         aside = path.with_name(f".{path.name}")
         aside.unlink(missing_ok=True)
+        if target is None:
+            return path.unlink(missing_ok=True)
         aside.symlink_to(target.relative_to(self.path))
         aside.replace(path)
 

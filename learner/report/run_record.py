@@ -65,10 +65,15 @@ def check_same_run(
 ) -> None:
     """Compare this start with the one that the run's folder tells of, and log what differs.
 
-    `begun` says whether the run has a batch. Raise ConfigError if its model, tokenizer or data set is
-    another one and LEARNER_ACCEPT_CHANGED does not name it, for a damaged run.json, and, with
-    LEARNER_RESUME=must, if there is nothing to resume.
+    `begun` says whether the run has a batch or an evaluation. Raise ConfigError if its model, tokenizer
+    or data set is another one and LEARNER_ACCEPT_CHANGED does not name it, for a damaged run.json, for
+    LEARNER_RESUME=new, and, with LEARNER_RESUME=must, if there is nothing to resume.
     """
+    if settings.resume == "new":
+        raise ConfigError(
+            "LEARNER_RESUME=new is for `penstock up`, which moves an old run's folder away before it "
+            "starts the queue server: choose another RUN_NAME for a learner that is started without it"
+        )
     if not begun:
         if settings.resume == "must":
             raise ConfigError(
@@ -76,17 +81,13 @@ def check_same_run(
                 "or RUN_DIR, or start a new run with LEARNER_RESUME=auto"
             )
         return
-    if settings.resume == "new":
-        raise ConfigError(
-            f"LEARNER_RESUME=new: {folder.path} has a run. `penstock up` moves it away if it starts the "
-            "queue server too; else choose another RUN_NAME"
-        )
     if not folder.record.is_file():  # of an earlier release
         return
     with reading(folder.record, "Delete the file to go on without this comparison"):
         before: Any = parse_json(folder.record.read_bytes())
         changed = [name for name in REFUSED if before[name]["hash"] != now[name]["hash"]]
         reported = [*_changed_rewards(before, now), *_changed_settings(before, now)]
+        explained = {name: _explain(name, before, now) for name in changed}
     for line in reported:
         log.warning(f"Changed since the last start: {line}.")
     refused = [name for name in changed if name not in settings.accept_changed]
@@ -95,7 +96,7 @@ def check_same_run(
     if refused:
         raise ConfigError(
             f"the run in {folder.path} was started with another "
-            + "; ".join(_explain(name, before, now) for name in refused)
+            + "; ".join(explained[name] for name in refused)
             + ". Choose another RUN_NAME for a new run (or LEARNER_RESUME=new with `penstock up`), set "
             f"the old one, or go on all the same with LEARNER_ACCEPT_CHANGED={','.join(refused)}"
         )
