@@ -187,8 +187,8 @@ def _hash_data(settings: LearnerSettings) -> str:
         path = source.path
         named = f"{source.config} {source.revision} {source.count} {settings.dataset_split}"
         digest.update((named if path else f"{source.name} {named}").encode())
-        if path and path.is_dir():  # a saved one; what is hidden, and a README, is no row
-            found = [one for one in path.rglob("*") if kind_of(one)]
+        if path and path.is_dir():  # a saved one; what is hidden or cached, and a README, is no row
+            found = [one for one in path.rglob("*") if kind_of(one) and not one.match("cache-*")]
             hidden = [one for one in found if "/." in f"/{one.relative_to(path).as_posix()}"]
             digest.update(_hash_files(set(found) - set(hidden)).encode())
         elif path:

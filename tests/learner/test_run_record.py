@@ -18,7 +18,7 @@ from penstock.common.files.lock import hold_lock
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.wire.messages import Verdict
 from penstock.common.wire.reward_spec import RewardSpec
-from penstock.deploy.up import move_away
+from penstock.deploy.up import Up, move_away
 from penstock.learner.report import run_record
 from penstock.learner.report.run_record import check_same_run, describe_start, write_start
 from penstock.learner.report.small_batches import SmallBatches
@@ -121,6 +121,7 @@ def test_what_is_no_row_of_a_saved_data_set_may_change(home, tmp_path):
     (home.data / "data.arrow").write_bytes(b"rows")
     home.start(begun=False)
     (home.data / "README.md").write_text("new")
+    (home.data / "cache-0123.arrow").write_bytes(b"of a map")
     (home.data / ".cache").mkdir()
     (home.data / ".cache" / "x.arrow").write_bytes(b"cached")
     assert home.start() == []
@@ -221,6 +222,17 @@ def test_an_old_run_is_moved_away_unless_it_is_in_use(tmp_path):
     with hold_lock(folder.learner_lock, "learner"), pytest.raises(RunTaken):
         move_away(folder)
     assert folder.path.exists()
+
+
+def test_a_run_of_another_queue_server_is_not_moved(tmp_path, monkeypatch):
+    folder = tmp_path / "runs" / "x"
+    folder.mkdir(parents=True)
+    variables = {"RUN_NAME": "x", "RUN_DIR": str(folder.parent), "REDIS_URL": "redis://127.0.0.1:1/0"}
+    for name, value in (variables | {"LEARNER_RESUME": "new"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"REDIS_URL names another server"):
+        Up().run()
+    assert folder.is_dir()
 
 
 def arrivals(filtered, dead=0, stale=0):
