@@ -17,7 +17,7 @@ from penstock.common.broker.private_socket import answers
 from penstock.common.config.command import Command, build, drop_output
 from penstock.common.config.device import has_gpu
 from penstock.common.config.redis_url import parse_host
-from penstock.common.config.role_command import RunCommand
+from penstock.common.config.role_command import LearnerCommand, RunCommand
 from penstock.common.config.secret_file import read_secret
 from penstock.common.config.variables import read_environment
 from penstock.common.errors import ConfigError
@@ -84,6 +84,7 @@ class Up(Command):
                 "REDIS_URL names another server: choose another RUN_NAME for a new run"
             )
         if anew:
+            build(LearnerCommand, {"env_file": self.env_file})  # before anything is moved
             move_away(settings.run.folder)
         with umask(settings.run.umask), hold_lock(settings.run.folder.up_lock, "`penstock up`"):
             listening = self._listening(settings)
@@ -227,12 +228,18 @@ class Printer:
 def move_away(folder: RunFolder) -> None:
     """Rename a run's folder, if it is there, to NAME.1, or to NAME.2 if that is taken, and so on.
 
-    Raise RunTaken if `penstock up` or a learner uses it.
+    Raise RunTaken if `penstock up` or a learner uses it, ConfigError if it cannot be renamed.
     """
     if not folder.path.exists():
         return
     with hold_lock(folder.up_lock, "`penstock up`"), hold_lock(folder.learner_lock, "learner"):
         names = (folder.path.with_name(f"{folder.path.name}.{number}") for number in count(1))
-        target = next(path for path in names if not path.exists())
-        folder.path.rename(target)
+        target = next(path for path in names if not os.path.lexists(path))
+        try:
+            folder.path.rename(target)
+        except OSError as error:
+            raise ConfigError(
+                f"LEARNER_RESUME=new: {folder.path} cannot be renamed to {target} ({error}): rename it "
+                "yourself, or choose another RUN_NAME"
+            ) from error
     print(f"The earlier run is in {target} now (LEARNER_RESUME=new).", flush=True)

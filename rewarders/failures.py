@@ -10,8 +10,10 @@ from penstock.common.text import SHOWN, short
 log = get_logger(__name__)
 
 _TEN, _MOST_CAUSES = 10, 100
-_VARYING = re.compile(r"\"[^\"]*\"|'[^']*'|\d+")
-"""What differs between two failures of one cause, outside the place in the code."""
+_VARYING = re.compile(r"\"[^\"]*\"|'[^']*'|(?<!\d)\d{1,2}(?!\d)|\d{4,}")
+"""What differs between two failures of one cause. Three digits may be a status such as 401."""
+_PLACE = re.compile(r"([^/(;`]{1,80}), line (\d+), in ([^`]{1,80}): `")
+"""A place in the user's code: its file, line and function."""
 
 
 class Failures:
@@ -44,11 +46,11 @@ class Failures:
 def cause_of(reason: str) -> str:
     """Return what failures of one cause have in common: the type of the error, and its place if known.
 
-    Example: "reward own: ValueError: no 'x' (rewards.py, line 3, in own: `int(x)`)" is the cause "reward
-    own: ValueError (rewards.py, line 3, in own: `int(x)`)".
+    Example: "reward own: ValueError: no 'x' (own.py, line 3, in own: `int(x)`)" is of the cause "reward
+    own: ValueError: own.py, line 3, in own".
     """
-    place = re.search(r" \([^()]+, line \d+, in .*", reason)
-    if place:
-        kind = re.match(r"[^:]*:? ?[^:]*", reason)
-        return f"{_VARYING.sub('..', kind[0] if kind else '')}{place[0]}"
+    if place := _PLACE.search(reason):
+        kind = ":".join(reason[: place.start()].split(":")[:2])
+        file, line, function = place.groups()
+        return f"{_VARYING.sub('..', kind)}: {file}, line {line}, in {function}"
     return _VARYING.sub("..", reason)

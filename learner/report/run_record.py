@@ -150,6 +150,8 @@ def _as_variables(values: Mapping[str, Any]) -> str:
     default = LearnerSettings().model_dump(mode="json")
     lines = ["# The learner's settings at its last start. A line with # has the default."]
     for name, value in values.items():
+        if name in _UNCOMPARED:  # what a start asks for once
+            continue
         mark, text = "# " if default[name] == value else "", _as_text(value)
         if "${" in text:  # which --env-file would replace, also within quotes
             mark = "# set this one yourself: "
@@ -185,8 +187,8 @@ def _hash_data(settings: LearnerSettings) -> str:
     digest = new_digest()
     for source in map(Source.parse, settings.dataset):
         path = source.path
-        named = f"{source.config} {source.revision} {source.count} {settings.dataset_split}"
-        digest.update((named if path else f"{source.name} {named}").encode())
+        named = f"{source.name} {source.config} {source.revision} {settings.dataset_split}"
+        digest.update(f"{'' if path else named} {source.count}".encode())
         if path and path.is_dir():  # a saved one; what is hidden or cached, and a README, is no row
             found = [one for one in path.rglob("*") if kind_of(one) and not one.match("cache-*")]
             hidden = [one for one in found if "/." in f"/{one.relative_to(path).as_posix()}"]

@@ -145,6 +145,9 @@ def test_causes_without_a_place_differ_by_what_does_not_vary():
     assert cause_of("reward a: took more than 30 s") != cause_of("reward b: took more than 30 s")
     assert cause_of(REASON.format("a", 1, 4)) == cause_of(REASON.format("it's: so", 22, 4))
     assert cause_of(REASON.format("a", 1, 4)) != cause_of(REASON.format("a", 1, 5))
+    assert cause_of("judge j: status 401") != cause_of("judge j: status 500")
+    alone = REASON.format("a", 1, 4) + "; and for the completion `0` alone: {}"
+    assert cause_of(alone.format("one text")) == cause_of(alone.format("another"))
     few = "{} of 8 completions have no reward, which leaves too few; correct what failed first: "
     assert cause_of(few.format(7) + REASON.format("a", 1, 4)) == cause_of(
         few.format(8) + REASON.format("b", 2, 4)
