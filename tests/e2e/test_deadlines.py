@@ -48,7 +48,7 @@ CASES = {
     ),
     "a reward that always raises": Case(
         "rewarder.1", 79,
-        ("learner: NoSignal:", "The last that died is train:", "reward raise_error",
+        ("learner: NoSignal:", "Like this ticket, most died", "reward raise_error",
          "no such verifier", "reported by rewarder-", "-{pid}-"),
         variables={
             "LEARNER_REWARDS": f"{BAD_REWARDS}:raise_error", "LEARNER_MAX_RESAMPLE_TIMES": "0",
