@@ -81,7 +81,7 @@ MUTANTS: dict[str, Mutant] = {
             # Rule 26 would join again and again, as long as the ticket is open on the server alone.
             ("learner/streams/ticket_flow.py", "if time.monotonic() < self._check_at:", "if True:"),
         ),
-        dies_at("learner", "close.before", 5, at_max_staleness="drop"),
+        dies_at("learner", "close.before", 4, at_max_staleness="drop", max_staleness=4),
         "twice",
     ),
     "credit does not return at the verdict": Mutant(
