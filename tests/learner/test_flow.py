@@ -575,7 +575,9 @@ def test_a_dead_ticket_is_named_when_nothing_is_left_to_train(tmp_path, connecti
     work = WorkStream(connection, keys, keys.tickets, "w", 30.0, 3)
     for entry in work.take(2):
         work.bury(entry, "train", "it hangs, says rewarder-x")
-    with pytest.raises(NoSignal, match="train:1: it hangs, says rewarder-x. Like this ticket, most died"):
+    with pytest.raises(
+        NoSignal, match=r"train:1: it hangs, says rewarder-x\. Like this ticket, most died"
+    ):
         bench.flow.take_groups(0)
 
 
