@@ -42,6 +42,9 @@ from penstock.common.wire.messages import Float32s, Int32s, Rollout, Sampling, S
 _PROBE_PLACES = 8
 """Requests at a time beside ACTOR_MAX_NUM_SEQS: the probe of new weights does not wait for others."""
 
+_NEWEST_STEP = 0.02
+"""Share of the newest step in `ended_per_step`: answers that all end at once let few others wait."""
+
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # the model is a folder
     "VLLM_LOGGING_LEVEL": "ERROR",  # at WARNING each change of weights warns about tied weights
@@ -88,9 +91,9 @@ class VllmEngine:
         self._stop_ids = read_stop_ids(model)
         self._version: Version | None = None
         self._hash, self._reloads = "", 0
-        self._counts = [0, 0, 0]  # sampled tokens, and prompt tokens found in the cache or not
+        self._counts = StepCounts()
         arguments = AsyncEngineArgs(**engine_arguments(settings, contract, model))
-        counters = [_token_counter(self._counts)]
+        counters = [_step_counter(self._counts)]
         try:
             self._llm: Any = AsyncLLM.from_engine_args(arguments, stat_loggers=counters)
         except Exception as error:  # vLLM's start raises whatever its parts raise
@@ -296,17 +299,21 @@ class VllmEngine:
             ) from error
 
     def room(self) -> int:
-        """Return how many more completions can start now; 0 or less if none can."""
+        """Return how many more completions can start now; 0 or less if none can.
+
+        Beside ACTOR_MAX_NUM_SEQS that run, as many may wait in vLLM as end in two of its steps: when it
+        tells of an end, it has begun the next step already, so that place would stay empty in it.
+        """
         unfinished: int = self._llm.output_processor.get_num_unfinished_requests()
-        return self._max_num_seqs - unfinished
+        return self._max_num_seqs + int(2 * self._counts.ended_per_step) - unfinished
 
     def tokens_generated(self) -> int:
         """Return the number of tokens sampled since the start; it stays equal while the engine hangs."""
-        return self._counts[0]
+        return self._counts.tokens
 
     def prefix_cache(self) -> tuple[int, int]:
         """Return how many prompt tokens had cached keys and values since the start, and how many not."""
-        return self._counts[1], self._counts[2]
+        return self._counts.cached, self._counts.computed
 
 
 def engine_arguments(settings: ActorSettings, contract: Contract, model: Path) -> dict[str, Any]:
@@ -427,34 +434,46 @@ def _rollout(completion: Any, spans: tuple[Span, ...]) -> Rollout:
     )
 
 
-def _token_counter(counts: list[int]) -> Any:
-    """Return a class for vLLM's stat_loggers that adds each step's tokens to `counts` by _add_tokens."""
+@dataclasses.dataclass(slots=True)
+class StepCounts:
+    """What vLLM's steps did since the start.
+
+    `tokens` were sampled; of prompts' tokens `cached` had keys and values already, `computed` had none.
+    `ended_per_step` is the mean number of completions that end in a step, over about the last 50.
+    """
+
+    tokens: int = 0
+    cached: int = 0
+    computed: int = 0
+    ended_per_step: float = 0.0
+
+    def add(self, scheduler_stats: Any, iteration_stats: Any) -> None:
+        """Add a step by vLLM's statistics of it; those that are None add nothing."""
+        if iteration_stats is not None:
+            self.tokens += iteration_stats.num_generation_tokens
+            ended = len(iteration_stats.finished_requests)
+            self.ended_per_step += _NEWEST_STEP * (ended - self.ended_per_step)
+        if scheduler_stats is not None:
+            found = scheduler_stats.prefix_cache_stats
+            self.cached += found.hits
+            self.computed += found.queries - found.hits
+
+
+def _step_counter(counts: StepCounts) -> Any:
+    """Return a class for vLLM's stat_loggers that adds each step to `counts`."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
-    class TokenCounter(StatLoggerBase):
-        """Adds each step's numbers of tokens to `counts`. Making one uses neither parameter."""
+    class StepCounter(StatLoggerBase):
+        """Adds each step to `counts`. Making one uses neither parameter."""
 
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
             pass
 
         def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-            """Add the tokens of one step to `counts`; statistics that are None add nothing."""
-            _add_tokens(counts, scheduler_stats, iteration_stats)
+            """Add one step to `counts`; statistics that are None add nothing."""
+            counts.add(scheduler_stats, iteration_stats)
 
         def log_engine_initialized(self) -> None:
             """Do nothing: vLLM calls this once the engine is ready, and nothing is to be logged."""
 
-    return TokenCounter
-
-
-def _add_tokens(counts: list[int], scheduler_stats: Any, iteration_stats: Any) -> None:
-    """Add a step's sampled tokens, cached prompt tokens and other prompt tokens to `counts`, in place.
-
-    vLLM's statistics of the step have them; those that are None add nothing.
-    """
-    if iteration_stats is not None:
-        counts[0] += iteration_stats.num_generation_tokens
-    if scheduler_stats is not None:
-        found = scheduler_stats.prefix_cache_stats
-        counts[1] += found.hits
-        counts[2] += found.queries - found.hits
+    return StepCounter

@@ -31,7 +31,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "vllm.v1.engine.exceptions.EngineGenerateError": (),
     "vllm.v1.metrics.loggers.StatLoggerBase.record": ("scheduler_stats", "iteration_stats"),
     "vllm.v1.metrics.loggers.StatLoggerBase.log_engine_initialized": (),
-    "vllm.v1.metrics.stats.IterationStats": ("num_generation_tokens",),
+    "vllm.v1.metrics.stats.IterationStats": ("finished_requests", "num_generation_tokens"),
     "vllm.v1.metrics.stats.SchedulerStats": ("prefix_cache_stats",),
     "vllm.v1.engine.async_llm.AsyncLLM.from_engine_args": ("engine_args", "stat_loggers"),
     "vllm.v1.engine.async_llm.AsyncLLM.generate": (

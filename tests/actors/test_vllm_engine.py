@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from penstock.actors.engine import Aborted, PromptRefused, WeightsRejected, hash_weights
 from penstock.actors.token_versions import TokenVersions
-from penstock.actors.vllm_engine import VERSIONS, VllmEngine, check_version, engine_arguments
+from penstock.actors.vllm_engine import VERSIONS, StepCounts, VllmEngine, check_version, engine_arguments
 from penstock.actors.weights import probing
 from penstock.common.config import engine_args
 from penstock.common.config.settings import ActorSettings
@@ -343,7 +343,27 @@ def test_an_aborted_request_brings_its_tokens_so_far(live: Live) -> None:
     partial = aborted.value.partial
     assert partial
     assert {span.version for item in partial for span in item.spans} == {version}
-    assert live.engine.room() == 128
+    assert live.engine.room() >= 128  # nothing is in flight any more
+
+
+def test_as_many_may_wait_in_vllm_as_end_in_two_steps(live: Live) -> None:
+    """vLLM tells of an end when its next step runs already: without any waiting a place stays empty."""
+    live.take(live.a)
+    short = replace(SAMPLING, max_tokens=1)
+    for number in range(12):
+        live.call(live.engine.generate(f"short-{number}", PROMPTS[0], short, 128))
+    ended = live.engine._counts.ended_per_step
+    assert 15 < ended < 128
+    assert live.engine.room() == 128 + int(2 * ended)
+
+
+def test_answers_that_all_end_at_once_let_few_wait() -> None:
+    counts = StepCounts()
+    for step in range(2000):
+        ended = [None] * (256 if step % 100 == 99 else 0)
+        counts.add(None, SimpleNamespace(num_generation_tokens=256, finished_requests=ended))
+    assert counts.tokens == 2000 * 256
+    assert 2 * counts.ended_per_step < 14
 
 
 def test_a_prompt_that_is_too_long_is_refused_alone(live: Live) -> None:
