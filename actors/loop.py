@@ -22,13 +22,13 @@ from penstock.actors.engine import Engine
 from penstock.actors.rollout_groups import Agents, Completions, Conversations
 from penstock.actors.ticket_worker import TicketWorker, check_same
 from penstock.common.broker.keys import Keys
-from penstock.common.broker.learner_watch import LearnerWatch
 from penstock.common.broker.run_view import RunView, wait_for_contract
 from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import ActorSettings
 from penstock.common.episodes.pool import EpisodePool
 from penstock.common.errors import ConfigError, RunNotReady
 from penstock.common.log import get_logger
+from penstock.common.monitor.learner_watch import LearnerWatch
 from penstock.common.role import connect, consumer_name
 from penstock.common.sandbox.limits import allow_open_files
 from penstock.common.shared_device import SharedDevice

@@ -21,8 +21,8 @@ from penstock.actors.weights.source import WeightSource
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.costs import CostReport
 from penstock.common.broker.keys import Keys
-from penstock.common.broker.learner_watch import LearnerWatch
 from penstock.common.broker.lease_keeper import LeaseKeeper
+from penstock.common.broker.process_signs import SignWriter
 from penstock.common.broker.run_view import RunView
 from penstock.common.broker.work_stream import Entry, WorkStream
 from penstock.common.config.role_command import ActorCommand
@@ -30,6 +30,7 @@ from penstock.common.config.settings import RunSettings
 from penstock.common.episodes.pool import EpisodeFailed
 from penstock.common.errors import Disagreement, EngineFailed, MalformedMessage, RunNotReady
 from penstock.common.log import get_logger
+from penstock.common.monitor.learner_watch import LearnerWatch
 from penstock.common.transfer.model_folder import ModelFetcher
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract, describe_difference
@@ -78,8 +79,7 @@ class TicketWorker:
         self._engine = engine
         self._groups = groups
         self._consumer = consumer
-        self._stopping = stopping
-        self._ending = False
+        self._stopping, self._ending = stopping, False
         self._disagreement: Disagreement | None = None
         self._reclaim_every_s = run.lease_s / 2
         self._streams = _streams(connection, self._keys, consumer, run)
@@ -97,7 +97,8 @@ class TicketWorker:
         self._engine_watch = EngineWatch(
             engine, groups, self._held, self._follower, actor.stall_timeout_s
         )
-        self._costs = CostReport(connection, self._keys.costs, "actor")
+        sign = SignWriter(connection, self._keys.processes, consumer, "actor", self._tell)
+        self._costs = CostReport(connection, self._keys.costs, "actor", sign)
         self._leases = LeaseKeeper(run.lease_s, self._engine_watch.progress, actor.stall_timeout_s)
         self._loop = asyncio.get_running_loop()
         self._tasks = asyncio.TaskGroup()
@@ -131,7 +132,7 @@ class TicketWorker:
         finally:
             self._ending = True
             await asyncio.to_thread(self._leases.stop)
-        await asyncio.to_thread(self._costs.send)
+        await asyncio.to_thread(self._costs.leave)
         for stream in self._streams.values():
             with contextlib.suppress(RunNotReady):  # such as a key of another type
                 await asyncio.to_thread(stream.leave)
@@ -396,6 +397,10 @@ class TicketWorker:
         if self._follower.taking:
             return "changing weights"
         return "generating" if self._held.running else "waiting for tickets"
+
+    def _tell(self) -> tuple[str, int]:
+        """Return the version of the engine's weights, "" before any, and the tokens sampled so far."""
+        return str(self._engine.version or ""), self._engine.tokens_generated()
 
     def _has_ended(self) -> bool:
         """Return whether the learner has ended the run, as the queue server says. The call blocks.

@@ -6,6 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
+WAITING_FOR_GROUPS = "waiting for groups"
+"""The learner's phase while it waits for groups or for the answers of an evaluation."""
+
+WAITING_FOR_ROOM = "waiting for room on the disk"
+"""The learner's phase while a full disk takes none of its writes."""
+
 
 @dataclass(slots=True)
 class PhaseCost:

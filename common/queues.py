@@ -1,5 +1,6 @@
 """The `queues` command: read a run's queues from any machine, audit its tickets, discard it."""
 
+import contextlib
 import sys
 import time
 from dataclasses import asdict
@@ -8,15 +9,21 @@ from typing import NoReturn
 
 from pydantic import Field
 from pydantic_settings import CliSubCommand, CliToggleFlag
+from rich.console import Console
+from rich.live import Live
 
 from penstock.common.broker.acl import default_folder, write_users
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import started_server
-from penstock.common.broker.monitor import discard_run, read_audit, read_dead, read_status
-from penstock.common.broker.monitor_text import format_audit, format_status
 from penstock.common.config.command import CommandGroup, Result, ResultCommand, execute_command
 from penstock.common.config.role_command import RunCommand
 from penstock.common.errors import ConfigError
+from penstock.common.monitor.limit import LimitWatch
+from penstock.common.monitor.overview import Overview, read_overview
+from penstock.common.monitor.screen import render
+from penstock.common.monitor.snapshot import discard_run, read_audit, read_dead, read_status
+from penstock.common.monitor.status_text import format_audit, format_overview, format_status
+from penstock.common.monitor.watch import RunWatch, heartbeat_line
 from penstock.common.text import one_line
 
 _WATCH_EVERY_S = 1.0
@@ -54,38 +61,78 @@ class QueueCommand(RunCommand, ResultCommand):
 
 
 class Status(QueueCommand):
-    """Print the run's state, its streams with their consumers, its credit and its totals."""
+    """Print step, reward, what limits the run, its processes, and its streams with their tickets.
+
+    A stream's depth counts its entries; those held are being worked on, the others wait.
+    """
 
     def read(self, connection: Connection) -> Result:
         """Return the status of the run as text and as one object, exit code 0.
 
         Raise RunNotReady without the run, MalformedMessage if the run's contract cannot be read.
         """
-        found = read_status(connection, self.run.name)
-        return Result(format_status(found), [asdict(found)])
+        now, found = read_overview(connection, self.run.name), read_status(connection, self.run.name)
+        sentence = LimitWatch().describe(now)
+        row = asdict(found) | overview_row(now, sentence)
+        return Result(f"{format_overview(now, sentence)}\n\n{format_status(found)}", [row])
 
 
-class Watch(Status):
-    """Print the status again every second until Ctrl-C."""
+class Watch(QueueCommand):
+    """Show step, reward, what limits the run and its processes, every second until the run's end.
+
+    Ctrl-C ends the watching alone. Without a terminal, or with --json, each look is printed.
+    """
 
     def ask(self, connection: Connection) -> int:
-        """Print what `read` returns, each second anew; return 0 on Ctrl-C. Raise what `read` raises.
+        """Show the run each second anew; return 0 at its end, or on Ctrl-C.
 
-        On a terminal the screen is cleared before each status, unless --json is given. Raise
-        BrokenPipeError if the reader of standard output has closed it.
+        Raise RunNotReady without the run, ServerUnavailable or another error of Connection.execute for
+        the first look; later ones are shown. Raise BrokenPipeError if standard output was closed.
         """
-        try:
-            while True:
-                if sys.stdout.isatty() and not self.as_json:
-                    print("\x1b[H\x1b[J", end="")
-                self.show(self.read(connection))
+        read_overview(connection, self.run.name)
+        watch = RunWatch(lambda: connection, self.run.name)
+        console = Console()
+        live = console.is_terminal and not console.is_dumb_terminal and not self.as_json
+        with contextlib.suppress(KeyboardInterrupt):
+            self._on_screen(watch, console) if live else self._as_text(watch)
+        return 0
+
+    def _on_screen(self, watch: RunWatch, console: Console) -> None:
+        """Show the live screen on the terminal of `console` until the run has ended."""
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            now, sentence = watch.look()
+            while now is None or now.state != "ended":
+                live.update(render(now, sentence, (), *console.size), refresh=True)
                 time.sleep(_WATCH_EVERY_S)
-        except KeyboardInterrupt:
-            return 0
+                now, sentence = watch.look()
+        print(f"{heartbeat_line(now, sentence)}")
+
+    def _as_text(self, watch: RunWatch) -> None:
+        """Print each look, with --json as a line of JSON, until the run has ended."""
+        state = ""
+        while state != "ended":
+            now, sentence = watch.look()
+            text = format_overview(now, sentence) if now else sentence
+            self.show(Result(text, [overview_row(now, sentence)]))
+            state = now.state if now else ""
+            time.sleep(_WATCH_EVERY_S if state != "ended" else 0)
+
+
+def overview_row(now: Overview | None, sentence: str) -> dict[str, object]:
+    """Return the object for --json of an overview: the `limit`, and all but the streams."""
+    if now is None:
+        return {"limit": sentence}
+    row = asdict(now)
+    del row["streams"], row["server"]
+    return {**row, "limit": sentence}
 
 
 class Audit(QueueCommand):
     """Check that every ticket issued has ended or is in flight. The exit code is 1 if not."""
+
+    tickets: CliToggleFlag[bool] = Field(
+        False, description="list all open tickets, not only each holder's oldest"
+    )
 
     def read(self, connection: Connection) -> Result:
         """Return the audit of the run as text and as one object; the exit code is 1 for faults, else 0.
@@ -95,7 +142,7 @@ class Audit(QueueCommand):
         """
         found = read_audit(connection, self.run.name)
         row = asdict(found) | {"faults": found.faults}
-        return Result(format_audit(found), [row], 1 if found.faults else 0)
+        return Result(format_audit(found, self.tickets), [row], 1 if found.faults else 0)
 
 
 class Dead(QueueCommand):
@@ -169,9 +216,9 @@ class Queues(CommandGroup):
     The run is named by --run.name or RUN_NAME, its server by --redis-url or REDIS_URL.
     """
 
-    status: CliSubCommand[Status] = Field(description="state, streams, consumers, credit, totals")
+    status: CliSubCommand[Status] = Field(description="step, reward, limit, processes, streams, totals")
     audit: CliSubCommand[Audit] = Field(description="check that every ticket ended or is in flight")
-    watch: CliSubCommand[Watch] = Field(description="the status, again every second until Ctrl-C")
+    watch: CliSubCommand[Watch] = Field(description="step, reward, limit and processes, every second")
     dead: CliSubCommand[Dead] = Field(description="the newest tickets that failed too often, and why")
     acl: CliSubCommand[Acl] = Field(description="write a user per role, with what the role needs")
     discard: CliSubCommand[Discard] = Field(description="delete the run's keys from the server")

@@ -30,6 +30,16 @@ def short(value: object, letters: int = 200) -> str:
     return text if len(text) <= letters else f"{text[: letters - 3]}..."
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: "1 group", "2 groups".
+
+    Example:
+        >>> counted(1200, "group")
+        '1,200 groups'
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def encodable(text: str) -> str:
     """Return the text with each lone surrogate, which UTF-8 cannot encode, replaced by its escape.
 

@@ -5,14 +5,24 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import closing, nullcontext
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TextIO
 
 from pydantic import Field, FilePath
+from pydantic_settings import CliToggleFlag
+from rich.console import Console
 
-from penstock.common.broker.local_server import Listening, hash_password, prepare, remove_old_socket
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.local_server import (
+    Listening,
+    hash_password,
+    prepare,
+    remove_old_socket,
+    started_server,
+)
 from penstock.common.broker.private_socket import answers
 from penstock.common.config.command import Command, build, drop_output
 from penstock.common.config.device import has_gpu
@@ -21,11 +31,16 @@ from penstock.common.config.role_command import LearnerCommand, RunCommand
 from penstock.common.config.secret_file import read_secret
 from penstock.common.config.variables import read_environment
 from penstock.common.errors import ConfigError
+from penstock.common.files.atomic import make_folder
 from penstock.common.files.lock import hold_lock
 from penstock.common.files.modes import umask
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.guard import guard_children
+from penstock.common.monitor.watch import RunWatch
 from penstock.deploy.child import Report, Service
+from penstock.deploy.ending import LastWords, print_ending
+from penstock.deploy.live import Heartbeat, LiveScreen, Show, is_live
+from penstock.deploy.logs import LogFiles
 from penstock.deploy.procfile import read_procfile
 from penstock.deploy.supervisor import (
     LEARNER,
@@ -40,6 +55,9 @@ _COLOURS = (36, 33, 32, 35, 34, 31)
 
 
 ACTOR = "actor"
+_LOOK_S = 1.0
+"""The time that a look at the run, for people, may wait for the queue server."""
+
 _LINGER_S = 5.0
 """The time that processes of other machines have to see the run's end on the queue server."""
 
@@ -54,61 +72,111 @@ class Up(Command):
     env_file: FilePath | None = Field(None, description="variables of all processes; this one's win")
     actors: int | None = Field(None, ge=0, description="actors to run; by default 1")
     rewarders: int | None = Field(None, ge=0, description="rewarders to run; by default 1")
+    plain: CliToggleFlag[bool] = Field(
+        False, description="print all lines of the processes, also in a terminal"
+    )
     listen: str = Field(
         "", description="HOST:PORT where the queue server also takes other machines' connections"
     )
 
     def execute(self) -> int:
-        """Run until the run's end, print all lines, return the exit code. Raise what `run` raises."""
+        """Run until the run's end, show it, return the exit code. Raise what `run` raises.
+
+        In a terminal there is a live screen, else all lines and one on the run every 30 s. All lines are
+        in logs/ of the run's folder. At the end the result is printed, or what failed.
+        """
         return self.run()
 
-    def run(self, report: Callable[[Report], None] | None = None) -> int:
+    def run(
+        self,
+        report: Callable[[Report], None] | None = None,
+        beside: Callable[[Report], None] | None = None,
+    ) -> int:
         """Run to the run's end, in any thread; return the exit code of learner or failed process.
 
-        `report` takes every line and event; None: they are printed. In the main thread the first SIGINT
-        or SIGTERM ends the run in order, the second one at once. Meanwhile the run is locked against
-        another `penstock up`, and its processes end with this one. Unless REDIS_URL is set, files of the
-        run's own queue server are written to its folder; at the end its socket is deleted. Raise
-        ConfigError if a setting or the Procfile is wrong, RunTaken if another `penstock up` of the run
-        goes on.
+        `report` takes every line and event; None: see `execute`. With `beside`, which takes them too,
+        nothing is printed at the end. In the main thread the first SIGINT or SIGTERM ends the run in
+        order, the second one at once. Meanwhile the run is locked against another `penstock up`, and its
+        processes end with this one. Unless REDIS_URL is set, files of the run's own queue server are
+        written to its folder; at the end its socket is deleted. Raise ConfigError if a setting or the
+        Procfile is wrong, RunTaken if another `penstock up` of the run goes on.
         """
         commands = read_procfile(self.procfile)
         counts = self._counts(commands)
         settings = build(RunCommand, {"env_file": self.env_file})  # checks the names of all variables
         threads = threads_of_each(read_environment(self.env_file), counts.get(ACTOR, 1))
         services = role_services(commands, threads)
-        anew = read_environment(self.env_file).get("LEARNER_RESUME") == "new"
-        if anew and settings.redis_url:
-            raise ConfigError(
-                "LEARNER_RESUME=new moves the run's folder away with its queue server's data, but "
-                "REDIS_URL names another server: choose another RUN_NAME for a new run"
-            )
-        if anew:
-            build(LearnerCommand, {"env_file": self.env_file})  # before anything is moved
-            move_away(settings.run.folder)
-        with umask(settings.run.umask), hold_lock(settings.run.folder.up_lock, "`penstock up`"):
+        anew = self._move_away_if_asked(settings)
+        folder = settings.run.folder
+        with umask(settings.run.umask), hold_lock(folder.up_lock, "`penstock up`"):
             listening = self._listening(settings)
             if not settings.redis_url:
-                services = [queue_service(settings.run.folder, listening), *services]
+                services = [queue_service(folder, listening), *services]
             limits = Limits(
                 ready_s=settings.run.progress_timeout_s, linger_s=_LINGER_S if listening else 0.0
             )
             guard_children()  # children end with `up`, even when it is killed with -9
-            environment = child_environment(self.env_file)  # with the guard's mark
-            if anew:
-                environment["LEARNER_RESUME"] = "auto"  # a learner that is started again goes on
-            if listening:  # other machines get the run's files where they reach the queue server
-                shown = f"[{listening.host}]" if ":" in listening.host else listening.host
-                environment.setdefault("LEARNER_FILES_ADDRESS", f"{shown}:0")
-            supervisor = Supervisor(services, environment, report or Printer(sys.stdout), counts, limits)
-            if threading.current_thread() is threading.main_thread():
-                for number in (signal.SIGINT, signal.SIGTERM):
-                    signal.signal(number, lambda *_: supervisor.stop())
+            environment = self._environment(anew, listening)  # with the guard's mark
+            make_folder(folder.logs)
+            show = self._show(settings) if report is None else nullcontext(report)
             try:
-                return supervisor.run()
+                with closing(LogFiles(folder.logs)) as logs, show as take:
+                    reports = LastWords(logs, take, *([beside] if beside else []))
+                    supervisor = Supervisor(services, environment, reports, counts, limits)
+                    if threading.current_thread() is threading.main_thread():
+                        for number in (signal.SIGINT, signal.SIGTERM):
+                            signal.signal(number, lambda *_: supervisor.stop())
+                    code = supervisor.run()
             finally:
                 if not settings.redis_url:
-                    remove_old_socket(settings.run.folder)
+                    remove_old_socket(folder)
+            if report is None and beside is None:
+                print_ending(folder, reports.describe(folder.logs))
+            return code
+
+    def _environment(self, anew: bool, listening: Listening | None) -> dict[str, str]:
+        """Return the children's variables, for a run that begins `anew` or not.
+
+        With a server that is `listening` other machines get the run's files where they reach the server.
+        Raise ConfigError if --env-file cannot be read.
+        """
+        environment = child_environment(self.env_file)
+        if anew:
+            environment["LEARNER_RESUME"] = "auto"  # a learner that is started again goes on
+        if listening:
+            shown = f"[{listening.host}]" if ":" in listening.host else listening.host
+            environment.setdefault("LEARNER_FILES_ADDRESS", f"{shown}:0")
+        return environment
+
+    def _move_away_if_asked(self, settings: RunCommand) -> bool:
+        """With LEARNER_RESUME=new move the run of these `settings` away; return whether that was asked.
+
+        Raise ConfigError with REDIS_URL, or for wrong settings of the learner, before anything is moved,
+        or if the folder cannot be moved, RunTaken if the run is in use.
+        """
+        if read_environment(self.env_file).get("LEARNER_RESUME") != "new":
+            return False
+        if settings.redis_url:
+            raise ConfigError(
+                "LEARNER_RESUME=new moves the run's folder away with its queue server's data, but "
+                "REDIS_URL names another server: choose another RUN_NAME for a new run"
+            )
+        build(LearnerCommand, {"env_file": self.env_file})
+        move_away(settings.run.folder)
+        return True
+
+    def _show(self, settings: RunCommand) -> Show:
+        """Return what shows the run of these `settings`: a live screen, or all lines as they come."""
+
+        def connect() -> Connection:
+            """Return a connection to the run's queue server. Raise ConfigError before it is started."""
+            url = settings.redis_url or started_server(settings.run.folder)
+            return Connection(url, _LOOK_S, _LOOK_S, allow_open=settings.run.allow_open_server)
+
+        watch, console = RunWatch(connect, settings.run.name), Console(file=sys.stdout)
+        if is_live(console, self.plain):
+            return LiveScreen(watch, console)
+        return Heartbeat(watch, Printer(sys.stdout))
 
     def _counts(self, commands: Mapping[str, str]) -> dict[str, int]:
         """Return how many processes --actors and --rewarders ask for, by name; no entry without a flag.

@@ -16,7 +16,7 @@ from penstock.common.failpoint import failpoint
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.journal.claims import Claim
 from penstock.common.log import get_logger
-from penstock.common.phases import Phases, costs_by_name
+from penstock.common.phases import WAITING_FOR_GROUPS, Phases, costs_by_name
 from penstock.common.wire.codec import encode, pack
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import ScoredGroup, Verdict, Weights
@@ -37,6 +37,7 @@ from penstock.learner.report.metrics import (
     update_metrics,
 )
 from penstock.learner.report.model_card import model_card
+from penstock.learner.report.progress_writer import ProgressWriter
 from penstock.learner.report.recorder import Recorder
 from penstock.learner.report.small_batches import SmallBatches
 from penstock.learner.resume import encode_groups, retrain_tail
@@ -48,7 +49,7 @@ from penstock.learner.state.ledger import Ledger
 from penstock.learner.state.versions import write_version
 from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.learner_queue import LearnerQueue
-from penstock.learner.streams.ticket_flow import WAITING, TakenGroups, TicketFlow
+from penstock.learner.streams.ticket_flow import TakenGroups, TicketFlow
 
 log = get_logger(__name__)
 
@@ -95,10 +96,9 @@ class Learner:
         self._table: tuple[int, Future[Any]] | None = None  # a step, and its table that is being made
         ledger = Ledger()
         past = retrain_tail(folder, claim, policy, ledger, self._recorder, checkpoint)
-        self._step = self._saved = past.step
-        self._bad_steps = past.bad_steps
-        journal = Journal(folder, round(settings.journal_segment_mib * 2**20))
-        self._commit_log = CommitLog(ledger, journal, queue)
+        self._step, self._saved, self._bad_steps = past.step, past.step, past.bad_steps
+        segment_bytes = round(settings.journal_segment_mib * 2**20)
+        self._commit_log = CommitLog(ledger, Journal(folder, segment_bytes), queue)
         for ticket in ledger.eval_open():  # this incarnation asks again, with tickets of its own
             ledger.close(ticket, "stale", "the learner that asked was restarted")
         self._commit_log.record(
@@ -112,6 +112,7 @@ class Learner:
         )  # fmt: skip
         self._flow.join()
         self._costs = FleetCosts(queue.connection, queue.keys.costs)
+        self._progress = ProgressWriter(queue, self._step, plan.steps, settings.groups_per_step)
 
     def train(self) -> None:
         """Publish the weights, make the steps that are left, then end the run or leave it to a resume.
@@ -180,7 +181,7 @@ class Learner:
         or ServerUnavailable.
         """
         metrics = group_metrics(taken.groups, taken.arrivals, self._plan.reward_weights)
-        metrics["perf/rollout_wait_s"] = self._phases.seconds(WAITING)
+        metrics["perf/rollout_wait_s"] = self._phases.seconds(WAITING_FOR_GROUPS)
         step = self._step + 1
         for group in taken.groups:
             self._commit_log.ledger.close(group.group.ticket.id, "trained", f"step {step}")
@@ -302,6 +303,8 @@ class Learner:
             self._keep_if_best(result.version, metrics)
             # Last: a version whose answers are on disk is not evaluated again after a crash.
             self._recorder.evaluation(result, columns, metrics)
+            if (name := f"eval/rewards/{self._settings.main_reward}/mean") in metrics:
+                self._progress.evaluated(result.version.step, metrics[name])
             figures = [f"{name[5:]} {value:.3f}" for name, value in metrics.items() if "@" in name]
             missing = f"{metrics['eval/unanswered']:.0f} of {metrics['eval/questions']:.0f} unanswered"
             log.info(f"Evaluated step {result.version.step}: {', '.join([*figures, missing])}.")
@@ -356,6 +359,7 @@ class Learner:
             f"{self._small_batches.describe(len(taken.groups), taken.arrivals)}."
         )
         self._small_batches.warn()
+        self._progress.made_step(self._step, len(taken.groups), metrics)
         self._record_completions(self._step, taken.groups, taken.arrivals.filtered, batch)
         failpoint("recorded")
 

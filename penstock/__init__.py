@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.common.broker.monitor import Audit, ConsumerStatus, InFlight, RunStatus, StreamStatus
     from penstock.common.config.learner_settings import LearnerSettings
     from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings
     from penstock.common.errors import (
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
         RunTaken,
         ServerUnavailable,
     )
+    from penstock.common.monitor.snapshot import Audit, ConsumerStatus, InFlight, RunStatus, StreamStatus
     from penstock.learner.algorithm.advantages import compute_advantages
     from penstock.learner.algorithm.loss import (
         LossOptions,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from penstock.trial import try_reward
 
 _MODULES = {
-    "penstock.common.broker.monitor": (
+    "penstock.common.monitor.snapshot": (
         "Audit", "ConsumerStatus", "InFlight", "RunStatus", "StreamStatus",
     ),
     "penstock.common.config.learner_settings": ("LearnerSettings",),

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import started_server
-from penstock.common.broker.monitor import Audit, RunStatus, read_audit, read_status
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings, Section
 from penstock.common.errors import ConfigError, PenstockError
@@ -21,6 +20,7 @@ from penstock.common.files.reading import reading
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.journal import segments
 from penstock.common.journal.claims import Position, read_chain, read_claims
+from penstock.common.monitor.snapshot import Audit, RunStatus, read_audit, read_status
 from penstock.common.wire.codec import decode
 from penstock.common.wire.messages import ScoredGroup, Verdict
 

@@ -15,13 +15,14 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from penstock.common.broker.connection import BLOCK_MS, Connection
 from penstock.common.broker.costs import CostReport
 from penstock.common.broker.keys import Keys
-from penstock.common.broker.learner_watch import LearnerWatch
 from penstock.common.broker.lease_keeper import LeaseKeeper
+from penstock.common.broker.process_signs import SignWriter
 from penstock.common.broker.run_view import RunView, wait_for_contract
 from penstock.common.broker.work_stream import Entry, WorkStream
 from penstock.common.config.role_command import RewarderCommand
 from penstock.common.errors import MalformedMessage, RunNotReady, ServerUnavailable
 from penstock.common.log import get_logger
+from penstock.common.monitor.learner_watch import LearnerWatch
 from penstock.common.role import connect, consumer_name
 from penstock.common.sandbox.starter import START_TIMEOUT_S
 from penstock.common.transfer.model_folder import FetchStopped, ModelFetcher
@@ -97,13 +98,16 @@ class Rewarder:
         )
         self._keeper = LeaseKeeper(settings.run.lease_s, lambda: pool.finished, 2 * longest_s)
         self._learner_watch = LearnerWatch(connection, self._keys, settings.run)
-        self._costs = CostReport(connection, self._keys.costs, "rewarder")
+        self._counting = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        sign = SignWriter(
+            connection, self._keys.processes, name, "rewarder", lambda: ("", self._counts.total())
+        )
+        self._costs = CostReport(connection, self._keys.costs, "rewarder", sign)
         self._threads = ThreadPoolExecutor(settings.rewarder.workers, "score")
         self._busy: set[Future[None]] = set()
         self._reclaim_at = self._look_at = 0.0
         self._failures = Failures()
-        self._counting = threading.Lock()
-        self._counts: Counter[str] = Counter()
         self._reported = (0, time.monotonic())
 
     def __enter__(self) -> "Rewarder":
@@ -123,7 +127,7 @@ class Rewarder:
         self._keeper.stop()
         self._pool.close()
         with contextlib.suppress(RunNotReady, ServerUnavailable):  # the server may be gone too
-            self._costs.send()
+            self._costs.leave()
             self._stream.leave()
         log.info(f"{self._stream.consumer} left run {self._settings.run.name}: {self._progress()}.")
 

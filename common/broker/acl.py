@@ -69,8 +69,8 @@ def rules(role: Role, keys: Keys) -> list[str]:
 
     A reader may read all keys; the learner may read and write them. An actor or a rewarder may read the
     run, change its work streams and `open`, add groups, results and dead tickets, count malformed
-    entries and costs, and call the server functions for that. The arguments allow commands ("+get") and
-    keys ("~KEY") and take no right away: the caller resets the user first.
+    entries and costs, tell of themselves, and call the server functions for that. The arguments allow
+    commands ("+get") and keys ("~KEY") and take no right away: the caller resets the user first.
     """
     if role == "reader":
         return [*_allow(_READING), *(f"%R~{key}" for key in keys.all)]
@@ -84,8 +84,8 @@ def _worker_rules(keys: Keys, actor: bool) -> list[str]:
     """Return the ACL rules of an actor, or if not `actor` of a rewarder, on the run with these keys.
 
     Rights: change `open` and own streams (tickets, eval_tickets, or rollouts); add to rollouts (actor),
-    scored, evaluated and dead; count in malformed and costs; read the other keys; call the functions for
-    this.
+    scored, evaluated and dead; count in malformed and costs; tell of themselves in processes; read the
+    other keys; call the functions for this.
     """
     worked = (keys.tickets, keys.eval_tickets) if actor else (keys.rollouts,)
     following = (keys.rollouts,) if actor else keys.outcome_streams
@@ -99,6 +99,7 @@ def _worker_rules(keys: Keys, actor: bool) -> list[str]:
         _selector(["xreadgroup"], worked),  # needs no more than the right to read, and takes entries
         _selector(["xadd"], dict.fromkeys((*following, *ends)), "%W~"),
         _selector(_COUNTING, [keys.malformed]), _selector(["hincrbyfloat"], [keys.costs]),
+        _selector(["hset", "hdel"], [keys.processes]),
         _selector(["type"], [keys.dead], "%R~"),
         _selector(_calls("handoff"), (keys.fence, keys.open, *worked, *following)),
         _selector(_calls("bury"), (keys.fence, keys.open, *worked, *ends)),

@@ -3,10 +3,12 @@
 import contextlib
 import math
 import time
+from collections.abc import Callable
 
 import psutil
 
 from penstock.common.broker.connection import Connection
+from penstock.common.broker.process_signs import SignWriter
 from penstock.common.errors import CommandRefused, NotPermitted, RunNotReady, WrongType
 from penstock.common.log import get_logger
 from penstock.common.phases import PhaseCost, Phases, costs_by_name
@@ -35,16 +37,19 @@ subprocesses, such as vLLM's engine, tools and the scoring processes."""
 class CostReport:
     """Counts this process's time by phase, and adds it to the hash `key` on the queue server.
 
-    `role` is one of PHASES; its first phase is the present one. A report that the server refuses is
-    dropped, and the first one logged: nothing but the learner's metrics depends on it.
+    `role` is one of PHASES; its first phase is the present one. `sign` tells people of this process with
+    each report, if given. A report that the server refuses is dropped, and the first one logged: nothing
+    but the learner's metrics and what people see depends on it.
     """
 
-    def __init__(self, connection: Connection, key: str, role: str) -> None:
-        self._connection, self._key, self._role = connection, key, role
+    def __init__(
+        self, connection: Connection, key: str, role: str, sign: SignWriter | None = None
+    ) -> None:
+        self._connection, self._key, self._role, self._sign = connection, key, role, sign
         self._phases = Phases()
         self._phases.name = PHASES[role][0]
         self._subprocesses: dict[tuple[int, float], float] = {}
-        self._send_at = time.monotonic() + _SEND_S
+        self._send_at = time.monotonic() + (0 if sign else _SEND_S)  # people see a process at once
         self._logged = False
 
     def note(self, phase: str) -> None:
@@ -60,18 +65,38 @@ class CostReport:
             self.send()
 
     def send(self) -> None:
-        """Add what was counted since the last call to the sums on the queue server.
+        """Add what was counted since the last call to the sums on the server, and write the sign.
 
         A reply that is lost may count twice. Raise ServerUnavailable and Connection.execute's other
         errors that do not concern the report alone.
         """
         self._send_at = time.monotonic() + _SEND_S
-        costs = costs_by_name(self._role, self._phases.take_profile())
+        profile = self._phases.take_profile()
+        costs = costs_by_name(self._role, profile)
         costs[f"{self._role}/subprocesses_cpu_s"] = self._take_subprocesses()
-        try:
+        waited_s = profile[PHASES[self._role][0]].seconds if PHASES[self._role][0] in profile else 0.0
+        busy = 1 - waited_s / max(1e-9, sum(cost.seconds for cost in profile.values()))
+
+        def report() -> None:
+            """Add the seconds to the sums, and write the sign. Raise Connection.execute's errors."""
             for field, seconds in costs.items():
                 if seconds > 0:
                     self._connection.execute("HINCRBYFLOAT", self._key, field, f"{seconds:.6f}")
+            if self._sign:
+                self._sign.write(self._phases.name, busy)
+
+        self._try(report)
+
+    def leave(self) -> None:
+        """Send a last report, and remove the sign. Raise what `send` raises."""
+        self.send()
+        if self._sign:
+            self._try(self._sign.remove)
+
+    def _try(self, report: Callable[[], None]) -> None:
+        """Call `report`. Log the first of its errors that concern the report alone; raise the others."""
+        try:
+            report()
         except (CommandRefused, NotPermitted, RunNotReady, WrongType) as error:
             if not self._logged:
                 log.warning("The learner's metrics perf/ lack this process's time.", cause=str(error))

@@ -17,7 +17,7 @@ local DAY_MS = 24 * 3600 * 1000
 local LONGEST_ENTRY = 41  -- two numbers of 64 bits: what is longer no server made
 local KINDS = {  -- of the keys that are no streams
   fence = 'hash', open = 'hash', ledger = 'hash', malformed = 'hash', costs = 'hash',
-  deltas = 'hash',
+  deltas = 'hash', processes = 'hash',
   contract = 'string', weights = 'string', state = 'string',
 }
 local WORK_STREAMS = {tickets = true, eval_tickets = true, rollouts = true}

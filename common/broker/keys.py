@@ -30,6 +30,7 @@ class Keys:
         self.state = prefix + "state"  # "running" or "ended"
         self.deltas = prefix + "deltas"  # hash: parts of what changed in the newest versions
         self.costs = prefix + "costs"  # hash: seconds that actors and rewarders spent, by phase
+        self.processes = prefix + "processes"  # hash: by name, what a process tells people of itself
 
     def tickets_for(self, purpose: Purpose) -> str:
         """Return the key of the stream of tickets: tickets for "train", eval_tickets for "eval"."""
@@ -51,5 +52,5 @@ class Keys:
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Every key of the run, in a fixed order: tickets first, costs last."""
+        """Every key of the run, in a fixed order: tickets first, processes last."""
         return tuple(vars(self).values())

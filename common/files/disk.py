@@ -13,7 +13,7 @@ from typing import TypeVar
 from penstock.common.deadline import Deadline
 from penstock.common.errors import DiskFull
 from penstock.common.log import get_logger
-from penstock.common.phases import Phases
+from penstock.common.phases import WAITING_FOR_ROOM, Phases
 
 log = get_logger(__name__)
 
@@ -77,7 +77,7 @@ class Disk:
                 why = f"RUN_DISK_TIMEOUT_S={self.timeout_s:g}" if over else "stopped by a signal"
                 raise DiskFull(wait.explain(why)) from error
             wait.report()
-            with self.phases.enter("waiting for room on the disk"):
+            with self.phases.enter(WAITING_FOR_ROOM):
                 self.stopping.wait(pause_s)
             if wait.room().get("missing_bytes", 0) == 0:
                 return

@@ -39,6 +39,7 @@ class RunFolder:
         self.completions = path / "completions"
         self.tensorboard = path / "tensorboard"
         self.learning_curve = path / "learning_curve.png"  # of the demo
+        self.logs = path / "logs"  # of each process that `penstock up` runs
         self.log = path / "log.txt"  # of the demo
         self.replay = path / "replay"  # default output of `penstock replay`
         self.server = path / "queue"  # data of the queue server that `penstock up` started

@@ -8,9 +8,9 @@ from typing import Any
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import LocalServer
-from penstock.common.broker.monitor import Audit, read_audit
 from penstock.common.files.atomic import read_json_lines
 from penstock.common.files.run_folder import RunFolder
+from penstock.common.monitor.snapshot import Audit, read_audit
 from penstock.common.text import one_line
 from penstock.deploy.samples import read_rows
 

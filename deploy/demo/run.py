@@ -19,6 +19,8 @@ from typing import TextIO
 import structlog
 from dotenv import dotenv_values
 from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic_settings import CliToggleFlag
+from rich.console import Console
 
 from penstock.common.config.command import Command, build
 from penstock.common.config.role_command import RunCommand
@@ -29,6 +31,7 @@ from penstock.common.files.run_folder import RunFolder
 from penstock.deploy.child import Report
 from penstock.deploy.demo.report import WIDTH, print_report
 from penstock.deploy.demo.task import TaskFiles, read_problems, write_task
+from penstock.deploy.live import is_live
 from penstock.deploy.up import Up
 
 _STEPS_PER_LINE = 5
@@ -46,6 +49,9 @@ class Demo(Command):
     seed: NonNegativeInt = Field(1, description="seed of the data, the base model and the run")
     steps: PositiveInt | None = Field(None, description="Updates to make; by default the recipe's")
     dir: Path = Field(Path("runs"), description="folder for all files of the demo")
+    plain: CliToggleFlag[bool] = Field(
+        False, description="print lines instead of a live screen, also in a terminal"
+    )
 
     def execute(self) -> int:
         """Run the demo in a new folder demo-SEED-TIME below `dir`, print its report, return 0.
@@ -125,8 +131,10 @@ def _train(folder: Path, model: Path, task: TaskFiles, options: Demo) -> None:
         recipe, procfile = deploy / "recipes" / "demo.env", deploy / "Procfile"
         steps = int((dotenv_values(recipe) | os.environ)["LEARNER_MAX_STEPS"] or 0)
         announce(steps, run_folder.log)
-        progress = Progress(run_folder, steps, file)
-        code = Up(env_file=recipe, procfile=procfile).run(progress)
+        live = is_live(Console(), options.plain)
+        progress = Progress(run_folder, steps, file, silent=live)
+        up = Up(env_file=recipe, procfile=procfile)
+        code = up.run(beside=progress) if live else up.run(progress)
     if progress.unread:
         raise BrokenPipeError("the reader of the demo's output is gone")
     if code != 0 or not run_folder.results("train").is_file():
@@ -160,14 +168,15 @@ class Progress:
     """Writes every line of the run's processes to `log`, and prints the run's progress.
 
     The progress is read from the files in `run_folder`, not from the lines. `steps` is the number of the
-    run's steps. Printed seconds count from the creation. Safe in several threads. `unread` becomes True
-    once the reader of standard output is gone: then the run is told to end.
+    run's steps. If `silent`, nothing is printed. Printed seconds count from the creation. Safe in
+    several threads. `unread` becomes True once the reader of standard output is gone: then the run is
+    told to end.
     """
 
-    def __init__(self, run_folder: RunFolder, steps: int, log: TextIO) -> None:
+    def __init__(self, run_folder: RunFolder, steps: int, log: TextIO, silent: bool = False) -> None:
         self._run_folder = run_folder
         self._steps = steps
-        self._log = log
+        self._log, self._silent = log, silent
         self._lock = threading.Lock()
         self._started = self._printed_at = time.monotonic()
         self._step = 0
@@ -183,6 +192,8 @@ class Progress:
         """
         with self._lock:
             print(f"{report.child} | {report.text}", file=self._log, flush=True)
+            if self._silent:
+                return
             failed = report.kind == "ended" and "exit code 0" not in report.text
             if failed or "[error" in report.text:
                 self._print(f"{report.child}: {report.text}")

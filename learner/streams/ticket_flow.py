@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from penstock.common.broker.waiting import describe_waiting
 from penstock.common.broker.work_stream import Entry
 from penstock.common.config.settings import RunSettings
 from penstock.common.deadline import Deadline
@@ -25,7 +24,8 @@ from penstock.common.errors import (
 )
 from penstock.common.files.lock import holder_name
 from penstock.common.log import get_logger, shorten
-from penstock.common.phases import Phases
+from penstock.common.monitor.waiting import describe_waiting
+from penstock.common.phases import WAITING_FOR_GROUPS, Phases
 from penstock.common.wire.codec import encode
 from penstock.common.wire.ids import TicketId, Version
 from penstock.common.wire.messages import EndState, ScoredGroup, Weights
@@ -39,9 +39,6 @@ log = get_logger(__name__)
 
 _POLL_S, _POLL_AHEAD_S = 0.01, 0.05
 _SLICE = 1000  # tickets that are closed in one call
-
-WAITING = "waiting for groups"
-"""The learner's phase while it waits for groups or for the answers of an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +248,7 @@ class TicketFlow:
         from. Raise the errors of `join` and `issue_tickets`, such as RunTaken, DiskFull and DataError.
         """
         self._deadline.restart()
-        with self._phases.enter(WAITING), self._lending():
+        with self._phases.enter(WAITING_FOR_GROUPS), self._lending():
             while not self._stopping.is_set():
                 self.issue_tickets(step)
                 self._advance()
@@ -379,7 +376,7 @@ class TicketFlow:
         """
         self._deadline.restart()
         lending = self._lending if self.evaluator.running else nullcontext
-        with self._phases.enter(WAITING), lending():
+        with self._phases.enter(WAITING_FOR_GROUPS), lending():
             while self.evaluator.running and not self._stopping.is_set():
                 self._advance()
 

@@ -14,7 +14,7 @@ from typing import Any
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
-from penstock.common.broker.monitor import read_audit
+from penstock.common.monitor.snapshot import read_audit
 from tests.chaos.killer import Kill
 from tests.chaos.plan import Floors
 from tests.chaos.victims import KINDS, LEARNER, SERVER

@@ -15,13 +15,13 @@ from penstock.common.broker.acl import ROLES, Role, _saved, rules, user_name
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
-from penstock.common.broker.monitor import read_audit, read_dead, read_status
 from penstock.common.broker.run_view import RunView
-from penstock.common.broker.waiting import describe_waiting
 from penstock.common.broker.work_stream import WorkStream
 from penstock.common.config.command import execute_command
 from penstock.common.config.redis_url import parse_url
 from penstock.common.errors import ConfigError, NotPermitted, ServerUnavailable
+from penstock.common.monitor.snapshot import read_audit, read_dead, read_status
+from penstock.common.monitor.waiting import describe_waiting
 from penstock.common.queues import Queues
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Weights

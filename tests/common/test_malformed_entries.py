@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 import structlog
 
-from penstock.common.broker.monitor import read_audit
-from penstock.common.broker.monitor_text import format_audit
 from penstock.common.broker.run_view import RunView, wait_for_contract
 from penstock.common.broker.work_stream import BEGINNING, Entry, WorkStream
 from penstock.common.errors import MalformedMessage, RunNotReady, WrongType
+from penstock.common.monitor.snapshot import read_audit
+from penstock.common.monitor.status_text import format_audit
 from penstock.common.wire.codec import encode
 from penstock.common.wire.messages import Verdict
 from penstock.learner.streams.learner_queue import LearnerQueue

@@ -6,9 +6,9 @@ import pytest
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import LocalServer
-from penstock.common.broker.monitor import read_audit, read_dead, read_status
 from penstock.common.config.command import execute_command
 from penstock.common.errors import RunNotReady
+from penstock.common.monitor.snapshot import read_audit, read_dead, read_status
 from penstock.common.queues import Queues
 from penstock.common.wire.codec import encode
 from penstock.common.wire.contract import Contract

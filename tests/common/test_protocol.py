@@ -11,10 +11,10 @@ import pytest
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
-from penstock.common.broker.monitor import read_audit
 from penstock.common.broker.work_stream import BEGINNING, Entry, WorkStream
 from penstock.common.config.redis_url import with_login
 from penstock.common.errors import ConfigError, RunNotReady, RunTaken, ServerUnavailable
+from penstock.common.monitor.snapshot import read_audit
 from penstock.common.wire.codec import decode
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import END_STATES, Verdict, Version, Weights

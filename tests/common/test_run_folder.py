@@ -34,6 +34,7 @@ PATHS = {
     "completions": "completions",
     "tensorboard": "tensorboard",
     "learning_curve": "learning_curve.png",
+    "logs": "logs",
     "log": "log.txt",
     "replay": "replay",
     "server": "queue",

@@ -19,6 +19,7 @@ ORDER = {
         "chat",
         "journal",
         "broker",
+        "monitor",
         "transfer",
         "sandbox",
         "episodes",

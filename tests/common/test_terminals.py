@@ -131,7 +131,7 @@ def test_queues_print_what_others_wrote_harmlessly(busy: Run, run_name, capfd, c
         assert all(map(json.loads, json_lines.splitlines()))
         if command == ["dead"]:
             assert json.loads(json_lines.splitlines()[0])["reason"] == written.decode()
-    grown = {"status": 1, "audit": 0, "dead": 1}[command[0]]  # the consumer, nothing, the letter
+    grown = {"status": 1, "audit": 1, "dead": 1}[command[0]]  # the consumer, the holder, the letter
     assert lines[hostile] - lines[b"plain"] == grown
 
 

@@ -8,12 +8,12 @@ import pytest
 import structlog
 
 from penstock.common import deadline
-from penstock.common.broker.learner_watch import LearnerWatch
 from penstock.common.broker.run_view import wait_for_contract
-from penstock.common.broker.waiting import describe_waiting
 from penstock.common.config.settings import RunSettings
 from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded, RunTaken
+from penstock.common.monitor.learner_watch import LearnerWatch
+from penstock.common.monitor.waiting import describe_waiting
 from penstock.common.wire.messages import Version, Weights
 from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.common.builders import Run
@@ -88,7 +88,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.common.broker.learner_watch._POLL_EVERY_S", 0.0)
+    monkeypatch.setattr("penstock.common.monitor.learner_watch._POLL_EVERY_S", 0.0)
 
 
 @pytest.mark.usefixtures("looks_at_once")

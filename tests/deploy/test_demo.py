@@ -10,9 +10,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from penstock.common.broker.monitor import Audit
 from penstock.common.config.command import drop_output
 from penstock.common.files.run_folder import RunFolder
+from penstock.common.monitor.snapshot import Audit
 from penstock.deploy.child import Report
 from penstock.deploy.demo.report import (
     WIDTH,

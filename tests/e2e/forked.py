@@ -102,9 +102,15 @@ class Forked:
     """A forked `python -m module`, with as much of a Popen as the tests use."""
 
     def __init__(
-        self, module: str, arguments: Sequence[str], cwd: Path, environment: Mapping[str, str]
+        self,
+        module: str,
+        arguments: Sequence[str],
+        cwd: Path,
+        environment: Mapping[str, str],
+        output: Connection | None = None,
     ) -> None:
         reader, writer = Pipe(duplex=False)
+        writer = output or writer
         given = (module, arguments, cwd, dict(environment), writer)
         self._process = get_context("forkserver").Process(target=_begin, args=given)
         with patch.object(forkserver, "connect_to_new_process", _SERVER.connect_to_new_process):

@@ -11,9 +11,9 @@ import pytest
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import started_server
-from penstock.common.broker.monitor import read_consumers
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.files.run_folder import RunFolder
+from penstock.common.monitor.snapshot import read_consumers
 from penstock.common.wire.ids import TicketId, Version
 from penstock.learner.data.order import Question, Shuffled
 from penstock.learner.data.tickets import TicketSource

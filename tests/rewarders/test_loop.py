@@ -16,9 +16,9 @@ import pytest
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import GROUP, Keys
 from penstock.common.broker.local_server import LocalServer
-from penstock.common.broker.monitor import read_consumers
 from penstock.common.broker.run_view import RunView
 from penstock.common.errors import ContractMismatch, DeadlineExceeded
+from penstock.common.monitor.snapshot import read_consumers
 from penstock.common.wire.codec import decode
 from penstock.common.wire.messages import ScoredGroup, Verdict
 from penstock.rewarders.filtering import NO_REWARD, NO_SPREAD

@@ -2,8 +2,31 @@
 
 from collections.abc import Iterable
 
-from penstock.common.broker.monitor import Audit, RunStatus, StreamStatus
+from penstock.common.monitor.overview import Overview
+from penstock.common.monitor.screen import COLUMNS, process_row
+from penstock.common.monitor.snapshot import Audit, RunStatus, StreamStatus
+from penstock.common.monitor.watch import heartbeat_line
 from penstock.common.text import one_line
+
+
+def format_overview(now: Overview, sentence: str) -> str:
+    """Return a run as lines of text: step, reward and time left, what limits it, a line per process."""
+    progress = now.progress
+    rows: list[tuple[str, ...]] = [COLUMNS]
+    rows += [process_row(now, name) for name in sorted(now.workers)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    head = f"run {now.run} on {now.server}: {now.state}"
+    lines = [f"{head}, {heartbeat_line(now, '')}" if progress else head, sentence]
+    if progress and progress.step:
+        lines.insert(1, (
+            f"{progress.step_s:.2f} s per step, {progress.tokens_per_s:,.0f} tokens/s trained, "
+            f"staleness {progress.staleness:.2f}, trained {progress.trained} of {progress.asked} groups"
+        ))  # fmt: skip
+    return _join(
+        [*filter(None, lines), ""]
+        + ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        + [f"learner: {now.learner.phase or 'starting'}, heartbeat {now.heartbeat_s:.1f} s ago"]
+    )
 
 
 def format_status(found: RunStatus) -> str:
@@ -36,15 +59,19 @@ def _format_stream(stream: StreamStatus) -> list[str]:
     return [f"{stream.name:<14}{counts}", *rows]
 
 
-def format_audit(found: Audit) -> str:
+def format_audit(found: Audit, tickets: bool = True) -> str:
     """Return an audit as lines of text: counts, open tickets, deleted entries, and the result.
 
-    The last lines are the faults, or, if there is none, "balances: 5 = 3 ended + 2 in flight".
+    Without `tickets` only the oldest open ticket of each holder has a line. The last lines are the
+    faults, or, if there is none, "balances: 5 = 3 ended + 2 in flight".
     """
     lines = [f"run {found.run}: {found.issued} tickets issued"]
     lines += [f"  {state:<10}{count:>8}" for state, count in found.ended.items()]
     lines += [f"  in flight {len(found.in_flight):>8}"]
+    oldest = {ticket.holder: ticket for ticket in reversed(found.in_flight)}
     for ticket in found.in_flight:
+        if not tickets and ticket is not oldest[ticket.holder]:
+            continue
         held = f"held by {ticket.holder}" if ticket.holder else "held by nobody"
         place = f"{ticket.ticket} on {ticket.stream} since {ticket.since_s:.1f} s"
         lines.append(f"    {place}, {held}, attempt {ticket.attempt}")

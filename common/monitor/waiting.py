@@ -5,9 +5,9 @@ from dataclasses import asdict
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
-from penstock.common.broker.monitor import InFlight, read_consumers, read_in_flight
 from penstock.common.broker.run_view import RunView
 from penstock.common.log import get_logger
+from penstock.common.monitor.snapshot import InFlight, read_consumers, read_in_flight
 from penstock.common.text import short
 
 _FILLED_BY = {"tickets": "an actor", "eval_tickets": "an actor", "rollouts": "a rewarder"}

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from penstock.common.broker.connection import Connection, text
 from penstock.common.broker.keys import GROUP, Keys
+from penstock.common.broker.process_signs import server_time_ms
 from penstock.common.broker.run_view import RunView
 from penstock.common.errors import RunNotReady
 from penstock.common.wire.codec import decode
@@ -118,7 +119,7 @@ def read_status(connection: Connection, run: str) -> RunStatus:
     """
     keys, view = _view(connection, run)
     totals, places = view.audit()
-    contract, weights, now_ms = view.contract(), view.weights(), _now_ms(connection)
+    contract, weights, now_ms = view.contract(), view.weights(), server_time_ms(connection)
     return RunStatus(
         run=run, server=connection.address, incarnation=view.incarnation(), open=len(places),
         state=text(connection.execute("GET", keys.state) or b"starting"), ledger=totals,
@@ -127,7 +128,7 @@ def read_status(connection: Connection, run: str) -> RunStatus:
         outstanding=sum(place.ticket.purpose == "train" for place in places),
         dead=int(connection.execute("XLEN", keys.dead)),
         streams=tuple(
-            _read_stream(connection, key, now_ms) for key in (*keys.work_streams, *keys.outcome_streams)
+            read_stream(connection, key, now_ms) for key in (*keys.work_streams, *keys.outcome_streams)
         ),
     )  # fmt: skip
 
@@ -154,7 +155,7 @@ def read_in_flight(connection: Connection, view: RunView) -> tuple[dict[str, int
     stream lacks its group, WrongType for a key of another type, or another error of Connection.call.
     """
     totals, places = view.audit()
-    now_ms = _now_ms(connection)
+    now_ms = server_time_ms(connection)
     found = [
         InFlight(
             ticket=place.ticket, stream=_short(place.stream), entry=place.entry, holder=place.consumer,
@@ -192,7 +193,7 @@ def read_dead(connection: Connection, run: str, count: int) -> list[tuple[str, s
 
 
 def discard_run(connection: Connection, run: str) -> int:
-    """Delete all keys of the run named `run`, even one in use, and return how many existed: 0 to 13.
+    """Delete all keys of the run named `run`, even one in use, and return how many existed: 0 to 16.
 
     Raise ServerUnavailable or another error of Connection.execute.
     """
@@ -214,7 +215,7 @@ def _view(connection: Connection, run: str) -> tuple[Keys, RunView]:
     return keys, view
 
 
-def _read_stream(connection: Connection, key: str, now_ms: int) -> StreamStatus:
+def read_stream(connection: Connection, key: str, now_ms: int) -> StreamStatus:
     """Return the stream's numbers of entries, its oldest entry's age and its readers.
 
     The entries that no reader holds count as not taken. `now_ms` is the server's time in ms since 1970.
@@ -226,12 +227,6 @@ def _read_stream(connection: Connection, key: str, now_ms: int) -> StreamStatus:
     pending = sum(consumer.held for consumer in consumers)
     oldest_s = _age_s(text(first[0][0]), now_ms) if first else None
     return StreamStatus(_short(key), depth, pending, max(0, depth - pending), oldest_s, consumers)
-
-
-def _now_ms(connection: Connection) -> int:
-    """Return the server's time in ms since 1970. Raise ServerUnavailable if it does not answer."""
-    seconds, microseconds = connection.execute("TIME")
-    return int(seconds) * 1000 + int(microseconds) // 1000
 
 
 def _age_s(entry: str, now_ms: int) -> float:

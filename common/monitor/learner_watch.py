@@ -5,11 +5,11 @@ import time
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.run_view import LearnerSign, RunView
-from penstock.common.broker.waiting import describe_waiting
 from penstock.common.config.settings import RunSettings
 from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded, WrongType
 from penstock.common.log import get_logger, shorten
+from penstock.common.monitor.waiting import describe_waiting
 
 _POLL_EVERY_S = 1.0
 

@@ -1,0 +1,137 @@
+"""What limits a run, in one sentence for the person who watches it."""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+
+from penstock.common.broker.process_signs import WorkerSign
+from penstock.common.monitor.overview import GONE_S, Overview
+from penstock.common.phases import WAITING_FOR_GROUPS, WAITING_FOR_ROOM
+from penstock.common.text import counted, short
+
+_WINDOW_S = 8.0
+_MOSTLY, _BUSY, _IDLE = 0.5, 0.8, 0.6
+_ADD = {"actor": "`penstock up --actors`", "rewarder": "`penstock up --rewarders`"}
+
+
+def is_fault(sentence: str) -> bool:
+    """Return whether a sentence of LimitWatch says that the run stands still until somebody acts."""
+    return sentence.startswith(("No ", "The learner waits for room", "The queue server"))
+
+
+class LimitWatch:
+    """Names what limits a run, from its overviews of the last seconds.
+
+    Example: "The learner waits 61% of each step for groups: actors are the limit. One more would give
+    about +38%."
+    """
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, bool]] = deque(maxlen=1000)
+
+    def describe(self, now: Overview) -> str:
+        """Return the sentence for the overview `now`, which was read at this moment.
+
+        The learner's share of waiting is that of its newest steps. If the last one is long ago, the
+        share is that of the overviews of the last 8 s.
+        """
+        present = time.monotonic()
+        self._samples.append((present, now.learner.phase == WAITING_FOR_GROUPS))
+        while self._samples[0][0] < present - _WINDOW_S:
+            self._samples.popleft()
+        sampled = sum(waits for _, waits in self._samples) / len(self._samples)
+        return _standstill(now) or _missing(now) or _slowest(now, _waiting_share(now, sampled))
+
+
+def _waiting_share(now: Overview, sampled: float) -> float:
+    """Return the learner's share of waiting for groups, 0 to 1: that of its steps, or `sampled`."""
+    progress = now.progress
+    if progress is None or progress.step_s <= 0:
+        return sampled
+    old_s = (now.now_ms - progress.at_ms) / 1000
+    return sampled if old_s > 3 * progress.step_s + 5 else min(1.0, progress.wait_s / progress.step_s)
+
+
+def _standstill(now: Overview) -> str:
+    """Return a sentence if the run has ended, or its learner does not train; else ""."""
+    learner, phase = now.learner, short(now.learner.phase)
+    if now.state == "ended":
+        return "The run has ended."
+    if now.server_fault:
+        return now.server_fault
+    if phase == "leaving":
+        return "No learner runs. Nothing is lost: start it again to go on."
+    if now.heartbeat_s > GONE_S:
+        return (
+            f"No heartbeat from the learner for {now.heartbeat_s:.0f} s: {short(learner.holder)} is "
+            "stopped or killed."
+        )
+    if phase == WAITING_FOR_ROOM:
+        return "The learner waits for room on the disk with the run's folder: delete files there."
+    if not now.version:
+        return f"The learner starts (it is {phase or 'claiming the run'}): no weights are published yet."
+    return ""
+
+
+def _missing(now: Overview) -> str:
+    """Return a sentence if no actor, or no rewarder for groups that wait, is running; else ""."""
+    groups = now.streams["rollouts"].depth
+    if groups and not now.running("rewarder"):
+        waiting = f"{counted(groups, 'group')} {'waits' if groups == 1 else 'wait'}"
+        return _absence(now, "rewarder", f", and {waiting} to be scored")
+    if now.running("actor"):
+        return ""
+    if not now.workers and not (now.progress and now.progress.step):
+        return "No actor has joined yet: vLLM takes a minute to start."
+    return _absence(now, "actor", "")
+
+
+def _absence(now: Overview, role: str, consequence: str) -> str:
+    """Return the sentence that no process of `role` runs, with the one that was seen last."""
+    gone = now.gone(role)
+    last = min(gone, key=lambda name: now.age_s(gone[name]), default="")
+    seen = f" ({short(last)} was last seen {now.age_s(gone[last]):.0f} s ago)" if last else ""
+    return f"No {role} is running{seen}{consequence}: start one with {_ADD[role]}, or `{role}`."
+
+
+def _slowest(now: Overview, waiting: float) -> str:
+    """Return the sentence on the role that the others wait for.
+
+    The learner waits for groups for the share `waiting` of its time, 0 to 1.
+    """
+    actors, rewarders = now.running("actor"), now.running("rewarder")
+    if waiting < _MOSTLY:
+        idle = 1 - _mean_busy(actors)
+        return (
+            f"The learner is the limit: it waits {waiting:.0%} of each step for groups, and actors wait "
+            f"{idle:.0%} of their time for tickets."
+        )
+    waits = f"The learner waits {waiting:.0%} of each step for groups"
+    queued = now.streams["rollouts"].undelivered
+    if queued and _mean_busy(rewarders) > _BUSY:
+        return (
+            f"{waits}: rewarders are the limit, with {counted(queued, 'group')} not taken yet. Add some "
+            f"with {_ADD['rewarder']}, or raise REWARDER_WORKERS."
+        )
+    if _mean_busy(actors) < _IDLE:
+        return (
+            f"{waits}, and actors wait {1 - _mean_busy(actors):.0%} of their time for tickets: the "
+            "longest answers are the limit, or LEARNER_MAX_STALENESS."
+        )
+    gain = gain_of_one_more(len(actors), waiting)
+    return f"{waits}: actors are the limit. One more would give about {gain:+.0%}."
+
+
+def gain_of_one_more(actors: int, waiting: float) -> float:
+    """Return by which part the run gets faster with one actor more than `actors`, which are all busy.
+
+    `waiting` is the learner's share of waiting in a step, 0 to 1. A step takes as long as the slower of
+    learner and actors. Example: 1 actor, waiting 0.3: the learner needs 0.7 of a step and two actors
+    0.5, so steps take 0.7 of the time, a gain of 0.43.
+    """
+    return 1 / max(1 - waiting, actors / (actors + 1)) - 1
+
+
+def _mean_busy(workers: Mapping[str, WorkerSign]) -> float:
+    """Return the mean share of time, 0 to 1, in which the workers did not wait for work; 0 for none."""
+    return sum(sign.busy for sign in workers.values()) / len(workers) if workers else 0.0

@@ -1,0 +1,110 @@
+"""A run at one instant, as people watch it: its learner, its processes, and what lies in its streams."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.common.broker.connection import Connection, text
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.process_signs import LearnerProgress, WorkerSign, read_signs, server_time_ms
+from penstock.common.broker.run_view import LearnerSign, RunView
+from penstock.common.errors import NotPermitted, RunNotReady, WrongType
+from penstock.common.monitor.snapshot import StreamStatus, read_stream
+
+GONE_S = 6.0
+"""A process that writes a sign every 2 s is called gone after so many seconds without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A run at the server's time `now_ms`, in ms since 1970.
+
+    `heartbeat_s` is the age of the learner's last heartbeat, `version` that of the announced weights
+    ("" before any), `progress` None before the first learner. `workers` are actors and rewarders by
+    name, also those that are gone; `streams` are by short name, such as "rollouts". `totals` counts
+    tickets: issued and by end state. `server_fault` is a sentence on why the
+    server takes no writes, "" if it does.
+    """
+
+    run: str
+    server: str
+    state: str
+    now_ms: int
+    learner: LearnerSign
+    heartbeat_s: float
+    version: str
+    progress: LearnerProgress | None
+    workers: dict[str, WorkerSign]
+    streams: dict[str, StreamStatus]
+    totals: dict[str, int]
+    server_fault: str = ""
+
+    def age_s(self, worker: WorkerSign) -> float:
+        """Return the seconds since a worker's sign, 0 for one that is newer than the overview."""
+        return max(0, self.now_ms - worker.at_ms) / 1000
+
+    def running(self, role: str) -> dict[str, WorkerSign]:
+        """Return the workers of a role, by name, that are not gone."""
+        return {
+            name: sign
+            for name, sign in self.workers.items()
+            if sign.role == role and self.age_s(sign) < GONE_S
+        }
+
+    def gone(self, role: str) -> dict[str, WorkerSign]:
+        """Return the workers of a role, by name, that did not leave and are gone."""
+        running = self.running(role)
+        return {
+            name: sign
+            for name, sign in self.workers.items()
+            if sign.role == role and name not in running
+        }
+
+
+def read_overview(connection: Connection, run: str) -> Overview:
+    """Return the overview of the run named `run`. What another client wrote in its place is left out.
+
+    The cost does not depend on the number of open tickets. Raise RunNotReady if no learner has claimed
+    the run, ServerUnavailable or another error of Connection.execute.
+    """
+    keys = Keys(run)
+    view = RunView(connection, keys)
+    learner = view.learner()
+    if learner.incarnation == 0:
+        raise RunNotReady(
+            f"no run named {run} is on {connection.address}: start `learner` with RUN_NAME={run}, "
+            "or name the run with --run.name and its server with REDIS_URL"
+        )
+    now_ms, weights = server_time_ms(connection), view.weights()
+    try:
+        progress, workers = read_signs(connection.execute("HGETALL", keys.processes))
+        totals = connection.execute("HGETALL", keys.ledger)
+    except (NotPermitted, WrongType):
+        progress, workers, totals = None, {}, {}
+    seen = int(learner.seen) if learner.seen.isdecimal() else now_ms
+    streams = [
+        read_stream(connection, key, now_ms) for key in (*keys.work_streams, *keys.outcome_streams)
+    ]
+    return Overview(
+        run, connection.address, text(connection.execute("GET", keys.state) or b"starting"), now_ms,
+        learner, max(0, now_ms - seen) / 1000, str(weights.version) if weights else "",
+        progress, workers, {stream.name: stream for stream in streams},
+        {text(name): int(count) for name, count in totals.items() if count.isdigit()},
+        _server_fault(connection.execute("INFO")),
+    )  # fmt: skip
+
+
+def _server_fault(info: Mapping[str, Any]) -> str:
+    """Return a sentence on why the server with this INFO takes no writes, "" if it does."""
+    if info.get("role") == "slave":
+        return "The queue server takes no writes: it is a replica. Name the primary in REDIS_URL."
+    if info.get("loading"):
+        return "The queue server loads its data: work goes on when it is done."
+    if info.get("aof_enabled") and info.get("aof_last_write_status", "ok") != "ok":
+        return "The queue server cannot write its file: make room on its disk."
+    used, most = info.get("used_memory", 0), info.get("maxmemory", 0)
+    if most and used >= most:
+        return (
+            f"The queue server's memory is full ({used >> 20} of {most >> 20} MiB): raise its maxmemory."
+        )
+    return ""

@@ -1,0 +1,179 @@
+"""The live screen of a run, for `penstock up`, the demo and `queues watch` in a terminal. Pure.
+
+Names and texts from the queue server may be hostile: they go through `one_line`, and none is markup.
+"""
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from penstock.common.broker.process_signs import LearnerProgress
+from penstock.common.monitor.overview import Overview
+from penstock.common.text import counted, one_line
+
+_LEVELS = "▁▂▃▄▅▆▇█"
+COLUMNS = ("process", "doing", "weights", "busy", "speed", "seen")
+"""The headings above the cells of `process_row`."""
+
+_FIXED_LINES = 14
+"""Lines of the screen without the rows of processes and of the log; three of them for long sentences."""
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Return the newest `width` values as one letter each, from ▁ for the least to █ for the most.
+
+    NaN and infinity are blanks; equal values are all ▄. Example: (0, 0.5, 1) gives "▁▄█".
+    """
+    shown = list(values)[-width:] if width > 0 else []
+    finite = [value for value in shown if math.isfinite(value)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+
+    def letter(value: float) -> str:
+        """Return the letter of one value."""
+        if not math.isfinite(value):
+            return " "
+        share = (value - low) / (high - low) if high > low else 0.5
+        return _LEVELS[min(int(share * len(_LEVELS)), len(_LEVELS) - 1) if high > low else 3]
+
+    return "".join(map(letter, shown))
+
+
+def render(
+    now: Overview | None, sentence: str, log: Sequence[str], width: int, height: int
+) -> RenderableType:
+    """Return the screen of `width` columns and `height` lines for rich.
+
+    `now` is None before the queue server answers. `sentence` says what limits the run or what is waited
+    for, `log` has the newest lines of the processes, the newest last.
+    """
+    if now is None:
+        parts: list[RenderableType] = [Text(one_line(sentence), "bold yellow")]
+        return Group(*parts, *_log_lines(log, width, height - 2))
+    table, rows = _processes(now, height - _FIXED_LINES)
+    parts = [
+        _head(now, width),
+        *_curves(now.progress, width),
+        Text(""),
+        Text(one_line(sentence), "bold yellow"),
+        Text(""),
+        _flow(now),
+        _counts(now),
+        Text(""),
+        table,
+    ]
+    return Group(*parts, *_log_lines(log, width, height - _FIXED_LINES - rows - 1))
+
+
+def _head(now: Overview, width: int) -> Table:
+    """Return the line with the run's name, its step, a bar, seconds per step and the time left."""
+    step, steps, left = 0, 0, now.state
+    if progress := now.progress:
+        step, steps = progress.step, progress.steps
+        if progress.step_s > 0 and now.state != "ended":
+            left = f"{progress.step_s:.2f} s a step, {duration((steps - step) * progress.step_s)} left"
+    line = Table.grid(padding=(0, 1))
+    line.add_row(
+        Text(one_line(now.run)[: width // 4], "bold cyan"), Text(f"step {step} of {steps}"),
+        ProgressBar(total=max(1, steps), completed=step, width=max(5, width // 5)), Text(left),
+    )  # fmt: skip
+    return line
+
+
+def _curves(progress: LearnerProgress | None, width: int) -> list[Text]:
+    """Return the lines of reward and held-out: the newest value and a sparkline."""
+    if progress is None:
+        return [Text("reward    no step yet"), Text("held-out  no evaluation yet")]
+    room = max(10, width - 40)
+    lines = []
+    for name, values, when in (
+        ("reward", progress.rewards, f"last {len(progress.rewards)} steps"),
+        ("held-out", progress.heldout, f"last at step {max(progress.evaluated, default=0)}"),
+    ):
+        last = f"{values[-1]:.3f}" if values else "-"
+        lines.append(Text(f"{name:<9}{last:>7}  {sparkline(values, room)}  {when if values else ''}"))
+    return lines
+
+
+def _flow(now: Overview) -> Text:
+    """Return the diagram: how many entries lie in each stream, and who takes them."""
+    streams, text = now.streams, Text()
+    waiting = streams["tickets"].undelivered + streams["eval_tickets"].undelivered
+    held = streams["tickets"].pending + streams["eval_tickets"].pending
+    actors, rewarders = len(now.running("actor")), len(now.running("rewarder"))
+    results = streams["scored"].depth + streams["evaluated"].depth
+    for part, style in (
+        (counted(waiting, "ticket"), "bold"), (f"{counted(actors, 'actor')} ({held})", "green"),
+        (counted(streams["rollouts"].undelivered, "group"), "bold"),
+        (f"{counted(rewarders, 'rewarder')} ({streams['rollouts'].pending})", "blue"),
+        (counted(results, "result"), "bold"),
+        (f"learner: {one_line(now.learner.phase)}", "cyan"),
+    ):  # fmt: skip
+        text.append(" > " if text else "", "dim").append(part, style)
+    return text
+
+
+def _counts(now: Overview) -> Text:
+    """Return the line with weights, staleness, trained tokens per second and ended tickets."""
+    ended = {name: count for name, count in now.totals.items() if count}
+    ended.pop("issued", None)
+    ends = ", ".join(f"{count} {one_line(name)}" for name, count in ended.items())
+    parts = [f"weights {now.version or 'none yet'}"]
+    if progress := now.progress:
+        parts += [
+            f"staleness {progress.staleness:.2f}",
+            f"{progress.tokens_per_s:,.0f} tokens/s trained",
+        ]
+        if progress.trained < progress.asked and progress.step:
+            parts.append(f"last step trained {progress.trained} of {progress.asked} groups")
+    return Text("; ".join([*parts, f"tickets: {ends}" if ends else "no ticket has ended"]), "dim")
+
+
+def _processes(now: Overview, most: int) -> tuple[Table, int]:
+    """Return a table of at most `most` lines of the run's processes, gone ones last, and its lines."""
+    table = Table.grid(padding=(0, 2))
+    table.add_row(*(Text(name, "dim") for name in COLUMNS))
+    workers = sorted(now.workers.items(), key=lambda item: (_is_gone(now, item[0]), item[0]))
+    shown = workers if len(workers) < most else workers[: max(0, most - 2)]
+    for name, _ in shown:
+        style = "red" if _is_gone(now, name) else ""
+        table.add_row(*(Text(cell, style) for cell in process_row(now, name)))
+    if len(shown) < len(workers):
+        table.add_row(Text(f"and {len(workers) - len(shown)} more", "dim"))
+    return table, 1 + len(shown) + (len(shown) < len(workers))
+
+
+def process_row(now: Overview, name: str) -> tuple[str, ...]:
+    """Return the cells of the worker `name`: name, phase, weights, busy, speed, when last seen."""
+    sign = now.workers[name]
+    unit = "tokens/s" if sign.role == "actor" else "groups/s"
+    gone = "gone, " if _is_gone(now, name) else ""
+    return (
+        one_line(name), one_line(sign.phase), one_line(sign.version), f"{sign.busy:.0%}",
+        f"{sign.rate:,.0f} {unit}", f"{gone}{now.age_s(sign):.0f} s ago",
+    )  # fmt: skip
+
+
+def _is_gone(now: Overview, name: str) -> bool:
+    """Return whether the worker `name` has written no sign for GONE_S."""
+    return name not in now.running(now.workers[name].role)
+
+
+def _log_lines(log: Sequence[str], width: int, most: int) -> list[Text]:
+    """Return the newest `most` lines of the log under a blank one, each cut to `width` columns."""
+    if most < 2 or not log:
+        return []
+    lines = [Text(one_line(line), "dim", no_wrap=True, overflow="ellipsis") for line in log]
+    return [Text(""), *lines[-(most - 1) :]]
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people: "45 s", "12 min", "3.4 h" or "2.5 d"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 100 * 3600 else f"{seconds / 86400:.1f} d"

@@ -1,0 +1,66 @@
+"""A look at a run every second, for `penstock up` and `queues watch`."""
+
+import time
+from collections.abc import Callable
+
+from penstock.common.broker.connection import Connection
+from penstock.common.errors import ConfigError, PenstockError, RunNotReady, ServerUnavailable
+from penstock.common.monitor.limit import LimitWatch
+from penstock.common.monitor.overview import Overview, read_overview
+from penstock.common.monitor.screen import duration
+
+
+class RunWatch:
+    """Looks at the run named `run` on the server that `connect` connects to, and names what limits it.
+
+    Nothing is connected before the first look.
+    """
+
+    def __init__(self, connect: Callable[[], Connection], run: str) -> None:
+        self._connect, self._run = connect, run
+        self._connection: Connection | None = None
+        self._limit = LimitWatch()
+        self._absent_since = time.monotonic()
+
+    def look(self) -> tuple[Overview | None, str]:
+        """Return the run's overview and the sentence on what limits it, or None and what is missing.
+
+        No error is raised for a server that does not answer, or a run that is not there yet.
+        """
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+            now = read_overview(self._connection, self._run)
+        except (ConfigError, ServerUnavailable):
+            return None, self._absent("the queue server")
+        except RunNotReady:
+            return None, self._absent("the learner, which imports its libraries and claims the run")
+        except PenstockError as error:
+            return None, f"The run cannot be read: {error}"
+        self._absent_since = time.monotonic()
+        return now, self._limit.describe(now)
+
+    def _absent(self, what: str) -> str:
+        """Return the sentence that `what` is waited for, and since when."""
+        return f"Waiting for {what}, since {duration(time.monotonic() - self._absent_since)}."
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._connection is not None:
+            self._connection.close()
+
+
+def heartbeat_line(now: Overview | None, sentence: str) -> str:
+    """Return one line on a run: step, reward, held-out, time left, then the `sentence`.
+
+    Example: "step 37 of 100, reward 0.580, held-out 0.610, 53 s left. The learner is the limit: ..."
+    """
+    if now is None or now.progress is None:
+        return sentence
+    progress = now.progress
+    parts = [f"step {progress.step} of {progress.steps}"]
+    parts += [f"reward {progress.rewards[-1]:.3f}"] if progress.rewards else []
+    parts += [f"held-out {progress.heldout[-1]:.3f}"] if progress.heldout else []
+    if progress.step_s > 0 and now.state != "ended":
+        parts.append(f"{duration((progress.steps - progress.step) * progress.step_s)} left")
+    return f"{', '.join(parts)}. {sentence}"

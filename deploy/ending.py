@@ -1,0 +1,115 @@
+"""What `penstock up` prints at a run's end: what was reached, where the model is, what to type next."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from penstock.common.files.atomic import read_json_lines
+from penstock.common.files.run_folder import RunFolder
+from penstock.common.monitor.screen import duration
+from penstock.common.text import as_block, one_line
+from penstock.deploy.child import Report
+
+Row = dict[str, Any]
+
+_ERROR = re.compile(r"[\w-]+: [A-Z]\w*: ")
+
+
+class LastWords:
+    """Passes a run's reports to each of `receivers`, and remembers each process's last error."""
+
+    def __init__(self, *receivers: Callable[[Report], None]) -> None:
+        self._receivers = receivers
+        self._errors: dict[str, list[str]] = {}
+        self._failed = ""
+
+    def __call__(self, report: Report) -> None:
+        """Pass a report on, and remember an error's lines, or which process failed the run."""
+        for receive in self._receivers:
+            receive(report)
+        if report.kind == "ended" and report.text.endswith("The run stops."):
+            self._failed = report.child
+        elif report.kind == "output" and _ERROR.match(report.text):
+            self._errors[report.child] = [report.text]
+        elif report.kind == "output" and report.text.startswith("  ") and report.child in self._errors:
+            self._errors[report.child].append(report.text)
+        elif report.kind == "started":
+            self._errors.pop(report.child, None)
+
+    def describe(self, log_of: Path) -> str:
+        """Return what failed the run: the process, its error and its log in `log_of`.
+
+        Return "" if no process failed the run.
+        """
+        if not self._failed:
+            return ""
+        error = "\n".join(self._errors.get(self._failed, ["its output names no error"]))
+        return (
+            f"{self._failed} failed the run: {error}\nIts log: {log_of / f'{self._failed}.log'}\n"
+            "To go on from the newest checkpoint, correct this and repeat the command."
+        )
+
+
+def print_ending(folder: RunFolder, failure: str) -> None:
+    """Print the summary of the run in `folder`, or the text `failure` if a process failed the run."""
+    text = failure or format_ending(folder)
+    if text:
+        print(f"\n{as_block(text)}", flush=True)
+
+
+def format_ending(folder: RunFolder) -> str:
+    """Return the summary of the run in `folder`: a table, totals, where the model is, what to type next.
+
+    "" for a run without a step. Damaged lines of its files are left out.
+    """
+    rows = read_json_lines(folder.metrics)
+    if not rows:
+        return ""
+    tenth = max(1, min(10, len(rows) // 2))
+    table = [("reward", _mean("reward", rows[:tenth]), _mean("reward", rows[-tenth:]))]
+    table += _heldout(folder)
+    lines = [f"{'':<10}{'before':>10}{'after':>10}{'gain':>10}"]
+    lines += [f"{name:<10}{old:>10.3f}{new:>10.3f}{new - old:>+10.3f}" for name, old, new in table]
+    return "\n".join(map(one_line, [*lines, _totals(rows), *_next(folder)]))
+
+
+def _heldout(folder: RunFolder) -> list[tuple[str, float, float]]:
+    """Return the row of held-out: the first reward's means of the first and the last evaluation."""
+    means: dict[int, list[float]] = {}
+    for row in read_json_lines(folder.evaluations):
+        values = [next(iter(rewards.values()), None) for rewards in row["rewards"]]
+        found = [value for value in values if value is not None]
+        means.setdefault(row["step"], []).append(fmean(found) if found else 0.0)
+    if len(means) < 2:
+        return []
+    return [("held-out", fmean(means[min(means)]), fmean(means[max(means)]))]
+
+
+def _totals(rows: Sequence[Row]) -> str:
+    """Return the line of totals over all steps: time, trained tokens, filtered and dead groups."""
+    spent, tokens, filtered, dead = (
+        sum(row.get(name) or 0 for row in rows)
+        for name in ("perf/step_s", "num_tokens", "groups/filtered", "groups/dead")
+    )
+    return (
+        f"{len(rows)} steps in {duration(spent)}: {tokens:,} tokens trained; {filtered} groups had no "
+        f"spread and were not trained, {dead} died."
+    )
+
+
+def _next(folder: RunFolder) -> list[str]:
+    """Return the lines on where the model is, and the commands that follow."""
+    model = next((path for path in (folder.final, folder.latest) if path.exists()), None)
+    where = [f"The model: {model}"] if model else []
+    return [
+        *where,
+        f"Next: penstock samples {folder.path}, penstock profile {folder.path}, or for more steps raise "
+        "LEARNER_MAX_STEPS and repeat the command.",
+    ]
+
+
+def _mean(name: str, rows: Sequence[Row]) -> float:
+    """Return the mean of the metric `name` over the rows that have it, 0 if none has."""
+    return fmean([row[name] for row in rows if row.get(name) is not None] or [0.0])

@@ -1,0 +1,117 @@
+"""What `penstock up` shows of a running run: a live screen in a terminal, or a line every 30 s."""
+
+import re
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+
+from penstock.common.monitor.limit import is_fault
+from penstock.common.monitor.screen import render
+from penstock.common.monitor.watch import RunWatch, heartbeat_line
+from penstock.deploy.child import Report
+
+_REFRESH_S, _HEARTBEAT_S, _JOIN_S = 1.0, 30.0, 5.0
+_KEPT_LINES = 200
+_LINE = re.compile(r"(?:\d{4}-\d\d-\d\d )?(?P<time>\d\d:\d\d:\d\d) \[(?P<level>\w+) *\] (?P<text>.*)")
+
+
+class Show:
+    """A thread that calls `_show` until the `with` block ends. Base of the two ways to show a run."""
+
+    def __init__(self, watch: RunWatch) -> None:
+        self._watch = watch
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._show, name="show", daemon=True)
+
+    def __enter__(self) -> "Show":
+        """Start the thread and return self, which takes reports."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the thread, in up to 5 s, and close the connection. The block's error passes."""
+        self._ended.set()
+        self._thread.join(_JOIN_S)
+        self._watch.close()
+
+    def _show(self) -> None:
+        """Show the run until `_ended` is set. Abstract here."""
+        raise NotImplementedError
+
+    def __call__(self, report: Report) -> None:
+        """Take a line or event of a process. Abstract here."""
+        raise NotImplementedError
+
+
+class Heartbeat(Show):
+    """Passes all reports to `report`, and every 30 s one on the run: step, reward, what limits it."""
+
+    def __init__(self, watch: RunWatch, report: Callable[[Report], None]) -> None:
+        super().__init__(watch)
+        self._report = report
+
+    def __call__(self, report: Report) -> None:
+        """Pass on a line or event of a process."""
+        self._report(report)
+
+    def _show(self) -> None:
+        """Report the line every 30 s, and at once when the run stands still. Look every second."""
+        reported_at, had_fault = time.monotonic(), False
+        while not self._ended.wait(_REFRESH_S):
+            now, sentence = self._watch.look()
+            fault = now is not None and is_fault(sentence)
+            if time.monotonic() - reported_at >= _HEARTBEAT_S or (fault and not had_fault):
+                reported_at = time.monotonic()
+                self._report(Report("run", "run", heartbeat_line(now, sentence)))
+            had_fault = fault
+
+
+class LiveScreen(Show):
+    """The live screen on the terminal of `console`, with the newest lines of the processes below."""
+
+    def __init__(self, watch: RunWatch, console: Console | None = None) -> None:
+        super().__init__(watch)
+        self._console = console or Console(file=sys.stdout)
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+
+    def __call__(self, report: Report) -> None:
+        """Keep a report for the screen if a person needs to see it; see `line_for_people`."""
+        if line := line_for_people(report):
+            self._lines.append(line)
+
+    def _show(self) -> None:
+        """Draw the screen every second, at the terminal's present size."""
+        with Live(console=self._console, screen=True, auto_refresh=False) as live:
+            while not self._ended.wait(_REFRESH_S):
+                now, sentence = self._watch.look()
+                live.update(render(now, sentence, list(self._lines), *self._console.size), refresh=True)
+
+
+def line_for_people(report: Report) -> str:
+    """Return a report as a line for the screen, "" if it is for the log files alone.
+
+    Shown are starts and ends, the learner's lines of level info, and warnings and errors of all; lines
+    in another form, such as a library's, are for the log files. Example: "12:00:01 learner.1 Step 3/100:
+    reward 0.4".
+    """
+    if report.kind != "output":
+        return f"{report.child} {report.text}"
+    found = _LINE.fullmatch(report.text)
+    if found is None:
+        return ""
+    levels = {"warning", "error", "critical", "info" if report.child.startswith("learner") else ""}
+    wanted = found["level"] in levels
+    return f"{found['time']} {report.child} {found['text']}" if wanted else ""
+
+
+def is_live(console: Console, plain: bool) -> bool:
+    """Return whether a live screen can be drawn: on a terminal that is not "dumb", without --plain."""
+    return console.is_terminal and not console.is_dumb_terminal and not plain

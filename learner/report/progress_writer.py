@@ -1,0 +1,95 @@
+"""The learner's progress on the queue server, for `queues watch` and `penstock up`."""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.common.broker.process_signs import (
+    LEARNER,
+    LearnerProgress,
+    read_signs,
+    server_time_ms,
+    write_sign,
+)
+from penstock.common.errors import CommandRefused, NotPermitted, RunNotReady, WrongType
+from penstock.common.log import get_logger
+from penstock.learner.streams.learner_queue import LearnerQueue
+
+_SHOWN_STEPS, _MEAN_STEPS = 60, 5
+_FORGOTTEN_MS = 600_000  # a worker's sign is deleted when it was not renewed for so long
+
+log = get_logger(__name__)
+
+
+class ProgressWriter:
+    """Writes a LearnerProgress to the queue server of `queue` after each step and each evaluation.
+
+    `step` of `steps` are made, and `asked` groups are a step's. What an earlier learner of the run wrote
+    is continued. A refused write is logged once: nothing but what people see depends on it. Raise
+    ServerUnavailable, or another error of Connection.execute.
+    """
+
+    def __init__(self, queue: LearnerQueue, step: int, steps: int, asked: int) -> None:
+        self._connection, self._key = queue.connection, queue.keys.processes
+        self._step, self._steps, self._asked = step, steps, asked
+        self._rewards: deque[float] = deque(maxlen=_SHOWN_STEPS)
+        self._evaluations: dict[int, float] = {}
+        self._rows: deque[Mapping[str, Any]] = deque(maxlen=_MEAN_STEPS)
+        self._trained, self._logged = 0, False
+        before, _ = read_signs(self._read())
+        if before is not None and before.step <= step:
+            self._rewards.extend(before.rewards)
+            self._evaluations = dict(zip(before.evaluated, before.heldout, strict=False))
+        self._write()
+
+    def made_step(self, step: int, trained: int, metrics: Mapping[str, Any]) -> None:
+        """Write that `step` was made of `trained` groups, with these `metrics`.
+
+        Raise ServerUnavailable, or another error of Connection.execute.
+        """
+        self._step, self._trained = step, trained
+        self._rewards.append(metrics.get("reward", math.nan))
+        self._rows.append(metrics)
+        self._write()
+
+    def evaluated(self, step: int, value: float) -> None:
+        """Write the main reward's mean `value` of the evaluation of `step`.
+
+        Raise ServerUnavailable, or another error of Connection.execute.
+        """
+        self._evaluations[step] = value
+        self._write()
+
+    def _write(self) -> None:
+        """Write the progress, and delete the signs of workers that were last seen ten minutes ago."""
+        newest = sorted(self._evaluations)[-_SHOWN_STEPS:]
+        try:
+            now_ms = server_time_ms(self._connection)
+            sign = LearnerProgress(
+                now_ms, self._step, self._steps, tuple(self._rewards), tuple(newest),
+                tuple(self._evaluations[step] for step in newest), self._mean("sample/staleness_mean"),
+                self._mean("perf/step_s"), self._mean("perf/rollout_wait_s"),
+                self._mean("perf/tokens_per_s"), self._trained, self._asked,
+            )  # fmt: skip
+            write_sign(self._connection, self._key, LEARNER, sign)
+            _, workers = read_signs(self._read())
+            old = [name for name, one in workers.items() if one.at_ms < now_ms - _FORGOTTEN_MS]
+            if old:
+                self._connection.execute("HDEL", self._key, *old)
+        except (CommandRefused, NotPermitted, RunNotReady, WrongType) as error:
+            if not self._logged:
+                log.warning("`queues watch` does not see the learner's progress.", cause=str(error))
+            self._logged = True
+
+    def _read(self) -> dict[bytes, bytes]:
+        """Return the fields of the hash, {} for a key that cannot be read."""
+        try:
+            return dict(self._connection.execute("HGETALL", self._key))
+        except (NotPermitted, WrongType):
+            return {}
+
+    def _mean(self, name: str) -> float:
+        """Return the mean of a metric over the newest steps that have it, 0 without one."""
+        values = [row[name] for row in self._rows if row.get(name) is not None]
+        return sum(values) / len(values) if values else 0.0

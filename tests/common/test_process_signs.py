@@ -1,0 +1,127 @@
+"""What processes tell of themselves on the queue server, and who may."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.common.broker.costs import CostReport
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.process_signs import (
+    LearnerProgress,
+    SignWriter,
+    WorkerSign,
+    read_signs,
+    server_time_ms,
+    write_sign,
+)
+from penstock.common.monitor.overview import GONE_S, read_overview
+from penstock.learner.report.progress_writer import ProgressWriter
+from tests.common.builders import Run
+from tests.helpers import AclUsers
+
+
+@pytest.fixture
+def actor(run: Run) -> CostReport:
+    """The report of an actor that has sampled 100 tokens more at each look."""
+    done = iter(range(0, 10_000, 100))
+    key = run.keys.processes
+    sign = SignWriter(run.connection, key, "actor-1", "actor", lambda: ("1.4", next(done)))
+    return CostReport(run.connection, run.keys.costs, "actor", sign)
+
+
+def test_a_process_is_seen_at_once_and_until_it_leaves(
+    run: Run, run_name: str, actor: CostReport
+) -> None:
+    actor.note("generating")
+    actor.send_if_due()
+    now = read_overview(run.connection, run_name)
+    sign = now.workers["actor-1"]
+    assert (sign.role, sign.version, sign.phase) == ("actor", "1.4", "generating")
+    assert sign.rate > 0
+    assert 0 <= sign.busy <= 1
+    assert now.age_s(sign) < GONE_S
+    assert set(now.running("actor")) == {"actor-1"}
+    actor.leave()
+    assert read_overview(run.connection, run_name).workers == {}
+
+
+def test_a_process_that_was_killed_is_called_gone(run: Run, run_name: str) -> None:
+    at_ms = server_time_ms(run.connection) - 14_000
+    sign = WorkerSign("rewarder", "host", at_ms, "", "scoring", 1.0, 3.0)
+    write_sign(run.connection, run.keys.processes, "rewarder-1", sign)
+    now = read_overview(run.connection, run_name)
+    assert now.running("rewarder") == {}
+    assert now.gone("rewarder") == {"rewarder-1": sign}
+    assert now.gone("actor") == {}
+
+
+def test_the_progress_has_the_newest_steps_and_goes_on_after_a_resume(run: Run) -> None:
+    writer = ProgressWriter(run.learner, 0, 100, 4)
+    for step in range(1, 71):
+        metrics = {"reward": step / 100, "perf/step_s": 2.0, "perf/rollout_wait_s": 0.5}
+        writer.made_step(step, 3, metrics)
+    writer.evaluated(70, 0.5)
+    ProgressWriter(run.learner, 70, 100, 4)
+    progress, _ = read_signs(run.connection.execute("HGETALL", run.keys.processes))
+    assert progress is not None
+    assert progress.rewards == tuple(step / 100 for step in range(11, 71))
+    assert (progress.evaluated, progress.heldout) == ((70,), (0.5,))
+    assert (progress.step, progress.steps, progress.asked) == (70, 100, 4)
+
+
+def test_a_resume_at_an_earlier_step_forgets_later_rewards(run: Run) -> None:
+    ProgressWriter(run.learner, 5, 100, 4).made_step(6, 4, {"reward": 1.0})
+    ProgressWriter(run.learner, 5, 100, 4)
+    progress, _ = read_signs(run.connection.execute("HGETALL", run.keys.processes))
+    assert progress is not None
+    assert progress.rewards == ()
+
+
+def test_old_signs_are_deleted(run: Run) -> None:
+    now_ms = server_time_ms(run.connection)
+    for name, age_s in (("old", 700), ("new", 300)):
+        sign = WorkerSign("actor", "host", now_ms - 1000 * age_s, "", "generating", 1.0, 1.0)
+        write_sign(run.connection, run.keys.processes, name, sign)
+    ProgressWriter(run.learner, 0, 1, 1)
+    _, workers = read_signs(run.connection.execute("HGETALL", run.keys.processes))
+    assert set(workers) == {"new"}
+
+
+@pytest.mark.parametrize("value", [b"", b"text", b"\xff\x00", b"\x93\x01\x02\x03"])
+def test_what_no_process_wrote_is_left_out(run: Run, run_name: str, value: bytes) -> None:
+    run.connection.execute("HSET", run.keys.processes, "actor-1", value, "learner", value)
+    now = read_overview(run.connection, run_name)
+    assert (now.workers, now.progress) == ({}, None)
+
+
+def test_a_key_of_another_type_ends_nothing(run: Run, run_name: str, actor: CostReport) -> None:
+    run.connection.execute("SET", run.keys.processes, "text")
+    actor.send()
+    ProgressWriter(run.learner, 0, 1, 1)
+    assert read_overview(run.connection, run_name).workers == {}
+    run.learner.restore()
+    actor.send()
+    assert set(read_overview(run.connection, run_name).workers) == {"actor-1"}
+
+
+def test_the_users_of_the_roles_may_tell_of_themselves(
+    acl_users: AclUsers, keys: Keys, run_name: str
+) -> None:
+    Run(acl_users.learner, keys)
+    for connection, role in ((acl_users.actor, "actor"), (acl_users.rewarder, "rewarder")):
+        sign = SignWriter(connection, keys.processes, role, role, lambda: ("", 0))  # type: ignore[arg-type]
+        sign.write("working", 1.0)
+    now = read_overview(acl_users.reader, run_name)
+    assert set(now.workers) == {"actor", "rewarder"}
+
+
+def test_a_sign_is_small(run: Run) -> None:
+    """2,000 processes and the progress stay far below a megabyte."""
+    sign = WorkerSign("actor", "a-host-with-a-long-name.example", 1, "12.3456", "generating", 0.5, 1e5)
+    write_sign(run.connection, run.keys.processes, "x", sign)
+    values = tuple(float(step) for step in range(60))
+    progress = LearnerProgress(1, 1, 1, values, tuple(range(60)), values, 1.0, 1.0, 1.0, 1.0, 1, 1)
+    write_sign(run.connection, run.keys.processes, "learner", progress)
+    sizes = [len(value) for value in run.connection.execute("HVALS", run.keys.processes)]
+    assert min(sizes) < 200
+    assert max(sizes) < 2000

@@ -1,0 +1,150 @@
+"""What `penstock up` writes to log files, shows in a terminal, and prints at the end."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
+from penstock.common.errors import ConfigError
+from penstock.common.files.run_folder import RunFolder
+from penstock.common.monitor.watch import RunWatch
+from penstock.deploy import live
+from penstock.deploy.child import Report
+from penstock.deploy.ending import LastWords, format_ending, print_ending
+from penstock.deploy.live import Heartbeat, line_for_people
+from penstock.deploy.logs import LogFiles
+from tests.common.builders import Run
+from tests.helpers import wait_until
+
+
+@pytest.fixture
+def run(connection: Connection, keys: Keys) -> Run:
+    """A run that its learner has set up."""
+    return Run(connection, keys)
+
+
+def line(child: str, text: str) -> Report:
+    """A line of output."""
+    return Report(child, "output", text)
+
+
+def test_each_attempt_of_a_process_has_a_log_of_its_own(tmp_path: Path) -> None:
+    logs = LogFiles(tmp_path)
+    for attempt in (1, 2, 3):
+        logs(Report("actor.1", "started", f"Started as process {attempt}."))
+        logs(line("actor.1", f"line \ud800 of attempt {attempt} % 5"))
+    logs(line("learner.1", "another"))
+    logs.close()
+    assert logs.path("actor.1").read_text().splitlines() == [
+        "-- Started as process 3.", "line \\ud800 of attempt 3 % 5"
+    ]  # fmt: skip
+    assert "attempt 1" in (tmp_path / "actor.1.log.2").read_text()
+    assert logs.path("learner.1").read_text() == "another\n"
+
+
+def test_a_full_disk_loses_lines_and_nothing_else(capfd) -> None:
+    logs = LogFiles(Path("/dev/null"))  # no file can be made below it
+    logs(Report("actor.1", "started", "Started as process 1."))
+    logs(line("actor.1", "a line"))
+    logs.close()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("report", "shown"),
+    [
+        (line("learner.1", "2026-11-27 12:00:01 [info     ] Step 3/9."), "12:00:01 learner.1 Step 3/9."),
+        (line("learner.1", "12:00:01 [info     ] Step 3/9."), "12:00:01 learner.1 Step 3/9."),
+        (line("actor.1", "12:00:01 [info     ] Generating."), ""),
+        (line("actor.1", "12:00:01 [warning  ] Slow."), "12:00:01 actor.1 Slow."),
+        (line("learner.1", "12:00:01 [debug    ] Detail."), ""),
+        (line("actor.1", "FutureWarning: of a library"), ""),
+        (Report("actor.1", "ended", "Killed by SIGKILL."), "actor.1 Killed by SIGKILL."),
+    ],
+)
+def test_the_screen_shows_what_concerns_people(report: Report, shown: str) -> None:
+    assert line_for_people(report) == shown
+
+
+def test_without_a_terminal_a_line_tells_of_the_run(run: Run, run_name: str, monkeypatch) -> None:
+    monkeypatch.setattr(live, "_REFRESH_S", 0.05)
+    monkeypatch.setattr(live, "_HEARTBEAT_S", 3600.0)
+    told: list[str] = []
+    watch = RunWatch(lambda: run.connection, run_name)
+    run.learner.beat(10.0, "waiting for groups")
+    with Heartbeat(watch, lambda report: told.append(report.text)) as show:
+        show(line("actor.1", "a line"))
+        assert told == ["a line"]
+        time.sleep(0.3)
+        assert told == ["a line"]  # nothing stands still, and 30 s have not passed
+        run.learner.beat(10.0, "leaving")
+        wait_until(lambda: len(told) > 1, "the line on the learner that left")
+    assert told[1] == "No learner runs. Nothing is lost: start it again to go on."
+    assert threading.active_count() < 50
+
+
+def test_a_watch_names_what_it_waits_for(run: Run, run_name: str) -> None:
+    def no_server() -> Connection:
+        raise ConfigError("no queue server is known: start one")
+
+    now, sentence = RunWatch(no_server, run_name).look()
+    assert (now, sentence) == (None, "Waiting for the queue server, since 0 s.")
+    now, sentence = RunWatch(lambda: run.connection, "another").look()
+    assert now is None
+    assert sentence.startswith("Waiting for the learner, which imports its libraries")
+
+
+def write_run(folder: Path, steps: int) -> RunFolder:
+    """A run's files as the learner writes them."""
+    run = RunFolder(folder)
+    folder.mkdir(exist_ok=True)
+    rows = [
+        {"step": step, "reward": step / 100, "perf/step_s": 2.0, "num_tokens": 10, "groups/filtered": 3}
+        for step in range(1, steps + 1)
+    ]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    answers = [
+        {"step": step, "rewards": [{"accuracy": float(right), "other": 9.0}]}
+        for step, right in ((0, 0), (0, 1), (steps, 1), (steps, 1))
+    ]
+    run.evaluations.write_text("".join(json.dumps(row) + "\n" for row in answers))
+    return run
+
+
+def test_the_ending_has_before_after_and_what_to_type_next(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 40)
+    run.final.mkdir()
+    text = format_ending(run)
+    assert "reward         0.055     0.355    +0.300" in text
+    assert "held-out       0.500     1.000    +0.500" in text
+    assert "40 steps in 80 s: 400 tokens trained; 120 groups had no spread" in text
+    assert f"The model: {run.final}" in text
+    assert f"penstock samples {run.path}" in text
+
+
+def test_a_run_without_a_step_has_no_ending(tmp_path: Path, capsys) -> None:
+    assert format_ending(RunFolder(tmp_path)) == ""
+    print_ending(RunFolder(tmp_path), "")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_failed_run_ends_with_the_error_and_its_log(tmp_path: Path) -> None:
+    passed: list[Report] = []
+    words = LastWords(passed.append)
+    words(Report("learner.1", "started", "Started as process 1."))
+    words(line("learner.1", "Traceback of something else"))
+    words(line("learner.1", "learner: ConfigError: the model is missing:"))
+    words(line("learner.1", "    copy it there"))
+    assert words.describe(tmp_path) == ""
+    words(Report("learner.1", "ended", "Ended with exit code 78. A restart cannot help. The run stops."))
+    text = words.describe(tmp_path)
+    error = "learner: ConfigError: the model is missing:\n    copy it there"
+    assert text.startswith(f"learner.1 failed the run: {error}")
+    assert f"Its log: {tmp_path / 'learner.1.log'}" in text
+    assert len(passed) == 5

@@ -1,0 +1,102 @@
+"""What a person sees of a run: the live screen of `penstock up`, and `queues watch` from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.site import FAKE_PROCFILE, ROOT
+from tests.e2e.terminal import TerminalSite
+from tests.helpers import wait_until
+from tests.small_disk import mounted
+
+pytestmark = pytest.mark.e2e
+
+WITHIN_S = 50  # five times what is promised
+
+
+class Watching:
+    """`queues watch --json` of a site's run, whose newest look is `last`."""
+
+    def __init__(self, site: TerminalSite) -> None:
+        self.last: dict[str, Any] = {}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.common.queues", "watch", "--json"],
+            cwd=ROOT, env=os.environ | site.variables, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.last = json.loads(line)
+
+    def wait(self) -> int:
+        """Its exit code."""
+        return self._process.wait(WITHIN_S)
+
+
+def test_the_screen_and_the_watch_name_what_stops_a_run(tmp_path: Path) -> None:
+    """One run after another fault; both name each within seconds, and that work goes on afterwards."""
+    with mounted(tmp_path / "disk", 40_000) as disk:
+        site = TerminalSite(
+            tmp_path, FAKE_PROCFILE, 100, 30,
+            RUN_DIR=str(disk.folder), LEARNER_EVAL_DATASET="", LEARNER_MAX_STEPS="100000",
+            RUN_LEASE_S="10", FAKE_TOKEN_DELAY_S="0.1", RUN_DISK_TIMEOUT_S="600",
+        )  # fmt: skip
+        site.run_folder = disk.folder / "e2e"
+        site.start()
+        try:
+            site.wait_for(lambda: site.steps() >= 3, "three steps")
+            watching = Watching(site)
+
+            def both_say(words: str) -> None:
+                site.wait_for(
+                    lambda: words in " ".join(site.shown()), f"{words!r} on the screen", WITHIN_S
+                )
+                wait_until(lambda: words in watching.last.get("limit", ""), words, WITHIN_S)
+
+            both_say("the limit")
+            workers = watching.last["workers"]
+            assert {one["role"] for one in workers.values()} == {"actor", "rewarder"}
+            for role, words in (
+                ("rewarder", "No rewarder is running"),
+                ("actor", "No actor is running"),
+                ("learner", "No heartbeat from the learner"),
+            ):
+                pid = pid_of(site, role)
+                os.kill(pid, signal.SIGSTOP)
+                both_say(words)
+                assert any("gone, " in line for line in site.shown()) or role == "learner"
+                os.kill(pid, signal.SIGCONT)
+                both_say("the limit")
+            disk.fill()
+            both_say("The queue server cannot write its file")
+            disk.clear()
+            both_say("the limit")
+            site.resize(80, 24)
+            site.wait_for(
+                lambda: "reward" in site.shown()[1] and len(site.shown()[0]) <= 80, "80 columns"
+            )
+            os.kill(site.process.pid, signal.SIGINT)
+            assert site.wait(60 * 5) == 0
+            wait_until(lambda: "No learner runs" in watching.last["limit"], "the learner's leaving", 50)
+        finally:
+            site.stop()
+    assert b"\x1b[?1049h" in site.written  # the screen of its own, and back from it
+    assert b"\x1b[?1049l" in site.written
+    assert any("after" in line for line in site.shown()), "\n".join(site.shown())
+
+
+def pid_of(site: TerminalSite, role: str) -> int:
+    """The process id of the role's first process, as its log says."""
+    log = (site.run_folder / "logs" / f"{role}.1.log").read_text()
+    return int(log.rpartition("-- Started as process ")[2].partition(".")[0])
