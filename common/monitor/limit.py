@@ -10,7 +10,7 @@ from penstock.common.phases import WAITING_FOR_GROUPS, WAITING_FOR_ROOM
 from penstock.common.text import counted, short
 
 _WINDOW_S = 8.0
-_MOSTLY, _BUSY, _IDLE = 0.5, 0.8, 0.6
+_LITTLE, _MUCH, _BUSY = 0.1, 0.4, 0.8
 _ADD = {"actor": "`penstock up --actors`", "rewarder": "`penstock up --rewarders`"}
 
 
@@ -100,23 +100,22 @@ def _slowest(now: Overview, waiting: float) -> str:
     The learner waits for groups for the share `waiting` of its time, 0 to 1.
     """
     actors, rewarders = now.running("actor"), now.running("rewarder")
-    if waiting < _MOSTLY:
-        idle = 1 - _mean_busy(actors)
-        return (
-            f"The learner is the limit: it waits {waiting:.0%} of each step for groups, and actors wait "
-            f"{idle:.0%} of their time for tickets."
-        )
+    idle, queued = 1 - _mean_busy(actors), now.streams["rollouts"].undelivered
     waits = f"The learner waits {waiting:.0%} of each step for groups"
-    queued = now.streams["rollouts"].undelivered
-    if queued and _mean_busy(rewarders) > _BUSY:
+    if queued and waiting > _LITTLE and _mean_busy(rewarders) > _BUSY:
         return (
             f"{waits}: rewarders are the limit, with {counted(queued, 'group')} not taken yet. Add some "
             f"with {_ADD['rewarder']}, or raise REWARDER_WORKERS."
         )
-    if _mean_busy(actors) < _IDLE:
+    if min(waiting, idle) > _MUCH:
         return (
-            f"{waits}, and actors wait {1 - _mean_busy(actors):.0%} of their time for tickets: the "
-            "longest answers are the limit, or LEARNER_MAX_STALENESS."
+            f"{waits}, and actors wait {idle:.0%} of their time for tickets: the longest "
+            "answers are the limit, or LEARNER_MAX_STALENESS."
+        )
+    if idle >= waiting:
+        return (
+            f"The learner is the limit: it waits {waiting:.0%} of each step for groups, and actors wait "
+            f"{idle:.0%} of their time for tickets."
         )
     gain = gain_of_one_more(len(actors), waiting)
     return f"{waits}: actors are the limit. One more would give about {gain:+.0%}."

@@ -62,11 +62,15 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {}, "waits 61% of each step for groups: actors are the limit. One more would give about +100%"
     ),
     "the learner": (
-        {"progress": replace(PROGRESS, wait_s=0.07)},
-        "The learner is the limit: it waits 7% of each step for groups, and actors wait 2% of",
+        {"progress": replace(PROGRESS, wait_s=0.07), "workers": {"a": worker(busy=0.6)}},
+        "The learner is the limit: it waits 7% of each step for groups, and actors wait 40% of",
     ),
     "rewarders": (
-        {"streams": streams(rollouts=(40, 4))}, "rewarders are the limit, with 36 groups not taken yet."
+        {
+            "streams": streams(rollouts=(40, 4)),
+            "workers": {"a": worker(busy=0.5), "r": worker("rewarder")},
+        },
+        "rewarders are the limit, with 36 groups not taken yet."
     ),
     "long answers": (
         {"workers": {"a": worker(busy=0.3), "r": worker("rewarder")}}, "actors wait 70% of their time"
