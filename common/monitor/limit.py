@@ -102,7 +102,8 @@ def _slowest(now: Overview, waiting: float) -> str:
     actors, rewarders = now.running("actor"), now.running("rewarder")
     idle, queued = 1 - _mean_busy(actors), now.streams["rollouts"].undelivered
     waits = f"The learner waits {waiting:.0%} of each step for groups"
-    if queued and waiting > _LITTLE and _mean_busy(rewarders) > _BUSY:
+    crowd = now.progress.asked / 2 if now.progress else 1  # fewer groups come in one burst of an actor
+    if queued >= crowd and waiting > _LITTLE and _mean_busy(rewarders) > _BUSY:
         return (
             f"{waits}: rewarders are the limit, with {counted(queued, 'group')} not taken yet. Add some "
             f"with {_ADD['rewarder']}, or raise REWARDER_WORKERS."
