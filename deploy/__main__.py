@@ -12,6 +12,7 @@ from penstock.deploy.demo.run import Demo
 from penstock.deploy.evaluate import Evaluate
 from penstock.deploy.profile import Profile
 from penstock.deploy.replay import Replay
+from penstock.deploy.report.command import Plot, Report
 from penstock.deploy.samples import Samples
 from penstock.deploy.smollm2 import ConvertSmolLM2
 from penstock.deploy.up import Up
@@ -33,6 +34,10 @@ class Penstock(CommandGroup):
     )
     samples: CliSubCommand[Samples] = Field(description="show completions: best, worst, truncated, ...")
     profile: CliSubCommand[Profile] = Field(description="where the time of a run's steps went")
+    report: CliSubCommand[Report] = Field(
+        description="a run, or two side by side, as one HTML file: curves, samples, audit"
+    )
+    plot: CliSubCommand[Plot] = Field(description="a run's learning curve as a picture")
     replay: CliSubCommand[Replay] = Field(description="train a run again from its journal, and compare")
     convert_smollm2: CliSubCommand[ConvertSmolLM2] = Field(description="SmolLM2-135M as a model folder")
 

@@ -171,6 +171,19 @@ def read_rows(run: Path, step: int | None = None) -> list[Row]:
     Within a step the order is the file's. Raise ConfigError if there are none, if the step has none, or
     if a file cannot be read.
     """
+    files = completion_files(run)
+    if step is not None and step not in files:
+        there = f"choose another from {min(files)} to {max(files)}"
+        raise ConfigError(f"{RunFolder(run).completions} holds no completions of step {step}: {there}")
+    steps = [step] if step is not None else list(files)
+    return [row for one in steps for row in read_table(files[one])]
+
+
+def completion_files(run: Path) -> dict[int, Path]:
+    """Return by step the file of completions in a run's folder `run`, newest step first.
+
+    Raise ConfigError if there is none.
+    """
     folder = RunFolder(run).completions
     named = [(_FILE.fullmatch(path.name), path) for path in folder.glob("*.parquet")]
     files = {int(found[1]): path for found, path in named if found}
@@ -179,14 +192,10 @@ def read_rows(run: Path, step: int | None = None) -> list[Row]:
         if RunFolder(run).evaluations.is_file():
             hint = "nothing was trained yet; --evaluations shows the answers to held-out questions"
         raise ConfigError(f"{folder} holds no completions: {hint}")
-    if step is not None and step not in files:
-        there = f"choose another from {min(files)} to {max(files)}"
-        raise ConfigError(f"{folder} holds no completions of step {step}: {there}")
-    steps = [step] if step is not None else sorted(files, reverse=True)
-    return [row for one in steps for row in _read_file(files[one])]
+    return dict(sorted(files.items(), reverse=True))
 
 
-def _read_file(path: Path) -> list[Row]:
+def read_table(path: Path) -> list[Row]:
     """Return a Parquet file's rows, [] if it has none.
 
     Raise ConfigError if it is damaged, lacks a column of COLUMNS, or has a value that no learner writes.

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -146,17 +146,38 @@ def read_json_lines(path: Path, **fields: type) -> list[dict[str, Any]]:
     Each row has an integer `step`, and `fields` by name and type, such as answer=str. Other lines are
     logged and left out. A last one without a line end, which a kill cut off, is left out unlogged.
     """
-    rows = []
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    lines = text.split("\n")[:-1]  # splitlines also splits at U+2028 inside a completion
-    for number, line in enumerate(lines, 1):
-        try:
-            row = parse_json(line)
-            for name, kind in {"step": int, **fields}.items():
-                if not isinstance(row[name], kind):
-                    found = type(row[name]).__name__
-                    raise TypeError(f"{name}: found {found}, expected {kind.__name__}: mend the line")
-            rows.append(row)
-        except DAMAGE as error:
-            log.error("A damaged line is left out.", file=str(path), line=number, error=explain(error))
-    return rows
+    return [row for row in each_json_line(path, **fields) if row is not None]
+
+
+def each_json_line(path: Path, **fields: type) -> Iterator[dict[str, Any] | None]:
+    """Yield the rows that `read_json_lines` returns, one at a time, and None for each line left out.
+
+    A last line without a line end yields nothing. The memory is that of one line.
+    """
+    if not path.is_file():
+        return
+    # A file is iterated by line ends; splitlines also splits at U+2028 inside a completion.
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith("\n"):
+                return
+            try:
+                yield _row(line, {"step": int, **fields})
+            except DAMAGE as error:
+                log.error(
+                    "A damaged line is left out.", file=str(path), line=number, error=explain(error)
+                )
+                yield None
+
+
+def _row(line: str, fields: Mapping[str, type]) -> dict[str, Any]:
+    """Return the object that a line of JSON has, with `fields` by name and type.
+
+    Raise TypeError for a field of another type, KeyError for a missing one, ValueError for no JSON.
+    """
+    row: Any = parse_json(line)
+    for name, kind in fields.items():
+        if not isinstance(row[name], kind):
+            found = type(row[name]).__name__
+            raise TypeError(f"{name}: found {found}, expected {kind.__name__}: mend the line")
+    return row  # type: ignore[no-any-return]

@@ -38,7 +38,8 @@ class RunFolder:
         self.evaluations = path / "evaluations.jsonl"
         self.completions = path / "completions"
         self.tensorboard = path / "tensorboard"
-        self.learning_curve = path / "learning_curve.png"  # of the demo
+        self.learning_curve = path / "learning_curve.png"  # of the demo and `penstock plot`
+        self.report = path / "report.html"  # of `penstock report`
         self.logs = path / "logs"  # of each process that `penstock up` runs
         self.log = path / "log.txt"  # of the demo
         self.replay = path / "replay"  # default output of `penstock replay`

@@ -12,6 +12,7 @@ from penstock.common.files.atomic import read_json_lines
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.monitor.snapshot import Audit, read_audit
 from penstock.common.text import one_line
+from penstock.deploy.report.picture import draw_curve
 from penstock.deploy.samples import read_rows
 
 Row = dict[str, Any]
@@ -41,7 +42,8 @@ def print_report(run_folder: RunFolder) -> None:
     right = right_by_step(answers)
     print_table(metrics, right)
     print_answers(answers)
-    draw_curve(metrics, right, run_folder.learning_curve)
+    reward = {row["step"]: row["reward"] for row in metrics if row.get("reward") is not None}
+    draw_curve(reward, {step: fmean(all_) for step, all_ in right.items()}, run_folder.learning_curve)
     with LocalServer(run_folder.path) as server:  # the run's own server, started again to be asked
         connection = Connection(server.url, connect_timeout_s=10, server_timeout_s=10)
         audit = read_audit(connection, run_folder.path.name)
@@ -110,24 +112,6 @@ def print_answers(answers: Sequence[Row]) -> None:
         )
         columns = ends[0]["columns"]
         print(one_line(f"{columns['question'] + ' ' + columns['answer']:<24}{before:<24}{after}"))
-
-
-def draw_curve(metrics: Sequence[Row], right: dict[int, list[bool]], path: Path) -> None:
-    """Write a PNG to `path`, replacing it: each step's reward, and the share of held-out sums solved.
-
-    `metrics` has a row per step, `right` by evaluated step whether each sum was solved.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    steps = [row["step"] for row in metrics]
-    axes.plot(steps, [row["reward"] for row in metrics], color="0.6", label="reward, temperature 1")
-    axes.plot(list(right), list(map(fmean, right.values())), "o-", label="held-out accuracy, greedy")
-    axes.set(xlabel="Updates", ylabel="share right", ylim=(0, 1))
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
-    figure.savefig(path, dpi=120)
 
 
 def trained_twice(folder: Path) -> int:

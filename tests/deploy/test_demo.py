@@ -16,7 +16,6 @@ from penstock.common.monitor.snapshot import Audit
 from penstock.deploy.child import Report
 from penstock.deploy.demo.report import (
     WIDTH,
-    draw_curve,
     print_answers,
     print_audit,
     print_table,
@@ -34,6 +33,7 @@ from penstock.deploy.demo.task import (
     write_task,
 )
 from penstock.deploy.demo.tiny_llama import make_tokenizer
+from penstock.deploy.report.picture import draw_curve
 
 
 @pytest.fixture(scope="module")
@@ -201,5 +201,6 @@ def test_a_demo_that_nobody_reads_ends_its_run(monkeypatch, tmp_path):
 def test_the_curve_is_drawn_from_the_runs_own_rows(tmp_path):
     right = right_by_step(ANSWERS)
     assert {step: sum(found) for step, found in right.items()} == {0: 1, 5: 10}
-    draw_curve([{"step": 1, "reward": 0.5}], right, tmp_path / "curve.png")
+    heldout = {step: sum(found) / len(found) for step, found in right.items()}
+    draw_curve({1: 0.5}, heldout, tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
