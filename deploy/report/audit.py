@@ -77,14 +77,14 @@ def audit_journal(folder: RunFolder) -> JournalAudit:
 
 def _count(audit: JournalAudit, first_ends: dict[str, str], record: dict[str, Any]) -> None:
     """Add `record` to `audit`, and each ticket's first end state to `first_ends`."""
-    audit.issued_train = max(audit.issued_train, record["ledger"]["next_number"])
+    audit.issued_train = max(audit.issued_train, int(record["ledger"]["next_number"]))
     if record["kind"] == "header":
         audit.starts += 1
     elif record["kind"] == "batch":
         audit.steps += 1
         audit.gaps += [record["step"]] * (record["step"] != audit.steps)
     elif record["kind"] == "evaluation":
-        audit.questions[record["version"]] = record["questions"]
+        audit.questions[record["version"]] = int(record["questions"])
     elif record["kind"] == "end":
         audit.complete = True
     for ticket, (state, *_) in record["ends"].items():
