@@ -62,7 +62,8 @@ class Plot(Command):
             raise ConfigError(
                 "; ".join(run.missing) or f"{self.run} has no step with a reward yet: wait"
             )
-        chosen = run.set_values.get("LEARNER_METRIC_FOR_BEST_MODEL") or next(iter(heldout), "")
+        asked = run.set_values.get("LEARNER_METRIC_FOR_BEST_MODEL", "")
+        chosen = asked if asked in heldout else next(iter(heldout), "")
         out = self.out or RunFolder(self.run).learning_curve
         with _writing(out):
             draw_curve(reward, heldout.get(chosen, {}), out, f"held-out {short(one_line(chosen), 60)}")

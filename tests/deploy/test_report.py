@@ -377,6 +377,16 @@ def test_a_plot_of_another_scale_shows_both_curves_whole(tmp_path: Path, monkeyp
     assert below.get_legend().get_texts()[0].get_text() == "held-out $x_{$"
 
 
+@pytest.mark.parametrize(("asked", "shown"), [("short", "short"), ("gone", "accuracy")])
+def test_a_plot_shows_the_reward_that_chooses_the_best_model(run, monkeypatch, asked, shown) -> None:
+    row = {"step": 0, "version": "1.0", "rewards": [{"accuracy": 0.0, "short": 0.5}]}
+    (run / "evaluations.jsonl").write_text(json.dumps(row) + "\n")
+    with (run / "settings.env").open("a") as file:
+        file.write(f"LEARNER_METRIC_FOR_BEST_MODEL={asked}\n")
+    (axes,) = axes_of(run, monkeypatch)
+    assert axes.lines[1].get_label() == f"held-out {shown}"
+
+
 def test_a_plot_without_an_evaluation_has_the_reward_alone(run: Path, monkeypatch) -> None:
     (run / "evaluations.jsonl").unlink()
     (axes,) = axes_of(run, monkeypatch)
