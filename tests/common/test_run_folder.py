@@ -34,6 +34,7 @@ PATHS = {
     "completions": "completions",
     "tensorboard": "tensorboard",
     "learning_curve": "learning_curve.png",
+    "report": "report.html",
     "logs": "logs",
     "log": "log.txt",
     "replay": "replay",
