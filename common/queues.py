@@ -17,7 +17,8 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import started_server
 from penstock.common.config.command import CommandGroup, Result, ResultCommand, execute_command
 from penstock.common.config.role_command import RunCommand
-from penstock.common.errors import ConfigError
+from penstock.common.errors import ConfigError, RunNotReady, ServerUnavailable
+from penstock.common.journal.audit import audit_journal
 from penstock.common.monitor.limit import LimitWatch
 from penstock.common.monitor.overview import Overview, read_overview
 from penstock.common.monitor.screen import render
@@ -128,7 +129,10 @@ def overview_row(now: Overview | None, sentence: str) -> dict[str, object]:
 
 
 class Audit(QueueCommand):
-    """Check that every ticket issued has ended or is in flight. The exit code is 1 if not."""
+    """Check that every ticket issued has ended or is in flight. The exit code is 1 if not.
+
+    If the queue server is gone, as after the run's end, the journal in the run's folder is asked.
+    """
 
     tickets: CliToggleFlag[bool] = Field(
         False, description="list all open tickets, not only each holder's oldest"
@@ -143,6 +147,28 @@ class Audit(QueueCommand):
         found = read_audit(connection, self.run.name)
         row = asdict(found) | {"faults": found.faults}
         return Result(format_audit(found, self.tickets), [row], 1 if found.faults else 0)
+
+    def work(self) -> int:
+        """Audit by the queue server, or by the journal if the server is gone; return the exit code.
+
+        Raise the server's error if there is no journal, ConfigError for a damaged one.
+        """
+        try:
+            return super().work()
+        except (ConfigError, RunNotReady, ServerUnavailable) as error:
+            if not self.run.folder.journal.is_dir():
+                raise
+            found = audit_journal(self.run.folder)
+            why = f"{type(error).__name__}: {error}"
+        head = f"The queue server does not say ({why}). The journal in {self.run.folder.path} says:"
+        lines = [f"{head}\nrun {self.run.name}: {found.issued} tickets issued, {found.steps} steps"]
+        lines += [f"  {state:<10}{count:>8}" for state, count in sorted(found.ended.items())]
+        faults = found.faults()
+        total = found.ended.total()
+        balance = f"balances: {found.issued} = {total} ended + {found.open} open"
+        row = {"run": self.run.name, "issued": found.issued, "ended": found.ended, "open": found.open}
+        text = "\n".join([*lines, f"  open      {found.open:>8}", *(faults or [balance])])
+        return self.show(Result(text, [row | {"faults": faults}], 1 if faults else 0))
 
 
 class Dead(QueueCommand):

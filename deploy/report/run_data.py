@@ -16,8 +16,8 @@ from penstock.common.errors import ConfigError, PenstockError
 from penstock.common.files.atomic import each_json_line
 from penstock.common.files.reading import DAMAGE, explain, parse_json, reading
 from penstock.common.files.run_folder import RunFolder
+from penstock.common.journal.audit import JournalAudit, audit_journal
 from penstock.common.text import hide_passwords
-from penstock.deploy.report.audit import JournalAudit, audit_journal
 from penstock.deploy.samples import completion_files, read_table, select
 
 T = TypeVar("T")

@@ -6,10 +6,10 @@ from itertools import chain
 from statistics import fmean
 from typing import Any
 
+from penstock.common.journal.audit import JournalAudit
 from penstock.common.text import one_line
 from penstock.common.wire.messages import END_STATES
 from penstock.deploy.profile import profile_of
-from penstock.deploy.report.audit import JournalAudit
 from penstock.deploy.report.markup import Html, element, table
 from penstock.deploy.report.run_data import Points, RunData
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from penstock.common.config.command import load
+from penstock.common.config.command import execute_command, load
 from penstock.common.errors import ConfigError
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
+from penstock.common.queues import Queues
 from penstock.common.wire.messages import Version
 from penstock.deploy.report.command import Plot, Report
 from penstock.deploy.report.curves import MOST_POINTS, thin
@@ -327,6 +328,25 @@ def test_the_audit_counts_from_the_journal_alone(run: Path) -> None:
     assert audit is not None
     assert (audit.issued, audit.open, audit.starts, audit.steps) == (11, 6, 2, 4)
     assert audit.ended == {"trained": 4, "filtered": 1, "unused": 1}
+
+
+def test_queues_audit_asks_the_journal_when_the_server_is_gone(run: Path, monkeypatch, capsys) -> None:
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    monkeypatch.setenv("RUN_DIR", str(run.parent))
+    audit = ["audit", "--run.name", run.name]
+    assert execute_command(Queues, "queues", audit) == 0
+    text = capsys.readouterr().out
+    assert "The queue server does not say (ConfigError: no queue server is known" in text
+    assert "4 tickets issued, 3 steps" in text
+    assert "balances: 4 = 3 ended + 1 open" in text
+    assert execute_command(Queues, "queues", [*audit, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ended"] == {"trained": 3}
+    Journal(LearnerFolder(run, claim_next(run).incarnation)).append(
+        "header", step=3, machine={}, ends={"train:1": ("trained", 0)}, ledger={"next_number": 4}
+    )
+    assert execute_command(Queues, "queues", audit) == 1
+    assert "1 groups were trained twice" in capsys.readouterr().out
+    assert execute_command(Queues, "queues", ["audit", "--run.name", "another"]) == 78
 
 
 def test_the_best_and_worst_are_one_of_a_group_and_of_the_newest_steps(run: Path) -> None:
