@@ -45,6 +45,11 @@ def configure_logs(role: str, form: Literal["text", "json"]) -> None:
     )
 
 
+def log_errors_alone() -> None:
+    """Log only errors in this process from now on: its own texts are on the screen."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+
+
 def _escape(_logger: object, _method: str, event: EventDict) -> EventDict:
     """Return the fields of a log line, `event`, with unprintable letters, line ends too, escaped.
 

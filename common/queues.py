@@ -16,15 +16,18 @@ from penstock.common.broker.acl import default_folder, write_users
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import started_server
 from penstock.common.config.command import CommandGroup, Result, ResultCommand, execute_command
+from penstock.common.config.redis_url import parse_host
 from penstock.common.config.role_command import RunCommand
 from penstock.common.errors import ConfigError, RunNotReady, ServerUnavailable
 from penstock.common.journal.audit import audit_journal
+from penstock.common.log import log_errors_alone
 from penstock.common.monitor.limit import LimitWatch
 from penstock.common.monitor.overview import Overview, read_overview
 from penstock.common.monitor.screen import render
 from penstock.common.monitor.snapshot import discard_run, read_audit, read_dead, read_status
 from penstock.common.monitor.status_text import format_audit, format_overview, format_status
 from penstock.common.monitor.watch import RunWatch, heartbeat_line
+from penstock.common.role import stop_on_signals
 from penstock.common.text import one_line
 
 _WATCH_EVERY_S = 1.0
@@ -91,6 +94,7 @@ class Watch(QueueCommand):
         the first look; later ones are shown. Raise BrokenPipeError if standard output was closed.
         """
         read_overview(connection, self.run.name)
+        log_errors_alone()
         watch = RunWatch(lambda: connection, self.run.name)
         console = Console()
         live = console.is_terminal and not console.is_dumb_terminal and not self.as_json
@@ -236,6 +240,29 @@ class Acl(QueueCommand):
         return self.show(Result("\n".join(lines), rows))
 
 
+class Export(QueueCommand):
+    """Serve the run's state to Prometheus, at http://HOST:PORT/metrics, until Ctrl-C.
+
+    Nobody is asked for a password there: names of processes and figures are all that is told.
+    """
+
+    listen: str = Field("127.0.0.1:9400", description="HOST:PORT where Prometheus asks")
+
+    def ask(self, connection: Connection) -> int:
+        """Serve until Ctrl-C or SIGTERM, then return 0.
+
+        Raise ConfigError for an address that cannot be used.
+        """
+        from penstock.common.monitor.export import serve
+
+        stopping = stop_on_signals()
+        host, port = parse_host(self.listen, "--listen")
+        port, _ = serve(RunWatch(lambda: connection, self.run.name), self.run.name, host, port)
+        print(f"Prometheus finds run {self.run.name} at {host}:{port}/metrics.", flush=True)
+        stopping.wait()
+        return 0
+
+
 class Queues(CommandGroup):
     """Read a run's queues from any machine, audit its tickets, discard it.
 
@@ -246,6 +273,7 @@ class Queues(CommandGroup):
     audit: CliSubCommand[Audit] = Field(description="check that every ticket ended or is in flight")
     watch: CliSubCommand[Watch] = Field(description="step, reward, limit and processes, every second")
     dead: CliSubCommand[Dead] = Field(description="the newest tickets that failed too often, and why")
+    export: CliSubCommand[Export] = Field(description="serve the run's state to Prometheus")
     acl: CliSubCommand[Acl] = Field(description="write a user per role, with what the role needs")
     discard: CliSubCommand[Discard] = Field(description="delete the run's keys from the server")
 

@@ -81,7 +81,7 @@ def _missing(now: Overview) -> str:
         return _absence(now, "rewarder", f", and {waiting} to be scored")
     if now.running("actor"):
         return ""
-    if not now.workers and not (now.progress and now.progress.step):
+    if not now.gone("actor") and not (now.progress and now.progress.step):
         return "No actor has joined yet: vLLM takes a minute to start."
     return _absence(now, "actor", "")
 
