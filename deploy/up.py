@@ -36,6 +36,7 @@ from penstock.common.files.lock import hold_lock
 from penstock.common.files.modes import umask
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.guard import guard_children
+from penstock.common.log import log_errors_alone
 from penstock.common.monitor.watch import RunWatch
 from penstock.deploy.child import Report, Service
 from penstock.deploy.ending import LastWords, print_ending
@@ -85,6 +86,7 @@ class Up(Command):
         In a terminal there is a live screen, else all lines and one on the run every 30 s. All lines are
         in logs/ of the run's folder. At the end the result is printed, or what failed.
         """
+        log_errors_alone()
         return self.run()
 
     def run(

@@ -16,7 +16,6 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TextIO
 
-import structlog
 from dotenv import dotenv_values
 from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic_settings import CliToggleFlag
@@ -28,6 +27,7 @@ from penstock.common.errors import PenstockError
 from penstock.common.files.atomic import make_folder, read_json_lines
 from penstock.common.files.modes import umask
 from penstock.common.files.run_folder import RunFolder
+from penstock.common.log import log_errors_alone
 from penstock.deploy.child import Report
 from penstock.deploy.demo.report import WIDTH, print_report
 from penstock.deploy.demo.task import TaskFiles, read_problems, write_task
@@ -62,7 +62,7 @@ class Demo(Command):
         """
         warnings.simplefilter("ignore")  # a first run shows the demo's own lines, and errors
         logging.disable(logging.WARNING)
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+        log_errors_alone()
         started = time.monotonic()
         folder = self.dir / f"demo-{self.seed}-{datetime.now():%Y%m%d-%H%M%S}"
         with umask(build(RunCommand, {}).run.umask):
