@@ -78,7 +78,10 @@ def _head(now: Overview, width: int) -> Table:
     line = Table.grid(padding=(0, 1))
     line.add_row(
         Text(one_line(now.run)[: width // 4], "bold cyan"), Text(f"step {step} of {steps}"),
-        ProgressBar(total=max(1, steps), completed=step, width=max(5, width // 5)), Text(left),
+        ProgressBar(
+            total=max(1, steps), completed=step, width=max(5, width // 5), complete_style="cyan"
+        ),
+        Text(left),
     )  # fmt: skip
     return line
 
