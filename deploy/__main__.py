@@ -9,6 +9,7 @@ from pydantic_settings import CliSubCommand
 from penstock.common.config.command import CommandGroup, execute_command
 from penstock.deploy.check import Check
 from penstock.deploy.demo.run import Demo
+from penstock.deploy.doctor.run import Doctor
 from penstock.deploy.evaluate import Evaluate
 from penstock.deploy.profile import Profile
 from penstock.deploy.replay import Replay
@@ -27,6 +28,9 @@ class Penstock(CommandGroup):
     up: CliSubCommand[Up] = Field(description="run a learner, actors, rewarders and a queue server")
     check: CliSubCommand[Check] = Field(
         description="settings, data, rewards and gold answers of a run before it starts"
+    )
+    doctor: CliSubCommand[Doctor] = Field(
+        description="what would keep a run from going well, each with what to type"
     )
     demo: CliSubCommand[Demo] = Field(description="teach a tiny model to add, on this machine's CPU")
     evaluate: CliSubCommand[Evaluate] = Field(

@@ -41,11 +41,16 @@ class Check(ResultCommand):
     )
 
     def execute(self) -> int:
-        """Run `learner --dry-run` and `rewarder --check`, print what they find; return an exit code.
+        """Print what `examine` finds and return the exit code. Raise what `examine` raises."""
+        found = self.examine()
+        return found if isinstance(found, int) else self.show(found)
 
-        They end with this process. If one fails, it prints its error, and its code is returned. Else the
-        code is 78 if a reward cannot be used, 65 if too many gold answers cannot be read, or 0. Raise
-        ConfigError for wrong variables, DeadlineExceeded if one takes an hour, PenstockError if killed.
+    def examine(self, errors: IO[bytes] | None = None) -> Result | int:
+        """Run `learner --dry-run` and `rewarder --check`; return what they find, as `joined` does.
+
+        They end with this process. If one fails, its exit code is returned. Their standard error goes to
+        the file `errors`, or to this process's for None. Raise ConfigError for wrong variables,
+        DeadlineExceeded if one takes an hour, PenstockError if killed.
         """
         self._check_settings()
         guard_children()
@@ -55,11 +60,11 @@ class Check(ResultCommand):
                 (learner, None, plan),
                 (["rewarder", "--check"], plan, verdict),
             ):
-                if code := self._run(command, source, target):
+                if code := self._run(command, source, target, errors):
                     return code
                 target.seek(0)
             plan.seek(0)
-            return self.show(self.joined(_objects(plan), _objects(verdict)[-1]))
+            return self.joined(_objects(plan), _objects(verdict)[-1])
 
     def _check_settings(self) -> None:
         """Raise ConfigError with the mistakes in the variables of all roles, one per line, each once."""
@@ -72,12 +77,18 @@ class Check(ResultCommand):
         if mistakes:
             raise ConfigError("\n".join(dict.fromkeys(mistakes)))
 
-    def _run(self, command: Sequence[str], source: IO[bytes] | None, target: IO[bytes]) -> int:
+    def _run(
+        self,
+        command: Sequence[str],
+        source: IO[bytes] | None,
+        target: IO[bytes],
+        errors: IO[bytes] | None,
+    ) -> int:
         """Run `command`, a role's name and its flags, with --env-file if set; return its exit code.
 
-        Its standard output is written to `target`. Its input is `source`, empty for None. Its errors
-        appear on this process's standard error. Raise DeadlineExceeded if the command takes over an
-        hour, PenstockError if a signal killed it.
+        Its standard output is written to `target`. Its input is `source`, empty for None. Its standard
+        error goes to `errors`, this process's for None. Raise DeadlineExceeded if the command takes over
+        an hour, PenstockError if a signal killed it.
         """
         role, *flags = command
         given = ["--env-file", str(self.env_file)] if self.env_file else []
@@ -85,7 +96,7 @@ class Check(ResultCommand):
         try:
             code = subprocess.run(
                 [*program, *flags, *given], stdin=source or subprocess.DEVNULL, stdout=target,
-                timeout=_LONGEST_S, check=False,
+                stderr=errors, timeout=_LONGEST_S, check=False,
             ).returncode  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise DeadlineExceeded(

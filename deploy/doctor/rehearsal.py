@@ -1,0 +1,40 @@
+"""The data and the rewards: `penstock check`, whose result becomes findings."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.common.config.command import Result
+from penstock.deploy.doctor.finding import Finding
+
+_COMMON = "Correct the data set or LEARNER_SOLUTION_COLUMN, or use another reward"
+
+
+def findings_of(result: Result) -> Iterator[Finding]:
+    """Yield a finding per reward that cannot be used, and per data set with unreadable gold answers."""
+    found: dict[str, Any] = dict(result.rows[0])
+    for name, reason in found["rewards"].items():
+        if reason:
+            what = f"the reward {name} cannot be used: {reason}"
+            remedy = "do: correct the reward as stated, or take it out of LEARNER_REWARDS"
+            yield Finding("rewards", "error", what, "the rewarder would end with this error", remedy)
+    for name, data in found["data"].items():
+        if data["level"]:
+            where, gold, why = data["unreadable"][0]
+            what = (
+                f"{len(data['unreadable'])} of {data['golds']} gold answers of {name} cannot be read, "
+                f"such as {where}: {why}: {gold}"
+            )
+            consequence = "no answer to these questions can be right, so nothing is learned from them"
+            yield Finding("golds", data["level"], what, consequence, f"do: {_COMMON}")
+
+
+def failed(code: int, said: str) -> Finding:
+    """Return the finding of a role that ended with this exit code.
+
+    `said` is its standard error. Its last error is shown: a line such as `learner: DataError: text`.
+    """
+    errors = re.findall(r"^\w+: \w+: .*(?:\n  .*)*", said, re.MULTILINE)
+    text = errors[-1] if errors else said.strip()[-1000:]
+    what = f"reading model, data and rewards fails with exit code {code}: {text}"
+    return Finding("data", "error", what, "the run would end so", "do: as this error says")
