@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import psutil
 
+from penstock.common.files.lock import of_this_host
 from penstock.common.files.run_folder import RunFolder
 from penstock.deploy.doctor.finding import Finding, assign
 from penstock.deploy.doctor.machine import GIB
@@ -66,8 +67,8 @@ def check_room(settings: Settings, shape: Shape, steps: int) -> Iterator[Finding
     """
     place = existing(settings.run.folder.path)
     free = shutil.disk_usage(place).free
-    if (needed := will_write(settings, shape, steps)) <= free:
-        return
+    if (needed := will_write(settings, shape, steps)) <= free or _find_fault(place):
+        return  # nothing can be written at all: `check_folder` reports this
     remedy = f"do: set RUN_DIR to a folder on a disk with {needed / GIB:.1f} GiB free"
     for values in _SMALLER:
         fields = {name.removeprefix("LEARNER_").lower(): value for name, value in values.items()}
@@ -143,7 +144,7 @@ def _check_holder(lock: Path, what: str) -> Iterator[Finding]:
             holder = file.readline().decode(errors="replace").strip()
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        process = re.match(r"process ([0-9]+) ", holder)
+        process = re.match(r"process ([0-9]+) ", "".join(of_this_host([holder])))
         other = assign({"RUN_NAME": f"{lock.parent.name}-2"})
         remedy = f"type: kill -INT {process[1]}" if process else other
         found = f"another {what} holds the run's folder {lock.parent}: {holder}"

@@ -1,7 +1,8 @@
 """Estimates of the memory that learner and actor need, and the settings by which they would fit.
 
-The numbers come from the model's config.json and the settings. They are within about a third of what is
-used: the longest sequences are assumed, fragments of memory are left out.
+The numbers come from the model's config.json and the settings. The longest sequences are assumed, and
+fragments of memory are left out. On a CPU, for models of 63 and 100 million parameters, the learner's
+estimate was 1 to 14% above the peak that was measured.
 """
 
 import math
@@ -55,7 +56,7 @@ def check_memory(settings: Settings, shape: Shape, machine: Machine, gpu: bool) 
             return find_needs(changed, shape, machine, gpu)[number]
 
         severity: Severity = "error" if need.least > need.room else "warning"
-        found = f"{need.what} needs about {_gib(need.size)}, and {_gib(need.room)} is free"
+        found = f"{need.what}: about {_gib(need.size)} is needed, and {_gib(need.room)} is free"
         why = "vLLM refuses to start, or a process is killed or ends when memory runs out"
         yield Finding("memory", severity, found, why, _remedy(settings, shape, gpu, again))
 
@@ -70,11 +71,11 @@ def find_needs(settings: Settings, shape: Shape, machine: Machine, gpu: bool) ->
     cache = sequence * shape.kv_values * _width(actor.dtype or learner.dtype)
     weights = shape.parameters * _width(actor.dtype or learner.dtype)
     state, rows = _learner_bytes(shape, learner, gpu)
-    one = f"one sequence of {sequence} tokens in an actor's key-value cache"
+    one = f"an actor's key-value cache for one sequence of {sequence} tokens"
     if not gpu:
         room = int(actor.kv_cache_gib * GIB)
         both = weights + room + _ENGINE + state + _PROCESS
-        what = f"learner and actor, for {shape.parameters / 1e9:.2g} billion parameters,"
+        what = f"memory of learner and actor ({shape.parameters / 1e9:.2g} billion parameters)"
         return [Need(one, cache, room, cache), Need(what, both + rows, machine.memory, both)]
     first, last = machine.gpus[0], machine.gpus[-1]
     share = actor.gpu_memory_utilization
@@ -84,7 +85,7 @@ def find_needs(settings: Settings, shape: Shape, machine: Machine, gpu: bool) ->
     alone = len(machine.gpus) > 1 or learner.share_device
     left = last.free if alone else first.total - taken
     return [
-        Need(f"{one}, with the weights,", weights + cache + _PROCESS, room, weights + cache),
+        Need(f"{one}, and the weights", weights + cache + _PROCESS, room, weights + cache),
         Need("an actor's share of the GPU", taken, first.free, taken),
         Need("the learner's share of the GPU", state + rows + _PROCESS, left, state),
     ]
@@ -126,14 +127,15 @@ def _changes(settings: Settings, shape: Shape, gpu: bool) -> Iterator[tuple[str,
     """Yield settings that need less memory, as variable and value, those with the least cost first."""
     learner = settings.learner
     longest = learner.max_prompt_length + learner.max_completion_length
-    cache = longest * shape.kv_values * _width(settings.actor.dtype or learner.dtype) / GIB
-    yield "ACTOR_KV_CACHE_GIB", math.ceil(100 * cache) / 100
     tokens = _row_tokens(learner)
     while learner.packing and tokens > longest:
         tokens = max(longest, tokens // 2)
         yield "LEARNER_MICRO_BATCH_TOKENS", tokens
     yield "LEARNER_GRADIENT_CHECKPOINTING", True
     yield "LEARNER_LOGPROB_CHUNK", 32
+    group = learner.num_generations * longest * shape.kv_values
+    cache = group * _width(settings.actor.dtype or learner.dtype) / GIB
+    yield "ACTOR_KV_CACHE_GIB", math.ceil(100 * cache) / 100
     if gpu:
         for share in (0.8, 0.7, 0.6, 0.5, 0.4, 0.3):
             yield "ACTOR_GPU_MEMORY_UTILIZATION", share

@@ -60,9 +60,9 @@ class Doctor(Check):
         """
         shown: list[str] = []
         findings = sorted(self.find(shown), key=lambda one: ORDER.index(one.severity))
-        counts = [f"{sum(one.severity == kind for one in findings)} {kind}" for kind in ORDER]
+        counts = [f"{kind}s: {sum(one.severity == kind for one in findings)}" for kind in ORDER]
         lines = [line for one in findings for line in one.lines()]
-        summary = f"{', '.join(f'{count}s' for count in counts)}." if findings else "Nothing was found."
+        summary = f"{', '.join(counts)}." if findings else "Nothing was found."
         code = ConfigError.exit_code if any(one.severity == "error" for one in findings) else 0
         rows = [asdict(one) for one in findings]
         return self.show(Result("\n".join([*shown, *lines, summary]), rows, code))

@@ -65,7 +65,7 @@ def removal(name: str, env_file: Path | None) -> str:
         return "do: delete the variable"
     if env_file is None or name in os.environ:
         return f"type: unset {name}"
-    return _edit(f"/^[ \t]*\\(export[ \t]*\\)*{name}[ \t]*=/d", env_file)
+    return _edit(f"/^ *(export +)?{name} *=/d", env_file)
 
 
 def _is_known(name: str) -> bool:
@@ -103,12 +103,12 @@ def _renaming(name: str, near: str, env_file: Path | None) -> str:
     """Return the remedy that gives the variable `name` the name `near`, in the file or the process."""
     if env_file is None or name in os.environ:
         return f'type: export {near}="${name}"; unset {name}'
-    return _edit(f"s/^\\([ \t]*\\(export[ \t]*\\)*\\){name}\\([ \t]*=\\)/\\1{near}\\3/", env_file)
+    return _edit(f"s/^( *(export +)?){name} *=/\\1{near}=/", env_file)
 
 
 def _edit(script: str, path: Path) -> str:
     """Return the remedy that changes a file by a script of sed, and keeps the old file as FILE.bak."""
-    return f"type: sed -i.bak {shlex.quote(script)} {shlex.quote(str(path))}"
+    return f"type: sed -E -i.bak {shlex.quote(script)} {shlex.quote(str(path))}"
 
 
 def _wrong_value(detail: ErrorDetails, known: Mapping[str, str], env_file: Path | None) -> Finding:

@@ -17,12 +17,14 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.config.redis_url import parse_url
 from penstock.deploy import check as check_module
+from penstock.deploy.check import Check
 from penstock.deploy.demo.tiny_llama import make_model, make_tokenizer, save_checkpoint
 from penstock.deploy.doctor.environment import check_gpu
 from penstock.deploy.doctor.finding import Finding
 from penstock.deploy.doctor.folder import Partition, file_system
 from penstock.deploy.doctor.machine import GIB, Gpu, Machine, read_machine
 from penstock.deploy.doctor.memory import check_memory
+from penstock.deploy.doctor.rehearsal import findings_of
 from penstock.deploy.doctor.server import check_server
 from penstock.deploy.doctor.settings import Settings
 from penstock.deploy.doctor.shape import Shape, read_shape
@@ -198,14 +200,14 @@ FAULTS = [
     Fault(
         lambda place: model_of(place, psutil.virtual_memory().available / 18),
         "memory",
-        "learner and actor",
+        "memory of learner and actor",
     ),
     Fault(
         settings_of(LEARNER_GROUPS_PER_STEP=10**6, LEARNER_MICRO_BATCH_TOKENS=10**8),
         "memory",
-        "learner and",
+        "memory of learner and actor",
     ),
-    Fault(settings_of(ACTOR_KV_CACHE_GIB=0.00001), "memory", "one sequence of 21 tokens"),
+    Fault(settings_of(ACTOR_KV_CACHE_GIB=0.00001), "memory", "for one sequence of 21 tokens"),
 ]
 
 SERVER_FAULTS = [
@@ -262,16 +264,16 @@ def test_nothing_is_found_on_the_demos_setup_and_the_rows_are_shown(place):
     assert sorted(place.folder.rglob("*")) == before
 
 
-def test_faults_of_rewards_and_gold_answers_are_found(place):
-    answers = ("2", "It is what the reader thinks.", "?")
-    rows = [{"question": "1+1=", "answer": answer} for answer in answers]
-    (place.folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (place.folder / "own.py").write_text("def mine(completions, level, **others):\n    return [0.0]\n")
-    place.replace(LEARNER_REWARDS="accuracy,own.py:mine")
-    found = place.find(quick=False)
-    golds = only(found, "golds", "2 of 3 gold answers of train.jsonl cannot be read, such as train")
+def test_faults_of_rewards_and_gold_answers_are_found():
+    plan = [{"contract": {"figures": {}, "rewards": []}}]
+    bad = [["d.jsonl, row 2", "I think", "a sentence"], ["d.jsonl, row 3", "", "empty"]]
+    data = {"c.jsonl": {"golds": 9, "unreadable": []}, "d.jsonl": {"golds": 3, "unreadable": bad}}
+    rewards = {"accuracy": "", "mine": "ConfigError: reward mine requires level"}
+    result = Check().joined(plan, {"rewards": rewards, "data": data, "rows": []})
+    found = list(findings_of(result))
+    golds = only(found, "golds", "2 of 3 gold answers of d.jsonl cannot be read, such as d.jsonl, row 2")
     assert golds.severity == "error"
-    assert only(found, "rewards", "the reward mine cannot be used").severity == "error"
+    assert only(found, "rewards", "the reward mine cannot be used: ConfigError").severity == "error"
     assert len(found) == 2
 
 
@@ -296,7 +298,7 @@ def test_each_finding_has_three_lines_the_worst_come_first_and_no_password_is_sh
     assert all(line.startswith("  why: ") for line in findings[1::3])
     assert all(line.startswith(("  type: ", "  set: ", "  do: ")) for line in findings[2::3])
     counts = [severities.count(kind) for kind in ("error", "warning")]
-    assert summary == "{} errors, {} warnings, 0 infos.".format(*counts)
+    assert summary == "errors: {}, warnings: {}, infos: 0.".format(*counts)
     assert "hidden" not in said
     assert "\x1b" not in said
 
@@ -382,7 +384,7 @@ def test_a_model_of_7_billion_parameters_on_gpus_of_80_gib(tmp_path, gpus, learn
     (tmp_path / "config.json").write_text(json.dumps(QWEN_7B))
     shape, machine = read_shape(tmp_path / "config.json"), Machine(16, 100 * GIB, (GPU,) * gpus)
     found = list(check_memory(gpu_settings(**learner), shape, machine, gpu=True))
-    assert [one.found.partition(" needs")[0] for one in found] == words
+    assert [one.found.partition(":")[0] for one in found] == words
     for one in found:
         values = dict(word.split("=") for word in one.remedy.removeprefix("set: ").split())
         changed = {name.removeprefix("LEARNER_").lower(): value for name, value in values.items()}
