@@ -17,14 +17,12 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.config.redis_url import parse_url
 from penstock.deploy import check as check_module
-from penstock.deploy.check import Check
 from penstock.deploy.demo.tiny_llama import make_model, make_tokenizer, save_checkpoint
 from penstock.deploy.doctor.environment import check_gpu
 from penstock.deploy.doctor.finding import Finding
 from penstock.deploy.doctor.folder import Partition, file_system
 from penstock.deploy.doctor.machine import GIB, Gpu, Machine, read_machine
 from penstock.deploy.doctor.memory import check_memory
-from penstock.deploy.doctor.rehearsal import findings_of
 from penstock.deploy.doctor.server import check_server
 from penstock.deploy.doctor.settings import Settings
 from penstock.deploy.doctor.shape import Shape, read_shape
@@ -264,25 +262,40 @@ def test_nothing_is_found_on_the_demos_setup_and_the_rows_are_shown(place):
     assert sorted(place.folder.rglob("*")) == before
 
 
-def test_faults_of_rewards_and_gold_answers_are_found():
-    plan = [{"contract": {"figures": {}, "rewards": []}}]
+@pytest.fixture
+def stand_ins(place):
+    """Takes the code of a learner and a rewarder, which `penstock check` then starts."""
+
+    def use_them(**roles: str) -> Place:
+        place.patch.setenv("PYTHONPATH", str(place.folder))
+        for role, code in roles.items():
+            (place.folder / f"other_{role}.py").write_text(code)
+            place.patch.setitem(check_module._MODULES, role, f"other_{role}")
+        return place
+
+    return use_them
+
+
+def test_faults_of_rewards_and_gold_answers_are_found(stand_ins):
+    plan = {"contract": {"figures": {"steps": 10**12}, "rewards": []}}
     bad = [["d.jsonl, row 2", "I think", "a sentence"], ["d.jsonl, row 3", "", "empty"]]
     data = {"c.jsonl": {"golds": 9, "unreadable": []}, "d.jsonl": {"golds": 3, "unreadable": bad}}
     rewards = {"accuracy": "", "mine": "ConfigError: reward mine requires level"}
-    result = Check().joined(plan, {"rewards": rewards, "data": data, "rows": []})
-    found = list(findings_of(result))
+    verdict = {"rewards": rewards, "data": data, "rows": []}
+    place = stand_ins(learner=f"print({json.dumps(plan)!r})", rewarder=f"print({json.dumps(verdict)!r})")
+    found = place.find(quick=False)
     golds = only(found, "golds", "2 of 3 gold answers of d.jsonl cannot be read, such as d.jsonl, row 2")
     assert golds.severity == "error"
     assert only(found, "rewards", "the reward mine cannot be used: ConfigError").severity == "error"
-    assert len(found) == 2
+    assert only(found, "room", "the run will write up to").severity == "error"  # by the number of steps
+    assert len(found) == 3
 
 
-def test_a_role_that_fails_is_found_with_its_error(place, monkeypatch):
-    code = "import sys\nprint('learner: DataError: no row\\n  at all', file=sys.stderr)\nexit(65)"
-    (place.folder / "bad_learner.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", str(place.folder))
-    monkeypatch.setitem(check_module._MODULES, "learner", "bad_learner")
-    (one,) = place.find(quick=False)
+def test_a_role_that_fails_is_found_with_its_error(stand_ins):
+    lines = "12:00 Reading.\nlearner: DataError: no row\n  at all\n12:01 The end."
+    (one,) = stand_ins(learner=f"import sys\nsys.exit(print({lines!r}, file=sys.stderr) or 65)").find(
+        quick=False
+    )
     assert one.found.endswith("fails with exit code 65: learner: DataError: no row\n  at all")
 
 
@@ -301,6 +314,11 @@ def test_each_finding_has_three_lines_the_worst_come_first_and_no_password_is_sh
     assert summary == "errors: {}, warnings: {}, infos: 0.".format(*counts)
     assert "hidden" not in said
     assert "\x1b" not in said
+
+
+def test_a_finding_has_three_lines_whatever_it_quotes():
+    lines = Finding("data", "error", "a\nwarning: b\x1b[2J", "redis://:hidden@host", "do: c").lines()
+    assert lines == ["error: a\\nwarning: b\\x1b[2J", "  why: redis://***@host", "  do: c"]
 
 
 def test_warnings_alone_give_exit_code_0(place):
@@ -364,6 +382,7 @@ def test_the_parameters_of_a_made_model_are_counted(model):
     assert read_shape(model / "config.json").parameters == stored
 
 
+SMALL = {"micro_batch_tokens": 2048, "gradient_checkpointing": True, "lora_rank": 16}
 GPU = Gpu("test", 80 * GIB, 79 * GIB)
 
 
@@ -377,7 +396,8 @@ def gpu_settings(**learner: object) -> Settings:
     [
         (1, {}, ["the learner's share of the GPU"]),
         (2, {}, ["the learner's share of the GPU"]),
-        (2, {"micro_batch_tokens": 2048, "gradient_checkpointing": True, "lora_rank": 16}, []),
+        (1, SMALL, ["the learner's share of the GPU"]),
+        (2, SMALL, []),
     ],
 )  # fmt: skip
 def test_a_model_of_7_billion_parameters_on_gpus_of_80_gib(tmp_path, gpus, learner, words):
