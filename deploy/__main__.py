@@ -16,6 +16,7 @@ from penstock.deploy.replay import Replay
 from penstock.deploy.report.command import Plot, Report
 from penstock.deploy.samples import Samples
 from penstock.deploy.smollm2 import ConvertSmolLM2
+from penstock.deploy.try_reward import TryReward
 from penstock.deploy.up import Up
 
 
@@ -31,6 +32,9 @@ class Penstock(CommandGroup):
     )
     doctor: CliSubCommand[Doctor] = Field(
         description="what would keep a run from going well, each with what to type"
+    )
+    try_reward: CliSubCommand[TryReward] = Field(
+        description="rewards of a file on gold answers and on garbage"
     )
     demo: CliSubCommand[Demo] = Field(description="teach a tiny model to add, on this machine's CPU")
     evaluate: CliSubCommand[Evaluate] = Field(

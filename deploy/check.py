@@ -15,47 +15,42 @@ from penstock.common.config.role_command import ActorCommand, LearnerCommand, Re
 from penstock.common.errors import ConfigError, DataError, DeadlineExceeded, PenstockError
 from penstock.common.guard import guard_children
 from penstock.common.text import SHOWN, as_text, one_line, short
+from penstock.common.wire.reward_spec import BUILT_IN
 from penstock.deploy.child import describe_end
 
 _WARN_SHARE, _ERROR_SHARE = 0.01, 0.2
 _LONGEST_S = 3600
 _SHOWN_GOLDS = 10
+_TRIED_ROWS = 3
+"""Rows on which the rewarder tries the rewards."""
 _REMEDY = (
     f"error: over {_ERROR_SHARE:.0%} of a data set's gold answers cannot be read. Correct them or "
     "LEARNER_SOLUTION_COLUMN, use another reward, or accept this with --accept-unreadable-golds"
 )
+_NO_DIFFERENCE = (
+    "  note: the gold answer gets no more than garbage, so this reward does not rate answers"
+)
 _MODULES = {"learner": "penstock.learner", "rewarder": "penstock.rewarders"}
 
 
-class Check(ResultCommand):
-    """Check a run before it starts: settings, data set, rewards, gold answers. Nothing is trained.
-
-    The settings are variables, as for `penstock up`. Three rows are shown as model and rewards get
-    them.
-    """
+class RoleCheck(ResultCommand):
+    """Base of the commands that join what `learner --dry-run` and `rewarder --check` find."""
 
     env_file: FilePath | None = Field(None, description="file with variables; those of the process win")
-    rows: NonNegativeInt = Field(3, description="rows to show")
-    accept_unreadable_golds: CliToggleFlag[bool] = Field(
-        False, description="no error if over 20% of a data set's gold answers cannot be read"
-    )
 
-    def execute(self) -> int:
-        """Print what `examine` finds and return the exit code. Raise what `examine` raises."""
-        found = self.examine()
-        return found if isinstance(found, int) else self.show(found)
+    def ask_roles(
+        self, *flags: str, errors: IO[bytes] | None = None
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]] | int:
+        """Run `learner --dry-run --json` with `flags`, then `rewarder --check` on its lines.
 
-    def examine(self, errors: IO[bytes] | None = None) -> Result | int:
-        """Run `learner --dry-run` and `rewarder --check`; return what they find, as `joined` does.
-
-        They end with this process. If one fails, its exit code is returned. Their standard error goes to
-        the file `errors`, or to this process's for None. Raise ConfigError for wrong variables,
-        DeadlineExceeded if one takes an hour, PenstockError if killed.
+        Return the objects that the learner printed, and the rewarder's object. If one of the two fails,
+        it prints its error; return its exit code then. They end with this process. Their standard error
+        goes to the file `errors`, or to this process's for None. Raise DeadlineExceeded if one takes an
+        hour, PenstockError if a signal killed it.
         """
-        self._check_settings()
         guard_children()
         with tempfile.TemporaryFile() as plan, tempfile.TemporaryFile() as verdict:
-            learner = ["learner", "--dry-run", "--json", "--rows", str(self.rows)]
+            learner = ["learner", "--dry-run", "--json", *flags]
             for command, source, target in (
                 (learner, None, plan),
                 (["rewarder", "--check"], plan, verdict),
@@ -64,18 +59,7 @@ class Check(ResultCommand):
                     return code
                 target.seek(0)
             plan.seek(0)
-            return self.joined(_objects(plan), _objects(verdict)[-1])
-
-    def _check_settings(self) -> None:
-        """Raise ConfigError with the mistakes in the variables of all roles, one per line, each once."""
-        mistakes: list[str] = []
-        for role in (LearnerCommand, ActorCommand, RewarderCommand):
-            try:
-                build(role, {"env_file": self.env_file})
-            except ConfigError as error:
-                mistakes += str(error).splitlines()
-        if mistakes:
-            raise ConfigError("\n".join(dict.fromkeys(mistakes)))
+            return _objects(plan), _objects(verdict)[-1]
 
     def _run(
         self,
@@ -108,33 +92,107 @@ class Check(ResultCommand):
             raise PenstockError(f"`{' '.join(command)}`: {end}")
         return code
 
+
+class Check(RoleCheck):
+    """Check a run before it starts: settings, data set, rewards, gold answers. Nothing is trained.
+
+    The settings are variables, as for `penstock up`. Three rows are shown as model and rewards get
+    them. Each reward is called on their gold answers and on garbage.
+    """
+
+    rows: NonNegativeInt = Field(3, description="rows to show")
+    accept_unreadable_golds: CliToggleFlag[bool] = Field(
+        False, description="no error if over 20% of a data set's gold answers cannot be read"
+    )
+
+    def execute(self) -> int:
+        """Print what `examine` finds and return the exit code. Raise what `examine` raises."""
+        found = self.examine()
+        return found if isinstance(found, int) else self.show(found)
+
+    def examine(self, errors: IO[bytes] | None = None) -> Result | int:
+        """Run `learner --dry-run` and `rewarder --check`; return what they find, as `joined` does.
+
+        If one fails, its exit code is returned; its error goes to the file `errors`, or to this
+        process's standard error for None. Raise ConfigError for wrong variables, DeadlineExceeded if one
+        takes an hour, PenstockError if killed.
+        """
+        self._check_settings()
+        rows = str(max(self.rows, _TRIED_ROWS))
+        found = self.ask_roles("--rows", rows, errors=errors)
+        return found if isinstance(found, int) else self.joined(*found)
+
+    def _check_settings(self) -> None:
+        """Raise ConfigError with the mistakes in the variables of all roles, one per line, each once."""
+        mistakes: list[str] = []
+        for role in (LearnerCommand, ActorCommand, RewarderCommand):
+            try:
+                build(role, {"env_file": self.env_file})
+            except ConfigError as error:
+                mistakes += str(error).splitlines()
+        if mistakes:
+            raise ConfigError("\n".join(dict.fromkeys(mistakes)))
+
     def joined(self, plan: Sequence[dict[str, Any]], verdict: dict[str, Any]) -> Result:
         """Return what both processes found, as text and as one object, and the exit code.
 
         `plan` has the objects that the learner printed: its contract, and the rows to show. `verdict` is
         the rewarder's object: what rewards get of each row, gold answers per data set, and by reward why
-        it cannot be used, "" if it can. The code is 78 if a reward cannot be used, 65 if over 20% of a
-        data set's gold answers cannot be read (never with --accept-unreadable-golds), else 0.
+        it cannot be used, "" if it can, and its trials. The code is 78 if a reward cannot be used or
+        fails, 65 if over 20% of a data set's gold answers cannot be read (never with
+        --accept-unreadable-golds), else 0.
         """
         contract = next(line["contract"] for line in plan if "contract" in line)
-        rows = [line["row"] for line in plan if "row" in line]
+        rows = [line["row"] for line in plan if "row" in line][: self.rows]
         lines = [f"{name:<30}{value}" for name, value in contract["figures"].items()]
-        for row, seen in zip(rows, verdict["rows"], strict=True):
+        for row, seen in zip(rows, verdict["rows"], strict=False):
             lines += ["", *_row_lines(row, seen)]
         limit = 1.0 if self.accept_unreadable_golds else _ERROR_SHARE
         judged = {name: one | _judgement(one, limit) for name, one in verdict["data"].items()}
         lines += ["", *(line for name, one in judged.items() for line in _gold_lines(name, one))]
         if not judged:
             lines += ["gold answers: no built-in reward needs them"]
-        lines += [
-            f"reward {name}: {reason or 'can be used'}" for name, reason in verdict["rewards"].items()
-        ]
+        bad, told = judge_rewards(verdict)
+        lines += told
         too_many = any(one["level"] == "error" for one in judged.values())
         lines += [_REMEDY] * too_many
-        bad = any(verdict["rewards"].values())
         code = ConfigError.exit_code if bad else DataError.exit_code if too_many else 0
-        found = {**verdict, "data": judged, "figures": contract["figures"], "shown": rows}
+        shown = {"rows": verdict["rows"][: self.rows]}
+        found = {**verdict, **shown, "data": judged, "figures": contract["figures"], "shown": rows}
         return Result("\n".join(map(one_line, lines)), [found], code)
+
+
+def judge_rewards(verdict: dict[str, Any]) -> tuple[bool, list[str]]:
+    """Return whether a reward cannot be used or fails, and the lines that tell of each reward.
+
+    `verdict` is the rewarder's object: by reward why it cannot be used, "" if it can, and its trials. A
+    reward has a line, one more per row that it was tried on, and, if it is not built in, a note if the
+    gold answer never got more than garbage.
+    """
+    bad, lines = False, []
+    for name, reason in verdict["rewards"].items():
+        trial = verdict["trials"].get(name, {"calls": []})
+        loaded = f", loaded in {trial['load_s']:.1f} s" if "load_s" in trial else ""
+        failed = any(call["failures"] for call in trial["calls"])
+        lines += [f"reward {name}: {reason or ('fails' if failed else 'can be used')}{loaded}"]
+        lines += [line for call in trial["calls"] for line in _call_lines(call)]
+        values = [call["values"] for call in trial["calls"] if len(call["values"]) == 2]
+        if values and all((one["gold"] or 0.0) <= (one["garbage"] or 0.0) for one in values):
+            lines += [_NO_DIFFERENCE] * (name not in BUILT_IN)
+        bad = bad or bool(reason) or failed
+    return bad, lines
+
+
+def _call_lines(call: dict[str, Any]) -> list[str]:
+    """Return the lines of a reward's call on a row: values and seconds, then each failure."""
+    shown = {name: "none" if value is None else f"{value:g}" for name, value in call["values"].items()}
+    values = ", ".join(f"{name} {value}" for name, value in shown.items())
+    lines = [f"  {call['where']}: {values} ({call['seconds']:.2f} s)"] if values else []
+    on = {"both": "the gold answer and garbage together", "gold": "the gold answer"}
+    return lines + [
+        f"  {call['where']}: fails on {on.get(name, name)}: {reason}"
+        for name, reason in call["failures"].items()
+    ]
 
 
 def _objects(lines: IO[bytes]) -> list[dict[str, Any]]:

@@ -39,15 +39,17 @@ class Learner(LearnerCommand):
         """Train, or print what --dry-run or `help` asks for. Return the exit code.
 
         With --dry-run --json print the contract, `rows` rows and the gold answers as lines of JSON, for
-        `rewarder --check`. With --dry-run alone print the settings and figures such as the steps. Raise
-        ConfigError or DataError if settings or data cannot work, and the errors that end a training.
+        `rewarder --check`; with --rewards-alone the rewards and rows alone. With --dry-run without
+        --json print the settings and figures such as the steps. Raise ConfigError
+        or DataError if settings or data cannot work, and the errors that end a training.
         """
         if not (self.dry_run and self.as_json):
             return super().execute()
         configure_logs("learner", self.run.log_format)
-        from penstock.learner.data.preview import preview
+        from penstock.learner.data.preview import preview, preview_rewards
 
-        for line in preview(self.learner, self.rows):
+        lines = preview_rewards if self.rewards_alone else preview
+        for line in lines(self.learner, self.rows):
             print(json.dumps(line, default=str))
         return 0
 

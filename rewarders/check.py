@@ -1,6 +1,7 @@
-"""`rewarder --check`: whether rewards can be loaded and gold answers be read, before a run starts."""
+"""`rewarder --check`: whether rewards work and gold answers can be read, before a run starts."""
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -8,12 +9,24 @@ from typing import Any
 from penstock.common.config.settings import RewarderSettings
 from penstock.common.errors import ConfigError
 from penstock.common.progress import with_progress
+from penstock.common.sandbox.handle import TOO_LONG
+from penstock.common.text import as_text
 from penstock.common.wire.reward_spec import NEED_GOLD, RewardSpec
 from penstock.rewarders.adapt import columns_of
-from penstock.rewarders.scoring_pool import ScoringPool
+from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 
 _CHUNK = 50
 """Gold answers per call of a sandbox process."""
+_TRIED_ROWS = 3
+GARBAGE = "qwx zzk vvv"
+"""A completion that answers no question."""
+_FORMS = {
+    "acc": r"\boxed{%s}",
+    "correctness": "<answer>%s</answer>",
+    **dict.fromkeys(("base_acc", "format", "strict_format"), "<think>so</think><answer>%s</answer>"),
+    "xml_tags": "<reasoning>so</reasoning><answer>%s</answer>",
+}
+"""The form in which a built-in reward expects the gold answer as a completion, if it expects one."""
 
 Reading = tuple[str | None, str]
 """A gold answer as it is read, None if it cannot be; and then why not, else ""."""
@@ -22,13 +35,15 @@ Reading = tuple[str | None, str]
 def check_lines(lines: Iterable[str], settings: RewarderSettings) -> dict[str, Any]:
     """Return what is wrong with rewards and gold answers in the lines of `learner --dry-run --json`.
 
-    `rewards` has by name the reason why each cannot be used, "" if it can. `data` has per data set the
-    number of `golds`, and [place, gold answer, reason] of each of the `unreadable`. `rows` has, for each
-    row to show, the `columns` that rewards get, the gold answer as it is `read` (None if it cannot be),
-    and `why` not (else ""). Gold answers are read only if a built-in reward needs them; otherwise `data`
-    is {}, `read` None and `why` "". The work runs in sandbox processes with the limits of `settings`;
-    they have ended when this function returns. Reward models are loaded, judges are not asked. Raise
-    ConfigError for other lines, SandboxFailed or ConfigError if no sandbox process can be started.
+    `rewards` has by name the reason why each cannot be used, "" if it can, and `trials` for each that
+    can the `calls` that `_try_reward` returns, and `load_s`, the seconds until it was loaded. `data` has
+    per data set the number of `golds`, and [place, gold answer, reason] of each of the `unreadable`.
+    `rows` has, for each row to show, the `columns` that rewards get, the gold answer as it is `read`
+    (None if it cannot be), and `why` not (else ""). Gold answers are read only if a built-in reward
+    needs them; otherwise `data` is {}, `read` None and `why` "". The work runs in sandbox processes with
+    the limits of `settings`; they have ended when this function returns. Judges are asked, reward models
+    loaded. Raise ConfigError for other lines, SandboxFailed or ConfigError if no sandbox process can be
+    started.
     """
     contract, rows, golds = _parse(lines)
     specs = [RewardSpec(**spec) for spec in contract["rewards"]]
@@ -36,10 +51,11 @@ def check_lines(lines: Iterable[str], settings: RewarderSettings) -> dict[str, A
     shown = [row["columns"] for row in rows]
     asked = [columns.get("solution") for columns in shown] + [gold for _, gold in golds]
     with ScoringPool(settings) as pool:
-        found = {spec.name: pool.check(spec) for spec in specs}
+        found, trials = _try_all(specs, rows[:_TRIED_ROWS], pool, bool(contract.get("episodes")))
         readings = list(_read(asked, pool, settings.workers, needed)) if needed else []
     return {
         "rewards": found,
+        "trials": trials,
         "data": _by_data(golds, readings[len(rows) :]) if needed else {},
         "rows": [
             {"columns": columns_of(columns.get("prompt"), columns), "read": read, "why": why}
@@ -66,6 +82,106 @@ def _parse(lines: Iterable[str]) -> tuple[dict[str, Any], list[dict[str, Any]], 
             "and gold answers as JSON; use `penstock check`, which joins the two commands"
         ) from error
     return contract, found["row"], found["gold"]
+
+
+def _try_all(
+    specs: Sequence[RewardSpec], rows: Sequence[dict[str, Any]], pool: ScoringPool, episodes: bool
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return by name why each reward cannot be used ("" if it can), and the trials of those that can.
+
+    Raise SandboxFailed or ConfigError if no sandbox process can be started.
+    """
+    reasons, trials = {}, {}
+    for spec in specs:
+        started = time.monotonic()
+        reasons[spec.name] = pool.check(spec)
+        load_s = time.monotonic() - started
+        if not reasons[spec.name]:
+            calls = _try_reward(spec, rows, pool, episodes)
+            trials[spec.name] = {"load_s": load_s, "calls": calls}
+    return reasons, trials
+
+
+def _try_reward(
+    spec: RewardSpec, rows: Sequence[dict[str, Any]], pool: ScoringPool, episodes: bool
+) -> list[dict[str, Any]]:
+    """Return what a reward gives for the gold answer and for garbage, as one group for each of `rows`.
+
+    A result has the row's place `where`, the `seconds` of the group's call, and by answer, "gold" and
+    "garbage", the `values`, None where the reward does not apply, and `failures`, with file and line. A
+    row without a gold answer has garbage alone. After a failure no further row is tried. With `episodes`
+    the completions are conversations too. The built-in `environment`, which repeats what an environment
+    returned, is not tried. Raise SandboxFailed or ConfigError if no sandbox process can be started.
+    """
+    results: list[dict[str, Any]] = []
+    for row in rows if spec.source or spec.kind or spec.name != "environment" else ():
+        results.append({"where": row["where"], **_try_row(spec, row["columns"], pool, episodes)})
+        if results[-1]["failures"]:
+            break
+    return results
+
+
+def _try_row(
+    spec: RewardSpec, columns: dict[str, Any], pool: ScoringPool, episodes: bool
+) -> dict[str, Any]:
+    """Return `values`, `failures` and `seconds` of a reward for one row, as `_try_reward` describes.
+
+    If the group fails, unless by its time, each answer is tried alone. If none fails alone, the group's
+    failure is that of "both". Raise SandboxFailed or ConfigError if no sandbox process can be started.
+    """
+    answers = {"garbage": GARBAGE}
+    if columns.get("solution") is not None:
+        form = "%s" if spec.source or spec.kind else _FORMS.get(spec.name, "%s")
+        gold = as_text(columns["solution"])
+        gold = gold if form == "%s" else gold.rpartition("####")[2].strip()
+        answers = {"gold": form.replace("%s", gold), **answers}
+    started = time.monotonic()
+    values, failure = _score(spec, columns, answers, pool, episodes)
+    seconds = time.monotonic() - started
+    failures = {"both": failure} if failure else {}
+    if failure and TOO_LONG not in failure:
+        alone = {}
+        for name, text in answers.items():
+            value, alone[name] = _score(spec, columns, {name: text}, pool, episodes)
+            values |= value
+        failures = {name: text for name, text in alone.items() if text} or failures
+    return {"values": values, "failures": failures, "seconds": seconds}
+
+
+def _score(
+    spec: RewardSpec, columns: dict[str, Any], answers: dict[str, str], pool: ScoringPool, episodes: bool
+) -> tuple[dict[str, float | None], str]:
+    """Return by answer the values of a reward for one group, and "", or none and why the call failed.
+
+    Raise SandboxFailed or ConfigError if no sandbox process can be started.
+    """
+    try:
+        found = pool.score(spec, _arguments(spec, columns, list(answers.values()), episodes))
+    except ScoringFailed as error:
+        return {}, str(error)
+    return dict(zip(answers, found.values, strict=True)), ""
+
+
+def _arguments(
+    spec: RewardSpec, columns: dict[str, Any], texts: list[str], episodes: bool
+) -> dict[str, list[Any]]:
+    """Return what a reward gets of a row and of completions `texts`: by name, a value per completion.
+
+    There is no tokenizer here: `completion_ids` has an id per byte. With `episodes` there are
+    `transcripts` of one message, and an `environment_reward` of 0. A user's reward gets `trainer_state`.
+    """
+    given = columns_of(columns.get("prompt"), columns)
+    if spec.source:
+        steps = {"global_step": 0, "max_steps": spec.options.get("max_steps", 0)}
+        given["trainer_state"] = steps
+    found = {name: [value] * len(texts) for name, value in given.items()} | {
+        "completions": texts,
+        "completion_ids": [list(text.encode()) for text in texts],
+    }
+    if episodes:
+        found["transcripts"] = [[{"role": "assistant", "content": text}] for text in texts]
+        found["environment_reward"] = [0.0] * len(texts)
+    return found
 
 
 def _read(

@@ -167,12 +167,21 @@ class LearnerFlags(SettingsCommand):
         False, validation_alias="json", description="with --dry-run: lines for `rewarder --check`"
     )
     rows: NonNegativeInt = Field(0, description="with --dry-run --json: rows to show")
+    rewards_alone: CliToggleFlag[bool] = Field(
+        False, description="with --dry-run --json: rewards and rows alone, which need no model"
+    )
 
     @model_validator(mode="after")
     def _shown_alone(self) -> Self:
-        """Return self. Raise ValueError for --json without --dry-run, --rows (not 0) without --json."""
-        if (self.as_json and not self.dry_run) or (self.rows and not self.as_json):
-            raise ValueError("--rows belongs to --dry-run --json, and --json to --dry-run: add them")
+        """Return self. Raise ValueError for --json without --dry-run, --rows (not 0) or --rewards-alone
+        without --json."""
+        if (self.as_json and not self.dry_run) or (
+            (self.rows or self.rewards_alone) and not self.as_json
+        ):
+            raise ValueError(
+                "--rows belongs to --dry-run --json, --rewards-alone too, and --json to --dry-run: add "
+                "them"
+            )
         return self
 
 

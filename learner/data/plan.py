@@ -69,7 +69,7 @@ def make_plan(settings: LearnerSettings) -> Plan:
     questions, eval_questions = load_questions(settings, template, episodes)
     steps = count_steps(settings, len(questions))
     samples = [questions.at(place) for place in range(min(len(questions), 100) or 1)]
-    columns = _shared_columns([*samples, *eval_questions[:100]])
+    columns = shared_columns([*samples, *eval_questions[:100]])
     form = completions_form(settings, tokenizer)
     adapter = _published_adapter(settings, config)
     contract = Contract(
@@ -124,7 +124,7 @@ def _check_settings(settings: LearnerSettings) -> None:
         load_loss(settings.loss)
 
 
-def _shared_columns(questions: Sequence[Question]) -> list[str]:
+def shared_columns(questions: Sequence[Question]) -> list[str]:
     """Return the names of the columns that all of the questions have, in order."""
     return sorted(set.intersection(*(set(question.columns) for question in questions)))
 

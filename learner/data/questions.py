@@ -34,12 +34,15 @@ log = get_logger(__name__)
 class QuestionReader:
     """Converts the rows of data sets to questions.
 
-    `template` makes a row's prompt, and shows the model those tools of `episodes` that the row has.
+    `template` makes a row's prompt, and shows the model those tools of `episodes` that the row has; with
+    None a prompt has no tokens.
     `settings` limit the length of a prompt (max_prompt_length), and say whether a longer one is dropped
     or cut (overlong_prompts). The attribute `too_long` counts the longer prompts, from 0.
     """
 
-    def __init__(self, settings: LearnerSettings, template: Template, episodes: EpisodeSpec) -> None:
+    def __init__(
+        self, settings: LearnerSettings, template: Template | None, episodes: EpisodeSpec
+    ) -> None:
         self.too_long = 0
         self._settings = settings
         self._template = template
@@ -66,7 +69,7 @@ class QuestionReader:
             tools = self._episodes.tools_of(columns)
         except ValueError as error:
             raise DataError(f"{where}: {error}. Correct this row, or LEARNER_ENVIRONMENT") from error
-        ids = self._template.render(prompt, tools)
+        ids = self._template.render(prompt, tools) if self._template else []
         limit = self._settings.max_prompt_length
         if len(ids) > limit:
             self.too_long += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 
 import pytest
 
@@ -55,7 +56,12 @@ def test_rows_golds_and_rewards_of_real_roles_are_shown(tmp_path, monkeypatch, c
     assert "a.jsonl, row 31: a sentence: It is what the reader thinks.\n" in said
     assert "error: b.jsonl: 1 of 3 gold answers cannot be read (33.3%)\n" in said
     assert "b.jsonl, row 2: divides by zero: \\boxed{\\frac{1}{0}}\n" in said
-    assert "reward accuracy: can be used\nreward level: can be used\n" in said
+    assert re.search(r"reward accuracy: can be used, loaded in \d+\.\d s\n", said)
+    assert re.search(
+        r"  a.jsonl, row 3: gold 1, garbage 0 \(\d+\.\d\d s\)\nreward level: can be used", said
+    )
+    assert "a.jsonl, row 3: prompt" not in said, "three rows are tried, two were to be shown"
+    assert re.search(r"gold 1, garbage 1 .*\n  note: the gold answer gets no more than garbage", said)
     assert "reward missing: ConfigError: reward missing requires difficulty" in said
 
 
@@ -74,7 +80,7 @@ def test_the_share_of_each_data_set_decides(unreadable, accepted, code, words):
     plan = [{"contract": {"figures": {"questions": 1100}, "rewards": []}}]
     bad = [["d.jsonl, row 1", "x", "empty"]] * unreadable
     data = {"c.jsonl": {"golds": 1000, "unreadable": []}, "d.jsonl": {"golds": 100, "unreadable": bad}}
-    verdict = {"rewards": {}, "data": data, "rows": []}
+    verdict = {"rewards": {}, "trials": {}, "data": data, "rows": []}
     result = Check(accept_unreadable_golds=accepted).joined(plan, verdict)
     assert result.exit_code == code
     assert words in result.text
@@ -84,7 +90,7 @@ def test_the_share_of_each_data_set_decides(unreadable, accepted, code, words):
 
 def test_without_golds_it_is_said_that_none_is_needed():
     plan = [{"contract": {"figures": {}, "rewards": []}}]
-    result = Check().joined(plan, {"rewards": {"format": ""}, "data": {}, "rows": []})
+    result = Check().joined(plan, {"rewards": {}, "trials": {}, "data": {}, "rows": []})
     assert "no built-in reward needs them" in result.text
     assert result.exit_code == 0
 
