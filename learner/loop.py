@@ -91,7 +91,9 @@ class Learner:
         self._spent: Counter[str] = Counter()  # seconds by phase, of all steps of this process
         self._small_batches = SmallBatches(settings.groups_per_step)
         self._hub = make_hub(settings, folder.uploads)
-        self._recorder = Recorder(folder, settings.report_to, command.run.name)
+        self._recorder = Recorder(
+            folder, settings.report_to, command.run.name, settings.model_dump(mode="json")
+        )
         self._tables = ThreadPoolExecutor(1, "completions")
         self._table: tuple[int, Future[Any]] | None = None  # a step, and its table that is being made
         ledger = Ledger()
@@ -353,10 +355,11 @@ class Learner:
         self._last = metrics
         reward, staleness = metrics.get("reward", math.nan), metrics.get("sample/staleness_mean", 0.0)
         waited_s = metrics["perf/rollout_wait_s"]
+        self._small_batches.add(len(taken.groups), taken.arrivals)
         log.info(
             f"Step {self._step}/{self._plan.steps}: reward {reward:.3f}, staleness {staleness:.2f}, "
             f"{metrics['perf/tokens_per_s']:.0f} tokens/s, waited {waited_s:.1f} s"
-            f"{self._small_batches.describe(len(taken.groups), taken.arrivals)}."
+            f"{self._small_batches.describe()}."
         )
         self._small_batches.warn()
         self._progress.made_step(self._step, len(taken.groups), metrics)

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, field_validator, model_validator
 
 from penstock.common.config.device import resolve_dtype, resolve_logprob_chunk
 from penstock.common.config.settings import JsonMap, Names, Numbers, PositiveNumbers, Section, setting
@@ -26,6 +26,9 @@ from penstock.common.wire.reward_spec import BUILT_IN, COLUMNS, LANGUAGES, Aggre
 
 TRACKERS = ("wandb", "tensorboard")
 """The trackers that come with Penstock."""
+
+ACCEPTABLE = ("model", "tokenizer", "dataset")
+"""What LEARNER_ACCEPT_CHANGED may name."""
 
 _REWARD = {"ge": -HIGHEST_REWARD, "le": HIGHEST_REWARD}
 
@@ -65,6 +68,17 @@ class TrainingSettings(Section):
     stall_timeout_s: float = setting(
         3600.0, "seconds that a task (an Update, a checkpoint, a download) may take", gt=0
     )
+
+    @field_validator("accept_changed")
+    @classmethod
+    def _are_acceptable(cls, names: list[str]) -> list[str]:
+        """Return `names`. Raise ValueError, with the nearest name, if one cannot be accepted."""
+        for name in names:
+            if name not in ACCEPTABLE:
+                near = difflib.get_close_matches(name, ACCEPTABLE, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(ACCEPTABLE)}"
+                raise ValueError(f"{name!r} cannot be accepted: {hint}")
+        return names
 
 
 class DataSettings(Section):

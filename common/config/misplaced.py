@@ -1,4 +1,4 @@
-"""Values that mean something else in TRL 1.16.0 under the same name. Pure.
+"""Values that mean something else in TRL 1.16.0 under the same name, or cost without effect. Pure.
 
 docs/coming-from.md lists all such names. The learner logs a warning at its start for values that look as
 if they were copied from there.
@@ -10,17 +10,21 @@ _Rule = tuple[bool, str]  # whether it applies, and the sentence
 
 _GSPO_LARGEST = 0.01  # GSPO was published with 3e-4 and 4e-4, the others with 0.1 and more
 _TRL_CAP = 3.0  # default of vllm_importance_sampling_clip_max
+_LEAST_BETA = 1e-4  # papers that keep the term have 0.001 to 0.1
 _TRL_CISPO = 5.0  # epsilon_high that TRL recommends with cispo
 
 
 def misplaced_values(settings: LearnerSettings) -> list[str]:
     """Return a warning for each value that looks meant for TRL, where it means something else.
 
-    The list is empty if there is none; clip ranges come first, then corrections, then weights. A default
+    There is also one for a beta that costs a reference model without effect. The list is empty if there
+    is none; clip ranges come first, then corrections, weights, and the reference model. A default
     that does not fit what was set counts too: epsilon 0.1 alone leaves epsilon_high at 0.28. Example:
     loss_type cispo with epsilon_high 5 bounds the ratio at 6, in TRL at 5.
     """
-    rules = [*_clip_ranges(settings), *_corrections(settings), *_weights(settings)]
+    rules = [
+        *_clip_ranges(settings), *_corrections(settings), *_weights(settings), *_reference(settings)
+    ]  # fmt: skip
     return [text for applies, text in rules if applies]
 
 
@@ -118,3 +122,38 @@ def _weights(settings: LearnerSettings) -> list[_Rule]:
             "all tokens, as here with bnpo and dapo.",
         ),
     ]
+
+
+def _reference(settings: LearnerSettings) -> list[_Rule]:
+    """Return all rules on a beta above 0 without effect, each as whether it applies and its warning.
+
+    The rules: nothing is trained; the reference is always the policy itself; beta is below 0.0001.
+    """
+    beta, same = settings.beta, _is_own_reference(settings)
+    given = f"LEARNER_BETA={beta:g} needs a reference model and a forward pass of it per Update"
+    idle = settings.evaluate_only
+    return [
+        (beta > 0 and idle, f"{given}, and LEARNER_EVALUATE_ONLY trains nothing: leave it out."),
+        (
+            beta > 0 and same and not idle,
+            f"{given} for a term that is 0: the reference is the policy itself at the one optimizer "
+            "step of each Update. Leave it out, or sync less often.",
+        ),
+        (
+            0 < beta < _LEAST_BETA and not (same or idle),
+            f"{given} for a term that hardly counts: usual are 0.001 to 0.1, and 0, which needs none, "
+            "with rewards that can be verified.",
+        ),
+    ]
+
+
+def _is_own_reference(settings: LearnerSettings) -> bool:
+    """Return whether the KL to the reference has no gradient in any Update.
+
+    That holds if the reference becomes the policy before each Update of a single optimizer step, with
+    the estimators k2 and k3.
+    """
+    mixed = settings.sync_ref_model and settings.ref_model_mixup_alpha == 1
+    copied = settings.outer_iteration_steps == 1 or (mixed and settings.ref_model_sync_steps == 1)
+    single = settings.num_iterations * settings.num_mini_batches == 1
+    return single and copied and settings.kl_estimator != "k1"

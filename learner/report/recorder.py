@@ -27,12 +27,15 @@ class Recorder:
 
     A write waits for room on a full disk. It raises DiskFull if none comes, RunTaken if a later learner
     has claimed the folder. Creating a Recorder starts the trackers that `report_to` names, as in
-    LEARNER_REPORT_TO, for the run called `run`. Raise ConfigError if one is not found or does not start.
+    LEARNER_REPORT_TO, for the run called `run`, and sends them its `settings` by name. Raise ConfigError
+    if one is not found or does not start.
     """
 
-    def __init__(self, folder: LearnerFolder, report_to: Sequence[str], run: str) -> None:
+    def __init__(
+        self, folder: LearnerFolder, report_to: Sequence[str], run: str, settings: Row | None = None
+    ) -> None:
         self._folder = folder
-        self._trackers = Trackers(report_to, folder.path, run)
+        self._trackers = Trackers(report_to, folder.path, run, settings)
 
     def cut_after(self, step: int) -> None:
         """Delete metrics of steps after `step`, and the rows of evaluations that a kill cut off.

@@ -7,7 +7,7 @@ or data set it would silently be neither the old run nor a new one, so it is ref
 import json
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -54,7 +54,8 @@ def describe_start(settings: LearnerSettings, plan: Plan) -> dict[str, Any]:
         "machine": this_machine(),
         "model": {"name": settings.model, "hash": _hash_files(plan.model_folder.glob("*.safetensors"))},
         "tokenizer": {"name": settings.model, "hash": plan.contract.tokenizer_hash},
-        "dataset": {"name": ",".join(settings.dataset), "hash": _hash_data(settings)},
+        "dataset": _describe_data(settings.dataset, settings.dataset_split),
+        "eval_dataset": _describe_data(settings.eval_dataset, settings.eval_split),
         "rewards": {spec.name: spec.digest for spec in plan.contract.rewards},
         "settings": settings.model_dump(mode="json"),
     }
@@ -86,7 +87,11 @@ def check_same_run(
     with reading(folder.record, "Delete the file to go on without this comparison"):
         before: Any = parse_json(folder.record.read_bytes())
         changed = [name for name in REFUSED if before[name]["hash"] != now[name]["hash"]]
-        reported = [*_changed_rewards(before, now), *_changed_settings(before, now)]
+        reported = [
+            *_changed_evaluation(before, now),
+            *_changed_rewards(before, now),
+            *_changed_settings(before, now),
+        ]
         explained = {name: _explain(name, before, now) for name in changed}
     for line in reported:
         log.warning(f"Changed since the last start: {line}.")
@@ -117,6 +122,16 @@ def _explain(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> st
     else:
         found = f"{short(str(old['name']))} then, {short(new['name'])} now"
     return f"{name} ({found}; {REFUSED[name]})"
+
+
+def _changed_evaluation(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line if both starts have held-out questions of their own, and these differ."""
+    old, new = before.get("eval_dataset", {"name": ""}), now["eval_dataset"]  # {}: an earlier release
+    if old["name"] and new["name"] and old["hash"] != new["hash"]:
+        yield (
+            f"the held-out questions of LEARNER_EVAL_DATASET ({short(new['name'])}); evaluations before "
+            "and after cannot be compared"
+        )
 
 
 def _changed_rewards(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
@@ -182,12 +197,12 @@ def _commit() -> str:
     return ""
 
 
-def _hash_data(settings: LearnerSettings) -> str:
-    """Return the hash of LEARNER_DATASET: of the files, and the names of data sets that are no files."""
+def _describe_data(names: Sequence[str], split: str) -> dict[str, str]:
+    """Return the `names` of data sets as a text, and their hash: of files, else of name and `split`."""
     digest = new_digest()
-    for source in map(Source.parse, settings.dataset):
+    for source in map(Source.parse, names):
         path = source.path
-        named = f"{source.name} {source.config} {source.revision} {settings.dataset_split}"
+        named = f"{source.name} {source.config} {source.revision} {split}"
         digest.update(f"{'' if path else named} {source.count}".encode())
         if path and path.is_dir():  # a saved one; what is hidden or cached, and a README, is no row
             found = [one for one in path.rglob("*") if kind_of(one) and not one.match("cache-*")]
@@ -195,7 +210,7 @@ def _hash_data(settings: LearnerSettings) -> str:
             digest.update(_hash_files(set(found) - set(hidden)).encode())
         elif path:
             digest.update(_hash_files(matching_files(path)).encode())
-    return digest.hexdigest()
+    return {"name": ",".join(names), "hash": digest.hexdigest()}
 
 
 def _hash_files(paths: Iterable[Path]) -> str:

@@ -17,7 +17,7 @@ _DIED = "most tickets died, which no setting of the training helps: `queues dead
 class SmallBatches:
     """Tells how many groups each step trained of the `size` asked for, and why not more.
 
-    Call `describe` once per step, then `warn`.
+    Call `add` once per step, then `describe` and `warn`.
     """
 
     def __init__(self, size: int) -> None:
@@ -25,22 +25,28 @@ class SmallBatches:
         self._in_a_row = 0
         self._last, self._most_died = "", False
 
-    def describe(self, trained: int, arrivals: Arrivals) -> str:
-        """Return a text such as ", trained 19 of 64 groups (189 of 256 had no spread)".
+    def add(self, trained: int, arrivals: Arrivals) -> None:
+        """Count a step that `trained` so many groups.
 
-        It is "" for a full batch. `arrivals` are the outcomes since the batch before, without the
-        `trained` groups of this one.
+        `arrivals` are the outcomes since the batch before, without the `trained` groups of this one.
         """
         self._in_a_row = self._in_a_row + 1 if 2 * trained < self._size else 0
+        self._last = ""
         if trained >= self._size:
-            return ""
+            return
         filtered, dead = len(arrivals.filtered), arrivals.dead
         lost = {"had no spread": filtered, "died": dead, "were stale": arrivals.stale}
         came = trained + sum(lost.values())
         shown = ", ".join(f"{count} of {came} {what}" for what, count in lost.items() if count)
         self._most_died = dead > filtered
         self._last = f"trained {trained} of {self._size} groups ({shown})"
-        return f", {self._last}"
+
+    def describe(self) -> str:
+        """Return of the last step a text such as ", trained 19 of 64 groups (189 of 256 had no spread)".
+
+        The text is "" for a full batch.
+        """
+        return f", {self._last}" if self._last else ""
 
     def warn(self) -> None:
         """Log advice after each three batches in a row that were under half of their size."""

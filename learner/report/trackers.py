@@ -8,13 +8,18 @@ from penstock.common.errors import ConfigError, PenstockError
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.log import get_logger
 from penstock.common.own_code import find_code, import_code, public_names, split_source
+from penstock.common.text import as_text, hide_passwords, one_line
+from penstock.learner.state.incarnations import read_nonce
 
 log = get_logger(__name__)
 
 
 @runtime_checkable
 class Tracker(Protocol):
-    """A receiver of a run's metrics and completions, step by step."""
+    """A receiver of a run's metrics and completions, step by step.
+
+    A tracker that also has a method `log_settings(settings)` gets the run's settings at each start.
+    """
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Take the metrics of step `step`, by name, of the training or of an evaluation.
@@ -39,14 +44,21 @@ MakeTracker = Callable[[Path, str], Tracker]
 class WandbTracker:
     """A run of Weights & Biases, set up by the variables WANDB_PROJECT, WANDB_MODE and others.
 
-    Creating the tracker starts the run that has the id and name `run`, or continues it, with its local
-    files in `folder`. Raise ImportError if the package wandb is not installed.
+    Creating the tracker starts the run called `run`, or continues it, with its local files in `folder`.
+    Its id is the name and the first 8 digits of the folder's nonce, so that a run of the same name in
+    another folder or on another machine is another one. Raise ImportError if the package wandb is not
+    installed, ConfigError if the nonce cannot be read.
     """
 
     def __init__(self, folder: Path, run: str) -> None:
         import wandb
 
-        self._run = wandb.init(dir=str(folder), name=run, resume="allow", id=run)
+        name = f"{run}-{read_nonce(RunFolder(folder))[:8]}"
+        self._run = wandb.init(dir=str(folder), name=run, resume="allow", id=name)
+
+    def log_settings(self, settings: Mapping[str, Any]) -> None:
+        """Send `settings`, by name, to W&B as the run's config, in place of an earlier start's."""
+        self._run.config.update(dict(settings), allow_val_change=True)
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Send `metrics`, by name, to W&B as those of step `step`."""
@@ -80,6 +92,11 @@ class TensorBoardTracker:
 
         self._writer = SummaryWriter(str(RunFolder(folder).tensorboard))
 
+    def log_settings(self, settings: Mapping[str, Any]) -> None:
+        """Write `settings`, by name, as the text `settings`, a line for each."""
+        lines = (f"    {name}: {one_line(as_text(value))}" for name, value in settings.items())
+        self._writer.add_text("settings", "\n".join(lines))
+
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Write those of `metrics`, by name, that are numbers, as points at step `step`."""
         for name, value in metrics.items():
@@ -102,12 +119,17 @@ class Trackers:
 
     Creating Trackers starts each of them with the run's folder `folder` and the run's name `run`. A name
     is "wandb", "tensorboard", or "file.py:function" or "package.module.function" of the user. Raise
-    ConfigError if a tracker is not found, fails to start or lacks a method.
+    ConfigError if a tracker is not found, fails to start or lacks a method. `settings`, plain values by
+    name, are sent to those that have a method `log_settings`, with *** for passwords.
     """
 
-    def __init__(self, names: Sequence[str], folder: Path, run: str) -> None:
+    def __init__(
+        self, names: Sequence[str], folder: Path, run: str, settings: Mapping[str, Any] | None = None
+    ) -> None:
         self._started = [(name, _start(name, folder, run)) for name in names]
         self._failed: set[str] = set()
+        shown = {name: _without_passwords(value) for name, value in (settings or {}).items()}
+        self.tell(lambda one: one.log_settings(shown) if hasattr(one, "log_settings") else None)
 
     def tell(self, call: Callable[[Tracker], None]) -> None:
         """Call `call` with each tracker, in the order of the names. No failure of a tracker is raised.
@@ -126,6 +148,15 @@ class Trackers:
                         error=f"{type(error).__name__}: {error}"[:200],
                     )
                 self._failed.add(name)
+
+
+def _without_passwords(value: Any) -> Any:
+    """Return a setting's value with *** for the passwords and logins of URLs in its texts."""
+    if isinstance(value, list):
+        return [_without_passwords(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _without_passwords(one) for name, one in value.items()}
+    return hide_passwords(value) if isinstance(value, str) else value
 
 
 def _start(name: str, folder: Path, run: str) -> Tracker:

@@ -17,6 +17,7 @@ from penstock.common.errors import ConfigError
 
 SEQUENCE_MASK = {"importance_sampling_correction": "sequence", "importance_sampling_mode": "mask"}
 GSPO = {"loss_type": "gspo", "epsilon": 3e-4, "epsilon_high": 4e-4}
+SYNCED = {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 1.0}
 RECIPES = sorted((Path(__file__).parents[2] / "deploy" / "recipes").glob("*.env"))
 
 
@@ -40,6 +41,11 @@ RECIPES = sorted((Path(__file__).parents[2] / "deploy" / "recipes").glob("*.env"
         (SEQUENCE_MASK, "sequences with a ratio below 0.5 are masked"),
         (GSPO | {"entropy_coef": 0.01}, "The entropy bonus is weighted as gspo"),
         ({"loss_type": "dr_grpo", "use_adaptive_entropy": True}, "weighted as dr_grpo"),
+        ({"beta": 1e-5}, "LEARNER_BETA=1e-05 needs a reference model.*hardly counts"),
+        ({"beta": 0.04, "evaluate_only": True, "eval_dataset": ["x"]}, "trains nothing"),
+        ({"beta": 0.04, "outer_iteration_steps": 1}, "for a term that is 0"),
+        ({"beta": 0.04, **SYNCED}, "for a term that is 0"),
+        ({"beta": 1e-5, "outer_iteration_steps": 1}, "for a term that is 0"),
     ],
     ids=str,
 )  # fmt: skip
@@ -60,6 +66,12 @@ def test_a_misplaced_value_is_named_once(values: dict[str, Any], words: str) -> 
         SEQUENCE_MASK | {"importance_sampling_min": 0.0, "importance_sampling_cap": 3.0},
         {"entropy_coef": 0.01},
         {"loss_type": "dppo", "epsilon": 0.005, "epsilon_high": 0.005},
+        {"beta": 1e-4},
+        {"evaluate_only": True, "eval_dataset": ["x"]},
+        {"beta": 0.04, "outer_iteration_steps": 1, "num_iterations": 2},
+        {"beta": 0.04, "outer_iteration_steps": 1, "kl_estimator": "k1"},
+        {"beta": 0.04, "outer_iteration_steps": 2},
+        {"beta": 0.04, **SYNCED, "ref_model_mixup_alpha": 0.9},
     ],
     ids=str,
 )

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from penstock.common.config.command import build
+from penstock.common.config.command import build, load
+from penstock.common.config.learner_settings import ACCEPTABLE
 from penstock.common.config.role_command import LearnerCommand
 from penstock.common.errors import ConfigError, RunTaken
 from penstock.common.files.lock import hold_lock
@@ -161,6 +162,40 @@ def test_changed_settings_and_code_of_rewards_are_reported(home):
     assert len(said) == 3
 
 
+def test_changed_held_out_questions_are_reported_and_moved_ones_are_not(home, tmp_path):
+    held = tmp_path / "held.jsonl"
+    held.write_text('{"question": "2+2", "answer": "4"}\n')
+    home.changes["eval_dataset"] = [str(held)]
+    (said,) = home.start()
+    assert "LEARNER_EVAL_DATASET was empty" in said, "there was none before"
+    assert home.start() == []
+    home.changes["eval_dataset"] = [str(shutil.copy(held, tmp_path / "moved.jsonl"))]
+    (said,) = home.start()
+    assert "LEARNER_EVAL_DATASET was" in said
+    (tmp_path / "moved.jsonl").write_text('{"question": "2+2", "answer": "5"}\n')
+    (said,) = home.start()
+    assert "the held-out questions of LEARNER_EVAL_DATASET" in said
+    assert "before and after cannot be compared" in said
+    record = json.loads(home.folder.record.read_text())
+    del record["eval_dataset"]
+    home.folder.record.write_text(json.dumps(record))
+    assert home.start() == [], "an earlier release wrote none"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("modle", "did you mean model?"), ("data", "did you mean dataset?"),
+                       ("rewards", "expected model, tokenizer, dataset")],
+)  # fmt: skip
+def test_a_name_that_cannot_be_accepted_is_refused_with_the_nearest(name, hint):
+    with pytest.raises(ConfigError) as found:
+        load(LearnerCommand, "learner", ["--learner.accept-changed", f"model,{name}"])
+    assert str(found.value).startswith(f"LEARNER_ACCEPT_CHANGED: {name!r} cannot be accepted: {hint}")
+
+
+def test_what_is_refused_can_be_accepted():
+    assert set(run_record.REFUSED) == set(ACCEPTABLE)
+
+
 def test_a_run_that_has_to_be_there_is_missed_and_a_new_one_does_not_go_on(home):
     home.changes["resume"] = "must"
     assert home.start() == []
@@ -242,21 +277,27 @@ def arrivals(filtered, dead=0, stale=0):
 
 def test_a_small_batch_says_why_and_three_in_a_row_give_advice():
     small = SmallBatches(64)
-    assert small.describe(64, arrivals(10)) == ""
-    with structlog.testing.capture_logs() as logs:
-        for _ in range(2):
-            said = small.describe(19, arrivals(189, dead=48))
-            assert said == ", trained 19 of 64 groups (189 of 256 had no spread, 48 of 256 died)"
-            small.warn()
-        assert small.describe(40, arrivals(24)) == ", trained 40 of 64 groups (24 of 64 had no spread)"
+
+    def step(trained, *outcomes):
+        """Count a step and return what its line says."""
+        small.add(trained, arrivals(*outcomes))
+        said = small.describe()
+        assert small.describe() == said, "to describe counts nothing"
         small.warn()
+        return said
+
+    with structlog.testing.capture_logs() as logs:
+        assert step(64, 10) == ""
+        for _ in range(2):
+            said = step(19, 189, 48)
+            assert said == ", trained 19 of 64 groups (189 of 256 had no spread, 48 of 256 died)"
+        assert step(40, 24) == ", trained 40 of 64 groups (24 of 64 had no spread)"
         assert logs == [], "one was over half"
         for _ in range(4):
-            small.describe(19, arrivals(189))
-            small.warn()
+            step(19, 189)
         for _ in range(2):
-            small.describe(19, arrivals(10, dead=200))
-            small.warn()
+            step(19, 10, 200)
+        assert step(64, 10) == ""
     assert [("LEARNER_TEMPERATURE" in one["event"], "queues dead" in one["event"]) for one in logs] == [
         (True, False), (False, True)
     ]  # fmt: skip

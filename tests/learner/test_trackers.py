@@ -39,6 +39,48 @@ def test_wandb_gets_the_same(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 1, "reward": 0.5}
 
 
+SETTINGS = {
+    "learning_rate": 1e-6,
+    "dataset": ["a", "b"],
+    "generation_kwargs": {"stop": "x"},
+    "files_url": "http://me:hidden@host/runs?token=hidden",
+}
+
+
+def test_settings_are_sent_without_a_password(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    Recorder(LearnerFolder(tmp_path, 1), ["wandb", "tensorboard"], "run", SETTINGS).close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    (text,) = (event.tensor_proto for event in events.Tensors("settings/text_summary"))
+    said = text.string_val[0].decode()
+    assert "    learning_rate: 1e-06\n" in said
+    assert '    dataset: ["a", "b"]\n' in said
+    (run,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    sent = run.read_bytes()
+    assert b"generation_kwargs" in sent
+    for found in (said.encode(), sent):
+        assert b"http://***@host/runs?token=***" in found
+        assert b"hidden" not in found
+
+
+def test_a_run_of_the_same_name_elsewhere_is_another_one_of_wandb(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for machine in ("one", "two"):
+        for _ in range(2):  # a restart goes on with its id
+            (tmp_path / machine).mkdir(exist_ok=True)
+            Recorder(LearnerFolder(tmp_path / machine, 1), ["wandb"], "run").close()
+    ids = {
+        machine: {path.stem for path in (tmp_path / machine / "wandb").glob("offline-run-*/*.wandb")}
+        for machine in ("one", "two")
+    }
+    assert all(len(found) == 1 for found in ids.values())
+    assert ids["one"] != ids["two"]
+    assert all(name.startswith("run-run-") for name in ids["one"] | ids["two"])
+
+
 OWN = """
 import json
 from pathlib import Path
@@ -157,3 +199,16 @@ def test_a_tracker_that_is_not_found_is_a_wrong_setting(tmp_path, asked, words):
 def test_a_trackers_wrong_name_is_refused_with_the_settings(asked, words):
     with pytest.raises(ValueError, match=words):
         LearnerSettings(report_to=asked)
+
+
+def test_a_users_tracker_gets_the_settings_if_it_takes_them(tmp_path, capsys):
+    code = OWN + (
+        "\nclass Told(Lines):\n    def log_settings(self, settings):\n        self.say(**settings)\n"
+        "\nclass Fails(Lines):\n    def log_settings(self, settings):\n        raise ValueError('no')\n"
+    )
+    (tmp_path / "lines.py").write_text(code)
+    Recorder(LearnerFolder(tmp_path, 1), [f"{tmp_path / 'lines.py'}:Told"], "mine", {"seed": 3}).close()
+    assert '{"seed": 3}' in (tmp_path / "lines.jsonl").read_text().splitlines()
+    Recorder(LearnerFolder(tmp_path, 1), [f"{tmp_path / 'lines.py'}:Fails"], "mine", {"seed": 3}).close()
+    said = capsys.readouterr()
+    assert "lines.py:Fails failed" in said.out + said.err, "logged, and the run goes on"
