@@ -2,12 +2,17 @@
 
 import re
 from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from inspect import cleandoc
 from typing import Any, NoReturn
 
+from penstock.common.config.other_names import same_here
 from penstock.common.errors import ConfigError
 
+_UNKNOWN_FLAGS = "unrecognized arguments: "
+_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 _EMPTY_DEFAULT = re.compile(r" ?\(default: (None|\[\]|\{\}|)\)$")
 
 
@@ -33,6 +38,7 @@ class Parser(ArgumentParser):
     """
 
     overview = ""
+    in_use = False
 
     def __init__(self, **options: Any) -> None:
         options["description"] = cleandoc(options.get("description") or "")
@@ -43,8 +49,47 @@ class Parser(ArgumentParser):
         return self.overview or super().format_help()
 
     def error(self, message: str) -> NoReturn:
-        """Raise ConfigError with `message`, the mistake in the command line, and a hint at --help."""
-        raise ConfigError(f"{message}; see `{self.prog} --help`")
+        """Raise ConfigError with `message`, the mistake in the command line, and a hint.
+
+        The hint is the nearest name of an unknown flag or command, what another system's setting is
+        here, or --help.
+        """
+        words = (
+            message.removeprefix(_UNKNOWN_FLAGS).split() if message.startswith(_UNKNOWN_FLAGS) else []
+        )
+        hints = [self._near(word.partition("=")[0]) for word in words if word.startswith("--")]
+        if choice := _CHOICE.search(message):
+            near = get_close_matches(choice[1], re.findall(r"'([^']*)'", choice[2]), n=1)
+            hints += [f"did you mean {near[0]}?"] if near else []
+        found = " ".join(dict.fromkeys(filter(None, hints)))
+        end = f": {found} See" if found else "; see"
+        raise ConfigError(f"{message}{end} `{self.prog} --help`")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return what ArgumentParser returns. `in_use` becomes True: its flags are the known ones."""
+        self.in_use = True
+        return super().parse_known_args(args, namespace)
+
+    def _near(self, flag: str) -> str:
+        """Return a hint at what an unknown flag such as "--learner.temprature" means; "" without one.
+
+        Flags of a command under this one are known if it was given.
+        """
+        name = flag.lstrip("-").rpartition(".")[2]
+        if found := same_here(name):
+            return found
+        known = self._flags()
+        same = [one for one in known if one.rpartition(".")[2] == name.replace("_", "-")]
+        near = same or get_close_matches(flag, known, n=1)
+        return f"did you mean {near[0]}?" if near else ""
+
+    def _flags(self) -> list[str]:
+        """Return the flags of this parser, and of those below it that were used."""
+        found = list(self._option_string_actions)
+        for action in self._actions:
+            for parser in action.choices.values() if isinstance(action.choices, Mapping) else ():
+                found += parser._flags() if isinstance(parser, Parser) and parser.in_use else []
+        return found
 
 
 def installed_version() -> str:

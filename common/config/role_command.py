@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from textwrap import shorten
 from typing import ClassVar, Self
 
 from pydantic import Field, FilePath, NonNegativeInt, create_model, field_validator, model_validator
@@ -11,7 +12,7 @@ from penstock.common.config.command import Command, parser_of
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.redis_url import parse_url
 from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings, Section
-from penstock.common.config.variables import SECTIONS, environment_of
+from penstock.common.config.variables import REQUIRED, SECTIONS, START_HERE, environment_of, field_of
 from penstock.common.errors import ConfigError
 from penstock.common.files.modes import umask
 from penstock.common.log import configure_logs
@@ -126,19 +127,24 @@ class RoleCommand(RunCommand):
     def overview(cls, prog: str) -> str:
         """Return the screen of --help for the command called `prog`.
 
-        It has the flags that are no settings, and a line for each section with its name and its
-        docstring.
+        It has the flags that are no settings, the settings that matter first, and a line for each
+        section with its name and its docstring.
         """
         lines = [
+            *cls.start_here(),
             f"sections of the settings (`{prog} help SECTION` prints one; SECTION `all`: all):",
             *(f"  {name:<16}{section.__doc__}" for name, (_, section) in cls.sections().items()),
             "",
-            "Each setting is a flag and a variable: --run.lease-s 60 is RUN_LEASE_S=60.",
-            "A flag wins over a variable, and a variable over the file of --env-file.",
+            "A flag (--run.lease-s 60) wins over its variable (RUN_LEASE_S=60), that over --env-file.",
         ]
         texts = {"usage": f"{prog} [FLAG ...]\n       {prog} help SECTION", "epilog": "\n".join(lines)}
         parser, _ = parser_of(cls.general, prog, description=cls.__doc__ or "", **texts)
         return parser.format_help()
+
+    @classmethod
+    def start_here(cls) -> list[str]:
+        """Return lines with the settings that matter first, the required ones marked; here none."""
+        return []
 
     @classmethod
     def section_help(cls, name: str) -> str:
@@ -190,6 +196,16 @@ class LearnerCommand(LearnerFlags, RoleCommand):
 
     role = "learner"
     general = LearnerFlags
+
+    @classmethod
+    def start_here(cls) -> list[str]:
+        """Return a line with name and meaning for each of the ten settings that matter first."""
+        lines = ["start here:"]
+        for name in START_HERE:
+            mark = "(required) " if name in REQUIRED else ""
+            lines.append(f"  {name:<30}{shorten(f'{mark}{field_of(name).description}', 66)}")
+        return [*lines, ""]
+
     learner: LearnerSettings = LearnerSettings()
 
 

@@ -13,8 +13,10 @@ from pathlib import Path
 
 from dotenv import dotenv_values
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.config.other_names import same_here
 from penstock.common.config.redis_url import parse_url
 from penstock.common.config.secret_file import read_secret
 from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings, Section
@@ -26,6 +28,16 @@ SECTIONS: dict[str, type[Section]] = {
 }  # fmt: skip
 """The sections by the prefix of their variables."""
 
+START_HERE = (
+    "LEARNER_MODEL", "LEARNER_DATASET", "LEARNER_REWARDS", "RUN_NAME", "LEARNER_MAX_STEPS",
+    "LEARNER_LEARNING_RATE", "LEARNER_GROUPS_PER_STEP", "LEARNER_NUM_GENERATIONS",
+    "LEARNER_MAX_COMPLETION_LENGTH", "LEARNER_EVAL_HOLDOUT",
+)  # fmt: skip
+"""The settings that matter first, in the order in which a new run decides about them."""
+
+REQUIRED = ("LEARNER_MODEL", "LEARNER_DATASET")
+"""Settings without which no run can start. An evaluation needs no LEARNER_DATASET."""
+
 _KUBERNETES = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?)$")
 
 
@@ -36,19 +48,26 @@ def variables() -> list[str]:
     ]
 
 
+def field_of(variable: str) -> FieldInfo:
+    """Return the field of the setting that `variable` sets. Raise KeyError if there is none."""
+    prefix, _, name = variable.partition("_")
+    return SECTIONS[prefix].model_fields[name.lower()]
+
+
 def check_names(names: Iterable[str]) -> None:
     """Raise ConfigError for the first of `names`, sorted, that should be a setting's but is none.
 
-    Such a name begins with RUN_, LEARNER_, ACTOR_ or REWARDER_. The error has the nearest known name.
+    Such a name begins with RUN_, LEARNER_, ACTOR_ or REWARDER_. The error has the nearest known name, or
+    ours for a setting of TRL, verl, ms-swift or prime-rl.
     Names that Kubernetes sets, such as LEARNER_PORT and LEARNER_SERVICE_HOST, pass.
     """
     known = variables()
     for name in sorted(set(names).difference(known)):
-        prefix, underscore, _ = name.partition("_")
+        prefix, underscore, setting = name.partition("_")
         if prefix in SECTIONS and underscore and not _KUBERNETES.search(name):
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else "docs/configuration.md lists the names"
-            raise ConfigError(f"unknown variable {name}: {hint}")
+            raise ConfigError(f"unknown variable {name}: {same_here(setting) or hint}")
 
 
 def read_environment(env_file: Path | str | None) -> dict[str, str]:

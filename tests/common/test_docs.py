@@ -20,6 +20,9 @@ PAGE = (DOCS / "configuration.md").read_text()
 def test_the_tables_of_variables_are_those_of_the_settings():
     made = runpy.run_path(str(DOCS / "make_tables.py"))
     assert made["page"]() == PAGE, "run `python docs/make_tables.py`"
+    names = (DOCS / "coming-from.md").read_text()
+    assert made["names_page"]() == names, "run `python docs/make_tables.py`"
+    assert names.count("\n| verl | ") > 20
 
 
 def examples() -> list[str]:
