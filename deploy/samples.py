@@ -328,10 +328,13 @@ def answers_as_lines(row: Row, width: int) -> str:
 def _worth(row: Row, index: int) -> str:
     """Return the rewards and length in tokens of an answer to a held-out question, separated by commas.
 
-    `row` is the question's row of evaluations.jsonl, `index` the number of the answer. "truncated" and,
-    for an answer that could not be scored, the reason follow if they apply.
+    They begin with "right" or "wrong" if the learner wrote that. `row` is the question's row of
+    evaluations.jsonl, `index` the number of the answer. "truncated" and, for an answer that could not be
+    scored, the reason follow if they apply.
     """
-    parts = [f"{name} {value}" for name, value in row["rewards"][index].items()]
+    right = (row.get("right") or [])[index : index + 1]  # an earlier release wrote none
+    parts = ["right" if one else "wrong" for one in right if one is not None]
+    parts += [f"{name} {value}" for name, value in row["rewards"][index].items()]
     parts.append(f"{row['lengths'][index]} tokens")
     if row["finish_reasons"][index] == "length":
         parts.append("truncated")

@@ -28,7 +28,7 @@ from penstock.learner.policy.flops import peak_flops
 from penstock.learner.policy.processes import world_size
 from penstock.learner.policy.update import Update
 from penstock.learner.report.completions import completion_rows
-from penstock.learner.report.eval_metrics import summarise
+from penstock.learner.report.eval_metrics import judge, summarise
 from penstock.learner.report.hub import make_hub
 from penstock.learner.report.metrics import (
     check_agreement,
@@ -300,11 +300,13 @@ class Learner:
         columns = [question.columns for question in self._plan.source.eval_questions]
         for result in self._flow.evaluator.take_ended():
             self._write_table()
-            metrics = summarise(result.answers, self._settings.main_reward)
+            by = (self._settings.main_reward, self._settings.right_from)
+            metrics = summarise(result.answers, *by)
             self._recorder.results("eval", {"step": result.version.step, **metrics})
             self._keep_if_best(result.version, metrics)
             # Last: a version whose answers are on disk is not evaluated again after a crash.
-            self._recorder.evaluation(result, columns, metrics)
+            right = [judge(answer, *by) for answer in result.answers]
+            self._recorder.evaluation(result, columns, metrics, right)
             if (name := f"eval/rewards/{self._settings.main_reward}/mean") in metrics:
                 self._progress.evaluated(result.version.step, metrics[name])
             figures = [f"{name[5:]} {value:.3f}" for name, value in metrics.items() if "@" in name]

@@ -22,7 +22,14 @@ from penstock.common.wire.limits import (
     MOST_NAMES,
     MOST_SEQUENCES,
 )
-from penstock.common.wire.reward_spec import BUILT_IN, COLUMNS, LANGUAGES, Aggregation, split_kind
+from penstock.common.wire.reward_spec import (
+    ACCURACY_LIKE,
+    BUILT_IN,
+    COLUMNS,
+    LANGUAGES,
+    Aggregation,
+    split_kind,
+)
 
 TRACKERS = ("wandb", "tensorboard")
 """The trackers that come with Penstock."""
@@ -107,7 +114,14 @@ class DataSettings(Section):
         0.0, "sampling temperature; 0: greedy", ge=0, le=HIGHEST_TEMPERATURE
     )
     evaluate_only: bool = setting(False, "answer the held-out questions and train nothing")
-    metric_for_best_model: str = setting("", "reward that says if an answer is right; empty: the first")
+    metric_for_best_model: str = setting(
+        "", "reward that says if an answer is right; empty: the first of accuracy's kind, else the first"
+    )
+    eval_threshold: Literal["auto"] | float = setting(
+        "auto",
+        "value of that reward from which an answer is right; auto: 1, and none for judges, reward "
+        "models and built-in rewards of form or length",
+    )
     save_best_model: bool = setting(True, "keep the model with the best evaluation")
     prompt_column: str = setting("", "column of the question; empty: found by its name")
     solution_column: str = setting("", "column of the right answer; empty: found by its name")
@@ -612,9 +626,24 @@ class LearnerSettings(
     def main_reward(self) -> str:
         """Return the name of the reward that decides whether an answer is right.
 
-        This is metric_for_best_model or, if that is empty, the first reward.
+        This is metric_for_best_model or, if that is empty, the first built-in reward of accuracy's kind.
+        Without one it is the first reward.
         """
-        return self.metric_for_best_model or self.reward_names[0]
+        alike = (name for name in self.rewards if name in ACCURACY_LIKE)
+        return self.metric_for_best_model or next(alike, self.reward_names[0])
+
+    @property
+    def right_from(self) -> float | None:
+        """Return the value of the main reward from which an answer is right; None: no answer is judged.
+
+        This is eval_threshold, or if that is "auto" 1. It is None for the auto threshold of a judge, a
+        reward model, and a built-in reward that rates form or length.
+        """
+        if self.eval_threshold != "auto":
+            return self.eval_threshold
+        asked = self.rewards[self.reward_names.index(self.main_reward)]
+        shaped = asked in BUILT_IN and asked not in (*ACCURACY_LIKE, "environment")
+        return None if shaped or split_kind(asked) else 1.0
 
     @property
     def reward_names(self) -> list[str]:

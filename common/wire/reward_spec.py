@@ -28,6 +28,9 @@ The values of `environment` come with the rollouts: they are what the environmen
 NEED_GOLD = frozenset({"accuracy", "acc", "base_acc", "correctness", "cosine", "length"})
 """The built-in rewards that need a gold answer."""
 
+ACCURACY_LIKE = ("accuracy", "acc", "base_acc", "correctness")
+"""The built-in rewards that tell a right answer, which gets 1 or more, from a wrong one."""
+
 COLUMNS = (
     "step", "prompt", "completion", "advantage", "reward", "ticket", "index", "state", "failure",
     "completion_length", "finish_reason", "staleness_mean", "staleness_max", "versions", "solution",

@@ -65,11 +65,11 @@ def right_by_step(answers: Sequence[Row]) -> dict[int, list[bool]]:
 
 
 def _is_right(row: Row) -> bool:
-    """Return whether a held-out question has an answer with an accuracy above 0; False for none.
+    """Return whether a held-out question has a right answer, one with accuracy 1; False for none.
 
     `row` is a row of evaluations.jsonl, with the rewards of each answer.
     """
-    return any((rewards.get("accuracy") or 0.0) > 0 for rewards in row["rewards"])
+    return any((rewards.get("accuracy") or 0.0) >= 1 for rewards in row["rewards"])
 
 
 def print_table(metrics: Sequence[Row], right: dict[int, list[bool]]) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -107,16 +108,23 @@ class Recorder:
         if rows and track:
             self._trackers.tell(lambda tracker: tracker.log_completions(rows, step))
 
-    def evaluation(self, result: Evaluated, columns: Sequence[Row], metrics: dict[str, float]) -> None:
+    def evaluation(
+        self, result: Evaluated, columns: Sequence[Row], metrics: dict[str, float],
+        right: Sequence[Sequence[bool | None]] = (),
+    ) -> None:  # fmt: skip
         """Append each answer of `result`, an evaluation that ended, to evaluations.jsonl as a row.
 
         A row has step, version, number of questions, the answer, and its question's columns of the data
-        set, from `columns` by the question's index. Send `metrics`, by name, to the trackers. Raise
-        RunTaken, DiskFull.
+        set, from `columns` by the question's index. Of `right`, in the order of the answers, it has
+        whether each completion is right, None if that is not known. Send `metrics`, by name, to the
+        trackers. Raise RunTaken, DiskFull.
         """
         step, version = result.version.step, str(result.version)
         head = {"step": step, "version": version, "questions": len(result.answers)}
-        rows = [head | asdict(answer) | {"columns": columns[answer.index]} for answer in result.answers]
+        rows = [
+            head | asdict(answer) | {"right": verdicts, "columns": columns[answer.index]}
+            for answer, verdicts in zip(result.answers, right or repeat([]), strict=False)
+        ]
         self._append(self._folder.evaluations, rows)
         self._trackers.tell(lambda tracker: tracker.log(metrics, step))
 

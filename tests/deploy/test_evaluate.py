@@ -7,10 +7,12 @@ import os
 
 import pytest
 
-from penstock.common.config.command import load
+from penstock.common.config.command import execute_command, load
 from penstock.common.errors import ConfigError
-from penstock.deploy.evaluate import Evaluate, read_results
+from penstock.deploy.evaluate import Evaluate, context_of, fitting_lengths, read_results
 from penstock.deploy.up import Up
+from penstock.learner.__main__ import Learner
+from tests.e2e.site import make_model
 
 
 @pytest.fixture
@@ -76,3 +78,68 @@ def test_damaged_results_are_named(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"eval_results\.json: damaged"):
         read_results(path)
+
+
+PROMPT, COMPLETION = "LEARNER_MAX_PROMPT_LENGTH", "LEARNER_MAX_COMPLETION_LENGTH"
+
+
+@pytest.mark.parametrize(
+    ("context", "given", "fitting"),
+    [
+        (128, {}, {PROMPT: 64, COMPLETION: 64}),
+        (1023, {}, {PROMPT: 511, COMPLETION: 511}),
+        (1024, {}, {}),
+        (32768, {}, {}),
+        (128, {PROMPT: 100}, {COMPLETION: 28}),
+        (128, {COMPLETION: 100}, {PROMPT: 28}),
+        (1000, {PROMPT: 100}, {}),
+        (1000, {PROMPT: 100, COMPLETION: 2000}, {}),
+        (128, {PROMPT: 128}, {}),  # which the learner refuses
+        (128, {PROMPT: "many"}, {}),
+        (None, {}, {}),
+    ],
+)
+def test_lengths_that_are_not_set_fit_the_model(tmp_path, context, given, fitting):
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
+    variables = {name: str(value) for name, value in given.items()}
+    assert fitting_lengths({"LEARNER_MODEL": str(tmp_path), **variables}) == fitting
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"max_position_embeddings": "x"}'])
+def test_a_model_that_cannot_be_read_is_left_to_the_learner(tmp_path, text):
+    if text:
+        (tmp_path / "config.json").write_text(text)
+    assert fitting_lengths({"LEARNER_MODEL": str(tmp_path)}) == {}
+
+
+def test_a_context_may_be_that_of_the_language_model_within(tmp_path):
+    config = {"text_config": {"max_position_embeddings": 300}, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert context_of(str(tmp_path), None) == 300
+
+
+def test_a_small_model_is_evaluated_without_a_training_set(folder, monkeypatch, tmp_path, capsys):
+    """The settings of a training run, whose data are elsewhere, are the variables."""
+    model = make_model(tmp_path / "model")
+    held_out = tmp_path / "held-out.jsonl"
+    held_out.write_text('{"question": "1+1=", "answer": "2"}\n')
+    os.environ.update({
+        "LEARNER_DATASET": "not/here.jsonl,nor/here.jsonl", "LEARNER_DATASET_WEIGHTS": "1,2",
+        "LEARNER_EVAL_HOLDOUT": "0.5", "LEARNER_DATASET_STREAMING": "true",
+    })  # fmt: skip
+    said = []
+    monkeypatch.setattr(Up, "run", lambda *_: said.append(execute_command(Learner, "l", ["--dry-run"])))
+    assert evaluate("--model", str(model), "--dataset", str(held_out)) == 1
+    assert said == [0]
+    printed = capsys.readouterr().out
+    assert "LEARNER_MAX_PROMPT_LENGTH=64, LEARNER_MAX_COMPLETION_LENGTH=64" in printed
+    assert "# held-out questions: 1\n" in printed
+    assert "# steps: 0\n" in printed
+
+
+def test_questions_may_be_held_out_of_the_training_set(folder, monkeypatch):
+    os.environ.update({"LEARNER_DATASET": "sums.jsonl", "LEARNER_EVAL_HOLDOUT": "0.5"})
+    monkeypatch.setattr(Up, "run", lambda *_: 3)
+    assert evaluate("--model", "m") == 3
+    assert os.environ["LEARNER_DATASET"] == "sums.jsonl"
+    assert os.environ["LEARNER_EVAL_HOLDOUT"] == "0.5"

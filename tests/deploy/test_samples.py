@@ -178,6 +178,20 @@ def test_a_table_with_values_of_another_kind_is_named(run, changes):
         main([str(run)])
 
 
+def test_answers_are_called_right_where_the_learner_knows_it(run, capsys):
+    row = {
+        "step": 0, "version": "1.0", "questions": 1, "index": 0, "completions": ["a", "b", "c"],
+        "answers": ["a"] * 3, "rewards": [{"own": 0.5}, {"own": 1.0}, {"own": None}],
+        "lengths": [1] * 3, "finish_reasons": ["stop"] * 3, "reason": "", "failures": [],
+        "right": [False, True, None], "columns": {"prompt": "1+1=", "solution": "2"},
+    }  # fmt: skip
+    (run / "evaluations.jsonl").write_text(json.dumps(row) + "\n")
+    text = told(capsys, run, "--evaluations")
+    assert "(wrong, own 0.5, 1 tokens)" in text
+    assert "(right, own 1.0, 1 tokens)" in text
+    assert "(own None, 1 tokens)" in text
+
+
 def test_evaluations_of_another_form_are_named(run):
     row = {"step": 0, "index": 0, "columns": {}, "completions": [1], "reason": ""}
     (run / "evaluations.jsonl").write_text(json.dumps(row) + "\n")

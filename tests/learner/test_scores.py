@@ -8,9 +8,10 @@ from itertools import combinations
 
 import pytest
 
+from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.wire.messages import Version
-from penstock.learner.report.eval_metrics import majority, pass_at_k, summarise
+from penstock.learner.report.eval_metrics import judge, majority, pass_at_k, summarise
 from penstock.learner.state.best_model import keep_if_best, read_best
 from penstock.learner.streams.evaluation import Answer
 
@@ -74,6 +75,49 @@ def test_the_figures_of_an_evaluation():
             "eval/maj@4": 1 / 3,
         }
     )
+
+
+@pytest.mark.parametrize(
+    ("rewards", "values", "name", "right_from"),
+    [
+        (["accuracy"], {}, "accuracy", 1.0),
+        (["format", "correctness"], {}, "correctness", 1.0),
+        (["cosine", "acc", "accuracy"], {}, "acc", 1.0),
+        (["own.py:own", "accuracy"], {}, "accuracy", 1.0),
+        (["own.py:own"], {}, "own", 1.0),
+        (["own.py:own"], {"eval_threshold": 0.2}, "own", 0.2),
+        (["own.py:accuracy", "format"], {}, "accuracy", 1.0),
+        (["cosine"], {}, "cosine", None),
+        (["format", "repetition"], {}, "format", None),
+        (["cosine"], {"eval_threshold": 0.4}, "cosine", 0.4),
+        (["accuracy", "format"], {"metric_for_best_model": "format"}, "format", None),
+        (["model:helpful=rm"], {}, "helpful", None),
+        (["judge:clear=j.toml"], {"eval_threshold": 7}, "clear", 7.0),
+    ],
+)
+def test_the_reward_of_accuracys_kind_or_a_threshold_tells_what_is_right(
+    rewards, values, name, right_from
+):
+    settings = LearnerSettings(rewards=rewards, **values)
+    assert settings.main_reward == name
+    assert settings.right_from == right_from
+
+
+def test_a_shaped_reward_above_0_is_not_right():
+    answers = [
+        answer(0, 0.5, 0.9, 1.0, -0.5, reward="own"),
+        answer(1, 0.1, 0.1, 0.1, None, reward="own"),
+    ]
+    assert summarise(answers, "own")["eval/avg@4"] == 1 / 8
+    assert summarise(answers, "own", 0.5)["eval/avg@4"] == 3 / 8
+    found = summarise(answers, "own", None)
+    assert not any("@" in name for name in found), "nobody knows what is right"
+    assert found["eval/rewards/own/mean"] == pytest.approx(2.2 / 7)
+    assert judge(answers[0], "own", 1.0) == [False, False, True, False]
+    assert judge(answers[1], "own", 0.1) == [True, True, True, None]
+    assert judge(answers[0], "own", None) == judge(answers[0], "other", 1.0) == [None] * 4
+    failed = replace(answers[0], failures=("", "", "hung", ""))
+    assert judge(failed, "own", 1.0) == [False, False, None, False]
 
 
 def test_questions_without_a_gold_count_neither_way():
