@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import TextIO
 
@@ -39,10 +38,11 @@ from penstock.common.guard import guard_children
 from penstock.common.log import log_errors_alone
 from penstock.common.monitor.watch import RunWatch
 from penstock.deploy.child import Report, Service
-from penstock.deploy.ending import LastWords, print_ending
-from penstock.deploy.live import Heartbeat, LiveScreen, Show, is_live
-from penstock.deploy.logs import LogFiles
+from penstock.deploy.earlier_run import begin_from, find_checkpoint, move_away
 from penstock.deploy.procfile import read_procfile
+from penstock.deploy.showing.ending import LastWords, print_ending
+from penstock.deploy.showing.live import Heartbeat, LiveScreen, Show, is_live
+from penstock.deploy.showing.logs import LogFiles
 from penstock.deploy.supervisor import (
     LEARNER,
     LEARNER_STAGE,
@@ -151,20 +151,29 @@ class Up(Command):
         return environment
 
     def _move_away_if_asked(self, settings: RunCommand) -> bool:
-        """With LEARNER_RESUME=new move the run of these `settings` away; return whether that was asked.
+        """Move the run of these `settings` away if LEARNER_RESUME is new or a path; return whether.
 
-        Raise ConfigError with REDIS_URL, or for wrong settings of the learner, before anything is moved,
-        or if the folder cannot be moved, RunTaken if the run is in use.
+        With the path of a checkpoint the run's folder is then made as of it. Raise ConfigError with
+        REDIS_URL, for wrong settings of the learner or no checkpoint, before anything is moved, or if
+        the folder cannot be moved, RunTaken if the run is in use.
         """
-        if read_environment(self.env_file).get("LEARNER_RESUME") != "new":
+        asked = read_environment(self.env_file).get("LEARNER_RESUME", "auto")
+        if asked in ("", "auto", "must"):
             return False
         if settings.redis_url:
             raise ConfigError(
-                "LEARNER_RESUME=new moves the run's folder away with its queue server's data, but "
+                f"LEARNER_RESUME={asked} moves the run's folder away with its queue server's data, but "
                 "REDIS_URL names another server: choose another RUN_NAME for a new run"
             )
         build(LearnerCommand, {"env_file": self.env_file})
-        move_away(settings.run.folder)
+        checkpoint = None if asked == "new" else find_checkpoint(Path(asked))
+        old, folder = settings.run.folder.path.resolve(), settings.run.folder
+        moved = move_away(folder)
+        if checkpoint:
+            if checkpoint.is_relative_to(old):
+                checkpoint = moved / checkpoint.relative_to(old)
+            with umask(settings.run.umask):
+                begin_from(checkpoint, folder)
         return True
 
     def _show(self, settings: RunCommand) -> Show:
@@ -293,23 +302,3 @@ class Printer:
                 print(f"{prefix}{mark}{report.text}", file=self._file, flush=True)
             except OSError:
                 drop_output(self._file)
-
-
-def move_away(folder: RunFolder) -> None:
-    """Rename a run's folder, if it is there, to NAME.1, or to NAME.2 if that is taken, and so on.
-
-    Raise RunTaken if `penstock up` or a learner uses it, ConfigError if it cannot be renamed.
-    """
-    if not folder.path.exists():
-        return
-    with hold_lock(folder.up_lock, "`penstock up`"), hold_lock(folder.learner_lock, "learner"):
-        names = (folder.path.with_name(f"{folder.path.name}.{number}") for number in count(1))
-        target = next(path for path in names if not os.path.lexists(path))
-        try:
-            folder.path.rename(target)
-        except OSError as error:
-            raise ConfigError(
-                f"LEARNER_RESUME=new: {folder.path} cannot be renamed to {target} ({error}): rename it "
-                "yourself, or choose another RUN_NAME"
-            ) from error
-    print(f"The earlier run is in {target} now (LEARNER_RESUME=new).", flush=True)

@@ -66,8 +66,11 @@ class TrainingSettings(Section):
     groups_per_step: int = setting(8, "questions (groups) per Update", ge=1, le=LARGEST_INT32)
     max_steps: int = setting(0, "Updates of the run; 0: by num_train_epochs", ge=0)
     num_train_epochs: float = setting(1.0, "passes over the questions", gt=0)
-    resume: Literal["auto", "must", "new"] = setting(
-        "auto", "must: refuse to start without a run to resume; new: `penstock up` moves an old run away"
+    resume: str = setting(
+        "auto",
+        "must: refuse to start without a run to resume; new: `penstock up` moves an old run away; a "
+        "checkpoint's path: it then begins from there",
+        pattern=r"^(auto|must|new|.*/.*)$",
     )
     accept_changed: Names = setting(
         [], "resume a run although these are others than at its start: model, tokenizer, dataset"

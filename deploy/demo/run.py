@@ -31,7 +31,7 @@ from penstock.common.log import log_errors_alone
 from penstock.deploy.child import Report
 from penstock.deploy.demo.report import WIDTH, print_report
 from penstock.deploy.demo.task import TaskFiles, read_problems, write_task
-from penstock.deploy.live import is_live
+from penstock.deploy.showing.live import is_live
 from penstock.deploy.up import Up
 
 _STEPS_PER_LINE = 5

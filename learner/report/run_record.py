@@ -68,12 +68,13 @@ def check_same_run(
 
     `begun` says whether the run has a batch or an evaluation. Raise ConfigError if its model, tokenizer
     or data set is another one and LEARNER_ACCEPT_CHANGED does not name it, for a damaged run.json, for
-    LEARNER_RESUME=new, and, with LEARNER_RESUME=must, if there is nothing to resume.
+    LEARNER_RESUME=new or a path, and, with LEARNER_RESUME=must, if there is nothing to resume.
     """
-    if settings.resume == "new":
+    if settings.resume not in ("auto", "must"):
         raise ConfigError(
-            "LEARNER_RESUME=new is for `penstock up`, which moves an old run's folder away before it "
-            "starts the queue server: choose another RUN_NAME for a learner that is started without it"
+            f"LEARNER_RESUME={settings.resume} is for `penstock up`, which moves an old run's folder "
+            "away before it starts the queue server: choose another RUN_NAME for a learner that is "
+            "started without it"
         )
     if not begun:
         if settings.resume == "must":

@@ -14,11 +14,11 @@ from penstock.common.broker.keys import Keys
 from penstock.common.errors import ConfigError
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.monitor.watch import RunWatch
-from penstock.deploy import live
 from penstock.deploy.child import Report
-from penstock.deploy.ending import LastWords, format_ending, print_ending
-from penstock.deploy.live import Heartbeat, line_for_people
-from penstock.deploy.logs import LogFiles
+from penstock.deploy.showing import live
+from penstock.deploy.showing.ending import LastWords, format_ending, print_ending
+from penstock.deploy.showing.live import Heartbeat, line_for_people
+from penstock.deploy.showing.logs import LogFiles
 from tests.common.builders import Run
 from tests.helpers import wait_until
 

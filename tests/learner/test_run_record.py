@@ -19,7 +19,8 @@ from penstock.common.files.lock import hold_lock
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.wire.messages import Verdict
 from penstock.common.wire.reward_spec import RewardSpec
-from penstock.deploy.up import Up, move_away
+from penstock.deploy.earlier_run import move_away
+from penstock.deploy.up import Up
 from penstock.learner.report import run_record
 from penstock.learner.report.run_record import check_same_run, describe_start, write_start
 from penstock.learner.report.small_batches import SmallBatches

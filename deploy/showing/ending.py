@@ -76,11 +76,15 @@ def format_ending(folder: RunFolder) -> str:
 
 
 def _heldout(folder: RunFolder) -> list[tuple[str, float, float]]:
-    """Return the row of held-out: the first reward's means of the first and the last evaluation."""
+    """Return the row of held-out: share of right answers in the first and the last evaluation.
+
+    Where the learner did not say what is right, the row has the means of the first reward.
+    """
     means: dict[int, list[float]] = {}
     for row in read_json_lines(folder.evaluations):
-        values = [next(iter(rewards.values()), None) for rewards in row["rewards"]]
-        found = [value for value in values if value is not None]
+        right = [one for one in row.get("right") or [] if one is not None]
+        values = right or [next(iter(rewards.values()), None) for rewards in row["rewards"]]
+        found = [float(value) for value in values if value is not None]
         means.setdefault(row["step"], []).append(fmean(found) if found else 0.0)
     if len(means) < 2:
         return []

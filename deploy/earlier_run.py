@@ -1,0 +1,99 @@
+"""What `penstock up` does with an earlier run's folder: move it away, or begin from its checkpoint."""
+
+import json
+import os
+import shutil
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from penstock.common.errors import ConfigError
+from penstock.common.files.atomic import read_json_lines, whole_folder
+from penstock.common.files.lock import hold_lock
+from penstock.common.files.reading import parse_json, reading
+from penstock.common.files.run_folder import RunFolder
+from penstock.common.journal.claims import Position
+from penstock.common.journal.segments import list_segments
+from penstock.common.wire.codec import fields_as
+
+
+def move_away(folder: RunFolder) -> Path:
+    """Rename a run's folder, if it is there, to NAME.1, or to NAME.2 if that is taken, and so on.
+
+    Return where the folder is now: at its old path if there was none.
+
+    Raise RunTaken if `penstock up` or a learner uses it, ConfigError if it cannot be renamed.
+    """
+    if not folder.path.exists():
+        return folder.path
+    with hold_lock(folder.up_lock, "`penstock up`"), hold_lock(folder.learner_lock, "learner"):
+        names = (folder.path.with_name(f"{folder.path.name}.{number}") for number in count(1))
+        target = next(path for path in names if not os.path.lexists(path))
+        try:
+            folder.path.rename(target)
+        except OSError as error:
+            raise ConfigError(
+                f"LEARNER_RESUME: {folder.path} cannot be renamed to {target} ({error}): rename it "
+                "yourself, or choose another RUN_NAME"
+            ) from error
+    print(f"The earlier run is in {target} now (LEARNER_RESUME).", flush=True)
+    return target
+
+
+def find_checkpoint(path: Path) -> Path:
+    """Return the folder of the checkpoint at `path`: itself, or the one that its model is in.
+
+    Raise ConfigError if there is no whole checkpoint of a run.
+    """
+    found = path.resolve()
+    found = found.parent if found.name == "model" else found
+    if found.parent.name == "checkpoints" and (found / "state.json").is_file():
+        return found
+    near = sorted(str(one) for one in found.parent.glob("[0-9]*-[0-9]*"))[-5:]
+    there = f"there are {', '.join(near)}" if near else "a run keeps them in its folder checkpoints/"
+    raise ConfigError(
+        f"LEARNER_RESUME={path}: expected auto, must, new, or the folder of a checkpoint such as "
+        f"runs/first/checkpoints/000001-00000050, found none there; {there}"
+    )
+
+
+def begin_from(checkpoint: Path, folder: RunFolder) -> None:
+    """Make the run's folder, which is not there, as the run was when it wrote `checkpoint`.
+
+    Copied are the checkpoint, the journal and the claims up to it, metrics and evaluations up to its
+    step, and what the run was started with. The earlier run's folder is only read. Raise ConfigError
+    for a damaged state of the checkpoint.
+    """
+    source = RunFolder(checkpoint.parent.parent)
+    with reading(checkpoint / "state.json", "Name another checkpoint"):
+        state: dict[str, Any] = parse_json((checkpoint / "state.json").read_bytes())
+        step, at = int(state["step"]), Position(**fields_as(Position, state["position"], "position"))
+    with whole_folder(folder.path) as aside:
+        made = RunFolder(aside)
+        shutil.copytree(checkpoint, made.checkpoints / checkpoint.name)
+        made.journal.mkdir()
+        made.claims.mkdir()
+        for claim in source.claims.glob("*.json"):
+            if int(claim.stem) <= at.incarnation:
+                shutil.copy(claim, made.claims)
+        for incarnation in range(1, at.incarnation + 1):
+            end = at.offset if incarnation == at.incarnation else None
+            _copy_journal(source, made, incarnation, end)
+        for rows, copy in ((source.metrics, made.metrics), (source.evaluations, made.evaluations)):
+            kept = [row for row in read_json_lines(rows) if row["step"] <= step]
+            copy.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
+        for file in (source.record, source.settings):
+            if file.is_file():
+                shutil.copy(file, aside)
+    print(f"The run {folder.path.name} begins after step {step} of {source.path}.", flush=True)
+
+
+def _copy_journal(source: RunFolder, made: RunFolder, incarnation: int, end: int | None) -> None:
+    """Copy an incarnation's journal up to the offset `end`, or whole for None. OSError if it fails."""
+    for segment in list_segments(source, incarnation):
+        if end is not None and segment.start >= end:
+            return
+        copy = made.journal / segment.path.name
+        shutil.copy(segment.path, copy)
+        if end is not None and segment.end > end:
+            os.truncate(copy, end - segment.start)
