@@ -1,7 +1,7 @@
 """Help screens of at most 100 columns, and mistakes in a command line as ConfigError."""
 
 import re
-from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter
+from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter, _SubParsersAction
 from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
@@ -46,7 +46,14 @@ class Parser(ArgumentParser):
 
     def format_help(self) -> str:
         """Return the help screen: `overview` if it is set, else the list of all flags."""
+        self._name_commands()
         return self.overview or super().format_help()
+
+    def _name_commands(self) -> None:
+        """Call all commands COMMAND in usage and errors: their list is below, and longer than a line."""
+        for action in self._actions:
+            if isinstance(action, _SubParsersAction):
+                action.metavar = "COMMAND"
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError with `message`, the mistake in the command line, and a hint.
@@ -68,6 +75,7 @@ class Parser(ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Return what ArgumentParser returns. `in_use` becomes True: its flags are the known ones."""
         self.in_use = True
+        self._name_commands()
         return super().parse_known_args(args, namespace)
 
     def _near(self, flag: str) -> str:
