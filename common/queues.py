@@ -1,9 +1,9 @@
 """The `queues` command: read a run's queues from any machine, audit its tickets, discard it."""
 
-import contextlib
 import sys
-import time
+import threading
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,7 +15,13 @@ from rich.live import Live
 from penstock.common.broker.acl import default_folder, write_users
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import started_server
-from penstock.common.config.command import CommandGroup, Result, ResultCommand, execute_command
+from penstock.common.config.command import (
+    CommandGroup,
+    Result,
+    ResultCommand,
+    escape_missing_letters,
+    execute_command,
+)
 from penstock.common.config.redis_url import parse_host
 from penstock.common.config.role_command import RunCommand
 from penstock.common.errors import ConfigError, RunNotReady, ServerUnavailable
@@ -88,7 +94,7 @@ class Watch(QueueCommand):
     """
 
     def ask(self, connection: Connection) -> int:
-        """Show the run each second anew; return 0 at its end, or on Ctrl-C.
+        """Show the run each second anew; return 0 at its end, or on Ctrl-C, SIGTERM and SIGHUP.
 
         Raise RunNotReady without the run, ServerUnavailable or another error of Connection.execute for
         the first look; later ones are shown. Raise BrokenPipeError if standard output was closed.
@@ -97,30 +103,31 @@ class Watch(QueueCommand):
         log_errors_alone()
         watch = RunWatch(lambda: connection, self.run.name)
         console = Console()
+        escape_missing_letters(console.file)
         live = console.is_terminal and not console.is_dumb_terminal and not self.as_json
-        with contextlib.suppress(KeyboardInterrupt):
-            self._on_screen(watch, console) if live else self._as_text(watch)
+        show = partial(self._on_screen, console=console) if live else self._as_text
+        show(watch, stop_on_signals())
         return 0
 
-    def _on_screen(self, watch: RunWatch, console: Console) -> None:
-        """Show the live screen on the terminal of `console` until the run has ended."""
+    def _on_screen(self, watch: RunWatch, stopping: threading.Event, console: Console) -> None:
+        """Show the live screen on the terminal of `console` until the run has ended or `stopping`."""
         with Live(console=console, screen=True, auto_refresh=False) as live:
             now, sentence = watch.look()
-            while now is None or now.state != "ended":
-                live.update(render(now, sentence, (), *console.size), refresh=True)
-                time.sleep(_WATCH_EVERY_S)
+            while (now is None or now.state != "ended") and not stopping.is_set():
+                live.update(render(now, sentence, (), *console.size, console.encoding), refresh=True)
+                stopping.wait(_WATCH_EVERY_S)
                 now, sentence = watch.look()
-        print(f"{heartbeat_line(now, sentence)}")
+        print(one_line(heartbeat_line(now, sentence)))
 
-    def _as_text(self, watch: RunWatch) -> None:
-        """Print each look, with --json as a line of JSON, until the run has ended."""
-        state = ""
-        while state != "ended":
+    def _as_text(self, watch: RunWatch, stopping: threading.Event) -> None:
+        """Print each look, with --json as a line of JSON, until the run has ended or `stopping`."""
+        while not stopping.is_set():
             now, sentence = watch.look()
             text = format_overview(now, sentence) if now else sentence
             self.show(Result(text, [overview_row(now, sentence)]))
-            state = now.state if now else ""
-            time.sleep(_WATCH_EVERY_S if state != "ended" else 0)
+            if now and now.state == "ended":
+                return
+            stopping.wait(_WATCH_EVERY_S)
 
 
 def overview_row(now: Overview | None, sentence: str) -> dict[str, object]:

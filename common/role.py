@@ -25,9 +25,9 @@ def begin_role() -> threading.Event:
 
 
 def stop_on_signals() -> threading.Event:
-    """Return an event that the first SIGINT or SIGTERM sets: the role's loop finishes the work it holds.
+    """Return an event that the first SIGINT, SIGTERM or SIGHUP sets: a loop finishes the work it holds.
 
-    The second signal ends the process at once, with exit code 128 + the signal's number. Both handlers
+    The second signal ends the process at once, with exit code 128 + the signal's number. The handlers
     replace those before. Raise ValueError outside of the main thread.
     """
     stopping = threading.Event()
@@ -38,9 +38,15 @@ def stop_on_signals() -> threading.Event:
             os._exit(128 + number)
         stopping.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ending_signals():
         signal.signal(number, stop)
     return stopping
+
+
+def ending_signals() -> list[signal.Signals]:
+    """Return the signals that end a process in order; SIGHUP is not among them under nohup."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
 
 
 def connect(redis_url: str, run: RunSettings, stopping: threading.Event) -> Connection:

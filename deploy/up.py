@@ -23,7 +23,7 @@ from penstock.common.broker.local_server import (
     started_server,
 )
 from penstock.common.broker.private_socket import answers
-from penstock.common.config.command import Command, build, drop_output
+from penstock.common.config.command import Command, build, drop_output, escape_missing_letters
 from penstock.common.config.device import has_gpu
 from penstock.common.config.redis_url import parse_host
 from penstock.common.config.role_command import LearnerCommand, RunCommand
@@ -37,6 +37,7 @@ from penstock.common.files.run_folder import RunFolder
 from penstock.common.guard import guard_children
 from penstock.common.log import log_errors_alone
 from penstock.common.monitor.watch import RunWatch
+from penstock.common.role import ending_signals
 from penstock.deploy.child import Report, Service
 from penstock.deploy.earlier_run import begin_from, find_checkpoint, move_away
 from penstock.deploy.procfile import read_procfile
@@ -97,11 +98,11 @@ class Up(Command):
         """Run to the run's end, in any thread; return the exit code of learner or failed process.
 
         `report` takes every line and event; None: see `execute`. With `beside`, which takes them too,
-        nothing is printed at the end. In the main thread the first SIGINT or SIGTERM ends the run in
-        order, the second one at once. Meanwhile the run is locked against another `penstock up`, and its
-        processes end with this one. Unless REDIS_URL is set, files of the run's own queue server are
-        written to its folder; at the end its socket is deleted. Raise ConfigError if a setting or the
-        Procfile is wrong, RunTaken if another `penstock up` of the run goes on.
+        nothing is printed at the end. In the main thread the first SIGINT, SIGTERM or SIGHUP ends the
+        run in order, the second one at once. Meanwhile the run is locked against another `penstock up`,
+        and its processes end with this one. Unless REDIS_URL is set, files of the run's own queue server
+        are written to its folder; at the end its socket is deleted. Raise ConfigError if a setting or
+        the Procfile is wrong, RunTaken if another `penstock up` of the run goes on.
         """
         commands = read_procfile(self.procfile)
         counts = self._counts(commands)
@@ -126,8 +127,8 @@ class Up(Command):
                     reports = LastWords(logs, take, *([beside] if beside else []))
                     supervisor = Supervisor(services, environment, reports, counts, limits)
                     if threading.current_thread() is threading.main_thread():
-                        for number in (signal.SIGINT, signal.SIGTERM):
-                            signal.signal(number, lambda *_: supervisor.stop())
+                        for number in ending_signals():
+                            signal.signal(number, partial(_stop, supervisor, show))
                     code = supervisor.run()
             finally:
                 if not settings.redis_url:
@@ -223,6 +224,13 @@ class Up(Command):
         return Listening(host, port, hash_password(password))
 
 
+def _stop(supervisor: Supervisor, show: object, *_: object) -> None:
+    """Make `supervisor` end the run, and say so where `show` shows the run. A handler of signals."""
+    supervisor.stop()
+    if isinstance(show, Show):
+        show.stopping = True
+
+
 def threads_of_each(environment: Mapping[str, str], actors: int) -> int:
     """Return how many threads the learner and each of the actors compute with, 0 for as many as cores.
 
@@ -283,6 +291,7 @@ class Printer:
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
+        escape_missing_letters(file)
         self._colours: dict[str, int] = {}
         self._lock = threading.Lock()
 

@@ -73,7 +73,8 @@ def rules(role: Role, keys: Keys) -> list[str]:
     commands ("+get") and keys ("~KEY") and take no right away: the caller resets the user first.
     """
     if role == "reader":
-        return [*_allow(_READING), *(f"%R~{key}" for key in keys.all)]
+        of_processes = _selector(["hscan"], [keys.processes], "%R~")
+        return [*_allow(_READING), *(f"%R~{key}" for key in keys.all), of_processes]
     if role == "learner":
         of_deltas = _selector(["hkeys", "expire"], [keys.deltas])
         return [*_allow(_READING, _LEARNING), *(f"~{key}" for key in keys.all), of_deltas]

@@ -4,6 +4,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 
 import psutil
 
@@ -14,6 +15,7 @@ from penstock.common.log import get_logger
 from penstock.common.phases import PhaseCost, Phases, costs_by_name
 
 _SEND_S = 2.0
+_UNSEEN = "`queues watch` and the live screen do not see this process."
 PHASES = {
     "actor": ("waiting for tickets", "waiting for the device", "changing weights", "generating"),
     "rewarder": ("waiting for groups", "scoring"),
@@ -50,7 +52,7 @@ class CostReport:
         self._phases.name = PHASES[role][0]
         self._subprocesses: dict[tuple[int, float], float] = {}
         self._send_at = time.monotonic() + (0 if sign else _SEND_S)  # people see a process at once
-        self._logged = False
+        self._logged: set[str] = set()
 
     def note(self, phase: str) -> None:
         """Count the time since the last call for the phase noted then. `phase` is the present one.
@@ -77,30 +79,33 @@ class CostReport:
         waited_s = profile[PHASES[self._role][0]].seconds if PHASES[self._role][0] in profile else 0.0
         busy = 1 - waited_s / max(1e-9, sum(cost.seconds for cost in profile.values()))
 
-        def report() -> None:
-            """Add the seconds to the sums, and write the sign. Raise Connection.execute's errors."""
+        def add() -> None:
+            """Add the seconds to the sums. Raise Connection.execute's errors."""
             for field, seconds in costs.items():
                 if seconds > 0:
                     self._connection.execute("HINCRBYFLOAT", self._key, field, f"{seconds:.6f}")
-            if self._sign:
-                self._sign.write(self._phases.name, busy)
 
-        self._try(report)
+        self._try(add, "The learner's metrics perf/ lack this process's time.")
+        if self._sign:
+            self._try(partial(self._sign.write, self._phases.name, busy), _UNSEEN)
 
     def leave(self) -> None:
         """Send a last report, and remove the sign. Raise what `send` raises."""
         self.send()
         if self._sign:
-            self._try(self._sign.remove)
+            self._try(self._sign.remove, _UNSEEN)
 
-    def _try(self, report: Callable[[], None]) -> None:
-        """Call `report`. Log the first of its errors that concern the report alone; raise the others."""
+    def _try(self, report: Callable[[], None], missing: str) -> None:
+        """Call `report`. Of its errors that concern the report alone log the first; raise the others.
+
+        `missing` is a sentence on what is not there then.
+        """
         try:
             report()
         except (CommandRefused, NotPermitted, RunNotReady, WrongType) as error:
-            if not self._logged:
-                log.warning("The learner's metrics perf/ lack this process's time.", cause=str(error))
-            self._logged = True
+            if missing not in self._logged:
+                log.warning(missing, cause=str(error))
+            self._logged.add(missing)
 
     def _take_subprocesses(self) -> float:
         """Return the CPU seconds that living subprocesses, and theirs, used since the last call.

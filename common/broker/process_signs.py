@@ -5,15 +5,22 @@ learner's is "learner". Times are the server's, because hosts' clocks differ.
 """
 
 import contextlib
+import math
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from penstock.common.broker.connection import Connection, text
 from penstock.common.errors import MalformedMessage
 from penstock.common.wire.codec import decode, encode
+from penstock.common.wire.limits import LONGEST_NAME, MOST_NAMES, check_range, require
+
+_MOST_FIELDS, _LONGEST_FIELD, _LONGEST_VALUE = 2000, 200, 8000
+"""Of the hash no more is read: any actor may write there."""
+
+_LATEST_MS, _FASTEST, _LARGEST, _ROUNDING = 2**53, 1e12, 1e100, 1e-6
 
 LEARNER = "learner"
 """The field of the learner's progress."""
@@ -35,6 +42,14 @@ class WorkerSign:
     phase: str
     busy: float
     rate: float
+
+    def __post_init__(self) -> None:
+        """Raise MalformedMessage for long texts, or numbers that no process writes."""
+        for text_found in (self.host, self.version, self.phase):
+            require(len(text_found) <= LONGEST_NAME, "a sign: expected a short text, found", text_found)
+        check_range("at_ms", self.at_ms, 0, _LATEST_MS)
+        check_range("busy", self.busy, -_ROUNDING, 1 + _ROUNDING)
+        check_range("rate", self.rate, 0, _FASTEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +75,19 @@ class LearnerProgress:
     trained: int
     asked: int
 
+    def __post_init__(self) -> None:
+        """Raise MalformedMessage for long lists, or numbers that no learner writes."""
+        check_range("at_ms", self.at_ms, 0, _LATEST_MS)
+        for values in (self.rewards, self.evaluated, self.heldout):
+            require(len(values) <= MOST_NAMES, "progress: expected fewer values, found", len(values))
+        require(len(self.evaluated) == len(self.heldout), "progress: expected a value per evaluation")
+        for value in (*self.rewards, *self.heldout):
+            require(math.isnan(value) or abs(value) < _LARGEST, "progress: found", value)
+        for value in (self.step_s, self.wait_s, self.tokens_per_s, self.staleness):
+            check_range("a mean", value, 0, _LARGEST)
+        for number in (self.step, self.steps, self.trained, self.asked):
+            check_range("a count", number, 0, _LATEST_MS)
+
 
 def server_time_ms(connection: Connection) -> int:
     """Return the server's time in ms since 1970. Raise ServerUnavailable if it does not answer."""
@@ -72,20 +100,34 @@ def write_sign(connection: Connection, key: str, name: str, sign: WorkerSign | L
     connection.execute("HSET", key, name, encode(sign))
 
 
-def read_signs(fields: Mapping[bytes, bytes]) -> tuple[LearnerProgress | None, dict[str, WorkerSign]]:
-    """Return the learner's progress and the other processes' signs by name, from the hash's fields.
+def read_progress(connection: Connection, key: str) -> LearnerProgress | None:
+    """Return the learner's progress; None if there is none, or another client wrote the field.
 
-    What cannot be decoded, as of another release or another client, is left out.
+    Raise Connection.execute's errors.
     """
-    progress: LearnerProgress | None = None
+    data = connection.execute("HGET", key, LEARNER)
+    with contextlib.suppress(MalformedMessage):
+        return decode(data, LearnerProgress) if data and len(data) <= _LONGEST_VALUE else None
+    return None
+
+
+def read_workers(connection: Connection, key: str) -> tuple[dict[str, WorkerSign], list[bytes]]:
+    """Return the signs of actors and rewarders by name, at most some 2,000, and fields to delete.
+
+    These are fields that no process wrote, or one of another release. Raise Connection.execute's errors.
+    """
+    _, fields = connection.execute("HSCAN", key, 0, "COUNT", _MOST_FIELDS)
     workers: dict[str, WorkerSign] = {}
-    for name, data in sorted(fields.items()):
-        with contextlib.suppress(MalformedMessage):
-            if text(name) == LEARNER:
-                progress = decode(data, LearnerProgress)
-            else:
-                workers[text(name)] = decode(data, WorkerSign)
-    return progress, workers
+    strange: list[bytes] = []
+    for name, data in sorted(fields.items())[:_MOST_FIELDS]:
+        if name == LEARNER.encode():
+            continue
+        try:
+            require(len(name) <= _LONGEST_FIELD and len(data) <= _LONGEST_VALUE, "a sign is too long")
+            workers[text(name)] = decode(data, WorkerSign)
+        except MalformedMessage:
+            strange.append(name)
+    return workers, strange
 
 
 class SignWriter:

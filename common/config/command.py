@@ -14,8 +14,9 @@ import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from types import TracebackType
-from typing import Any, TextIO, TypeVar
+from typing import IO, Any, TextIO, TypeVar
 
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -179,6 +180,12 @@ def _reader_is_gone() -> bool:
     with contextlib.suppress(AttributeError, ValueError):  # without standard output, or in a test
         poller.register(sys.stdout.fileno(), 0)
     return bool(poller.poll(0))
+
+
+def escape_missing_letters(file: IO[str]) -> None:
+    """Let `file` write letters that its encoding lacks as escapes, where printing would fail."""
+    if isinstance(file, TextIOWrapper):
+        file.reconfigure(errors="backslashreplace")
 
 
 def drop_output(file: TextIO) -> None:

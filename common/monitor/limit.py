@@ -100,12 +100,13 @@ def _slowest(now: Overview, waiting: float) -> str:
     The learner waits for groups for the share `waiting` of its time, 0 to 1.
     """
     actors, rewarders = now.running("actor"), now.running("rewarder")
-    idle, queued = 1 - _mean_busy(actors), now.streams["rollouts"].undelivered
+    idle = 1 - _mean_busy(actors)
     waits = f"The learner waits {waiting:.0%} of each step for groups"
+    groups = now.streams["rollouts"].depth
     crowd = now.progress.asked / 2 if now.progress else 1  # fewer groups come in one burst of an actor
-    if queued >= crowd and waiting > _LITTLE and _mean_busy(rewarders) > _BUSY:
+    if groups >= crowd and waiting > _LITTLE and _mean_busy(rewarders) > _BUSY:
         return (
-            f"{waits}: rewarders are the limit, with {counted(queued, 'group')} not taken yet. Add some "
+            f"{waits}: rewarders are the limit, with {counted(groups, 'group')} to score. Add some "
             f"with {_ADD['rewarder']}, or raise REWARDER_WORKERS."
         )
     if min(waiting, idle) > _MUCH:

@@ -1,18 +1,28 @@
 """A run at one instant, as people watch it: its learner, its processes, and what lies in its streams."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.common.broker.connection import Connection, text
 from penstock.common.broker.keys import Keys
-from penstock.common.broker.process_signs import LearnerProgress, WorkerSign, read_signs, server_time_ms
+from penstock.common.broker.process_signs import (
+    LearnerProgress,
+    WorkerSign,
+    read_progress,
+    read_workers,
+    server_time_ms,
+)
 from penstock.common.broker.run_view import LearnerSign, RunView
 from penstock.common.errors import NotPermitted, RunNotReady, WrongType
 from penstock.common.monitor.snapshot import StreamStatus, read_stream
 
 GONE_S = 6.0
 """A process that writes a sign every 2 s is called gone after so many seconds without one."""
+
+
+_AHEAD_MS = 60_000  # of a sign that was written after the overview's time was read
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +50,9 @@ class Overview:
     server_fault: str = ""
 
     def age_s(self, worker: WorkerSign) -> float:
-        """Return the seconds since a worker's sign, 0 for one that is newer than the overview."""
-        return max(0, self.now_ms - worker.at_ms) / 1000
+        """Return the seconds since a worker's sign. One of the future is no process's: infinite."""
+        age_ms = self.now_ms - worker.at_ms
+        return max(0, age_ms) / 1000 if age_ms > -_AHEAD_MS else math.inf
 
     def running(self, role: str) -> dict[str, WorkerSign]:
         """Return the workers of a role, by name, that are not gone."""
@@ -77,7 +88,8 @@ def read_overview(connection: Connection, run: str) -> Overview:
         )
     now_ms, weights = server_time_ms(connection), view.weights()
     try:
-        progress, workers = read_signs(connection.execute("HGETALL", keys.processes))
+        progress = read_progress(connection, keys.processes)
+        workers, _ = read_workers(connection, keys.processes)
         totals = connection.execute("HGETALL", keys.ledger)
     except (NotPermitted, WrongType):
         progress, workers, totals = None, {}, {}

@@ -15,18 +15,21 @@ from penstock.common.broker.process_signs import LearnerProgress
 from penstock.common.monitor.overview import Overview
 from penstock.common.text import counted, one_line
 
-_LEVELS = "▁▂▃▄▅▆▇█"
+_LEVELS, _ASCII_LEVELS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 COLUMNS = ("process", "doing", "weights", "busy", "speed", "seen")
 """The headings above the cells of `process_row`."""
+
+_NARROWEST = 50
+"""Columns below which only the sentence and one line on the run are shown."""
 
 _FIXED_LINES = 14
 """Lines of the screen without the rows of processes and of the log; three of them for long sentences."""
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
-    """Return the newest `width` values as one letter each, from ▁ for the least to █ for the most.
+def sparkline(values: Sequence[float], width: int, levels: str = _LEVELS) -> str:
+    """Return the newest `width` values as one letter each of `levels`, the first one for the least.
 
-    NaN and infinity are blanks; equal values are all ▄. Example: (0, 0.5, 1) gives "▁▄█".
+    NaN and infinity are blanks; equal values are all the middle. Example: (0, 0.5, 1) gives "▁▅█".
     """
     shown = list(values)[-width:] if width > 0 else []
     finite = [value for value in shown if math.isfinite(value)]
@@ -36,27 +39,34 @@ def sparkline(values: Sequence[float], width: int) -> str:
         """Return the letter of one value."""
         if not math.isfinite(value):
             return " "
-        share = (value - low) / (high - low) if high > low else 0.5
-        return _LEVELS[min(int(share * len(_LEVELS)), len(_LEVELS) - 1) if high > low else 3]
+        share = (value - low) / (high - low) if 0 < high - low < math.inf else 0.4
+        return levels[min(int(share * len(levels)), len(levels) - 1)]
 
     return "".join(map(letter, shown))
 
 
 def render(
-    now: Overview | None, sentence: str, log: Sequence[str], width: int, height: int
+    now: Overview | None,
+    sentence: str,
+    log: Sequence[str],
+    width: int,
+    height: int,
+    encoding: str = "utf-8",
 ) -> RenderableType:
-    """Return the screen of `width` columns and `height` lines for rich.
+    """Return the screen of `width` columns and `height` lines for rich, on a terminal of this encoding.
 
     `now` is None before the queue server answers. `sentence` says what limits the run or what is waited
     for, `log` has the newest lines of the processes, the newest last.
     """
+    parts: list[RenderableType] = [Text(one_line(sentence), "bold yellow")]
     if now is None:
-        parts: list[RenderableType] = [Text(one_line(sentence), "bold yellow")]
         return Group(*parts, *_log_lines(log, width, height - 2))
+    if width < _NARROWEST or height < _FIXED_LINES:
+        return Group(*parts, Text(one_line(heartbeat(now))))
     table, rows = _processes(now, height - _FIXED_LINES)
     parts = [
         _head(now, width),
-        *_curves(now.progress, width),
+        *_curves(now.progress, width, _LEVELS if encoding.startswith("utf") else _ASCII_LEVELS),
         Text(""),
         Text(one_line(sentence), "bold yellow"),
         Text(""),
@@ -86,8 +96,8 @@ def _head(now: Overview, width: int) -> Table:
     return line
 
 
-def _curves(progress: LearnerProgress | None, width: int) -> list[Text]:
-    """Return the lines of reward and held-out: the newest value and a sparkline."""
+def _curves(progress: LearnerProgress | None, width: int, levels: str) -> list[Text]:
+    """Return the lines of reward and held-out: the newest value and a sparkline of `levels`."""
     if progress is None:
         return [Text("reward    no step yet"), Text("held-out  no evaluation yet")]
     room = max(10, width - 40)
@@ -97,7 +107,9 @@ def _curves(progress: LearnerProgress | None, width: int) -> list[Text]:
         ("held-out", progress.heldout, f"last at step {max(progress.evaluated, default=0)}"),
     ):
         last = f"{values[-1]:.3f}" if values else "-"
-        lines.append(Text(f"{name:<9}{last:>7}  {sparkline(values, room)}  {when if values else ''}"))
+        lines.append(
+            Text(f"{name:<9}{last:>7}  {sparkline(values, room, levels)}  {when if values else ''}")
+        )
     return lines
 
 
@@ -156,7 +168,7 @@ def process_row(now: Overview, name: str) -> tuple[str, ...]:
     gone = "gone, " if _is_gone(now, name) else ""
     return (
         one_line(name), one_line(sign.phase), one_line(sign.version), f"{sign.busy:.0%}",
-        f"{sign.rate:,.0f} {unit}", f"{gone}{now.age_s(sign):.0f} s ago",
+        f"{sign.rate:,.{0 if sign.rate >= 10 else 1}f} {unit}", f"{gone}{now.age_s(sign):.0f} s ago",
     )  # fmt: skip
 
 
@@ -171,6 +183,22 @@ def _log_lines(log: Sequence[str], width: int, most: int) -> list[Text]:
         return []
     lines = [Text(one_line(line), "dim", no_wrap=True, overflow="ellipsis") for line in log]
     return [Text(""), *lines[-(most - 1) :]]
+
+
+def heartbeat(now: Overview) -> str:
+    """Return a line on a run: step, reward, held-out, time left; the state without any progress.
+
+    Example: "step 37 of 100, reward 0.580, held-out 0.610, 53 s left"
+    """
+    if now.progress is None:
+        return now.state
+    progress = now.progress
+    parts = [f"step {progress.step} of {progress.steps}"]
+    parts += [f"reward {progress.rewards[-1]:.3f}"] if progress.rewards else []
+    parts += [f"held-out {progress.heldout[-1]:.3f}"] if progress.heldout else []
+    if progress.step_s > 0 and now.state != "ended":
+        parts.append(f"{duration((progress.steps - progress.step) * progress.step_s)} left")
+    return ", ".join(parts)
 
 
 def duration(seconds: float) -> str:

@@ -7,7 +7,7 @@ from penstock.common.broker.connection import Connection
 from penstock.common.errors import ConfigError, PenstockError, RunNotReady, ServerUnavailable
 from penstock.common.monitor.limit import LimitWatch
 from penstock.common.monitor.overview import Overview, read_overview
-from penstock.common.monitor.screen import duration
+from penstock.common.monitor.screen import duration, heartbeat
 
 
 class RunWatch:
@@ -55,12 +55,4 @@ def heartbeat_line(now: Overview | None, sentence: str) -> str:
 
     Example: "step 37 of 100, reward 0.580, held-out 0.610, 53 s left. The learner is the limit: ..."
     """
-    if now is None or now.progress is None:
-        return sentence
-    progress = now.progress
-    parts = [f"step {progress.step} of {progress.steps}"]
-    parts += [f"reward {progress.rewards[-1]:.3f}"] if progress.rewards else []
-    parts += [f"held-out {progress.heldout[-1]:.3f}"] if progress.heldout else []
-    if progress.step_s > 0 and now.state != "ended":
-        parts.append(f"{duration((progress.steps - progress.step) * progress.step_s)} left")
-    return f"{', '.join(parts)}. {sentence}"
+    return f"{heartbeat(now)}. {sentence}" if now and now.progress else sentence

@@ -10,22 +10,32 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
+from penstock.common.config.command import escape_missing_letters
 from penstock.common.monitor.limit import is_fault
-from penstock.common.monitor.screen import render
+from penstock.common.monitor.overview import Overview
+from penstock.common.monitor.screen import duration, render
 from penstock.common.monitor.watch import RunWatch, heartbeat_line
 from penstock.deploy.child import Report
 
 _REFRESH_S, _HEARTBEAT_S, _JOIN_S = 1.0, 30.0, 5.0
-_KEPT_LINES = 200
+_KEPT_LINES, _JOINING_S = 200, 600.0
+_STOPPING = "Stopping: the learner writes a checkpoint. Once more Ctrl-C ends everything at once."
+_PID = re.compile(r"\d+")
 _LINE = re.compile(r"(?:\d{4}-\d\d-\d\d )?(?P<time>\d\d:\d\d:\d\d) \[(?P<level>\w+) *\] (?P<text>.*)")
 
 
 class Show:
-    """A thread that calls `_show` until the `with` block ends. Base of the two ways to show a run."""
+    """A thread that calls `_show` until the `with` block ends. Base of the two ways to show a run.
+
+    `stopping` is set when the run is told to end: what stands still then is no fault.
+    """
 
     def __init__(self, watch: RunWatch) -> None:
+        self.stopping = False
         self._watch = watch
+        self._started: dict[str, tuple[str, float]] = {}  # by role: pid and time of the newest start
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._show, name="show", daemon=True)
 
@@ -47,8 +57,31 @@ class Show:
         raise NotImplementedError
 
     def __call__(self, report: Report) -> None:
-        """Take a line or event of a process. Abstract here."""
-        raise NotImplementedError
+        """Take a line or event of a process, and remember which processes were started."""
+        role = report.child.partition(".")[0]
+        if report.kind == "started" and (found := _PID.search(report.text)):
+            self._started[role] = (found[0], time.monotonic())
+        elif report.kind == "ended":
+            self._started.pop(role, None)
+
+    def look(self) -> tuple[Overview | None, str]:
+        """Return the overview and the sentence of the watch, or one on the stop or a start that goes on.
+
+        A process that was started and has not joined yet is no missing one.
+        """
+        now, sentence = self._watch.look()
+        if self.stopping:
+            return now, _STOPPING
+        for role, (pid, since) in list(self._started.items()):
+            names = [now.learner.holder, *now.workers] if now else []
+            joined = any(re.search(rf"\b{pid}\b", name) for name in names)
+            missing = (
+                sentence.startswith((f"No {role} ", f"No heartbeat from the {role} ")) and not joined
+            )
+            if missing and time.monotonic() - since < _JOINING_S:
+                why = "vLLM takes a minute to start" if role == "actor" else "it imports its libraries"
+                return now, f"The {role} starts, since {duration(time.monotonic() - since)}: {why}."
+        return now, sentence
 
 
 class Heartbeat(Show):
@@ -60,13 +93,14 @@ class Heartbeat(Show):
 
     def __call__(self, report: Report) -> None:
         """Pass on a line or event of a process."""
+        super().__call__(report)
         self._report(report)
 
     def _show(self) -> None:
         """Report the line every 30 s, and at once when the run stands still. Look every second."""
         reported_at, had_fault = time.monotonic(), False
         while not self._ended.wait(_REFRESH_S):
-            now, sentence = self._watch.look()
+            now, sentence = self.look()
             fault = now is not None and is_fault(sentence)
             if time.monotonic() - reported_at >= _HEARTBEAT_S or (fault and not had_fault):
                 reported_at = time.monotonic()
@@ -80,10 +114,12 @@ class LiveScreen(Show):
     def __init__(self, watch: RunWatch, console: Console | None = None) -> None:
         super().__init__(watch)
         self._console = console or Console(file=sys.stdout)
+        escape_missing_letters(self._console.file)
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
 
     def __call__(self, report: Report) -> None:
         """Keep a report for the screen if a person needs to see it; see `line_for_people`."""
+        super().__call__(report)
         if line := line_for_people(report):
             self._lines.append(line)
 
@@ -91,8 +127,13 @@ class LiveScreen(Show):
         """Draw the screen every second, at the terminal's present size."""
         with Live(console=self._console, screen=True, auto_refresh=False) as live:
             while not self._ended.wait(_REFRESH_S):
-                now, sentence = self._watch.look()
-                live.update(render(now, sentence, list(self._lines), *self._console.size), refresh=True)
+                now, sentence = self.look()
+                try:
+                    size, encoding = self._console.size, self._console.encoding
+                    screen = render(now, sentence, list(self._lines), *size, encoding)
+                except Exception as error:  # of what other clients wrote; the run goes on
+                    screen = Text(f"{sentence}\nThe screen cannot be drawn: {error!r}")
+                live.update(screen, refresh=True)
 
 
 def line_for_people(report: Report) -> str:

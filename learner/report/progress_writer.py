@@ -1,6 +1,7 @@
 """The learner's progress on the queue server, for `queues watch` and `penstock up`."""
 
 import math
+import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 from penstock.common.broker.process_signs import (
     LEARNER,
     LearnerProgress,
-    read_signs,
+    read_progress,
+    read_workers,
     server_time_ms,
     write_sign,
 )
@@ -18,6 +20,7 @@ from penstock.learner.streams.learner_queue import LearnerQueue
 
 _SHOWN_STEPS, _MEAN_STEPS = 60, 5
 _FORGOTTEN_MS = 600_000  # a worker's sign is deleted when it was not renewed for so long
+_CLEAN_MS = 60_000
 
 log = get_logger(__name__)
 
@@ -36,8 +39,9 @@ class ProgressWriter:
         self._rewards: deque[float] = deque(maxlen=_SHOWN_STEPS)
         self._evaluations: dict[int, float] = {}
         self._rows: deque[Mapping[str, Any]] = deque(maxlen=_MEAN_STEPS)
-        self._trained, self._logged = 0, False
-        before, _ = read_signs(self._read())
+        self._trained, self._logged, self._cleaned_ms = 0, False, 0
+        self._made_at: deque[float] = deque([time.monotonic()], maxlen=_MEAN_STEPS + 1)
+        before = self._read()
         if before is not None and before.step <= step:
             self._rewards.extend(before.rewards)
             self._evaluations = dict(zip(before.evaluated, before.heldout, strict=False))
@@ -49,6 +53,7 @@ class ProgressWriter:
         Raise ServerUnavailable, or another error of Connection.execute.
         """
         self._step, self._trained = step, trained
+        self._made_at.append(time.monotonic())
         self._rewards.append(metrics.get("reward", math.nan))
         self._rows.append(metrics)
         self._write()
@@ -69,25 +74,37 @@ class ProgressWriter:
             sign = LearnerProgress(
                 now_ms, self._step, self._steps, tuple(self._rewards), tuple(newest),
                 tuple(self._evaluations[step] for step in newest), self._mean("sample/staleness_mean"),
-                self._mean("perf/step_s"), self._mean("perf/rollout_wait_s"),
+                self._step_s(), self._mean("perf/rollout_wait_s"),
                 self._mean("perf/tokens_per_s"), self._trained, self._asked,
             )  # fmt: skip
             write_sign(self._connection, self._key, LEARNER, sign)
-            _, workers = read_signs(self._read())
-            old = [name for name, one in workers.items() if one.at_ms < now_ms - _FORGOTTEN_MS]
-            if old:
-                self._connection.execute("HDEL", self._key, *old)
+            self._clean(now_ms)
         except (CommandRefused, NotPermitted, RunNotReady, WrongType) as error:
             if not self._logged:
                 log.warning("`queues watch` does not see the learner's progress.", cause=str(error))
             self._logged = True
 
-    def _read(self) -> dict[bytes, bytes]:
-        """Return the fields of the hash, {} for a key that cannot be read."""
+    def _clean(self, now_ms: int) -> None:
+        """Once a minute delete fields that no process renews: workers' of old, and other clients'."""
+        if now_ms - self._cleaned_ms < _CLEAN_MS:
+            return
+        self._cleaned_ms = now_ms
+        workers, strange = read_workers(self._connection, self._key)
+        old = [name.encode() for name, one in workers.items() if abs(now_ms - one.at_ms) > _FORGOTTEN_MS]
+        if old or strange:
+            self._connection.execute("HDEL", self._key, *old, *strange)
+
+    def _read(self) -> LearnerProgress | None:
+        """Return what an earlier learner wrote, None for a key that cannot be read."""
         try:
-            return dict(self._connection.execute("HGETALL", self._key))
+            return read_progress(self._connection, self._key)
         except (NotPermitted, WrongType):
-            return {}
+            return None
+
+    def _step_s(self) -> float:
+        """Return the mean seconds from step to step of the newest ones, with all between; 0 for none."""
+        steps = len(self._made_at) - 1
+        return (self._made_at[-1] - self._made_at[0]) / steps if steps else 0.0
 
     def _mean(self, name: str) -> float:
         """Return the mean of a metric over the newest steps that have it, 0 without one."""

@@ -55,7 +55,9 @@ def test_the_figures_are_those_of_the_screen() -> None:
 def test_what_is_not_known_is_left_out() -> None:
     assert "penstock_up" in page(None)
     assert "penstock_step" not in page(None)
-    text = page(replace(RUNNING, progress=replace(PROGRESS, rewards=(float("nan"),), heldout=())))
+    text = page(
+        replace(RUNNING, progress=replace(PROGRESS, rewards=(float("nan"),), evaluated=(), heldout=()))
+    )
     assert "penstock_reward" not in text
     assert "penstock_heldout" not in text
 

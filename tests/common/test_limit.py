@@ -70,7 +70,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
             "streams": streams(rollouts=(40, 4)),
             "workers": {"a": worker(busy=0.5), "r": worker("rewarder")},
         },
-        "rewarders are the limit, with 36 groups not taken yet."
+        "rewarders are the limit, with 40 groups to score."
     ),
     "long answers": (
         {"workers": {"a": worker(busy=0.3), "r": worker("rewarder")}}, "actors wait 70% of their time"
@@ -159,6 +159,12 @@ def test_the_screen_fits(columns: int, lines: int) -> None:
     assert any("and 3" in line and "more" in line for line in crowded)
 
 
+@pytest.mark.parametrize(("columns", "lines"), [(20, 5), (40, 10), (1, 1)])
+def test_a_small_terminal_shows_the_sentence(columns: int, lines: int) -> None:
+    text = " ".join(shown(RUNNING, columns, lines))
+    assert text.replace(" ", "").startswith("Thelearnerwaits61%")
+
+
 def test_hostile_names_are_escaped() -> None:
     hostile = EVERYTHING + "[bold]\x1b[2J"
     now = replace(RUNNING, run=hostile, workers={hostile: worker()}, **phase(hostile))
@@ -177,9 +183,21 @@ def test_without_colour_nothing_is_coloured(monkeypatch) -> None:
 def test_a_sparkline_has_a_letter_per_value() -> None:
     assert sparkline((0.0, 0.5, 1.0), 10) == "▁▅█"
     assert sparkline((0.7, 0.7), 10) == "▄▄"
+    assert sparkline((1e308, -1e308), 10) == "▄▄"  # their difference is infinite
     assert sparkline((0.0, math.nan, 1.0), 2) == " ▄"
     assert sparkline(range(100), 5) == "▁▃▅▇█"
     assert sparkline((), 10) == ""
+
+
+def test_a_terminal_without_unicode_gets_other_letters() -> None:
+    """In a thread an error of the encoding would end the screen."""
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    console = Console(file=file, width=100, height=30)
+    console.print(render(RUNNING, "A sentence.", (), 100, 30, console.encoding))
+    file.flush()
+    text = file.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
+    assert "_._" in text or "__" in text
+    assert "@" in text
 
 
 def test_times_are_for_people() -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import time
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from penstock.common.broker.costs import CostReport
@@ -10,10 +15,12 @@ from penstock.common.broker.process_signs import (
     LearnerProgress,
     SignWriter,
     WorkerSign,
-    read_signs,
+    read_progress,
+    read_workers,
     server_time_ms,
     write_sign,
 )
+from penstock.common.errors import MalformedMessage
 from penstock.common.monitor.overview import GONE_S, read_overview
 from penstock.learner.report.progress_writer import ProgressWriter
 from tests.common.builders import Run
@@ -62,7 +69,7 @@ def test_the_progress_has_the_newest_steps_and_goes_on_after_a_resume(run: Run) 
         writer.made_step(step, 3, metrics)
     writer.evaluated(70, 0.5)
     ProgressWriter(run.learner, 70, 100, 4)
-    progress, _ = read_signs(run.connection.execute("HGETALL", run.keys.processes))
+    progress = read_progress(run.connection, run.keys.processes)
     assert progress is not None
     assert progress.rewards == tuple(step / 100 for step in range(11, 71))
     assert (progress.evaluated, progress.heldout) == ((70,), (0.5,))
@@ -72,7 +79,7 @@ def test_the_progress_has_the_newest_steps_and_goes_on_after_a_resume(run: Run) 
 def test_a_resume_at_an_earlier_step_forgets_later_rewards(run: Run) -> None:
     ProgressWriter(run.learner, 5, 100, 4).made_step(6, 4, {"reward": 1.0})
     ProgressWriter(run.learner, 5, 100, 4)
-    progress, _ = read_signs(run.connection.execute("HGETALL", run.keys.processes))
+    progress = read_progress(run.connection, run.keys.processes)
     assert progress is not None
     assert progress.rewards == ()
 
@@ -83,8 +90,72 @@ def test_old_signs_are_deleted(run: Run) -> None:
         sign = WorkerSign("actor", "host", now_ms - 1000 * age_s, "", "generating", 1.0, 1.0)
         write_sign(run.connection, run.keys.processes, name, sign)
     ProgressWriter(run.learner, 0, 1, 1)
-    _, workers = read_signs(run.connection.execute("HGETALL", run.keys.processes))
+    workers, _ = read_workers(run.connection, run.keys.processes)
     assert set(workers) == {"new"}
+
+
+WRONG_SIGNS = {
+    "busy": {"busy": math.nan},
+    "a rate": {"rate": 1e308},
+    "a negative rate": {"rate": -1.0},
+    "a time": {"at_ms": 2**62},
+    "a phase": {"phase": "x" * 5000},
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SIGNS)
+def test_a_sign_that_no_process_writes_is_refused(name: str) -> None:
+    right = WorkerSign("actor", "host", 1, "1.4", "generating", 0.5, 1.0)
+    with pytest.raises(MalformedMessage):
+        replace(right, **WRONG_SIGNS[name])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rewards": (1e308,)}, {"heldout": (1.0, 2.0)}, {"step": -1}, {"step_s": math.nan},
+              {"rewards": (0.0,) * 2000}]
+)  # fmt: skip
+def test_progress_that_no_learner_writes_is_refused(wrong: dict[str, Any]) -> None:
+    right = LearnerProgress(1, 1, 2, (math.nan, 0.5), (1,), (0.5,), 0.5, 1.0, 0.5, 10.0, 4, 4)
+    with pytest.raises(MalformedMessage):
+        replace(right, **wrong)
+
+
+def test_what_other_clients_write_is_deleted_within_a_minute_and_bounded(
+    run: Run, run_name: str
+) -> None:
+    for start in range(0, 6000, 1000):
+        junk = [part for n in range(start, start + 1000) for part in (f"junk-{n}", b"x" * 100)]
+        run.connection.execute("HSET", run.keys.processes, *junk)
+    future = WorkerSign("actor", "h", server_time_ms(run.connection) + 10**9, "", "generating", 1.0, 1.0)
+    write_sign(run.connection, run.keys.processes, "actor-future", future)
+    writer = ProgressWriter(run.learner, 0, 1, 1)
+    now = read_overview(run.connection, run_name)
+    assert now.running("actor") == {}
+    assert len(now.workers) <= 2000
+    for _ in range(20):
+        writer._cleaned_ms = 0
+        writer.made_step(1, 1, {})
+    assert run.connection.execute("HLEN", run.keys.processes) == 1
+
+
+def test_a_damaged_sum_of_costs_does_not_hide_a_process(
+    run: Run, run_name: str, actor: CostReport, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.connection.execute("HSET", run.keys.costs, "actor/waiting_for_tickets_s", "text")
+    actor.send()
+    actor.send()
+    assert set(read_overview(run.connection, run_name).workers) == {"actor-1"}
+
+
+def test_the_seconds_per_step_are_those_of_the_clock(run: Run) -> None:
+    """What lies between two steps counts, such as an evaluation: the time left is made of it."""
+    writer = ProgressWriter(run.learner, 0, 10, 1)
+    for step in (1, 2):
+        time.sleep(0.1)
+        writer.made_step(step, 1, {"perf/step_s": 1e-6})
+    progress = read_progress(run.connection, run.keys.processes)
+    assert progress is not None
+    assert progress.step_s >= 0.1
 
 
 @pytest.mark.parametrize("value", [b"", b"text", b"\xff\x00", b"\x93\x01\x02\x03"])

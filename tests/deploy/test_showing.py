@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.errors import ConfigError
 from penstock.common.files.run_folder import RunFolder
+from penstock.common.monitor.overview import Overview
 from penstock.common.monitor.watch import RunWatch
 from penstock.deploy.child import Report
 from penstock.deploy.showing import live
 from penstock.deploy.showing.ending import LastWords, format_ending, print_ending
-from penstock.deploy.showing.live import Heartbeat, line_for_people
+from penstock.deploy.showing.live import Heartbeat, LiveScreen, line_for_people
 from penstock.deploy.showing.logs import LogFiles
+from penstock.deploy.up import Printer
 from tests.common.builders import Run
+from tests.common.test_limit import RUNNING
 from tests.helpers import wait_until
 
 
@@ -32,6 +37,24 @@ def run(connection: Connection, keys: Keys) -> Run:
 def line(child: str, text: str) -> Report:
     """A line of output."""
     return Report(child, "output", text)
+
+
+def test_a_letter_that_the_terminal_lacks_does_not_end_the_reader_of_a_process() -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    Printer(file)(line("actor.1", "café"))
+    file.flush()
+    assert file.buffer.getvalue() == b"actor.1    | caf\\xe9\n"  # type: ignore[attr-defined]
+
+
+def test_the_screen_works_in_a_terminal_without_unicode(monkeypatch) -> None:
+    monkeypatch.setattr(live, "_REFRESH_S", 0.01)
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    console = Console(file=file, width=60, height=30, force_terminal=True)
+    with LiveScreen(Fixed(RUNNING, "A sentence."), console) as show:
+        show(Report("learner.1", "run", "é" * 100))
+        wait_until(lambda: b"A sentence." in file.buffer.getvalue(), "the screen")  # type: ignore[attr-defined]
+        assert show._thread.is_alive()
+    assert file.buffer.getvalue().endswith(b"\x1b[?25h\x1b[?1049l")  # type: ignore[attr-defined]
 
 
 def test_each_attempt_of_a_process_has_a_log_of_its_own(tmp_path: Path) -> None:
@@ -98,6 +121,46 @@ def test_a_watch_names_what_it_waits_for(run: Run, run_name: str) -> None:
     now, sentence = RunWatch(lambda: run.connection, "another").look()
     assert now is None
     assert sentence.startswith("Waiting for the learner, which imports its libraries")
+
+
+class Fixed(RunWatch):
+    """A watch that sees `now`, and says `sentence`."""
+
+    def __init__(self, now: Overview | None, sentence: str) -> None:
+        self._now, self._sentence = now, sentence
+
+    def look(self) -> tuple[Overview | None, str]:
+        return self._now, self._sentence
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_process_that_was_started_is_not_called_missing() -> None:
+    sentence = "No learner runs. Nothing is lost: start it again to go on."
+    show = Heartbeat(Fixed(RUNNING, sentence), lambda _: None)
+    assert show.look()[1] == sentence
+    show(Report("learner.1", "started", "Started as process 77."))
+    assert show.look()[1].startswith("The learner starts, since 0 s: it imports")
+    resumed = Heartbeat(Fixed(RUNNING, "No heartbeat from the learner for 48 s."), lambda _: None)
+    resumed(Report("learner.1", "started", "Started as process 77."))
+    assert resumed.look()[1].startswith("The learner starts")
+    show(Report("learner.1", "ended", "Killed by SIGKILL."))
+    assert show.look()[1] == sentence
+    show(Report("learner.1", "started", "Started as process 4711."))  # RUNNING's, which has joined
+    assert show.look()[1] == sentence
+    show.stopping = True
+    assert show.look()[1].startswith("Stopping: the learner writes a checkpoint.")
+
+
+def test_a_screen_that_cannot_be_drawn_does_not_end_its_thread(monkeypatch) -> None:
+    monkeypatch.setattr(live, "_REFRESH_S", 0.01)
+    monkeypatch.setattr(live, "render", lambda *_: 1 / 0)
+    file = io.StringIO()
+    console = Console(file=file, width=100, height=30, force_terminal=True)
+    with LiveScreen(Fixed(RUNNING, "A sentence."), console) as show:
+        wait_until(lambda: file.getvalue().count("cannot be drawn") > 1, "two tries to draw")
+        assert show._thread.is_alive()
 
 
 def write_run(folder: Path, steps: int) -> RunFolder:
