@@ -32,7 +32,7 @@ from penstock.common.monitor.overview import Overview, read_overview
 from penstock.common.monitor.screen import render
 from penstock.common.monitor.snapshot import discard_run, read_audit, read_dead, read_status
 from penstock.common.monitor.status_text import format_audit, format_overview, format_status
-from penstock.common.monitor.watch import RunWatch, heartbeat_line
+from penstock.common.monitor.watch import Looks, RunWatch, heartbeat_line
 from penstock.common.role import stop_on_signals
 from penstock.common.text import one_line
 
@@ -106,23 +106,25 @@ class Watch(QueueCommand):
         escape_missing_letters(console.file)
         live = console.is_terminal and not console.is_dumb_terminal and not self.as_json
         show = partial(self._on_screen, console=console) if live else self._as_text
-        show(watch, stop_on_signals())
+        stopping = stop_on_signals()
+        with Looks(watch) as looks:
+            show(looks, stopping)
         return 0
 
-    def _on_screen(self, watch: RunWatch, stopping: threading.Event, console: Console) -> None:
+    def _on_screen(self, looks: Looks, stopping: threading.Event, console: Console) -> None:
         """Show the live screen on the terminal of `console` until the run has ended or `stopping`."""
         with Live(console=console, screen=True, auto_refresh=False) as live:
-            now, sentence = watch.look()
+            now, sentence = looks.latest()
             while (now is None or now.state != "ended") and not stopping.is_set():
                 live.update(render(now, sentence, (), *console.size, console.encoding), refresh=True)
                 stopping.wait(_WATCH_EVERY_S)
-                now, sentence = watch.look()
+                now, sentence = looks.latest()
         print(one_line(heartbeat_line(now, sentence)))
 
-    def _as_text(self, watch: RunWatch, stopping: threading.Event) -> None:
+    def _as_text(self, looks: Looks, stopping: threading.Event) -> None:
         """Print each look, with --json as a line of JSON, until the run has ended or `stopping`."""
         while not stopping.is_set():
-            now, sentence = watch.look()
+            now, sentence = looks.latest()
             text = format_overview(now, sentence) if now else sentence
             self.show(Result(text, [overview_row(now, sentence)]))
             if now and now.state == "ended":
@@ -264,9 +266,10 @@ class Export(QueueCommand):
 
         stopping = stop_on_signals()
         host, port = parse_host(self.listen, "--listen")
-        port, _ = serve(RunWatch(lambda: connection, self.run.name), self.run.name, host, port)
-        print(f"Prometheus finds run {self.run.name} at {host}:{port}/metrics.", flush=True)
-        stopping.wait()
+        with Looks(RunWatch(lambda: connection, self.run.name)) as looks:
+            port, _ = serve(looks, self.run.name, host, port)
+            print(f"Prometheus finds run {self.run.name} at {host}:{port}/metrics.", flush=True)
+            stopping.wait()
         return 0
 
 

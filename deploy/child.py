@@ -13,6 +13,7 @@ from typing import Literal
 
 from penstock.common.text import one_line
 
+_LONGEST_LINE = 65_536
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -120,11 +121,11 @@ class Child:
     def _report_output(self, process: subprocess.Popen[bytes]) -> None:
         """Report each line of the output of `process`, as kind "output", until the output ends.
 
-        Then close the pipe. This runs in a thread of its own.
+        A line over 64 KiB is reported in parts. Then close the pipe. This runs in a thread of its own.
         """
         assert process.stdout is not None
         with process.stdout:
-            for line in process.stdout:
+            while line := process.stdout.readline(_LONGEST_LINE):
                 self._report(Report(self.name, "output", _shown(line)))
 
 

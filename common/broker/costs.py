@@ -76,7 +76,7 @@ class CostReport:
         profile = self._phases.take_profile()
         costs = costs_by_name(self._role, profile)
         costs[f"{self._role}/subprocesses_cpu_s"] = self._take_subprocesses()
-        waited_s = profile[PHASES[self._role][0]].seconds if PHASES[self._role][0] in profile else 0.0
+        waited_s = sum(one.seconds for name, one in profile.items() if name.startswith("waiting "))
         busy = 1 - waited_s / max(1e-9, sum(cost.seconds for cost in profile.values()))
 
         def add() -> None:

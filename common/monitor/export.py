@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from penstock.common.errors import ConfigError
 from penstock.common.monitor.overview import Overview
-from penstock.common.monitor.watch import RunWatch
+from penstock.common.monitor.watch import Looks
 
 _LABELS = {
     "tickets": ("state",),
@@ -54,16 +54,14 @@ def samples_of(now: Overview | None) -> Iterator[Sample]:
 
 
 class RunCollector:
-    """A collector of prometheus_client that looks at the run named `run` each time it is asked."""
+    """A collector of prometheus_client, which gets the latest look at the run named `run`."""
 
-    def __init__(self, watch: RunWatch, run: str) -> None:
-        self._watch, self._run = watch, run
-        self._looking = threading.Lock()  # the server answers each request in a thread
+    def __init__(self, looks: Looks, run: str) -> None:
+        self._looks, self._run = looks, run
 
     def collect(self) -> list[Metric]:
-        """Return the metrics of a look at the run, all with the prefix penstock_ and the label run."""
-        with self._looking:
-            now, _ = self._watch.look()
+        """Return the metrics of the latest look, all with the prefix penstock_ and the label run."""
+        now, _ = self._looks.latest()
         families: dict[str, GaugeMetricFamily] = {}
         for name, help_text, values, value in samples_of(now):
             labels = ("run", *_LABELS.get(name, ()))
@@ -79,13 +77,13 @@ def _shown(labels: Sequence[str]) -> list[str]:
     return [label.encode("utf-8", "backslashreplace").decode() for label in labels]
 
 
-def serve(watch: RunWatch, run: str, host: str, port: int) -> tuple[int, threading.Thread]:
+def serve(looks: Looks, run: str, host: str, port: int) -> tuple[int, threading.Thread]:
     """Serve the run's metrics at http://HOST:PORT/metrics in a thread; return the port and the thread.
 
     Port 0 is a free one. Raise ConfigError if the address cannot be used.
     """
     registry = CollectorRegistry()
-    registry.register(RunCollector(watch, run))
+    registry.register(RunCollector(looks, run))
     try:
         server, thread = start_http_server(port, addr=host, registry=registry)
     except OSError as error:

@@ -75,14 +75,16 @@ def _standstill(now: Overview) -> str:
 
 def _missing(now: Overview) -> str:
     """Return a sentence if no actor, or no rewarder for groups that wait, is running; else ""."""
-    groups = now.streams["rollouts"].depth
+    groups, is_first = now.streams["rollouts"].depth, not (now.progress and now.progress.step)
     if groups and not now.running("rewarder"):
+        if is_first and not now.gone("rewarder"):
+            return f"The first rewarder has not joined yet; {counted(groups, 'group')} to score."
         waiting = f"{counted(groups, 'group')} {'waits' if groups == 1 else 'wait'}"
         return _absence(now, "rewarder", f", and {waiting} to be scored")
     if now.running("actor"):
         return ""
-    if not now.gone("actor") and not (now.progress and now.progress.step):
-        return "No actor has joined yet: vLLM takes a minute to start."
+    if is_first and not now.gone("actor"):
+        return "The first actor has not joined yet: vLLM takes a minute to start."
     return _absence(now, "actor", "")
 
 

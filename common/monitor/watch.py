@@ -1,5 +1,6 @@
 """A look at a run every second, for `penstock up` and `queues watch`."""
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -8,6 +9,8 @@ from penstock.common.errors import ConfigError, PenstockError, RunNotReady, Serv
 from penstock.common.monitor.limit import LimitWatch
 from penstock.common.monitor.overview import Overview, read_overview
 from penstock.common.monitor.screen import duration, heartbeat
+
+_EVERY_S, _SILENT_S, _JOIN_S = 1.0, 5.0, 5.0
 
 
 class RunWatch:
@@ -48,6 +51,47 @@ class RunWatch:
         """Close the connection, if there is one."""
         if self._connection is not None:
             self._connection.close()
+
+
+class Looks:
+    """Looks at a run every second in a thread: a server that hangs stops nobody who asks for the latest.
+
+    A context, which starts the thread. At its end the connection is closed, unless a look still hangs.
+    """
+
+    def __init__(self, watch: RunWatch) -> None:
+        self._watch = watch
+        self._seen: tuple[Overview | None, str] = (None, "Looking for the run.")
+        self._seen_at = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="looks", daemon=True)
+
+    def __enter__(self) -> "Looks":
+        """Start the thread and return self."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the thread, in up to 5 s. An error of the block passes."""
+        self._ended.set()
+        self._thread.join(_JOIN_S)
+        if not self._thread.is_alive():
+            self._watch.close()
+
+    def _look(self) -> None:
+        """Look every second until the context ends."""
+        while True:
+            self._seen = self._watch.look()
+            self._seen_at = time.monotonic()
+            if self._ended.wait(_EVERY_S):
+                return
+
+    def latest(self) -> tuple[Overview | None, str]:
+        """Return what the last look found; None and how long none has ended, after 5 s without one."""
+        age_s = time.monotonic() - self._seen_at
+        if age_s > _SILENT_S:
+            return None, f"The queue server does not answer, since {duration(age_s)}."
+        return self._seen
 
 
 def heartbeat_line(now: Overview | None, sentence: str) -> str:

@@ -1,7 +1,8 @@
 """The data and the rewards: `penstock check`, whose result becomes findings."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from penstock.common.config.command import Result
@@ -11,8 +12,9 @@ _COMMON = "Correct the data set or LEARNER_SOLUTION_COLUMN, or use another rewar
 
 
 def findings_of(result: Result) -> Iterator[Finding]:
-    """Yield a finding per reward that cannot be used, and per data set with unreadable gold answers."""
+    """Yield a finding per reward that cannot be used or fails, and per data set with unreadable golds."""
     found: dict[str, Any] = dict(result.rows[0])
+    yield from _failures(found["trials"])
     for name, reason in found["rewards"].items():
         if reason:
             what = f"the reward {name} cannot be used: {reason}"
@@ -27,6 +29,20 @@ def findings_of(result: Result) -> Iterator[Finding]:
             )
             consequence = "no answer to these questions can be right, so nothing is learned from them"
             yield Finding("golds", data["level"], what, consequence, f"do: {_COMMON}")
+
+
+def _failures(trials: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield a finding for the first failure of each reward on a gold answer or on garbage."""
+    for name, trial in trials.items():
+        failures = (
+            (call["where"], on, reason)
+            for call in trial["calls"]
+            for on, reason in call["failures"].items()
+        )
+        for where, on, reason in islice(failures, 1):
+            what = f"the reward {name} fails on {on}, {where}: {reason}"
+            why = "completions like this one would have no reward"
+            yield Finding("rewards", "error", what, why, "do: correct the reward at this line")
 
 
 def failed(code: int, said: str) -> Finding:

@@ -14,6 +14,7 @@ from penstock.deploy.child import Report
 
 Row = dict[str, Any]
 
+_MOST_LINES = 50
 _ERROR = re.compile(r"[\w-]+: [A-Z]\w*: ")
 
 
@@ -23,6 +24,7 @@ class LastWords:
     def __init__(self, *receivers: Callable[[Report], None]) -> None:
         self._receivers = receivers
         self._errors: dict[str, list[str]] = {}
+        self._open: set[str] = set()  # processes whose last line was one of their error
         self._failed = ""
 
     def __call__(self, report: Report) -> None:
@@ -33,8 +35,13 @@ class LastWords:
             self._failed = report.child
         elif report.kind == "output" and _ERROR.match(report.text):
             self._errors[report.child] = [report.text]
-        elif report.kind == "output" and report.text.startswith("  ") and report.child in self._errors:
-            self._errors[report.child].append(report.text)
+            self._open.add(report.child)
+        elif report.kind == "output" and report.child in self._open:
+            lines = self._errors[report.child]
+            if report.text.startswith("  ") and len(lines) < _MOST_LINES:
+                lines.append(report.text)
+            else:
+                self._open.discard(report.child)
         elif report.kind == "started":
             self._errors.pop(report.child, None)
 

@@ -16,7 +16,7 @@ from penstock.common.config.command import escape_missing_letters
 from penstock.common.monitor.limit import is_fault
 from penstock.common.monitor.overview import Overview
 from penstock.common.monitor.screen import duration, render
-from penstock.common.monitor.watch import RunWatch, heartbeat_line
+from penstock.common.monitor.watch import Looks, RunWatch, heartbeat_line
 from penstock.deploy.child import Report
 
 _REFRESH_S, _HEARTBEAT_S, _JOIN_S = 1.0, 30.0, 5.0
@@ -34,13 +34,14 @@ class Show:
 
     def __init__(self, watch: RunWatch) -> None:
         self.stopping = False
-        self._watch = watch
+        self._looks = Looks(watch)
         self._started: dict[str, tuple[str, float]] = {}  # by role: pid and time of the newest start
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._show, name="show", daemon=True)
 
     def __enter__(self) -> "Show":
-        """Start the thread and return self, which takes reports."""
+        """Start the thread, and one that looks, and return self, which takes reports."""
+        self._looks.__enter__()
         self._thread.start()
         return self
 
@@ -50,7 +51,7 @@ class Show:
         """End the thread, in up to 5 s, and close the connection. The block's error passes."""
         self._ended.set()
         self._thread.join(_JOIN_S)
-        self._watch.close()
+        self._looks.__exit__()
 
     def _show(self) -> None:
         """Show the run until `_ended` is set. Abstract here."""
@@ -69,7 +70,7 @@ class Show:
 
         A process that was started and has not joined yet is no missing one.
         """
-        now, sentence = self._watch.look()
+        now, sentence = self._looks.latest()
         if self.stopping:
             return now, _STOPPING
         for role, (pid, since) in list(self._started.items()):
@@ -101,7 +102,7 @@ class Heartbeat(Show):
         reported_at, had_fault = time.monotonic(), False
         while not self._ended.wait(_REFRESH_S):
             now, sentence = self.look()
-            fault = now is not None and is_fault(sentence)
+            fault = is_fault(sentence)
             if time.monotonic() - reported_at >= _HEARTBEAT_S or (fault and not had_fault):
                 reported_at = time.monotonic()
                 self._report(Report("run", "run", heartbeat_line(now, sentence)))

@@ -16,26 +16,27 @@ from penstock.common.broker.local_server import LocalServer
 from penstock.common.errors import ConfigError
 from penstock.common.monitor.export import RunCollector, serve
 from penstock.common.monitor.overview import Overview
-from penstock.common.monitor.watch import RunWatch
+from penstock.common.monitor.watch import Looks
 from tests.common.builders import Run
 from tests.common.test_connection import closed_port
 from tests.common.test_limit import PROGRESS, RUNNING, worker
 from tests.common.test_terminals import EVERYTHING
+from tests.helpers import wait_until
 
 
-class Looks(RunWatch):
-    """A watch that sees what it is given."""
+class Fixed(Looks):
+    """Looks whose latest is what they are given."""
 
     def __init__(self, now: Overview | None) -> None:
         self._now = now
 
-    def look(self) -> tuple[Overview | None, str]:
+    def latest(self) -> tuple[Overview | None, str]:
         return self._now, ""
 
 
 def page(now: Overview | None) -> str:
     """What Prometheus gets."""
-    port, _ = serve(Looks(now), "demo", "127.0.0.1", 0)
+    port, _ = serve(Fixed(now), "demo", "127.0.0.1", 0)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         return answer.read().decode()
 
@@ -71,9 +72,9 @@ def test_hostile_names_stay_inside_of_their_labels() -> None:
 
 
 def test_an_address_that_is_taken_is_refused() -> None:
-    port, _ = serve(Looks(None), "demo", "127.0.0.1", 0)
+    port, _ = serve(Fixed(None), "demo", "127.0.0.1", 0)
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1:[0-9]+: .*choose an address"):
-        serve(Looks(None), "demo", "127.0.0.1", port)
+        serve(Fixed(None), "demo", "127.0.0.1", port)
 
 
 def test_the_command_serves_until_it_is_told_to_stop(
@@ -83,15 +84,23 @@ def test_the_command_serves_until_it_is_told_to_stop(
     command = [sys.executable, "-m", "penstock.common.queues", "export", "--listen", place]
     variables = os.environ | {"REDIS_URL": queue_server.url, "RUN_NAME": run_name}
     with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as exporter:
-        assert exporter.stdout is not None
-        assert f"{place}/metrics" in exporter.stdout.readline()
-        with urllib.request.urlopen(f"http://{place}/metrics", timeout=60) as answer:
-            assert f'penstock_up{{run="{run_name}"}} 1.0' in answer.read().decode()
-        exporter.send_signal(signal.SIGTERM)
-        assert exporter.wait(60) == 0
+        try:
+            assert exporter.stdout is not None
+            assert f"{place}/metrics" in exporter.stdout.readline()
+
+            def is_up() -> bool:
+                """Whether the first look has been served."""
+                with urllib.request.urlopen(f"http://{place}/metrics", timeout=60) as answer:
+                    return f'penstock_up{{run="{run_name}"}} 1.0' in answer.read().decode()
+
+            wait_until(is_up, "the first look")
+            exporter.send_signal(signal.SIGTERM)
+            assert exporter.wait(60) == 0
+        finally:
+            exporter.kill()
 
 
 def test_metrics_have_the_prefix() -> None:
-    names = [family.name for family in RunCollector(Looks(RUNNING), "demo").collect()]
+    names = [family.name for family in RunCollector(Fixed(RUNNING), "demo").collect()]
     assert all(name.startswith("penstock_") for name in names)
     assert len(names) == len(set(names))

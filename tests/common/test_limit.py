@@ -76,7 +76,12 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"workers": {"a": worker(busy=0.3), "r": worker("rewarder")}}, "actors wait 70% of their time"
     ),
     "no actor yet": (
-        {"workers": {}, "progress": None}, "No actor has joined yet: vLLM takes a minute to start."
+        {"workers": {}, "progress": None},
+        "The first actor has not joined yet: vLLM takes a minute to start.",
+    ),
+    "no rewarder yet": (
+        {"workers": {}, "progress": None, "streams": streams(rollouts=(2, 0))},
+        "The first rewarder has not joined yet; 2 groups to score.",
     ),
     "an actor that is gone": (
         {"workers": {"actor-1": worker(age_ms=14_000), "r": worker("rewarder")}},
@@ -111,7 +116,16 @@ def test_the_sentence_names_the_cause(name: str) -> None:
     changes, words = CASES[name]
     sentence = LimitWatch().describe(replace(RUNNING, **changes))
     assert words in sentence
-    works = ("actors", "the learner", "rewarders", "long answers", "a start", "the end")
+    works = (
+        "no actor yet",
+        "no rewarder yet",
+        "actors",
+        "the learner",
+        "rewarders",
+        "long answers",
+        "a start",
+        "the end",
+    )
     assert is_fault(sentence) == (name not in works)
 
 

@@ -34,12 +34,12 @@ _LIMIT_S = 90.0
 
 _WORKERS = (
     "GET", "HMGET", "XREADGROUP", "reclaim", "renew", "handoff", "put_back", "mark_alone", "bury",
-    "remove_consumer", "drop", "HINCRBYFLOAT",
+    "remove_consumer", "drop", "HINCRBYFLOAT", "TIME", "HSET", "HDEL",
 )  # fmt: skip
 COMMANDS: dict[str, tuple[str, ...]] = {
     "learner": (
         "HGET", "HMGET", "FUNCTION", "claim", "beat", "put", "places", "close", "set_totals", "issue",
-        "outcomes", "drop", "restore",
+        "outcomes", "drop", "restore", "TIME", "HSET", "HSCAN",
     ),
     "actor": _WORKERS,
     "rewarder": _WORKERS,

@@ -258,7 +258,7 @@ def test_nothing_is_found_on_the_demos_setup_and_the_rows_are_shown(place):
     said = place.said()
     assert said.endswith("\nNothing was found.\n")
     assert "train.jsonl, row 1: prompt of 4 tokens\n  1+1=\n" in said
-    assert "reward accuracy: can be used\n" in said
+    assert "reward accuracy: can be used, loaded in" in said
     assert sorted(place.folder.rglob("*")) == before
 
 
@@ -276,19 +276,31 @@ def stand_ins(place):
     return use_them
 
 
+BROKEN = {
+    "load_s": 0.1,
+    "calls": [
+        {"where": "c.jsonl, row 1", "values": {"gold": 1.0}, "seconds": 0.1,
+         "failures": {"garbage": "ValueError (mine.py, line 4)"}},
+    ],
+}  # fmt: skip
+"""A reward's trial, as the rewarder tells of it."""
+
+
 def test_faults_of_rewards_and_gold_answers_are_found(stand_ins):
     plan = {"contract": {"figures": {"steps": 10**12}, "rewards": []}}
     bad = [["d.jsonl, row 2", "I think", "a sentence"], ["d.jsonl, row 3", "", "empty"]]
     data = {"c.jsonl": {"golds": 9, "unreadable": []}, "d.jsonl": {"golds": 3, "unreadable": bad}}
-    rewards = {"accuracy": "", "mine": "ConfigError: reward mine requires level"}
-    verdict = {"rewards": rewards, "data": data, "rows": []}
+    rewards = {"accuracy": "", "mine": "ConfigError: reward mine requires level", "broken": ""}
+    verdict = {"rewards": rewards, "data": data, "rows": [], "trials": {"broken": BROKEN}}
     place = stand_ins(learner=f"print({json.dumps(plan)!r})", rewarder=f"print({json.dumps(verdict)!r})")
     found = place.find(quick=False)
     golds = only(found, "golds", "2 of 3 gold answers of d.jsonl cannot be read, such as d.jsonl, row 2")
     assert golds.severity == "error"
     assert only(found, "rewards", "the reward mine cannot be used: ConfigError").severity == "error"
+    broken = "the reward broken fails on garbage, c.jsonl, row 1: ValueError (mine.py, line 4)"
+    assert only(found, "rewards", broken).severity == "error"
     assert only(found, "room", "the run will write up to").severity == "error"  # by the number of steps
-    assert len(found) == 3
+    assert len(found) == 4
 
 
 def test_a_role_that_fails_is_found_with_its_error(stand_ins):

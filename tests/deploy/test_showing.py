@@ -15,8 +15,9 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.errors import ConfigError
 from penstock.common.files.run_folder import RunFolder
+from penstock.common.monitor import watch as watch_module
 from penstock.common.monitor.overview import Overview
-from penstock.common.monitor.watch import RunWatch
+from penstock.common.monitor.watch import Looks, RunWatch
 from penstock.deploy.child import Report
 from penstock.deploy.showing import live
 from penstock.deploy.showing.ending import LastWords, format_ending, print_ending
@@ -97,6 +98,7 @@ def test_the_screen_shows_what_concerns_people(report: Report, shown: str) -> No
 
 def test_without_a_terminal_a_line_tells_of_the_run(run: Run, run_name: str, monkeypatch) -> None:
     monkeypatch.setattr(live, "_REFRESH_S", 0.05)
+    monkeypatch.setattr(watch_module, "_EVERY_S", 0.05)
     monkeypatch.setattr(live, "_HEARTBEAT_S", 3600.0)
     told: list[str] = []
     watch = RunWatch(lambda: run.connection, run_name)
@@ -139,10 +141,12 @@ class Fixed(RunWatch):
 def test_a_process_that_was_started_is_not_called_missing() -> None:
     sentence = "No learner runs. Nothing is lost: start it again to go on."
     show = Heartbeat(Fixed(RUNNING, sentence), lambda _: None)
+    show._looks._seen = show._looks._watch.look()
     assert show.look()[1] == sentence
     show(Report("learner.1", "started", "Started as process 77."))
     assert show.look()[1].startswith("The learner starts, since 0 s: it imports")
     resumed = Heartbeat(Fixed(RUNNING, "No heartbeat from the learner for 48 s."), lambda _: None)
+    resumed._looks._seen = resumed._looks._watch.look()
     resumed(Report("learner.1", "started", "Started as process 77."))
     assert resumed.look()[1].startswith("The learner starts")
     show(Report("learner.1", "ended", "Killed by SIGKILL."))
@@ -151,6 +155,22 @@ def test_a_process_that_was_started_is_not_called_missing() -> None:
     assert show.look()[1] == sentence
     show.stopping = True
     assert show.look()[1].startswith("Stopping: the learner writes a checkpoint.")
+
+
+def test_a_server_that_hangs_stops_nobody(monkeypatch) -> None:
+    monkeypatch.setattr(watch_module, "_SILENT_S", 0.05)
+    hangs = threading.Event()
+
+    class Hanging(Fixed):
+        def look(self) -> tuple[Overview | None, str]:
+            hangs.wait(60)
+            return self._now, self._sentence
+
+    with Looks(Hanging(RUNNING, "All is well.")) as looks:
+        wait_until(lambda: "does not answer" in looks.latest()[1], "the sentence on the server")
+        assert looks.latest()[0] is None
+        hangs.set()
+        wait_until(lambda: looks.latest() == (RUNNING, "All is well."), "the first look")
 
 
 def test_a_screen_that_cannot_be_drawn_does_not_end_its_thread(monkeypatch) -> None:
@@ -204,10 +224,22 @@ def test_a_failed_run_ends_with_the_error_and_its_log(tmp_path: Path) -> None:
     words(line("learner.1", "Traceback of something else"))
     words(line("learner.1", "learner: ConfigError: the model is missing:"))
     words(line("learner.1", "    copy it there"))
+    words(line("learner.1", "another line"))
+    words(line("learner.1", "    indented, of something else"))
     assert words.describe(tmp_path) == ""
     words(Report("learner.1", "ended", "Ended with exit code 78. A restart cannot help. The run stops."))
     text = words.describe(tmp_path)
     error = "learner: ConfigError: the model is missing:\n    copy it there"
     assert text.startswith(f"learner.1 failed the run: {error}")
     assert f"Its log: {tmp_path / 'learner.1.log'}" in text
-    assert len(passed) == 5
+    assert "of something else" not in text
+    assert len(passed) == 7
+
+
+def test_an_error_of_many_lines_is_cut(tmp_path: Path) -> None:
+    words = LastWords()
+    words(line("learner.1", "learner: ConfigError: many:"))
+    for number in range(1000):
+        words(line("learner.1", f"    {number}"))
+    words(Report("learner.1", "ended", "Ended with exit code 78. The run stops."))
+    assert words.describe(tmp_path).count("\n") < 60

@@ -58,8 +58,8 @@ def test_settings_are_sent_without_a_password(tmp_path, monkeypatch):
     assert "    learning_rate: 1e-06\n" in said
     assert '    dataset: ["a", "b"]\n' in said
     (run,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    wait_until(lambda: b"generation_kwargs" in run.read_bytes(), "wandb's process to write")
     sent = run.read_bytes()
-    assert b"generation_kwargs" in sent
     for found in (said.encode(), sent):
         assert b"http://***@host/runs?token=***" in found
         assert b"hidden" not in found
