@@ -12,6 +12,7 @@ from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.learner.report.recorder import Recorder
+from tests.helpers import wait_until
 
 
 def test_tensorboard_has_the_steps_metrics(tmp_path):
