@@ -32,7 +32,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How a run ended: the exit code (docs/configuration.md has a table), and the run's folder."""
+    """How a run ended: the exit code (docs/operations.md has a table), and the run's folder."""
 
     exit_code: int
     folder: Path
