@@ -18,7 +18,7 @@ WORKERS ?= 4
 # Set, it would make every process of the tests compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install lock demo test tests fast check chaos nightly nightly-tests trl vllm-versions format clean
+.PHONY: install lock demo docs test tests fast check chaos nightly nightly-tests trl vllm-versions format clean
 
 install: $(VENV)/installed
 
@@ -51,6 +51,11 @@ lock:
 
 demo: install
 	$(BIN)/penstock demo --seed $(SEED) $(DEMO_FLAGS)
+
+# The pages as a site, in build/site. Dead links and missing anchors are errors.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet -f deploy/mkdocs.yml
+	@echo "Open build/site/index.html. Its search needs a server: python3 -m http.server -d build/site"
 
 # The checks run beside the tests.
 test: install
@@ -100,7 +105,7 @@ NIGHTLY_TESTS := $(addprefix tests/, e2e/test_two_hosts.py e2e/test_server_loss.
 	e2e/test_adapters.py e2e/test_secure_demo.py e2e/test_agents.py e2e/test_openenv_training.py \
 	e2e/test_secrets.py e2e/test_report_page.py common/test_protocol_machine.py common/test_tls.py crashes/test_mutants.py \
 	learner/test_chat_formats.py learner/test_injections.py learner/test_loss_options.py \
-	packaging/test_import_names.py rewarders/test_attacks.py rewarders/test_generated_golds.py \
+	packaging/test_import_names.py packaging/test_pages.py rewarders/test_attacks.py rewarders/test_generated_golds.py \
 	rewarders/test_packages.py)
 nightly-tests: install
 	$(PYTHON) -m venv $(VENV)-openenv
