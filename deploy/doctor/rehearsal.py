@@ -12,7 +12,7 @@ _COMMON = "Correct the data set or LEARNER_SOLUTION_COLUMN, or use another rewar
 
 
 def findings_of(result: Result) -> Iterator[Finding]:
-    """Yield a finding per reward that cannot be used or fails, and per data set with bad gold answers."""
+    """Yield a finding per reward that cannot be used or fails, and per data set with bad golds."""
     found: dict[str, Any] = dict(result.rows[0])
     yield from _failures(found["trials"])
     for name, reason in found["rewards"].items():
