@@ -21,7 +21,7 @@ from penstock.common.monitor.watch import Looks, RunWatch
 from penstock.deploy.child import Report
 from penstock.deploy.showing import live
 from penstock.deploy.showing.ending import LastWords, format_ending, print_ending
-from penstock.deploy.showing.live import Heartbeat, LiveScreen, line_for_people
+from penstock.deploy.showing.live import Heartbeat, LiveScreen, is_live, line_for_people
 from penstock.deploy.showing.logs import LogFiles
 from penstock.deploy.up import Printer
 from tests.common.builders import Run
@@ -56,6 +56,18 @@ def test_the_screen_works_in_a_terminal_without_unicode(monkeypatch) -> None:
         wait_until(lambda: b"A sentence." in file.buffer.getvalue(), "the screen")  # type: ignore[attr-defined]
         assert show._thread.is_alive()
     assert file.buffer.getvalue().endswith(b"\x1b[?25h\x1b[?1049l")  # type: ignore[attr-defined]
+
+
+def test_only_a_terminal_that_can_has_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def console(**options: bool) -> Console:
+        return Console(file=io.StringIO(), **options)  # type: ignore[arg-type]
+
+    monkeypatch.setenv("TERM", "xterm")
+    assert is_live(console(force_terminal=True), plain=False)
+    assert not is_live(console(force_terminal=True), plain=True)
+    assert not is_live(console(), plain=False)
+    monkeypatch.setenv("TERM", "dumb")
+    assert not is_live(console(force_terminal=True), plain=False)
 
 
 def test_each_attempt_of_a_process_has_a_log_of_its_own(tmp_path: Path) -> None:
