@@ -42,7 +42,7 @@ from penstock.deploy.child import Report, Service
 from penstock.deploy.earlier_run import begin_from, find_checkpoint, move_away
 from penstock.deploy.procfile import read_procfile
 from penstock.deploy.showing.ending import LastWords, print_ending
-from penstock.deploy.showing.live import Heartbeat, LiveScreen, Show, is_live
+from penstock.deploy.showing.live import STOPPING, Heartbeat, LiveScreen, Show, is_live
 from penstock.deploy.showing.logs import LogFiles
 from penstock.deploy.supervisor import (
     LEARNER,
@@ -228,7 +228,7 @@ def _stop(supervisor: Supervisor, show: object, *_: object) -> None:
     """Make `supervisor` end the run, and say so where `show` shows the run. A handler of signals."""
     supervisor.stop()
     if isinstance(show, Show):
-        show.stopping = True
+        show.notice = STOPPING
 
 
 def threads_of_each(environment: Mapping[str, str], actors: int) -> int:

@@ -21,7 +21,7 @@ from penstock.deploy.child import Report
 
 _REFRESH_S, _HEARTBEAT_S, _JOIN_S = 1.0, 30.0, 5.0
 _KEPT_LINES, _JOINING_S = 200, 600.0
-_STOPPING = "Stopping: the learner writes a checkpoint. Once more Ctrl-C ends everything at once."
+STOPPING = "Stopping: the learner writes a checkpoint. Once more Ctrl-C ends everything at once."
 _PID = re.compile(r"\d+")
 _LINE = re.compile(r"(?:\d{4}-\d\d-\d\d )?(?P<time>\d\d:\d\d:\d\d) \[(?P<level>\w+) *\] (?P<text>.*)")
 
@@ -29,11 +29,12 @@ _LINE = re.compile(r"(?:\d{4}-\d\d-\d\d )?(?P<time>\d\d:\d\d:\d\d) \[(?P<level>\
 class Show:
     """A thread that calls `_show` until the `with` block ends. Base of the two ways to show a run.
 
-    `stopping` is set when the run is told to end: what stands still then is no fault.
+    `notice` is shown in place of what limits the run, once the run is ending: what stands still then is
+    no fault.
     """
 
     def __init__(self, watch: RunWatch) -> None:
-        self.stopping = False
+        self.notice = ""
         self._looks = Looks(watch)
         self._started: dict[str, tuple[str, float]] = {}  # by role: pid and time of the newest start
         self._ended = threading.Event()
@@ -64,6 +65,8 @@ class Show:
             self._started[role] = (found[0], time.monotonic())
         elif report.kind == "ended":
             self._started.pop(role, None)
+            if report.text.endswith("The run stops."):
+                self.notice = f"The run stops, because {report.child} failed."
 
     def look(self) -> tuple[Overview | None, str]:
         """Return the overview and the sentence of the watch, or one on the stop or a start that goes on.
@@ -71,8 +74,8 @@ class Show:
         A process that was started and has not joined yet is no missing one.
         """
         now, sentence = self._looks.latest()
-        if self.stopping:
-            return now, _STOPPING
+        if self.notice:
+            return now, self.notice
         for role, (pid, since) in list(self._started.items()):
             names = [now.learner.holder, *now.workers] if now else []
             joined = any(re.search(rf"\b{pid}\b", name) for name in names)

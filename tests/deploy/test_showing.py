@@ -165,7 +165,9 @@ def test_a_process_that_was_started_is_not_called_missing() -> None:
     assert show.look()[1] == sentence
     show(Report("learner.1", "started", "Started as process 4711."))  # RUNNING's, which has joined
     assert show.look()[1] == sentence
-    show.stopping = True
+    show(Report("learner.1", "ended", "Ended with exit code 79. The run stops."))
+    assert show.look()[1] == "The run stops, because learner.1 failed."
+    show.notice = live.STOPPING
     assert show.look()[1].startswith("Stopping: the learner writes a checkpoint.")
 
 
