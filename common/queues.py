@@ -108,6 +108,7 @@ class Watch(QueueCommand):
         show = partial(self._on_screen, console=console) if live else self._as_text
         stopping = stop_on_signals()
         with Looks(watch) as looks:
+            looks.wait()
             show(looks, stopping)
         return 0
 

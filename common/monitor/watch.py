@@ -63,7 +63,7 @@ class Looks:
         self._watch = watch
         self._seen: tuple[Overview | None, str] = (None, "Looking for the run.")
         self._seen_at = time.monotonic()
-        self._ended = threading.Event()
+        self._ended, self._looked = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._look, name="looks", daemon=True)
 
     def __enter__(self) -> "Looks":
@@ -83,8 +83,13 @@ class Looks:
         while True:
             self._seen = self._watch.look()
             self._seen_at = time.monotonic()
+            self._looked.set()
             if self._ended.wait(_EVERY_S):
                 return
+
+    def wait(self) -> None:
+        """Wait for the first look, for up to 5 s."""
+        self._looked.wait(_SILENT_S)
 
     def latest(self) -> tuple[Overview | None, str]:
         """Return what the last look found; None and how long none has ended, after 5 s without one."""

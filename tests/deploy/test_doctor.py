@@ -31,9 +31,11 @@ from tests.e2e.site import ROOT
 from tests.helpers import wait_until
 
 HOLDER = """
+import signal
 import sys
 from pathlib import Path
 from penstock.common.files.lock import hold_lock
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 try:
     with hold_lock(Path(sys.argv[1]), "learner"):
         print("held", flush=True)
