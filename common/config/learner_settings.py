@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, field_validator, model_validator
 
 from penstock.common.config.device import resolve_dtype, resolve_logprob_chunk
 from penstock.common.config.settings import JsonMap, Names, Numbers, PositiveNumbers, Section, setting
@@ -59,6 +59,16 @@ def _refuse_truth_value(value: object) -> object:
     return value
 
 
+def _check_resume(value: str) -> str:
+    """Return `value` unchanged. Raise ValueError unless it is auto, must, new or may be a path."""
+    if value not in ("auto", "must", "new") and "/" not in value:
+        raise ValueError(
+            f"LEARNER_RESUME is {value}, expected auto, must, new, or a checkpoint's folder, such as "
+            "runs/first/checkpoints/000001-00000050: set one of these"
+        )
+    return value
+
+
 class TrainingSettings(Section):
     """Length of the run, size of its batches, and the seed."""
 
@@ -66,11 +76,10 @@ class TrainingSettings(Section):
     groups_per_step: int = setting(8, "questions (groups) per Update", ge=1, le=LARGEST_INT32)
     max_steps: int = setting(0, "Updates of the run; 0: by num_train_epochs", ge=0)
     num_train_epochs: float = setting(1.0, "passes over the questions", gt=0)
-    resume: str = setting(
+    resume: Annotated[str, AfterValidator(_check_resume)] = setting(
         "auto",
         "must: refuse to start without a run to resume; new: `penstock up` moves an old run away; a "
         "checkpoint's path: it then begins from there",
-        pattern=r"^(auto|must|new|.*/.*)$",
     )
     accept_changed: Names = setting(
         [], "resume a run although these are others than at its start: model, tokenizer, dataset"
