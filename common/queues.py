@@ -173,7 +173,7 @@ class Audit(QueueCommand):
             if not self.run.folder.journal.is_dir():
                 raise
             found = audit_journal(self.run.folder)
-            why = f"{type(error).__name__}: {error}"
+            why = type(error).__name__
         head = f"The queue server does not say ({why}). The journal in {self.run.folder.path} says:"
         lines = [f"{head}\nrun {self.run.name}: {found.issued} tickets issued, {found.steps} steps"]
         lines += [f"  {state:<10}{count:>8}" for state, count in sorted(found.ended.items())]

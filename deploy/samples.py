@@ -334,7 +334,8 @@ def _worth(row: Row, index: int) -> str:
     """
     right = (row.get("right") or [])[index : index + 1]  # an earlier release wrote none
     parts = ["right" if one else "wrong" for one in right if one is not None]
-    parts += [f"{name} {value}" for name, value in row["rewards"][index].items()]
+    rewards = row["rewards"][index].items()
+    parts += [f"{name} {value if value is None else round(value, 4)}" for name, value in rewards]
     parts.append(f"{row['lengths'][index]} tokens")
     if row["finish_reasons"][index] == "length":
         parts.append("truncated")

@@ -23,7 +23,7 @@ class LimitWatch:
     """Names what limits a run, from its overviews of the last seconds.
 
     Example: "The learner waits 61% of each step for groups: actors are the limit. One more would give
-    about +38%."
+    about +38%, on cores or a device of its own."
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,8 @@ def _slowest(now: Overview, waiting: float) -> str:
     waits = f"The learner waits {waiting:.0%} of each step for groups"
     groups = now.streams["rollouts"].depth
     crowd = now.progress.asked / 2 if now.progress else 1  # fewer groups come in one burst of an actor
-    if groups >= crowd and waiting > _LITTLE and _mean_busy(rewarders) > _BUSY:
+    rewarders_are_busy = waiting > _LITTLE and _mean_busy(rewarders) > _BUSY
+    if rewarders_are_busy and (groups >= crowd or idle > _MUCH):
         return (
             f"{waits}: rewarders are the limit, with {counted(groups, 'group')} to score. Add some "
             f"with {_ADD['rewarder']}, or raise REWARDER_WORKERS."
@@ -121,8 +122,13 @@ def _slowest(now: Overview, waiting: float) -> str:
             f"The learner is the limit: it waits {waiting:.0%} of each step for groups, and actors wait "
             f"{idle:.0%} of their time for tickets."
         )
+    if not (now.progress and now.progress.step):
+        return f"{waits}: actors are the limit so far."
     gain = gain_of_one_more(len(actors), waiting)
-    return f"{waits}: actors are the limit. One more would give about {gain:+.0%}."
+    return (
+        f"{waits}: actors are the limit. One more would give about {gain:+.0%}, on cores or a device of "
+        "its own."
+    )
 
 
 def gain_of_one_more(actors: int, waiting: float) -> float:

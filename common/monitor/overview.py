@@ -83,8 +83,9 @@ def read_overview(connection: Connection, run: str) -> Overview:
     learner = view.learner()
     if learner.incarnation == 0:
         raise RunNotReady(
-            f"no run named {run} is on {connection.address}: start `learner` with RUN_NAME={run}, "
-            "or name the run with --run.name and its server with REDIS_URL"
+            f"no run named {run} is on {connection.address}: wait some seconds if it has just been "
+            f"started, start `learner` with RUN_NAME={run}, or name the run with --run.name and its "
+            "server with REDIS_URL"
         )
     now_ms, weights = server_time_ms(connection), view.weights()
     try:

@@ -16,7 +16,7 @@ from penstock.common.monitor.overview import Overview
 from penstock.common.text import counted, one_line
 
 _LEVELS, _ASCII_LEVELS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
-COLUMNS = ("process", "doing", "weights", "busy", "speed", "seen")
+COLUMNS = ("process", "now", "weights", "busy", "speed", "seen")
 """The headings above the cells of `process_row`."""
 
 _NARROWEST = 50
@@ -150,6 +150,8 @@ def _counts(now: Overview) -> Text:
 def _processes(now: Overview, most: int) -> tuple[Table, int]:
     """Return a table of at most `most` lines of the run's processes, gone ones last, and its lines."""
     table = Table.grid(padding=(0, 2))
+    if not now.workers:
+        return table, 0
     table.add_row(*(Text(name, "dim") for name in COLUMNS))
     workers = sorted(now.workers.items(), key=lambda item: (_is_gone(now, item[0]), item[0]))
     shown = workers if len(workers) < most else workers[: max(0, most - 2)]

@@ -1,6 +1,8 @@
 """What `penstock up` prints at a run's end: what was reached, where the model is, what to type next."""
 
 import re
+import shutil
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -9,7 +11,7 @@ from typing import Any
 from penstock.common.files.atomic import read_json_lines
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.monitor.screen import duration
-from penstock.common.text import as_block, one_line
+from penstock.common.text import one_line, printable
 from penstock.deploy.child import Report
 
 Row = dict[str, Any]
@@ -63,7 +65,9 @@ def print_ending(folder: RunFolder, failure: str) -> None:
     """Print the summary of the run in `folder`, or the text `failure` if a process failed the run."""
     text = failure or format_ending(folder)
     if text:
-        print(f"\n{as_block(text)}", flush=True)
+        width = shutil.get_terminal_size().columns
+        lines = (textwrap.fill(line, width, subsequent_indent="  ") for line in text.splitlines())
+        print("\n" + "\n".join(map(printable, lines)), flush=True)
 
 
 def format_ending(folder: RunFolder) -> str:

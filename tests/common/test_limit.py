@@ -72,8 +72,20 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         },
         "rewarders are the limit, with 40 groups to score."
     ),
+    "rewarders that hold all": (
+        {
+            "streams": streams(rollouts=(3, 3)),
+            "workers": {"a": worker(busy=0.0), "r": worker("rewarder")},
+        },
+        "rewarders are the limit, with 3 groups to score.",
+    ),
+    "the first step": (
+        {"progress": None},
+        "The learner waits 100% of each step for groups: actors are the limit so far.",
+    ),
     "long answers": (
-        {"workers": {"a": worker(busy=0.3), "r": worker("rewarder")}}, "actors wait 70% of their time"
+        {"workers": {"a": worker(busy=0.3), "r": worker("rewarder", busy=0.2)}},
+        "actors wait 70% of their time",
     ),
     "no actor yet": (
         {"workers": {}, "progress": None},
