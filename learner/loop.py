@@ -132,7 +132,7 @@ class Learner:
         """
         self._publish()
         log.info(f"Training from step {self._step} to {self._plan.steps}.")
-        if self._step >= self._plan.steps:
+        if self._step >= self._plan.steps > 0:
             log.warning(
                 f"All {self._plan.steps} steps were made by an earlier start: nothing is trained now. "
                 "For more raise LEARNER_MAX_STEPS or LEARNER_NUM_TRAIN_EPOCHS, for a new run choose "

@@ -11,12 +11,14 @@ from penstock.common.text import counted, short
 
 _WINDOW_S = 8.0
 _LITTLE, _MUCH, _BUSY = 0.1, 0.4, 0.8
+_MANY_DEAD = 5
 _ADD = {"actor": "`penstock up --actors`", "rewarder": "`penstock up --rewarders`"}
 
 
 def is_fault(sentence: str) -> bool:
     """Return whether a sentence of LimitWatch says that the run stands still until somebody acts."""
-    return sentence.startswith(("No ", "The learner waits for room", "The queue server"))
+    begins = sentence.startswith(("No ", "The learner waits for room", "The queue server"))
+    return begins or " groups died: " in sentence
 
 
 class LimitWatch:
@@ -40,7 +42,8 @@ class LimitWatch:
         while self._samples[0][0] < present - _WINDOW_S:
             self._samples.popleft()
         sampled = sum(waits for _, waits in self._samples) / len(self._samples)
-        return _standstill(now) or _missing(now) or _slowest(now, _waiting_share(now, sampled))
+        found = _standstill(now) or _missing(now) or _dying(now)
+        return found or _slowest(now, _waiting_share(now, sampled))
 
 
 def _waiting_share(now: Overview, sampled: float) -> float:
@@ -86,6 +89,17 @@ def _missing(now: Overview) -> str:
     if is_first and not now.gone("actor"):
         return "The first actor has not joined yet: vLLM takes a minute to start."
     return _absence(now, "actor", "")
+
+
+def _dying(now: Overview) -> str:
+    """Return a sentence if most of five or more training groups died; else ""."""
+    ended = sum(now.totals.get(name, 0) for name in ("trained", "filtered", "stale", "dead"))
+    dead = now.totals.get("dead", 0)
+    if dead < _MANY_DEAD or 2 * dead < ended:
+        return ""
+    return (
+        f"{dead} of {ended} groups died: a reward, a tool or the prompts fail. `queues dead` says why."
+    )
 
 
 def _absence(now: Overview, role: str, consequence: str) -> str:

@@ -79,6 +79,10 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         },
         "rewarders are the limit, with 3 groups to score.",
     ),
+    "groups that die": (
+        {"totals": {"issued": 90, "trained": 8, "dead": 55, "evaluated": 900}},
+        "55 of 63 groups died: a reward, a tool or the prompts fail. `queues dead` says why.",
+    ),
     "the first step": (
         {"progress": None},
         "The learner waits 100% of each step for groups: actors are the limit so far.",
@@ -129,15 +133,9 @@ def test_the_sentence_names_the_cause(name: str) -> None:
     sentence = LimitWatch().describe(replace(RUNNING, **changes))
     assert words in sentence
     works = (
-        "no actor yet",
-        "no rewarder yet",
-        "actors",
-        "the learner",
-        "rewarders",
-        "long answers",
-        "a start",
-        "the end",
-    )
+        "actors", "the learner", "rewarders", "rewarders that hold all", "long answers",
+        "the first step", "no actor yet", "no rewarder yet", "a start", "the end",
+    )  # fmt: skip
     assert is_fault(sentence) == (name not in works)
 
 
