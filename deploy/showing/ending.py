@@ -57,7 +57,7 @@ class LastWords:
         error = "\n".join(self._errors.get(self._failed, ["its output names no error"]))
         return (
             f"{self._failed} failed the run: {error}\nIts log: {log_of / f'{self._failed}.log'}\n"
-            "To go on from the newest checkpoint, correct this and repeat the command."
+            "To go on, from the newest checkpoint if there is one, correct this and repeat the command."
         )
 
 

@@ -40,7 +40,7 @@ class ProgressWriter:
         self._evaluations: dict[int, float] = {}
         self._rows: deque[Mapping[str, Any]] = deque(maxlen=_MEAN_STEPS)
         self._trained, self._logged, self._cleaned_ms = 0, False, 0
-        self._made_at: deque[float] = deque([time.monotonic()], maxlen=_MEAN_STEPS + 1)
+        self._made_at: deque[float] = deque(maxlen=_MEAN_STEPS + 1)
         before = self._read()
         if before is not None and before.step <= step:
             self._rewards.extend(before.rewards)
@@ -102,9 +102,12 @@ class ProgressWriter:
             return None
 
     def _step_s(self) -> float:
-        """Return the mean seconds from step to step of the newest ones, with all between; 0 for none."""
+        """Return the mean seconds from step to step of the newest ones, with all that is between.
+
+        The first step of this process began with the wait for vLLM: until the second one it is left out.
+        """
         steps = len(self._made_at) - 1
-        return (self._made_at[-1] - self._made_at[0]) / steps if steps else 0.0
+        return (self._made_at[-1] - self._made_at[0]) / steps if steps > 0 else 0.0
 
     def _mean(self, name: str) -> float:
         """Return the mean of a metric over the newest steps that have it, 0 without one."""
