@@ -118,10 +118,14 @@ def _next(folder: RunFolder) -> list[str]:
     """Return the lines on where the model is, and the commands that follow."""
     model = next((path for path in (folder.final, folder.latest) if path.exists()), None)
     where = [f"The model: {model}"] if model else []
+    complete = folder.results("train").is_file()
+    more = "for more steps raise LEARNER_MAX_STEPS and" if complete else "to go on"
+    stopped = [] if complete else ["The run was stopped before its last step."]
     return [
+        *stopped,
         *where,
-        f"Next: penstock samples {folder.path}, penstock profile {folder.path}, or for more steps raise "
-        "LEARNER_MAX_STEPS and repeat the command.",
+        f"Next: penstock samples {folder.path}, penstock report {folder.path}, or {more} repeat the "
+        "command.",
     ]
 
 

@@ -168,7 +168,7 @@ def test_a_process_that_was_started_is_not_called_missing() -> None:
     show(Report("learner.1", "ended", "Ended with exit code 79. The run stops."))
     assert show.look()[1] == "The run stops, because learner.1 failed."
     show.notice = live.STOPPING
-    assert show.look()[1].startswith("Stopping: the learner writes a checkpoint.")
+    assert show.look()[1].startswith("Stopping: the learner writes a checkpoint")
 
 
 def test_a_server_that_hangs_stops_nobody(monkeypatch) -> None:
@@ -223,6 +223,12 @@ def test_the_ending_has_before_after_and_what_to_type_next(tmp_path: Path) -> No
     assert "40 steps in 80 s: 400 tokens trained; 120 groups had no spread" in text
     assert f"The model: {run.final}" in text
     assert f"penstock samples {run.path}" in text
+    assert "stopped before its last step" in text
+    assert "or to go on repeat the command." in text
+    run.results("train").write_text("{}")
+    text = format_ending(run)
+    assert "stopped" not in text
+    assert "for more steps raise LEARNER_MAX_STEPS and repeat the command." in text
 
 
 def test_a_run_without_a_step_has_no_ending(tmp_path: Path, capsys) -> None:
