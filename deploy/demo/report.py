@@ -51,10 +51,8 @@ def print_report(run_folder: RunFolder) -> None:
     print_audit(audit, trained_twice(run_folder.path))
     print(f"\nLearning curve  {run_folder.learning_curve}\nMetrics         {run_folder.metrics}")
     print(f"Trained model   {max(run_folder.checkpoints.iterdir()) / 'model'}")
-    print(
-        f"Next            `. .venv/bin/activate`, then `penstock samples {run_folder.path} --worst`, "
-        f"`penstock report\n                {run_folder.path}`, and docs/tutorial.md for your own data"
-    )
+    print("Next            . .venv/bin/activate    (then, for your own data, docs/tutorial.md)")
+    print(f"                penstock report {run_folder.path}")
     print(f"\n{verdict(right)}")
 
 
