@@ -12,7 +12,7 @@ from penstock.common.files.atomic import read_json_lines, whole_folder
 from penstock.common.files.lock import hold_lock
 from penstock.common.files.reading import parse_json, reading
 from penstock.common.files.run_folder import RunFolder
-from penstock.common.journal.claims import Position
+from penstock.common.journal.claims import Position, read_claims
 from penstock.common.journal.segments import list_segments
 from penstock.common.wire.codec import fields_as
 
@@ -20,9 +20,8 @@ from penstock.common.wire.codec import fields_as
 def move_away(folder: RunFolder) -> Path:
     """Rename a run's folder, if it is there, to NAME.1, or to NAME.2 if that is taken, and so on.
 
-    Return where the folder is now: at its old path if there was none.
-
-    Raise RunTaken if `penstock up` or a learner uses it, ConfigError if it cannot be renamed.
+    Return where the folder is now: at its old path if there was none. Raise RunTaken if `penstock up` or
+    a learner uses it, ConfigError if it cannot be renamed.
     """
     if not folder.path.exists():
         return folder.path
@@ -43,7 +42,7 @@ def move_away(folder: RunFolder) -> Path:
 def find_checkpoint(path: Path) -> Path:
     """Return the folder of the checkpoint at `path`: itself, or the one that its model is in.
 
-    Raise ConfigError if there is no whole checkpoint of a run.
+    Raise ConfigError if there is no checkpoint of a run.
     """
     found = path.resolve()
     found = found.parent if found.name == "model" else found
@@ -62,23 +61,19 @@ def begin_from(checkpoint: Path, folder: RunFolder) -> None:
 
     Copied are the checkpoint, the journal and the claims up to it, metrics and evaluations up to its
     step, and what the run was started with. The earlier run's folder is only read. Raise ConfigError
-    for a damaged state of the checkpoint.
+    for a damaged state of the checkpoint, or a damaged claim.
     """
     source = RunFolder(checkpoint.parent.parent)
-    with reading(checkpoint / "state.json", "Name another checkpoint"):
-        state: dict[str, Any] = parse_json((checkpoint / "state.json").read_bytes())
-        step, at = int(state["step"]), Position(**fields_as(Position, state["position"], "position"))
+    step, at = read_state(checkpoint)
     with whole_folder(folder.path) as aside:
         made = RunFolder(aside)
         shutil.copytree(checkpoint, made.checkpoints / checkpoint.name)
         made.journal.mkdir()
         made.claims.mkdir()
-        for claim in source.claims.glob("*.json"):
-            if int(claim.stem) <= at.incarnation:
-                shutil.copy(claim, made.claims)
-        for incarnation in range(1, at.incarnation + 1):
-            end = at.offset if incarnation == at.incarnation else None
-            _copy_journal(source, made, incarnation, end)
+        for number in sorted(read_claims(source)):
+            if number <= at.incarnation:
+                shutil.copy(source.claim(number), made.claims)
+                _copy_journal(source, made, number, at.offset if number == at.incarnation else None)
         for rows, copy in ((source.metrics, made.metrics), (source.evaluations, made.evaluations)):
             kept = [row for row in read_json_lines(rows) if row["step"] <= step]
             copy.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
@@ -86,6 +81,14 @@ def begin_from(checkpoint: Path, folder: RunFolder) -> None:
             if file.is_file():
                 shutil.copy(file, aside)
     print(f"The run {folder.path.name} begins after step {step} of {source.path}.", flush=True)
+
+
+def read_state(checkpoint: Path) -> tuple[int, Position]:
+    """Return a checkpoint's step, and its place in the journal. Raise ConfigError for damage."""
+    path = checkpoint / "state.json"
+    with reading(path, "Name another checkpoint"):
+        state: dict[str, Any] = parse_json(path.read_bytes())
+        return int(state["step"]), Position(**fields_as(Position, state["position"], "position"))
 
 
 def _copy_journal(source: RunFolder, made: RunFolder, incarnation: int, end: int | None) -> None:

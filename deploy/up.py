@@ -39,7 +39,7 @@ from penstock.common.log import log_errors_alone
 from penstock.common.monitor.watch import RunWatch
 from penstock.common.role import ending_signals
 from penstock.deploy.child import Report, Service
-from penstock.deploy.earlier_run import begin_from, find_checkpoint, move_away
+from penstock.deploy.earlier_run import begin_from, find_checkpoint, move_away, read_state
 from penstock.deploy.procfile import read_procfile
 from penstock.deploy.showing.ending import LastWords, print_ending
 from penstock.deploy.showing.live import STOPPING, Heartbeat, LiveScreen, Show, is_live
@@ -168,6 +168,8 @@ class Up(Command):
             )
         build(LearnerCommand, {"env_file": self.env_file})
         checkpoint = None if asked == "new" else find_checkpoint(Path(asked))
+        if checkpoint:
+            read_state(checkpoint)  # damage is found before anything is moved
         old, folder = settings.run.folder.path.resolve(), settings.run.folder
         moved = move_away(folder)
         if checkpoint:

@@ -10,7 +10,7 @@ import psutil
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.process_signs import SignWriter
-from penstock.common.errors import CommandRefused, NotPermitted, RunNotReady, WrongType
+from penstock.common.errors import CommandRefused, MalformedMessage, NotPermitted, RunNotReady, WrongType
 from penstock.common.log import get_logger
 from penstock.common.phases import PhaseCost, Phases, costs_by_name
 
@@ -102,7 +102,9 @@ class CostReport:
         """
         try:
             report()
-        except (CommandRefused, NotPermitted, RunNotReady, WrongType) as error:
+        except (
+            CommandRefused, MalformedMessage, NotPermitted, RunNotReady, WrongType
+        ) as error:  # fmt: skip
             if missing not in self._logged:
                 log.warning(missing, cause=str(error))
             self._logged.add(missing)

@@ -124,6 +124,7 @@ def read_workers(connection: Connection, key: str) -> tuple[dict[str, WorkerSign
             continue
         try:
             require(len(name) <= _LONGEST_FIELD and len(data) <= _LONGEST_VALUE, "a sign is too long")
+            require(text(name).encode() == name, "a process's name: expected UTF-8, found", name)
             workers[text(name)] = decode(data, WorkerSign)
         except MalformedMessage:
             strange.append(name)

@@ -179,8 +179,7 @@ class LearnerFlags(SettingsCommand):
 
     @model_validator(mode="after")
     def _shown_alone(self) -> Self:
-        """Return self. Raise ValueError for --json without --dry-run, --rows (not 0) or --rewards-alone
-        without --json."""
+        """Return self. Raise ValueError for a flag of --dry-run without the flag that it needs."""
         if (self.as_json and not self.dry_run) or (
             (self.rows or self.rewards_alone) and not self.as_json
         ):

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -10,6 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from penstock.common.errors import ConfigError
 from penstock.common.monitor.overview import Overview
 from penstock.common.monitor.watch import Looks
+from penstock.common.text import encodable
 
 _LABELS = {
     "tickets": ("state",),
@@ -68,13 +69,8 @@ class RunCollector:
             family = families.setdefault(
                 name, GaugeMetricFamily(f"penstock_{name}", help_text, labels=labels)
             )
-            family.add_metric(_shown((self._run, *values)), value)
+            family.add_metric(list(map(encodable, (self._run, *values))), value)
         return list(families.values())
-
-
-def _shown(labels: Sequence[str]) -> list[str]:
-    """Return the values of labels, lone surrogates escaped."""
-    return [label.encode("utf-8", "backslashreplace").decode() for label in labels]
 
 
 def serve(looks: Looks, run: str, host: str, port: int) -> tuple[int, threading.Thread]:

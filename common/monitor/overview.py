@@ -1,12 +1,12 @@
 """A run at one instant, as people watch it: its learner, its processes, and what lies in its streams."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.common.broker.connection import Connection, text
-from penstock.common.broker.keys import Keys
 from penstock.common.broker.process_signs import (
     LearnerProgress,
     WorkerSign,
@@ -14,15 +14,20 @@ from penstock.common.broker.process_signs import (
     read_workers,
     server_time_ms,
 )
-from penstock.common.broker.run_view import LearnerSign, RunView
-from penstock.common.errors import NotPermitted, RunNotReady, WrongType
-from penstock.common.monitor.snapshot import StreamStatus, read_stream
+from penstock.common.broker.run_view import LearnerSign
+from penstock.common.errors import NotPermitted, WrongType
+from penstock.common.monitor.snapshot import StreamStatus, read_stream, view_of
+from penstock.common.wire.messages import END_STATES
 
 GONE_S = 6.0
 """A process that writes a sign every 2 s is called gone after so many seconds without one."""
 
-
 _AHEAD_MS = 60_000  # of a sign that was written after the overview's time was read
+
+
+_COUNTED = ("issued", *END_STATES)
+_NUMBER = re.compile(r"[0-9]{1,15}")
+"""What Penstock writes as a number; another client's may be too long to be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +37,8 @@ class Overview:
     `heartbeat_s` is the age of the learner's last heartbeat, `version` that of the announced weights
     ("" before any), `progress` None before the first learner. `workers` are actors and rewarders by
     name, also those that are gone; `streams` are by short name, such as "rollouts". `totals` counts
-    tickets: issued and by end state. `server_fault` is a sentence on why the
-    server takes no writes, "" if it does.
+    tickets: issued and by end state. `server_fault` is a sentence on why the server takes no writes, ""
+    if it does.
     """
 
     run: str
@@ -54,21 +59,24 @@ class Overview:
         age_ms = self.now_ms - worker.at_ms
         return max(0, age_ms) / 1000 if age_ms > -_AHEAD_MS else math.inf
 
+    def is_gone(self, worker: WorkerSign) -> bool:
+        """Return whether a worker has written no sign for GONE_S."""
+        return self.age_s(worker) >= GONE_S
+
     def running(self, role: str) -> dict[str, WorkerSign]:
         """Return the workers of a role, by name, that are not gone."""
-        return {
-            name: sign
-            for name, sign in self.workers.items()
-            if sign.role == role and self.age_s(sign) < GONE_S
-        }
+        return self._workers(role, gone=False)
 
     def gone(self, role: str) -> dict[str, WorkerSign]:
         """Return the workers of a role, by name, that did not leave and are gone."""
-        running = self.running(role)
+        return self._workers(role, gone=True)
+
+    def _workers(self, role: str, gone: bool) -> dict[str, WorkerSign]:
+        """Return the workers of a role, by name, for which `is_gone` gives `gone`."""
         return {
             name: sign
             for name, sign in self.workers.items()
-            if sign.role == role and name not in running
+            if sign.role == role and self.is_gone(sign) == gone
         }
 
 
@@ -78,23 +86,17 @@ def read_overview(connection: Connection, run: str) -> Overview:
     The cost does not depend on the number of open tickets. Raise RunNotReady if no learner has claimed
     the run, ServerUnavailable or another error of Connection.execute.
     """
-    keys = Keys(run)
-    view = RunView(connection, keys)
+    keys, view = view_of(connection, run)
     learner = view.learner()
-    if learner.incarnation == 0:
-        raise RunNotReady(
-            f"no run named {run} is on {connection.address}: wait some seconds if it has just been "
-            f"started, start `learner` with RUN_NAME={run}, or name the run with --run.name and its "
-            "server with REDIS_URL"
-        )
     now_ms, weights = server_time_ms(connection), view.weights()
     try:
         progress = read_progress(connection, keys.processes)
         workers, _ = read_workers(connection, keys.processes)
-        totals = connection.execute("HGETALL", keys.ledger)
+        counts = connection.execute("HMGET", keys.ledger, *_COUNTED)
     except (NotPermitted, WrongType):
-        progress, workers, totals = None, {}, {}
-    seen = int(learner.seen) if learner.seen.isdecimal() else now_ms
+        progress, workers, counts = None, {}, []
+    totals = dict(zip(_COUNTED, counts, strict=False))
+    seen = int(learner.seen) if _NUMBER.fullmatch(learner.seen) else now_ms
     streams = [
         read_stream(connection, key, now_ms) for key in (*keys.work_streams, *keys.outcome_streams)
     ]
@@ -102,7 +104,7 @@ def read_overview(connection: Connection, run: str) -> Overview:
         run, connection.address, text(connection.execute("GET", keys.state) or b"starting"), now_ms,
         learner, max(0, now_ms - seen) / 1000, str(weights.version) if weights else "",
         progress, workers, {stream.name: stream for stream in streams},
-        {text(name): int(count) for name, count in totals.items() if count.isdigit()},
+        {name: int(count) for name, count in totals.items() if count and _NUMBER.fullmatch(text(count))},
         _server_fault(connection.execute("INFO")),
     )  # fmt: skip
 

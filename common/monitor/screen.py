@@ -153,10 +153,10 @@ def _processes(now: Overview, most: int) -> tuple[Table, int]:
     if not now.workers:
         return table, 0
     table.add_row(*(Text(name, "dim") for name in COLUMNS))
-    workers = sorted(now.workers.items(), key=lambda item: (_is_gone(now, item[0]), item[0]))
+    workers = sorted(now.workers.items(), key=lambda item: (now.is_gone(item[1]), item[0]))
     shown = workers if len(workers) < most else workers[: max(0, most - 2)]
-    for name, _ in shown:
-        style = "red" if _is_gone(now, name) else ""
+    for name, sign in shown:
+        style = "red" if now.is_gone(sign) else ""
         table.add_row(*(Text(cell, style) for cell in process_row(now, name)))
     if len(shown) < len(workers):
         table.add_row(Text(f"and {len(workers) - len(shown)} more", "dim"))
@@ -167,16 +167,11 @@ def process_row(now: Overview, name: str) -> tuple[str, ...]:
     """Return the cells of the worker `name`: name, phase, weights, busy, speed, when last seen."""
     sign = now.workers[name]
     unit = "tokens/s" if sign.role == "actor" else "groups/s"
-    gone = "gone, " if _is_gone(now, name) else ""
+    gone = "gone, " if now.is_gone(sign) else ""
     return (
         one_line(name), one_line(sign.phase), one_line(sign.version), f"{sign.busy:.0%}",
         f"{sign.rate:,.{0 if sign.rate >= 10 else 1}f} {unit}", f"{gone}{now.age_s(sign):.0f} s ago",
     )  # fmt: skip
-
-
-def _is_gone(now: Overview, name: str) -> bool:
-    """Return whether the worker `name` has written no sign for GONE_S."""
-    return name not in now.running(now.workers[name].role)
 
 
 def _log_lines(log: Sequence[str], width: int, most: int) -> list[Text]:

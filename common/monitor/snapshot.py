@@ -117,7 +117,7 @@ def read_status(connection: Connection, run: str) -> RunStatus:
     Unknown: state "starting", version and credit None. Raise RunNotReady if no learner has claimed the
     run, MalformedMessage if its contract cannot be read, or another error of Connection.execute.
     """
-    keys, view = _view(connection, run)
+    keys, view = view_of(connection, run)
     totals, places = view.audit()
     contract, weights, now_ms = view.contract(), view.weights(), server_time_ms(connection)
     return RunStatus(
@@ -140,7 +140,7 @@ def read_audit(connection: Connection, run: str) -> Audit:
     because no role can read them. Raise RunNotReady if no learner has claimed the run, WrongType for a
     key of another type, or another error of Connection.call.
     """
-    _, view = _view(connection, run)
+    _, view = view_of(connection, run)
     totals, in_flight = read_in_flight(connection, view)
     ended: dict[str, int] = {state: totals.get(state, 0) for state in END_STATES}
     return Audit(run, totals.get("issued", 0), ended, in_flight, view.malformed())
@@ -187,7 +187,7 @@ def read_dead(connection: Connection, run: str, count: int) -> list[tuple[str, s
     A missing part is "?". Raise RunNotReady if no learner has claimed the run, or an error of
     Connection.execute.
     """
-    keys, _ = _view(connection, run)
+    keys, _ = view_of(connection, run)
     entries = connection.execute("XREVRANGE", keys.dead, "+", "-", "COUNT", count)
     return [(text(fields.get(b"t", b"?")), text(fields.get(b"reason", b"?"))) for _, fields in entries]
 
@@ -200,7 +200,7 @@ def discard_run(connection: Connection, run: str) -> int:
     return int(connection.execute("DEL", *Keys(run).all))
 
 
-def _view(connection: Connection, run: str) -> tuple[Keys, RunView]:
+def view_of(connection: Connection, run: str) -> tuple[Keys, RunView]:
     """Return the names of a run's keys, and a view that reads the run from the server.
 
     Raise RunNotReady if no learner has claimed the run, or an error of Connection.execute.
@@ -209,8 +209,9 @@ def _view(connection: Connection, run: str) -> tuple[Keys, RunView]:
     view = RunView(connection, keys)
     if view.incarnation() == 0:
         raise RunNotReady(
-            f"no run named {run} is on {connection.address}: start `learner` with RUN_NAME={run}, "
-            "or name the run with --run.name and its server with REDIS_URL"
+            f"no run named {run} is on {connection.address}: wait some seconds if it has just been "
+            f"started, start `learner` with RUN_NAME={run}, or name the run with --run.name and its "
+            "server with REDIS_URL"
         )
     return keys, view
 

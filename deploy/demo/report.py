@@ -14,6 +14,7 @@ from penstock.common.monitor.snapshot import Audit, read_audit
 from penstock.common.text import one_line
 from penstock.deploy.report.picture import draw_curve
 from penstock.deploy.samples import read_rows
+from penstock.deploy.showing.ending import mean_of
 
 Row = dict[str, Any]
 
@@ -87,14 +88,9 @@ def print_table(metrics: Sequence[Row], right: dict[int, list[bool]]) -> None:
     print(f"{'':<24}{'start':>8}{'end':>8}   what the row means")
     print(f"{'held-out sums solved':<24}{solved}   the model's likeliest answer is right")
     for title, name, form, meaning in _FIGURES:
-        before, after = (_mean(name, rows) for rows in (metrics[:count], metrics[-count:]))
+        before, after = (mean_of(name, rows) for rows in (metrics[:count], metrics[-count:]))
         print(f"{title:<24}{before:>8{form}}{after:>8{form}}   {meaning}")
     print(f"First row: steps {first} and {last}. Other rows: means of the first and last {count} steps.")
-
-
-def _mean(name: str, rows: Sequence[Row]) -> float:
-    """Return the mean of the metric `name` over the rows of metrics that have it, 0 if none has."""
-    return fmean([row[name] for row in rows if row.get(name) is not None] or [0.0])
 
 
 def print_answers(answers: Sequence[Row]) -> None:

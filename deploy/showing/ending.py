@@ -79,7 +79,7 @@ def format_ending(folder: RunFolder) -> str:
     if not rows:
         return ""
     tenth = max(1, min(10, len(rows) // 2))
-    table = [("reward", _mean("reward", rows[:tenth]), _mean("reward", rows[-tenth:]))]
+    table = [("reward", mean_of("reward", rows[:tenth]), mean_of("reward", rows[-tenth:]))]
     table += _heldout(folder)
     lines = [f"{'':<10}{'before':>10}{'after':>10}{'gain':>10}"]
     lines += [f"{name:<10}{old:>10.3f}{new:>10.3f}{new - old:>+10.3f}" for name, old, new in table]
@@ -129,6 +129,6 @@ def _next(folder: RunFolder) -> list[str]:
     ]
 
 
-def _mean(name: str, rows: Sequence[Row]) -> float:
+def mean_of(name: str, rows: Sequence[Row]) -> float:
     """Return the mean of the metric `name` over the rows that have it, 0 if none has."""
     return fmean([row[name] for row in rows if row.get(name) is not None] or [0.0])

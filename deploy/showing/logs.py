@@ -43,7 +43,9 @@ class LogFiles:
         path = self.path(report.child)
         mark = "" if report.kind == "output" else "-- "
         with self._lock:
-            file = self._files.setdefault(report.child, _File(path))
+            if report.child not in self._files:
+                self._files[report.child] = _File(path)
+            file = self._files[report.child]
             try:
                 if report.kind == "started" and path.is_file() and path.stat().st_size:
                     file.doRollover()

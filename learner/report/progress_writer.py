@@ -14,7 +14,7 @@ from penstock.common.broker.process_signs import (
     server_time_ms,
     write_sign,
 )
-from penstock.common.errors import CommandRefused, NotPermitted, RunNotReady, WrongType
+from penstock.common.errors import CommandRefused, MalformedMessage, NotPermitted, RunNotReady, WrongType
 from penstock.common.log import get_logger
 from penstock.learner.streams.learner_queue import LearnerQueue
 
@@ -67,7 +67,7 @@ class ProgressWriter:
         self._write()
 
     def _write(self) -> None:
-        """Write the progress, and delete the signs of workers that were last seen ten minutes ago."""
+        """Write the progress, and once a minute delete what no process renews. A refusal is logged."""
         newest = sorted(self._evaluations)[-_SHOWN_STEPS:]
         try:
             now_ms = server_time_ms(self._connection)
@@ -79,7 +79,9 @@ class ProgressWriter:
             )  # fmt: skip
             write_sign(self._connection, self._key, LEARNER, sign)
             self._clean(now_ms)
-        except (CommandRefused, NotPermitted, RunNotReady, WrongType) as error:
+        except (
+            CommandRefused, MalformedMessage, NotPermitted, RunNotReady, WrongType
+        ) as error:  # fmt: skip
             if not self._logged:
                 log.warning("`queues watch` does not see the learner's progress.", cause=str(error))
             self._logged = True

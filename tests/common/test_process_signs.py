@@ -22,6 +22,7 @@ from penstock.common.broker.process_signs import (
 )
 from penstock.common.errors import MalformedMessage
 from penstock.common.monitor.overview import GONE_S, read_overview
+from penstock.common.wire.codec import encode
 from penstock.learner.report.progress_writer import ProgressWriter
 from tests.common.builders import Run
 from tests.helpers import AclUsers
@@ -136,6 +137,33 @@ def test_what_other_clients_write_is_deleted_within_a_minute_and_bounded(
         writer._cleaned_ms = 0
         writer.made_step(1, 1, {})
     assert run.connection.execute("HLEN", run.keys.processes) == 1
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "-1", "1e3", "\u0663", ""])
+def test_numbers_that_no_learner_wrote_are_left_out(run: Run, run_name: str, value: str) -> None:
+    """Python refuses a number of 5,000 digits by another error than ours: it would end every screen."""
+    run.connection.execute("HSET", run.keys.ledger, "issued", value, "trained", 7)
+    run.connection.execute("HSET", run.keys.fence, "seen", value)
+    now = read_overview(run.connection, run_name)
+    assert now.totals == {"trained": 7}
+    assert now.heartbeat_s == 0
+
+
+def test_an_old_sign_under_a_name_that_is_no_text_is_deleted(run: Run) -> None:
+    sign = WorkerSign("actor", "host", 1, "", "generating", 1.0, 1.0)
+    run.connection.execute("HSET", run.keys.processes, b"actor-\xff", encode(sign))
+    ProgressWriter(run.learner, 0, 1, 1)
+    assert run.connection.execute("HLEN", run.keys.processes) == 1
+
+
+def test_what_cannot_be_shown_ends_neither_the_learner_nor_an_actor(run: Run) -> None:
+    ProgressWriter(run.learner, 0, 1, 1).made_step(
+        1, 1, {"reward": math.inf, "perf/tokens_per_s": math.nan}
+    )
+    key = run.keys.processes
+    backwards = iter((10, 0, 0))
+    sign = SignWriter(run.connection, key, "actor-1", "actor", lambda: ("1.4", next(backwards)))
+    CostReport(run.connection, run.keys.costs, "actor", sign).send()  # its count fell: a negative rate
 
 
 def test_a_damaged_sum_of_costs_does_not_hide_a_process(

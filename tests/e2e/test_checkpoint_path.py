@@ -10,6 +10,7 @@ import pytest
 from penstock.common.errors import ConfigError
 from penstock.common.files.run_folder import RunFolder
 from penstock.deploy.earlier_run import begin_from, find_checkpoint
+from penstock.deploy.up import Up
 from tests.e2e.forked import ForkedSite
 from tests.e2e.site import FAKE_PROCFILE
 from tests.judge import judge
@@ -64,3 +65,20 @@ def test_what_is_no_checkpoint_is_refused_with_those_that_are(tmp_path: Path) ->
     with pytest.raises(ConfigError, match=r"state\.json.*Name another checkpoint"):
         begin_from(kept, RunFolder(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
+
+
+def test_a_damaged_checkpoint_is_refused_before_the_run_is_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "x" / "checkpoints" / "000001-00000004"
+    kept.mkdir(parents=True)
+    (kept / "state.json").write_text("{}")
+    for name, value in (
+        ("RUN_NAME", "x"), ("RUN_DIR", str(tmp_path)), ("LEARNER_RESUME", str(kept)),
+        ("LEARNER_MODEL", "m"), ("LEARNER_DATASET", "d"),
+    ):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"state\.json.*Name another checkpoint"):
+        Up().run()
+    assert kept.is_dir()
+    assert not (tmp_path / "x.1").exists()
