@@ -1,15 +1,13 @@
 """Measure what the actor costs beside bare vLLM, with the same engine and a real queue server.
 
     python -m benchmarks.actor [--model FOLDER] [--dtype float32] [--max-tokens 5] [--groups 400]
-        [--rounds 5] [--bind] [--json]
+        [--rounds 5] [--json]
 
 One engine serves both sides, in alternating rounds. Bare vLLM gets all requests at once, with the
 actor's sampling arguments, log-probabilities included. The actor takes the same requests as tickets from
 the server, follows new weights, hands off the groups, and renews leases. No learner and no rewarder
 runs: contract, weights and tickets are written by this program, in longer rounds new weights each 10 s.
 The goal is 97% of bare vLLM's tokens per second. The default model is the demo's, with random weights.
-With --bind, on both sides, vLLM's engine has the first core alone and this process and the server the
-others, so that the system does not move the engine from core to core.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from safetensors.torch import load_file, save_file
 
 from penstock.actors.engine import hash_weights
@@ -67,16 +64,6 @@ class KeptEngine:
 
     async def stop(self) -> None:
         pass
-
-
-def bind_cores() -> None:
-    """Give the first core to vLLM's engine alone, and the others to all other processes started here."""
-    first, *others = sorted(os.sched_getaffinity(0))
-    this = psutil.Process()
-    for process in (this, *this.children(recursive=True)):
-        cores = [first] if "EngineCore" in process.name() else others
-        for thread in process.threads():
-            os.sched_setaffinity(thread.id, cores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +180,10 @@ async def actor_rate(
 
 
 async def measure(
-    setting: Setting, server: LocalServer, folder: Path, rounds: int, bind: bool
+    setting: Setting, server: LocalServer, folder: Path, rounds: int
 ) -> list[tuple[float, float]]:
     """The rates of bare vLLM and of the actor for each round; the side that begins alternates."""
     engine = VllmEngine(ActorSettings(), setting.contract, setting.model)
-    if bind:
-        bind_cores()
     found = []
     try:
         for number in range(rounds + 1):
@@ -222,7 +207,6 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=5, help="longest completion")
     parser.add_argument("--groups", type=int, default=400, help="requests of 8 completions per round")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--bind", action="store_true", help="a core for the engine alone, on both sides")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     guard_children()
@@ -239,7 +223,7 @@ def main() -> int:
             (RewardSpec("accuracy"),), True, groups_per_step=options.groups, credit=options.groups,
         )  # fmt: skip
         setting = Setting(model, prompts, options.max_tokens, contract)
-        rates = asyncio.run(measure(setting, server, folder, options.rounds, options.bind))
+        rates = asyncio.run(measure(setting, server, folder, options.rounds))
     ratios = [actor / bare for bare, actor in rates]
     median = statistics.median(ratios)
     if options.json:
