@@ -38,8 +38,10 @@ _START = re.compile("^exec env (OMP_NUM_THREADS=[0-9]+ )?")
 
 _IMPORTED = (
     __name__, "penstock.deploy.up", "penstock.learner.start", "penstock.learner.replay", "datasets",
-    "penstock.actors.loop", "penstock.rewarders.loop",
+    "penstock.actors.loop", "penstock.rewarders.loop", "encodings.idna", "stringprep",
 )  # fmt: skip
+"""With all modules that a thread of `penstock up` would import first: a fork during an import leaves
+the module locked for good in the child. Host names are encoded by encodings.idna."""
 
 _SERVER = forkserver.ForkServer()  # another than that of the sandboxes, which imports less
 _SERVER.set_forkserver_preload(list(_IMPORTED))
